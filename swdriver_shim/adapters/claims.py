@@ -1,16 +1,16 @@
-"""Who is asking: a short-lived signed claim that a gateway puts beside each request to an engine.
+"""Signed claims: short-lived tokens that a gateway adds to each request, to say which org it is for.
 
-What clients send to an engine is theirs to choose, `cache_salt` and all; so the org must come from
-somebody who has checked it. That is the gateway: it knows the caller, shares a key with the engine's
-driver, and signs the org, for this driver only and for a short time, with what the request wishes:
+Clients choose what they send to an engine, `cache_salt` included, so the org has to come from the
+gateway, which has authenticated the caller. It shares a key with the engine's driver, and signs the org
+and the request's rules, for this driver only and for a short time:
 
     mint(key, "job7", "acme", Rules(no_store=True))    # in the gateway
-    claimed = Judge(key, "job7").judge(token)          # in the engine
+    claim = ClaimVerifier(key, "job7").verify(token)          # in the engine
 
 It is a JWT with HMAC-SHA256, so that a gateway in any language can make it:
 `{"iss": "tidegate-gateway", "aud": driver, "sub": org, "iat": …, "exp": …, "rules": {…}}`.
 
-Whoever has no claim, or one that is not valid, is nobody in particular: never an error for the engine.
+A request without a valid claim is cached for nobody; that is never an error for the engine.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ ISSUER: Final = "tidegate-gateway"
 ALGORITHM: Final = "HS256"
 KEY_BYTES_MIN: Final = 32
 TOKEN_LENGTH_MAX: Final = 4096
-SECONDS: Final = 60  # for which a claim is good, unless it is said
+SECONDS: Final = 60  # that a claim is valid by default
 SECONDS_MAX: Final = 24 * 3600
 LEEWAY_SECONDS: Final = 5  # clocks of gateways may differ by so much
 LOG_SECONDS: Final = 60.0  # between two lines about claims that are not valid
 
 
 def carried_by(params: object) -> object:
-    """By a request's `kv_transfer_params`, which may be anything that JSON can: vLLM takes them from
-    `vllm_xargs` as well, and there they need not be an object."""
+    """The claim in a request's `kv_transfer_params`. These may be any JSON: vLLM also takes them from
+    `vllm_xargs`, where they need not be an object."""
     return params.get("tidegate") if isinstance(params, dict) else None
 
 
 class ClaimRefusal(StrEnum):
-    """Why a claim is not followed. None of it is told to the client."""
+    """Why a claim is not valid. Clients are not told."""
 
     NONE = "unsigned"
     MALFORMED = "malformed"
     SIGNATURE = "bad_signature"
     EXPIRED = "expired"
-    TOO_LONG = "too_long"  # it is good for longer than a claim may be
+    TOO_LONG = "too_long"  # it is valid for longer than a claim may be
     AUDIENCE = "other_audience"
     RULES = "bad_rules"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """In whose name, and what the request wishes."""
+    """The org that a request is for, and the request's rules."""
 
     org: str
     rules: Rules = AS_USUAL
@@ -75,10 +75,10 @@ def mint(
     seconds: int = SECONDS,
     now: float | None = None,
 ) -> str:
-    """A claim on this org, for the driver `audience`. Raises ValueError."""
+    """Sign a claim of this org for the driver `audience`. Raises ValueError."""
     check_key(key)
     if not org or not audience or not 0 < seconds <= SECONDS_MAX:
-        raise ValueError(f"a claim names an org and a driver, and is good for 1 to {SECONDS_MAX} s")
+        raise ValueError(f"a claim names an org and a driver, and is valid for 1 to {SECONDS_MAX} s")
     issued = int(time.time() if now is None else now)
     payload: dict[str, Any] = {
         "iss": ISSUER,
@@ -98,7 +98,7 @@ def check_key(key: bytes) -> None:
 
 
 class ClaimVerifier:
-    """Says whose a claim is. Counts what it refuses, by reason."""
+    """Verifies claims, and counts refused ones by reason."""
 
     def __init__(
         self, key: bytes, audience: str, *, clock: Callable[[], float] = time.monotonic
@@ -110,18 +110,18 @@ class ClaimVerifier:
         self._clock = clock
         self._logged_at = -LOG_SECONDS
 
-    def judge(self, token: object) -> Claim | ClaimRefusal:
-        """Of whatever a request carries. Raises nothing."""
-        found = self._judged(token)
+    def verify(self, token: object) -> Claim | ClaimRefusal:
+        """Verify whatever a request carries. Raises nothing."""
+        found = self._checked(token)
         if isinstance(found, ClaimRefusal):
             self.refused[found] += 1
             now = self._clock()
             if found is not ClaimRefusal.NONE and now >= self._logged_at + LOG_SECONDS:
                 self._logged_at = now
-                log.warning("A claim is not valid and is not followed: %s", found)
+                log.warning("A claim is not valid and is ignored: %s", found)
         return found
 
-    def _judged(self, token: object) -> Claim | ClaimRefusal:
+    def _checked(self, token: object) -> Claim | ClaimRefusal:
         if token is None:
             return ClaimRefusal.NONE
         if not isinstance(token, str) or len(token) > TOKEN_LENGTH_MAX:

@@ -1,5 +1,5 @@
-"""Which daemon an engine believes, where that serves TLS: the driver of a name, by the authorities that
-the console has told it. They lie in the daemon's state directory, as `authorities.pem`."""
+"""How an engine verifies a daemon that serves TLS: by the driver's name, and by the authorities of its
+console. The daemon stores these as `authorities.pem` in its state directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvss_agent.security.certificates import Role, process_name
 
 @dataclass(frozen=True, slots=True)
 class ExpectedDriver:
-    """The driver that has to answer. `authorities` is a file that changes with them."""
+    """The driver that has to answer. `authorities` is a file that is replaced when they change."""
 
     authorities: Path
     driver: str
@@ -27,7 +27,7 @@ class ExpectedDriver:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Another one for each file that was put there. Raises OSError."""
+        """The version of the file: changes when it is replaced. Raises OSError."""
         found = self.authorities.stat()
         return found.st_ino, found.st_mtime_ns
 

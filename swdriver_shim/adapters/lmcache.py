@@ -1,4 +1,4 @@
-"""LMCache's remote storage, without a server between: a connector that asks a driver itself.
+"""LMCache's remote storage: a connector that asks a driver directly.
 
     remote_storage_plugins: ["kvss"]
     extra_config:
@@ -7,9 +7,9 @@
       remote_storage_plugin.kvss.url: http://127.0.0.1:8420
       remote_storage_plugin.kvss.token_file: /etc/tidegate/acme.token
 
-Engines that should not be touched at all use `lm://` instead (`lm_front`). Many chunks go in one call.
-With `save_chunk_meta: false` they go without a copy between; otherwise shape and dtype go with each.
-Made for LMCache 0.5.6.
+Engines that should not be touched at all use `lm://` instead (`lmcache_server`). Many chunks go in one
+call. With `save_chunk_meta: false` they go without a copy between; otherwise shape and dtype go with
+each. Made for LMCache 0.5.6.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class KvssConnector(RemoteConnector):
         return [one for one in found[:count] if one is not None]
 
     def _get(self, keys: Sequence[CacheEngineKey]) -> Found:
-        """Whatever goes wrong, no chunk is left that nobody lets go of."""
+        """Releases all chunks if something fails."""
         found: Found = []
         try:
             if self._head_bytes:
@@ -127,12 +127,12 @@ class KvssConnector(RemoteConnector):
         return found
 
     def _at_once(self, keys: Sequence[CacheEngineKey]) -> list[Sequence[CacheEngineKey]]:
-        """Those of which there are copies at the same time."""
+        """Split keys so that copies of one part fit in memory."""
         most = max(1, COPIED_BYTES // (self._head_bytes + self.full_chunk_size_bytes))
         return [keys[at : at + most] for at in range(0, len(keys), most)]
 
     def _get_with_heads(self, keys: Sequence[CacheEngineKey], found: Found) -> None:
-        """Memory is allocated when it is known for what."""
+        """Allocates a chunk once its shape is known."""
         size = self._head_bytes + self.full_chunk_size_bytes
         rooms = [memoryview(bytearray(size)) for _ in keys]
         lengths = self._objects.get(self._names(keys), rooms, self._wait_seconds)
@@ -205,14 +205,14 @@ class KvssConnector(RemoteConnector):
         self._threads.shutdown(wait=False)
 
     def _names(self, keys: Sequence[CacheEngineKey]) -> list[bytes]:
-        """What is kept in another form has another name."""
+        """Chunks of another format have other names."""
         return [f"{key.to_string()}|{FORMAT}|{self._head_bytes}".encode() for key in keys]
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await self._loop.run_in_executor(self._threads, work, *arguments)
 
     async def list(self) -> list[str]:  # the last: it hides the type
-        """Nobody keeps keys as they were: only what is made of them and the org's secret."""
+        """Keys are stored only as hashes with the org's secret, so they can't be listed."""
         return []
 
 

@@ -1,13 +1,15 @@
-"""A front for LMCache: speaks `lm://`, so that every engine with LMCache is a client, unchanged.
+"""A server of LMCache's `lm://` protocol, so that every engine with LMCache is a client without changes.
 
     $ python -m swdriver_shim serve --lmcache acme=10.0.0.7:65432
 
-The protocol has no way to say who asks. So each org has a listener of its own, and whoever can connect
-to it is that org. Tags (`lmcache.tag.*`) are a part of each key and keep apart what lies within an org.
+The protocol does not identify its callers, so each org has a listener of its own, and every connection
+to it is served as that org. Tags (`lmcache.tag.*`) are part of each key and separate what is stored for
+an org.
 
-What fails is a miss. A client that sends nonsense, or stops in the middle of a frame, loses its
-connection, and nobody else notices. Until its first request is complete a client has one of the places
-of those that are silent, where the oldest makes way: connections that say nothing keep no engine out.
+Failures are misses. A client that sends invalid frames, or stops in the middle of one, loses its
+connection; others are not affected. Until its first request is complete, a client takes one of the
+places for silent connections. If these are full, the oldest is closed: silent connections keep no engine
+out.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ _FOREVER: Final = _TIME.pack(0, 0)
 
 
 class LmcacheServer:
-    """One listener, for one org."""
+    """Serves one listener, for one org."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class LmcacheServer:
         tier2_seconds: float = TIER2_SECONDS,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """`objects`: the org's; None while there are none, which is a miss."""
+        """`objects` returns the org's objects, or None while there are none, which is a miss."""
         self.counts = dict.fromkeys(COUNTED, 0)  # what became of requests and connections
         self._listener = listener
         self._objects = objects
@@ -131,7 +133,7 @@ class LmcacheServer:
         try:
             thread.start()
         except RuntimeError as error:
-            log.warning("A connection is refused: %s", error)
+            log.warning("A connection was refused: %s", error)
             self._end(sock, "connections_refused")
 
     def _serve(self, sock: socket.socket, origin: str) -> None:
@@ -148,7 +150,7 @@ class LmcacheServer:
                 self._answer(connection, request)
         except Malformed as error:
             why = "connections_malformed"
-            log.warning("A client of the LMCache front is cut off: %s", error)
+            log.warning("The connection of an LMCache client was closed: %s", error)
         except BlockingIOError:  # the time was over
             why = "connections_stalled"
         except OSError:
@@ -186,14 +188,14 @@ class LmcacheServer:
             self.counts[what if is_done else f"{what}_missed"] += 1
 
     def _put(self, connection: _Connection, request: Request) -> bool:
-        """Whether it is kept. The value is taken off the connection in any case."""
+        """Returns whether the value is stored. It is received in any case."""
         objects = self._objects()
         size = SHAPE_BYTES + request.length
         if objects is None or not request.length or size > objects.value_bytes_max:
             if objects is not None and request.length:
                 log.warning(
-                    "A value of LMCache has %s bytes, and a column holds %s: give its driver's document "
-                    "%s bytes_per_token or more",
+                    "A value of LMCache has %s bytes, and a column holds %s: set bytes_per_token in the "
+                    "driver's document to %s or more",
                     request.length,
                     objects.value_bytes_max - SHAPE_BYTES,
                     -(-size // COLUMN_TOKENS),
@@ -220,7 +222,7 @@ class LmcacheServer:
 
 
 def _notice_death(sock: socket.socket) -> None:
-    """A machine that is gone says nothing, and there are only so many connections."""
+    """Close connections of machines that are down: the number of connections is limited."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
@@ -264,7 +266,7 @@ class _Connection:
             raise BlockingIOError if count else ConnectionResetError
 
     def skip(self, size: int) -> None:
-        """Take so many bytes off the connection, which nobody wants."""
+        """Receive so many bytes and drop them."""
         scrap = memoryview(bytearray(min(size, SCRAP_BYTES)))
         while size:
             self.receive_into(scrap[:size])

@@ -1,13 +1,13 @@
-"""Where an adapter's objects are, as an operator has written it into the engine's configuration.
+"""How an engine's configuration names the driver that has the adapter's objects.
 
     {"url": "http://127.0.0.1:8420", "token_file": "/etc/tidegate/acme.token"}       a daemon
     {"url": "https://127.0.0.1:8420", "token_file": "/etc/tidegate/acme.token",      one of a console's
      "driver": "job-7", "authorities": "/var/lib/swdriver/authorities.pem"}          fleet
     {"state_dir": "/etc/tidegate/engine", "org": "acme"}       a driver in the engine's own process
 
-The org is the token's, or the one that is named here: never what a request says. In the state directory
-lies the driver's document, `desired.json`; `{rank}` in its name stands for the rank of the worker, since
-each has a driver and shards of its own then.
+The org is the token's, or the one that is named here, never one that a request names. The state
+directory has the driver's document, `desired.json`. `{rank}` in its path is replaced by the worker's
+rank, since each worker then has its own driver and shards.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ IN_PROCESS: Final = frozenset({"state_dir", "org"})
 
 
 class Misconfigured(ValueError):
-    """What is wrong with it, in a sentence that says what to write instead."""
+    """A sentence that says what is wrong and what to write instead."""
 
 
 class OpenObjects:
-    """The objects of an org, or of any that a signed claim names. To be closed."""
+    """The objects of an org, or of the orgs that signed claims name. Has to be closed."""
 
     def __init__(self, objects: Objects, shim: Shim | None = None) -> None:
         self.objects = objects
         self._shim = shim
 
     def of(self, org: str) -> Objects | None:
-        """Of another org of the driver in this process; None if there is none of this name, and at a
-        daemon, where the token is one org's."""
+        """The objects of another org, if the driver is in this process and has an org of this name; else
+        None, since a daemon's token belongs to one org."""
         return self._shim.objects_of(org) if self._shim else None
 
     def close(self) -> None:
@@ -52,8 +52,8 @@ class OpenObjects:
 
 
 def open_objects(told: Mapping[str, Any], rank: int = 0, value_bytes: int = 0) -> OpenObjects:
-    """Whatever else is in the configuration is somebody else's. `value_bytes`: what the engine is going
-    to put. Raises Misconfigured."""
+    """Read the keys that are named above and ignore all others. `value_bytes`: the size of the engine's
+    values. Raises Misconfigured."""
     given = {name: str(told[name]) for name in DAEMON_OF_FLEET | IN_PROCESS if told.get(name)}
     if given.keys() in (DAEMON, DAEMON_OF_FLEET):
         made = OpenObjects(_remote(given))
@@ -62,15 +62,15 @@ def open_objects(told: Mapping[str, Any], rank: int = 0, value_bytes: int = 0) -
     else:
         said = ", ".join(sorted(given)) or "none of these"
         raise Misconfigured(
-            "Say where the driver is: url and token_file for a daemon, and driver and authorities if it "
-            f"is joined to a console; or state_dir and org for one in this process. There is {said}."
+            "Configure the driver: url and token_file for a daemon, with driver and authorities if it "
+            f"has joined a console; or state_dir and org for one in this process. Found {said}."
         )
     most = made.objects.value_bytes_max
     if value_bytes > most:
         made.close()
         raise Misconfigured(
-            f"The engine's pieces have {value_bytes} bytes, and a column of this driver holds {most}: "
-            f"its document has to say {-(-value_bytes // COLUMN_TOKENS)} bytes_per_token or more."
+            f"The engine's values have {value_bytes} bytes, and a column of this driver holds {most}: "
+            f"set bytes_per_token in its document to {-(-value_bytes // COLUMN_TOKENS)} or more."
         )
     return made
 
@@ -82,7 +82,7 @@ def _remote(given: Mapping[str, str]) -> RemoteObjects:
     try:
         return RemoteObjects(given["url"], token, expected)
     except (OSError, ValueError) as error:
-        raise Misconfigured(f"The daemon at {given['url']} can't be recognised: {error}.") from error
+        raise Misconfigured(f"The daemon at {given['url']} can't be verified: {error}.") from error
 
 
 def _token(path: Path) -> str:
@@ -100,7 +100,7 @@ def _in_process(state_dir: Path, org: str, rank: int) -> OpenObjects:
         is_told = shim.desired is not None
         shim.stop()
         raise Misconfigured(
-            f"The document in {state_dir} has no org {org}, or a group that is not `alone`."
+            f"The document in {state_dir} has no org {org}, or has a group that is not `alone`."
             if is_told
             else f"There is no valid document {state_dir / 'desired.json'}."
         )

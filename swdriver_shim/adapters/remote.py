@@ -1,10 +1,10 @@
-"""A driver's daemon, asked over HTTP by an engine in another process.
+"""Clients of a driver's daemon, for engines in other processes.
 
-    prefixes = Remote("http://127.0.0.1:8420", token, model)    # the `model` of the daemon's document
-    objects = RemoteObjects("http://127.0.0.1:8420", token)     # where its layout is one of objects
+    prefixes = RemotePrefixes("http://127.0.0.1:8420", token, model)  # the `model` of the document
+    objects = RemoteObjects("http://127.0.0.1:8420", token)           # for a layout of objects
 
-A daemon that can't be reached is a miss, as an agent that is lost, and `lost_because` says why. What it
-refuses is somebody's mistake and is raised.
+A daemon that can't be reached is a miss, as a lost agent is, and `lost_because` says why. A refusal is a
+mistake of the caller's configuration and is raised.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ B = TypeVar("B")
 
 
 class Refused(Exception):
-    """What the daemon says against it, in a sentence."""
+    """The daemon's refusal, as a sentence."""
 
 
 class DaemonClient:
-    """A daemon, asked in the name of the org that a token belongs to."""
+    """A daemon, with the token of an org."""
 
     def __init__(self, url: str, token: str, expected: ExpectedDriver | None = None) -> None:
-        """`expected`: whose certificate it has to show, where it is joined to a console. Raises OSError
-        and ValueError where that can't be used."""
-        self.lost_because: str | None = None  # since the last answer
+        """`expected`: the driver whose certificate the daemon has to show, if it has joined a console.
+        Raises OSError and ValueError if that can't be used."""
+        self.lost_because: str | None = None  # None since the last valid answer
         self._url, self._token, self._expected = url, token, expected
         self._believed = expected.version if expected else None
         self._not_before = 0.0  # while it has only just failed to answer
@@ -94,18 +94,18 @@ class DaemonClient:
         return answer
 
     def _follow_authorities(self) -> None:
-        """They are replaced while the former ones still hold, so no request fails for it. Requests that
-        are under way keep their client."""
+        """Reload authorities that have changed. They change while the former ones are still valid, so
+        that no request fails. Requests in progress keep their client."""
         if self._expected is None:
             return
-        with contextlib.suppress(OSError):  # the file is gone: as before, then
+        with contextlib.suppress(OSError):  # without the file the former authorities stay
             version = self._expected.version
             if version != self._believed:
                 before, self._daemon, self._believed = self._daemon, self._exchange(), version
                 before.close()
 
     def _lose(self, because: str, pause_seconds: float = 0.0) -> None:
-        log.warning("The driver at %s is lost: %s", self._url, because)
+        log.warning("The driver at %s can't be used: %s", self._url, because)
         self.lost_because = because
         if pause_seconds:
             self._not_before = time.monotonic() + pause_seconds
@@ -211,10 +211,9 @@ class RemotePrefixes(DaemonClient):
 class RemoteObjects(DaemonClient):
     """The objects of an org: `objects.Objects`. May be used from any thread.
 
-    An engine that stores objects has nobody to tell of a mistake while it serves: what the daemon
-    refuses is a miss as well, and `lost_because` and the log say why. A daemon that is lost is left
-    alone for a while, so that nobody waits for it again and again. An answer that is none, such as a
-    proxy's page, is a miss, too.
+    An engine can't handle refusals while it serves, so they are misses as well, and `lost_because` and
+    the log say why. After a daemon has not answered, it is not asked for a while, so that requests do
+    not wait for it again and again. An answer that is not valid, such as a proxy's page, is a miss, too.
     """
 
     def __init__(self, url: str, token: str, expected: ExpectedDriver | None = None) -> None:
@@ -223,7 +222,7 @@ class RemoteObjects(DaemonClient):
 
     @property
     def value_bytes_max(self) -> int:
-        """As the daemon says; as much as can go at once while it has not said it."""
+        """The daemon's limit; until it has answered, the limit of one request."""
         if self._value_bytes_max is None:
             self.exists([])
         return self._value_bytes_max or KV_BYTES_MAX

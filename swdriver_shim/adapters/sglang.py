@@ -1,14 +1,14 @@
-"""SGLang's HiCache: pages that leave its host memory are kept by a driver, and come back from there.
+"""SGLang's HiCache: a driver stores pages that leave SGLang's host memory.
 
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{
         "backend_name": "kvss", "interface_v1": 1,
         "module_path": "swdriver_shim.adapters.sglang", "class_name": "KvssStorage",
         "url": "http://127.0.0.1:8420", "token_file": "/etc/tidegate/acme.token"}'
 
-The org is that of the token, or `org` of a driver in this process (`opening`). Ranks keep what is theirs
-under names of their own; what MLA keeps is the same for all and is kept once. With `interface_v1`, and
-pages that lie in one piece (`page_first`, `page_first_direct`, `page_head`), bytes go from the host pool
-to a slot and back without a copy between. Made for SGLang 0.5.23.
+The org is the token's, or `org` for a driver in this process (`objects_config`). Each rank stores its
+part under names of its own; MLA's pages are the same on all ranks and are stored once. With
+`interface_v1`, and pages that lie in one piece (`page_first`, `page_first_direct`, `page_head`), bytes
+go from the host pool to a slot and back without a copy between. Made for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MEASURED_MAX: Final = 1024  # batches, between two times that the numbers are fe
 
 
 class Pages:
-    """The pages of one host pool: their names, and where their bytes are."""
+    """The pages of one host pool: their names, and the memory of their bytes."""
 
     def __init__(self, pool: HostKVCache, suffix: str, *, in_place: bool) -> None:
         self.pool = pool
@@ -61,13 +61,13 @@ class Pages:
         self._suffix = "|".join(map(str, (suffix, *form)))
 
     def names(self, keys: Sequence[str]) -> list[bytes]:
-        """Of all pieces, page by page. Bytes of another shape or order have other names."""
+        """The names of all pieces, page by page. Bytes of another shape or order have other names."""
         return [
             f"{key}|{self._suffix}|{piece}".encode() for key in keys for piece in range(len(self.sizes))
         ]
 
     def whole(self, pieces: Sequence[bool]) -> list[bool]:
-        """Which pages are there with all their pieces."""
+        """Which pages have all their pieces."""
         count = len(self.sizes)
         return [all(pieces[at : at + count]) for at in range(0, len(pieces), count)]
 
@@ -79,7 +79,7 @@ class Pages:
         return [_bytes(self.pool.get_data_page(start, flat=True)) for start in starts]
 
     def rooms(self, indices: torch.Tensor) -> list[memoryview]:
-        """Where to put them: in place, or for `filled` to take them from there."""
+        """Memory to read pages into: in place, or buffers that `filled` copies from."""
         if self._in_place:
             return self._places(indices)
         count = len(indices) // self.pool.page_size
@@ -137,12 +137,13 @@ class KvssStorage(HiCacheStorage):
         if size > most:
             raise Misconfigured(
                 f"A page of SGLang's pool {name} has pieces of {size} bytes, a column of this driver "
-                f"{most}: its document has to say {-(-size // COLUMN_TOKENS)} bytes_per_token or more."
+                f"{most}: set bytes_per_token in its document to {-(-size // COLUMN_TOKENS)} or more."
             )
         self._pages[str(name)] = pages
 
     def _suffix(self, name: str) -> str:
-        """Whose part of a page it is. MLA is the same on all tensor ranks, but not what Mamba keeps."""
+        """Names the rank whose part of a page it is. MLA's is the same on all tensor ranks, Mamba's
+        not."""
         of = self._config
         parts = [str(name), of.model_name or ""]
         if not of.is_mla_model or name == PoolName.MAMBA:
@@ -189,8 +190,8 @@ class KvssStorage(HiCacheStorage):
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        """How many pages can be restored: those in a row that are there, as far as each other pool has
-        what it needs for such a prefix."""
+        """How many pages of the prefix can be restored: those that are stored in a row, as far as every
+        other pool has what it needs for them."""
         kv = count_leading(self._there(PoolName.KV, keys))
         hits = {str(PoolName.KV): kv} if kv else {}
         restorable = set(range(1, kv + 1))
@@ -201,7 +202,7 @@ class KvssStorage(HiCacheStorage):
             elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
                 needed = max(1, len(transfer.keys or ()))
             else:
-                continue  # blocks of pages: not kept here, and they never gate the others
+                continue  # blocks of pages: not stored here, and they never limit the others
             mine = {pages for pages in range(1, kv + 1) if all(there[max(0, pages - needed) : pages])}
             if mine:
                 hits[str(transfer.name)] = max(mine)
@@ -237,7 +238,7 @@ class KvssStorage(HiCacheStorage):
         count = 0 if indices is None else len(indices)
         if count == len(keys) * pages.pool.page_size:
             return pages
-        log.error("%s pages of pool %s were asked for, at %s places", len(keys), name, count)
+        log.error("%s pages of pool %s were requested, with %s indices", len(keys), name, count)
         return None
 
     # Whole pages in tensors, as the interface has it from before there was `interface_v1`
@@ -297,7 +298,7 @@ class KvssStorage(HiCacheStorage):
     # The rest
 
     def clear(self) -> bool:
-        """All of the org in this namespace goes, on every rank and in every tier."""
+        """Purge all of the org in this namespace, on every rank and in every tier."""
         return self._objects.clear()
 
     def _measure(self, pages: Pages, count: int, began: float, *, is_prefetch: bool) -> None:
@@ -309,19 +310,19 @@ class KvssStorage(HiCacheStorage):
             speeds.append(count * sum(pages.sizes) / (time.perf_counter() - began) / 1e9)
 
     def get_stats(self) -> StorageMetrics:
-        """What has been measured since the last time."""
+        """The measurements since the last call."""
         told, self._metrics = self._metrics, StorageMetrics()
         return told
 
 
 def rank_of(of: HiCacheStorageConfig) -> int:
-    """Of this process among all of a server's, on whatever node and in whatever kind of parallelism."""
+    """The rank of this process among all processes of a server, over all kinds of parallelism."""
     rank = of.dp_rank * of.attn_cp_size + of.attn_cp_rank
     return int((rank * of.pp_size + of.pp_rank) * of.tp_size + of.tp_rank)
 
 
 def _kv_dtype() -> str:
-    """As the server was told, if there is one: a pool says of all 8-bit kinds that they are bytes."""
+    """The KV dtype of the server, if there is one: a pool calls all 8-bit dtypes bytes."""
     try:
         return str(get_server_args().kv_cache_dtype)
     except ValueError:  # as SGLang says that there is none

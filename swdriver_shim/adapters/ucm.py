@@ -1,13 +1,14 @@
-"""UCM's store: blocks of Unified Cache Management, kept by a driver's daemon.
+"""UCM's store: a driver's daemon stores the blocks of Unified Cache Management.
 
     ucm_connectors:
       - ucm_connector_name: KvssStore
         ucm_connector_module_path: swdriver_shim.adapters.ucm
         ucm_connector_config: {url: "http://127.0.0.1:8420", token_file: /etc/tidegate/acme.token}
 
-The scheduler's store and the workers' are in different processes and have to see the same, so it is
-always a daemon. Blocks are moved from and to memory of the host: on a machine with an accelerator, whose
-addresses mean nothing here, it refuses to start. Made for UCM 0.8.1, and its interface at cdd4406.
+The scheduler's store and the workers' are in different processes and need the same data, so the driver
+is always a daemon. Blocks are copied from and to host memory: on a machine with an accelerator, whose
+addresses are not valid on the host, the store refuses to start. Made for UCM 0.8.1, and its interface at
+cdd4406.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class KvssStore(UcmKVStoreBaseV1):
         """Raises Misconfigured."""
         super().__init__(config)
         if config.get("state_dir"):
-            raise Misconfigured("UCM asks from several processes: give it the url of a daemon.")
+            raise Misconfigured("UCM uses several processes: configure the url of a daemon.")
         if config.get("device_id", -1) >= 0 and torch.accelerator.is_available():
-            raise Misconfigured("This store moves blocks in memory of the host, not of an accelerator.")
+            raise Misconfigured("This store copies blocks in host memory, not in an accelerator's.")
         self._sizes: list[int] = list(config.get("tensor_size_list", []))
         self._opened = open_objects(config, value_bytes=sum(self._sizes))
         self._objects = self._opened.objects
@@ -131,7 +132,7 @@ class KvssStore(UcmKVStoreBaseV1):
             for piece in pieces:
                 piece[:], room = room[: len(piece)], room[len(piece) :]
         if missed:
-            raise Failed(f"{missed} of {len(names)} blocks are not there")
+            raise Failed(f"{missed} of {len(names)} blocks are not stored")
 
     def _dump(self, names: list[bytes], places: Places) -> None:
         try:
@@ -139,7 +140,7 @@ class KvssStore(UcmKVStoreBaseV1):
         except ValueError as error:  # too large: nobody could tell at the start, as without the sizes
             raise Failed(str(error)) from error
         if not all(kept):
-            raise Failed(f"{kept.count(False)} of {len(names)} blocks could not be kept")
+            raise Failed(f"{kept.count(False)} of {len(names)} blocks could not be stored")
 
     def _at(self, addresses: Sequence[Sequence[int]]) -> Places:
         """Those of no size have no address: UCM fills rows up with them."""

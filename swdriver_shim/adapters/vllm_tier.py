@@ -1,14 +1,14 @@
-"""vLLM's own CPU tier in front, and a driver behind it: a secondary tier for `TieringOffloadingSpec`.
+"""A driver behind vLLM's own CPU tier: a secondary tier for `TieringOffloadingSpec`.
 
     --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
       "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 8589934592,
         "secondary_tiers": [{"type": "KvssTier", "module_path": "swdriver_shim.adapters.vllm_tier",
           "state_dir": "/etc/tidegate/engine", "org": "acme"}]}}'
 
-All requests are those of the org that is configured. With `claims_key_file` and `driver` they are of the
-org that a signed claim in `kv_transfer_params` names (`claims`), and a request without one is nobody's:
-it finds nothing here and leaves nothing. The CPU tier before this one is vLLM's, and knows of no orgs: a
-gateway that serves several has to give each a `cache_salt` of its own. Made for vLLM 0.32 and 0.33.
+All requests are served as the configured org. With `claims_key_file` and `driver` they are served as the
+org that a signed claim in `kv_transfer_params` names (`claims`), and requests without one are not
+cached. vLLM's CPU tier does not distinguish orgs: a gateway that serves several has to give each its own
+`cache_salt`. Made for vLLM 0.32 and 0.33.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from swdriver_shim.policy import AS_USUAL, Rules
 log = logging.getLogger(__name__)
 
 LOADS_AT_ONCE, STORES_AT_ONCE = 4, 2
-TIER2_SECONDS: Final = 0.2  # for which a look-up waits, in its thread; `wait_seconds` says otherwise
+TIER2_SECONDS: Final = 0.2  # that a lookup waits, in its thread; `wait_seconds` by default
 
-OrgKey = tuple[str, OffloadKey]  # what one org has is not what another has
+OrgKey = tuple[str, OffloadKey]  # orgs have separate objects
 
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """In whose name a request is asked."""
+    """The org that a request is cached for, and its objects."""
 
     org: str
     objects: Objects
@@ -59,11 +59,11 @@ class Requester:
 
 @dataclass(frozen=True, slots=True)
 class NotCached:
-    """A request that is cached for nobody."""
+    """A request that is not cached."""
 
 
 class LookUps(AsyncLookupManager):
-    """Many keys at once, in a thread. The scheduler asks again until they are known."""
+    """Looks up many keys at once, in a thread. The scheduler asks again until they are known."""
 
     def __init__(self, tier: KvssTier) -> None:
         super().__init__(tier.tier_type)
@@ -93,7 +93,7 @@ class KvssTier(SecondaryTierManager):
         """Raises Misconfigured."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(locality) if locality else None
-        self._judge = _judge(told)
+        self._verifier = _verifier(told)
         self._opened = open_objects(told, value_bytes=self.block_size_bytes)
         self._org = str(told.get("org", ""))
         self._wait_seconds = float(told.get("wait_seconds", TIER2_SECONDS))
@@ -110,7 +110,7 @@ class KvssTier(SecondaryTierManager):
         self._stores = ThreadPoolExecutor(STORES_AT_ONCE, thread_name_prefix="kvss-store")
         self._jobs: dict[int, Job] = {}
 
-    # Who asks
+    # Requesters
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         req_context.set_state(self._who(req_context))
@@ -123,15 +123,15 @@ class KvssTier(SecondaryTierManager):
         return found
 
     def _who(self, context: ReqContext) -> Requester | NotCached:
-        if self._judge is None:
+        if self._verifier is None:
             return Requester(self._org, self._opened.objects)
-        claim = self._judge.judge(carried_by(context.kv_transfer_params))
+        claim = self._verifier.verify(carried_by(context.kv_transfer_params))
         objects = self._opened.of(claim.org) if isinstance(claim, Claim) else None
         if objects is None or not isinstance(claim, Claim):
             return NotCached()
         return Requester(claim.org, objects, claim.rules)
 
-    # Looking
+    # Lookups
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         asker = self._asker(req_context)
@@ -143,7 +143,7 @@ class KvssTier(SecondaryTierManager):
         return LookupResult.HIT if found else LookupResult.MISS
 
     def are_there(self, keys: Sequence[OffloadKey], context: ReqContext) -> list[bool]:
-        """In a thread of its own."""
+        """Called in a thread of its own."""
         asker = self._asker(context)
         if asker is None:
             return [False] * len(keys)
@@ -155,7 +155,7 @@ class KvssTier(SecondaryTierManager):
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._looks.cleanup(req_context.req_id)
 
-    # Moving
+    # Transfers
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         self._submit(self._stores, self._store, job_metadata)
@@ -171,7 +171,7 @@ class KvssTier(SecondaryTierManager):
         self, asker: Requester | None, keys: Sequence[OffloadKey], rows: Sequence[int]
     ) -> list[bool]:
         if asker is None or asker.rules.no_store:
-            return [True] * len(keys)  # as asked for: nothing of it is kept
+            return [True] * len(keys)  # as requested: nothing of it is stored
         return asker.objects.put(self._names(keys), self._at(rows), asker.rules)
 
     def _load(
@@ -191,11 +191,11 @@ class KvssTier(SecondaryTierManager):
     def _result(self, one: Job) -> JobResult:
         keys = list(one.job.keys)
         if error := one.done.exception():
-            log.error("A transfer of %s chunks has failed", len(keys), exc_info=error)
+            log.error("A transfer of %s chunks failed", len(keys), exc_info=error)
         done = [False] * len(keys) if error else one.done.result()
         there = [key for key, is_done in zip(keys, done, strict=True) if is_done]
         if one.job.is_promotion and len(there) < len(keys):
-            # Or the scheduler would look them up, find them and load them again and again.
+            # Otherwise the scheduler would find them and try to load them again and again.
             self._missed(set(keys).difference(there), one.job.req_context)
         return JobResult(
             one.job.job_id,
@@ -226,14 +226,14 @@ class KvssTier(SecondaryTierManager):
         return [self._rows[int(row) * size : (int(row) + 1) * size] for row in rows]
 
 
-def _judge(told: dict[str, Any]) -> ClaimVerifier | None:
-    """Of claims, if there are to be any."""
+def _verifier(told: dict[str, Any]) -> ClaimVerifier | None:
+    """The verifier of claims, if claims are configured."""
     if not (path := told.get("claims_key_file")):
         return None
     if not (driver := told.get("driver")) or not told.get("state_dir"):
         raise Misconfigured(
-            "With claims_key_file say also `driver`, for which claims are made out, and have the driver "
-            "in this process (state_dir and org): a daemon's token is one org's."
+            "With claims_key_file also configure `driver`, the audience of claims, and a driver in this "
+            "process (state_dir and org): a daemon's token belongs to one org."
         )
     try:
         return ClaimVerifier(Path(str(path)).read_bytes(), str(driver))

@@ -1,11 +1,11 @@
-"""The wafer emulator: an engine that computes nothing, for demos, replays and tests.
+"""The wafer emulator: an engine that computes no KV, for demos, replays and tests.
 
     wafer = Wafer(wafer_layout(boxes=2, bytes_per_token=4096))
     emulator = Emulator(InBytes(driver, wafer))         # or InNumbers(Ledger(wafer.layout))
     served = emulator.serve(Keys("acme", secret, wafer.namespace), tokens, output)
 
-Its KV is made up from the tokens: any byte that comes back can be told right from wrong, at the speed of
-memory. Its time to first token comes from a model of how long a real one computes.
+Its KV is generated from the tokens, so that every byte that is loaded can be checked at the speed of
+memory. Its time to first token is modeled after a real engine.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from swdriver_shim.policy import AS_USUAL, Rules
 
 DOMAINS: Final = 4
 WIO: Final = (3, 4, 3, 2)  # streams of each domain of a box
-WINDOW_SHARE: Final = 2  # every second layer looks at a window only
-DRAFT_SHARE: Final = 16  # a draft model keeps a sixteenth
+WINDOW_SHARE: Final = 2  # half of the layers have a window
+DRAFT_SHARE: Final = 16  # a draft model has a sixteenth of the bytes
 
 _BLOCK_BYTES: Final = 4093  # a prime: no two pages of a part are alike
 _PHASES: Final = 1021  # steps between parts; a prime, too, so that parts begin at different places
@@ -45,11 +45,11 @@ def wafer_layout(
     window_tokens: int | None = None,
     draft: bool = False,
 ) -> Layout:
-    """The layout of a model of so many bytes per token in all, over the domains of some boxes.
+    """The layout of a model with so many bytes per token in all, over the domains of some boxes.
 
-    A domain keeps as much of each group as it has of the WIO streams. Shards are in the order of boxes,
-    then domains. With `window_tokens` half of the bytes are in a group with a window; with `draft` a
-    sixteenth is a draft model's. Raises ValueError where a shard would get nothing.
+    Each group is divided over domains in proportion to their WIO streams. Shards are in the order of
+    boxes, then domains. With `window_tokens` half of the bytes are in a group with a window; with
+    `draft` a sixteenth is a draft model's. Raises ValueError if a shard would have no bytes.
     """
     if boxes < 1 or len(wio) != DOMAINS or min(wio) < 1:
         raise ValueError(f"a layout has a box or more, each of {DOMAINS} domains with WIO streams")
@@ -65,14 +65,14 @@ def wafer_layout(
 
 
 def _split(total: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """In proportion to weights, without a rest."""
+    """Divide a total in proportion to weights, without a remainder."""
     ends = [total * up_to // sum(weights) for up_to in accumulate(weights, initial=0)]
     return tuple(end - start for start, end in pairwise(ends))
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How long an engine takes until its first token. As given: 70 billion parameters on one box."""
+    """A model of an engine's time to first token. By default for 70 billion parameters on one box."""
 
     parameters: float = 70e9  # each token takes two operations for each
     layers: int = 80
@@ -82,20 +82,20 @@ class Speed:
     refill_bytes_per_second: float = 12 * 12.5e9  # 12 streams of 100 Gbit/s
 
     def compute_seconds(self, tokens: int, after: int = 0) -> float:
-        """Prefill of so many tokens that follow on so many whose KV is there."""
+        """Prefill of so many tokens after `after` tokens whose KV is present."""
         pairs = tokens * after + tokens * (tokens + 1) / 2
         operations = 2 * self.parameters * tokens + 4 * self.layers * self.width * pairs
         return operations / self.operations_per_second
 
     def ttft_seconds(self, asked: int, hit: int = 0) -> float:
-        """Refill what is hit, then compute the rest: at least the last token, for the answer."""
+        """Refill the hit, then compute the rest: at least the last token, for the answer."""
         hit = min(hit, asked - 1) if asked else 0
         refill = hit * self.bytes_per_token / self.refill_bytes_per_second
         return refill + self.compute_seconds(asked - hit, hit)
 
 
 class ColumnPart(NamedTuple):
-    """Which part of which column, and how many tokens of it."""
+    """A column's part in one shard, and its tokens."""
 
     group: int
     shard: int
@@ -104,7 +104,7 @@ class ColumnPart(NamedTuple):
 
 
 class Wafer:
-    """A model on a wafer: what its KV is."""
+    """A model on a wafer."""
 
     def __init__(self, layout: Layout, model: str = "emulated") -> None:
         self.layout = layout
@@ -119,7 +119,7 @@ class Wafer:
         return Kv(self.layout, self._keys.prompt(tokens), self._repeats)
 
     def parts(self, tokens: int) -> Iterator[ColumnPart]:
-        """All that it needs to go on after so many tokens."""
+        """All parts that are needed to continue after so many tokens."""
         whole, rest = divmod(tokens, COLUMN_TOKENS)
         for index, group in enumerate(self.layout.groups):
             for depth in range(group.first_needed(tokens), whole + (rest > 0)):
@@ -145,7 +145,7 @@ class Kv:
         self._prompt.extend(more)
 
     def compute(self, after: int) -> None:
-        """Make what follows so many tokens, so that nobody waits for it later."""
+        """Generate what follows so many tokens, so that later calls are fast."""
         whole, rest = divmod(self._prompt.tokens, COLUMN_TOKENS)
         for depth in range(after // COLUMN_TOKENS, whole):
             self._column(depth, COLUMN_TOKENS)
@@ -178,26 +178,26 @@ class Kv:
 
 
 class Transferred(NamedTuple):
-    """What a load or a store did."""
+    """The result of a load or a store."""
 
     bytes: int
     seconds: float
-    tokens: int = 0  # that were loaded
+    tokens: int = 0  # loaded
     wrong_bytes: int = 0
 
 
 class Cache(Protocol):
-    """What the emulator serves through: one request after the other."""
+    """What the emulator loads from and stores to, one request after the other."""
 
     def load(self, prompt: Prompt, tokens: Tokens) -> Transferred:
-        """Bring back what is there of a prompt of these tokens."""
+        """Load what is stored of a prompt of these tokens."""
 
     def store(self, prompt: Prompt, output: Tokens, rules: Rules) -> Transferred:
-        """Store the prompt that was loaded last, which has gone on with this output."""
+        """Store the prompt that was loaded last, extended by this output."""
 
 
 class LedgerCache:
-    """The ledger alone: it decides everything as it would, and no byte is moved."""
+    """The ledger alone: all decisions are made, and no bytes are moved."""
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
@@ -217,10 +217,10 @@ class LedgerCache:
 
 
 class DriverCache:
-    """A driver, and the wafer's own memory. Every byte that comes back is looked at."""
+    """A driver, and the wafer's own memory. Every loaded byte is checked."""
 
     def __init__(self, driver: Driver, wafer: Wafer, wait_seconds: float = 0.0) -> None:
-        """`wait_seconds`: for what lies in tier 2, at most."""
+        """`wait_seconds`: how long to wait for tier 2, at most."""
         self._driver = driver
         self._wait_seconds = wait_seconds
         self._wafer = wafer
@@ -262,7 +262,7 @@ class DriverCache:
         return Transferred(sum(sizes), time.perf_counter() - began)
 
     def _place(self, part: ColumnPart) -> memoryview:
-        """Where a part lands: always at the same place, as on a wafer."""
+        """The memory of a part: always the same, as on a wafer."""
         group, shard, depth, tokens = part
         size = self._wafer.layout.groups[group].bytes_per_token[shard]
         place = self._memory.get((group, shard, depth))
@@ -273,7 +273,7 @@ class DriverCache:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request, and what the cache did for it."""
+    """The result of one request."""
 
     asked: int  # tokens
     hit: int
@@ -289,7 +289,7 @@ class Emulator:
         self._speed = speed or Speed()
 
     def serve(self, keys: Keys, tokens: Tokens, output: Tokens = (), rules: Rules = AS_USUAL) -> Served:
-        """Load what is there of these tokens, "compute" the others and the output, store all."""
+        """Load what is stored of these tokens, "compute" the rest and the output, store all."""
         prompt = keys.prompt(tokens)
         asked = prompt.tokens
         load = self._cache.load(prompt, tokens)

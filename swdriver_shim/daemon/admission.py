@@ -57,7 +57,7 @@ class OrgAdmission:
         announced = announced_bytes(request)
         amount = most if announced is None else announced
         if amount > most:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A body may have {most} bytes at most.")
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"A body may have at most {most} bytes.")
         held = self._transfers.held_async(org.name, max(amount, BODY_BYTES_LEAST), seconds=TURN_SECONDS)
         async with _hold(held, self._too_much), large_body_of(request, most) as raw:
             yield raw

@@ -1,6 +1,6 @@
-"""How KV travels over HTTP: four bytes, little-endian, with the length of a JSON header; the header;
-then the bytes, group by group and shard by shard, each from its first token to its last. Of objects the
-values, one after the other."""
+"""KV over HTTP: the length of a JSON header in four bytes, little-endian; the header; then the bytes,
+group by group and shard by shard, each from its first token to its last. For objects: their values in
+order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class RunHead(Struct, frozen=True):
-    """One run of bytes: those of a shard, from this token on."""
+    """The bytes of one shard, from this token on."""
 
     group: str
     shard: int
@@ -34,21 +34,21 @@ class RunHead(Struct, frozen=True):
 
 
 class LoadHead(Struct, frozen=True):
-    """The header of what is loaded."""
+    """The header of a load's answer."""
 
     tokens: int
     parts: list[RunHead]
 
 
 class ObjectsHead(Struct, frozen=True):
-    """The header of objects that are got: how many bytes each has, null for what is missed."""
+    """The header of a get's answer: the size of each value, null for a miss."""
 
     lengths: list[int | None]
 
 
 class Kv:
-    """The KV of so many tokens: for each group and shard one run of bytes, token by token, from the
-    `first` of its group on."""
+    """The KV of so many tokens: for each group and shard the bytes of its tokens, from the `first` of
+    its group on."""
 
     def __init__(
         self, layout: Layout, tokens: int, raw: memoryview | None = None, first: Sequence[int] = ()
@@ -83,18 +83,18 @@ class Kv:
         each = self._layout.groups[group].bytes_per_token[shard]
         start = (depth * COLUMN_TOKENS - self._first[group]) * each
         if start < 0:
-            raise RuntimeError("nobody asks for KV that is not there")
+            raise RuntimeError("this KV starts after the part that is read")
         return self._runs[group, shard][start : start + tokens * each]
 
     def parts(self) -> Iterator[tuple[int, int, int, int]]:
-        """Group, shard, depth and tokens of every part of a column that is there."""
+        """Group, shard, depth and tokens of every part of a column."""
         whole, rest = divmod(self._tokens, COLUMN_TOKENS)
         for group, shard in self._runs:
             for depth in range(-(-self._first[group] // COLUMN_TOKENS), whole + (rest > 0)):
                 yield group, shard, depth, COLUMN_TOKENS if depth < whole else rest
 
     def encode(self, tokens: int) -> bytes:
-        """What is there of the first so many tokens, with its header: of a window what is needed."""
+        """Encode the first so many tokens with a header. Of a window only what is needed is included."""
         heads, runs = run_heads(self._layout, tokens), []
         for ((index, shard), run), head in zip(self._runs.items(), heads, strict=True):
             each = self._layout.groups[index].bytes_per_token[shard]
@@ -103,7 +103,7 @@ class Kv:
 
 
 def run_heads(layout: Layout, tokens: int) -> list[RunHead]:
-    """What a load of so many tokens brings: of a window only what is needed."""
+    """The parts of a load's answer for so many tokens. Of a window only what is needed is included."""
     firsts = [group.first_needed(tokens) * COLUMN_TOKENS for group in layout.groups]
     return [
         RunHead(group.name, shard, first, each * (tokens - first))
@@ -113,12 +113,12 @@ def run_heads(layout: Layout, tokens: int) -> list[RunHead]:
 
 
 def bytes_of(layout: Layout, tokens: int) -> int:
-    """Of the KV of so many tokens, over all groups and shards."""
+    """Bytes of the KV of so many tokens, over all groups and shards."""
     return tokens * sum(sum(group.bytes_per_token) for group in layout.groups)
 
 
 def cut(raw: memoryview, lengths: Iterable[int]) -> list[memoryview]:
-    """Pieces of these lengths, one after the other."""
+    """Split into consecutive pieces of these lengths."""
     ends = [0, *accumulate(lengths)]
     return [raw[start:end] for start, end in pairwise(ends)]
 
@@ -129,7 +129,7 @@ def pack(header: object, *runs: memoryview) -> bytes:
 
 
 def unpack(raw: memoryview, decoder: msgspec.json.Decoder[T]) -> tuple[T, memoryview]:
-    """The JSON header, and the bytes behind it. Raises Invalid."""
+    """The JSON header, and the bytes that follow it. Raises Invalid."""
     if len(raw) < _LENGTH.size:
         raise Invalid("The body begins with the length of its header, in four bytes.")
     (length,) = _LENGTH.unpack_from(raw)

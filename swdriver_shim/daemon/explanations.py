@@ -1,5 +1,5 @@
-"""Why an org's prompt was hit or missed, told to the controller: by the name of a request, by tokens, or
-by the keys of columns."""
+"""Explanations for the controller of why an org's prompt was hit or missed, by the name of a request, by
+tokens, or by the keys of columns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Key = Annotated[str, Meta(pattern=f"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
 
 
 class ExplainOrgBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Of which org; and one of: the name of a request, tokens, the keys of columns in hex."""
+    """An org, and one of: the name of a request, tokens, the keys of columns in hex."""
 
     org: Annotated[str, Meta(min_length=1, max_length=200)]
     request: RequestName = ""
@@ -37,14 +37,14 @@ class ExplainOrgBody(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 def explain(shim: Shim, body: ExplainOrgBody) -> dict[str, Any]:
     """Raises Refused for an org or a request that is not known here, Invalid unless one is named."""
     if sum(map(bool, (body.request, body.tokens, body.keys))) != 1:
-        raise Invalid("Say one of: the name of a request, tokens, or keys.")
+        raise Invalid("Give one of: request, tokens, keys.")
     org = org_of(shim, body.org)
     result: dict[str, Any] | None = None
     if body.request:
         found = shim.driver.find_request(org.name, body.request)
         if found is None:
             sentence = (
-                f"This driver knows of no request {body.request}: it is too old, or went elsewhere."
+                f"This driver knows no request {body.request}: it is too old, or was served elsewhere."
             )
             raise Refused(HTTPStatus.NOT_FOUND, sentence)
         result = _result(*found)
@@ -58,21 +58,21 @@ def explain(shim: Shim, body: ExplainOrgBody) -> dict[str, Any]:
 
 
 def newest(shim: Shim, org: str) -> list[dict[str, Any]]:
-    """The last requests that had a name."""
+    """The latest requests with a name."""
     org_of(shim, org)
     return [_result(*found) for found in shim.driver.newest_requests(org, NEWEST)]
 
 
 def org_of(shim: Shim, name: str) -> OrgSpec:
-    """Raises Refused for one that we are told nothing of."""
+    """Raises Refused for an org that the document does not have."""
     org = shim.org(name)
     if org is None:
-        raise Refused(HTTPStatus.NOT_FOUND, "This driver is told nothing of that org.")
+        raise Refused(HTTPStatus.NOT_FOUND, "This driver's document does not have this org.")
     return org
 
 
 def _result(one: RequestRecord, age_seconds: float) -> dict[str, Any]:
-    """What became of it when it was asked for."""
+    """The result of the request when it was served."""
     return {
         "request": one.request,
         "age_seconds": age_seconds,

@@ -1,7 +1,7 @@
-"""The places that shards have left and that may still hold bytes of them, kept over restarts.
+"""The homes that shards have left and that may still hold bytes of them, stored over restarts.
 
-What a shard knows of its former homes is gone with its process. The addresses are written down before it
-moves, and struck off once the homes are known to be empty; the next life empties what is left.
+What a shard knows of its former homes is lost with its process. So an address is stored before the shard
+moves, and removed once the home is known to be empty; the next process empties the homes that are left.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KEPT: Final = msgspec.json.Decoder(list[tuple[str, int, list[HomeAddress]]])
 
 
 class LeftHomes:
-    """By shard, for any number of threads. Without a path nothing outlives the process."""
+    """By shard. May be used from any thread. Without a path nothing is stored."""
 
     def __init__(self, path: Path | None) -> None:
         """Raises OSError for a file that can't be read: purges would be confirmed too early."""
@@ -43,16 +43,16 @@ class LeftHomes:
         self._left = {at: dict.fromkeys(places, 0) for at, places in _read(path)} if path else {}
 
     def left_by(self, at: At) -> list[HomeAddress]:
-        """The one that was left first comes first."""
+        """The homes that a shard has left, the earliest first."""
         return list(self.marks(at))
 
     def marks(self, at: At) -> Marks:
-        """What `strike_off` needs to know which places were listed at this moment."""
+        """What `remove` needs, to remove only homes that were listed at this moment."""
         with self._lock:
             return self._left.get(at, {})
 
     def add(self, at: At, place: HomeAddress) -> None:
-        """It is about to leave this one. Raises OSError, and has not added it then."""
+        """Store that the shard is about to leave this home. Raises OSError, and adds nothing then."""
         with self._lock:
             before = self._left.get(at, {})
             after = {one: number for one, number in before.items() if one != place}
@@ -63,8 +63,8 @@ class LeftHomes:
             self._moves += 1
             self._left = left
 
-    def strike_off(self, at: At, marks: Marks) -> None:
-        """Nothing of it is left at any of those that were listed then. What was added since stays."""
+    def remove(self, at: At, marks: Marks) -> None:
+        """Remove the homes that were listed then. Homes that were added since stay."""
         with self._lock:
             before = self._left.get(at, {})
             after = {one: number for one, number in before.items() if marks.get(one) != number}
@@ -76,7 +76,7 @@ class LeftHomes:
             try:
                 self._keep(left)
             except OSError as error:  # they are looked into once more
-                log.warning("That former homes are empty can't be written down: %s", error)
+                log.warning("The list of left homes can't be stored: %s", error)
                 return
             self._left = left
 
@@ -95,7 +95,7 @@ def _read(path: Path) -> list[tuple[At, list[HomeAddress]]]:
         return []  # no shard has ever moved
     except (OSError, Malformed) as error:
         raise OSError(
-            f"Where shards of this driver have been can't be read from {path}: {error}. Without it, "
-            "purges would be confirmed while former homes hold bytes. Restore the file; or remove it "
-            "once no agent has a shard that this driver has left."
+            f"The homes that shards of this driver have left can't be read from {path}: {error}. "
+            "Without them, purges would be confirmed while former homes hold bytes. Restore the "
+            "file; or remove it once no agent has a shard that was left."
         ) from error

@@ -1,4 +1,4 @@
-"""The driver's numbers, for Prometheus and for the stream. Names and meanings: docs/metrics.md."""
+"""The driver's metrics, for Prometheus and for telemetry. Names and meanings: docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -22,30 +22,39 @@ _counter, _gauge, _histogram = METRICS.counter, METRICS.gauge, METRICS.histogram
 
 UP_SINCE = _gauge("swdriver_up_since_seconds", "When the driver started, in seconds since 1970.")
 READY = _gauge("swdriver_ready", "1 when all shards are where they should be.")
-GENERATION = _gauge("swdriver_generation", "Of the desired document: told, and followed.", "which")
+GENERATION = _gauge(
+    "swdriver_generation", "Generation of the desired document: desired and observed.", "which"
+)
 CONSOLE = _counter(
     "swdriver_console_calls_total",
-    "Calls to the console (joining, heartbeats), by result.",
+    "Requests to join the console's fleet and heartbeats, by result.",
     "what",
 )
 HTTP_CONNECTIONS = _gauge(
-    "swdriver_http_connections", "Connections of the HTTP API, by whether a token was shown.", "peer"
+    "swdriver_http_connections",
+    "Connections of the HTTP API, by whether they have shown a token.",
+    "peer",
 )
 HTTP_REFUSED = _counter(
-    "swdriver_http_refused_total", "Connections of the HTTP API that were ended, by the bound.", "bound"
+    "swdriver_http_refused_total",
+    "Connections of the HTTP API that were closed, by the limit that was reached.",
+    "bound",
 )
 TRANSFERS = _gauge(
-    "swdriver_transfer_bytes", "Of requests and answers under way, and how many may be.", "which"
+    "swdriver_transfer_bytes", "Bytes of requests and answers: in use, and the limit.", "which"
 )
 TURNED_AWAY = _counter(
     "swdriver_turned_away_total",
-    "Requests of orgs that had too many bytes or verbs under way already.",
+    "Requests refused because the org had too many bytes or verbs in progress.",
     "because",
 )
 LEFT_TO_MOVE = _gauge(
-    "swdriver_shard_left_to_move", "Slots whose bytes are still at the old home.", "group", "index"
+    "swdriver_shard_left_to_move",
+    "Slots whose bytes are still at the old home of a moving shard.",
+    "group",
+    "index",
 )
-SLOTS = _gauge("swdriver_slots", "Slots of a group: below the line, used, free.", "group", "which")
+SLOTS = _gauge("swdriver_slots", "Slots of a group: the slot limit, used, free.", "group", "which")
 OVERSTAY_COLUMNS = _counter(
     "swdriver_overstay_columns_total",
     f"Columns kept in memory more than {SWEPT_SECONDS:g} s past their TTL; never served.",
@@ -55,20 +64,22 @@ OVERSTAY = _gauge(
 )
 TIER2_COLUMNS = _counter(
     "swdriver_tier2_columns_total",
-    "Columns on their way between memory and tier 2, by what became of them.",
+    "Columns copied between memory and tier 2, by result.",
     "what",
 )
-TIER2_BYTES = _counter("swdriver_tier2_bytes_total", "Bytes that went to tier 2 and came back.", "what")
+TIER2_BYTES = _counter(
+    "swdriver_tier2_bytes_total", "Bytes spilled to tier 2 and recalled from it.", "what"
+)
 WORTH = _gauge(
     "swdriver_worth_tokens_min",
-    "From how many tokens on fetching is faster than computing, as measured; +Inf for never.",
+    "Least number of tokens for which fetching is faster than computing, as measured; +Inf for never.",
     "org",
     "tier",
 )
-ORG_BYTES = _gauge("swdriver_org_bytes", "Memory that an org's columns take.", "org")
+ORG_BYTES = _gauge("swdriver_org_bytes", "Memory used by an org's columns.", "org")
 EXPIRED = _counter(
     "swdriver_expired_columns_total",
-    "Columns that were over, by the tier that they lay in.",
+    "Columns that expired, by tier.",
     "org",
     "tier",
 )
@@ -77,30 +88,40 @@ ORG_OVERSTAY = _gauge(
     "The longest time that a column of an org stayed in memory past its TTL; never served.",
     "org",
 )
-REQUESTS = _counter("swdriver_requests_total", "Prompts asked for.", "org")
-REQUESTED = _counter("swdriver_requested_tokens_total", "Tokens asked for.", "org", corrected=True)
+REQUESTS = _counter("swdriver_requests_total", "Prompts requested.", "org")
+REQUESTED = _counter("swdriver_requested_tokens_total", "Tokens requested.", "org", corrected=True)
 HIT = _counter(
-    "swdriver_hit_tokens_total", "Tokens that were there, by tier.", "org", "tier", corrected=True
+    "swdriver_hit_tokens_total", "Tokens that were hit, by tier.", "org", "tier", corrected=True
 )
 MISSED = _counter(
-    "swdriver_missed_tokens_total", "Tokens that were not, by reason.", "org", "reason", corrected=True
+    "swdriver_missed_tokens_total",
+    "Tokens that were missed, by reason.",
+    "org",
+    "reason",
+    corrected=True,
 )
 EVICT = _histogram(
-    "swdriver_evict_seconds", "From the decision to the last byte out: all columns of one store.", "org"
+    "swdriver_evict_seconds",
+    "Duration of a store: from the decision to the last byte of all columns.",
+    "org",
 )
 REFILL = _histogram(
-    "swdriver_refill_seconds", "From the decision to the last byte in: all columns of one load.", "org"
+    "swdriver_refill_seconds",
+    "Duration of a load: from the decision to the last byte of all columns.",
+    "org",
 )
 BYTES = _counter(
-    "swdriver_bytes_total", "Bytes of an org that went out and came back.", "org", "direction"
+    "swdriver_bytes_total", "Bytes of an org that were evicted and refilled.", "org", "direction"
 )
 FAILED = _counter(
-    "swdriver_evict_failed_columns_total", "Columns that could not be sent to all their agents.", "org"
+    "swdriver_evict_failed_columns_total",
+    "Columns that could not be evicted to all their agents.",
+    "org",
 )
 PATH_BYTES = _counter(
     "tidegate_driver_path_bytes_total",
-    "Bytes of columns, by the path that they took: out to a node, in from it, or pulled by it from"
-    " another one in a move. `unknown` is the tier of a home whose path nobody has told.",
+    "Bytes of columns, by path: out to a node, in from it, or pulled by it from another node in a move."
+    " The tier is `unknown` for homes without a path.",
     "stream",
     "session",
     "node",
@@ -113,8 +134,7 @@ PATH_BYTES = _counter(
 )
 PATH_SECONDS = _histogram(
     "tidegate_driver_path_seconds",
-    "How long batches of columns of one request took, by the path that they took: out to a node, or in"
-    " from it.",
+    "Duration of transfers of batches of columns of one request, by path: out to a node, or in from it.",
     "stream",
     "session",
     "node",
@@ -125,11 +145,11 @@ PATH_SECONDS = _histogram(
 )
 TOO_LARGE = _counter(
     "swdriver_objects_too_large_total",
-    "Times that values were refused because one does not fit a column.",
+    "Puts that were refused because a value does not fit a column.",
 )
 LMCACHE = _counter(
     "swdriver_lmcache_total",
-    "Requests and connections of LMCache's engines, by what became of them.",
+    "Requests and connections of LMCache's engines, by result.",
     "org",
     "what",
 )
@@ -142,7 +162,7 @@ def page(shim: Shim) -> str:
 
 
 def collect(shim: Shim, into: Sink) -> None:
-    """All of them, as they are now. From any thread."""
+    """Collect all metrics. May be called from any thread."""
     observed = shim.observed()
     into.put(UP_SINCE, [({}, shim.started_at)])
     into.put(READY, [({}, int(shim.is_ready))])
@@ -178,9 +198,9 @@ def collect(shim: Shim, into: Sink) -> None:
             for which in ("slots", "used", "free")
         ],
     )
-    carried = shim.carried()
-    into.put(PATH_BYTES, [(_way(stream, one), one.bytes) for stream, one in carried])
-    into.put(PATH_SECONDS, [_speed(stream, one) for stream, one in carried if one.direction != "pull"])
+    traffic = shim.traffic()
+    into.put(PATH_BYTES, [(_way(stream, one), one.bytes) for stream, one in traffic])
+    into.put(PATH_SECONDS, [_speed(stream, one) for stream, one in traffic if one.direction != "pull"])
     if observed["groups"]:
         _tiers(shim.driver, into)
         _orgs(shim.driver, into)

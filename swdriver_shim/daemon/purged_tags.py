@@ -1,4 +1,4 @@
-"""Tags that are nobody's any more: what carries them was purged, and nobody may bring it back."""
+"""Tags that were purged. No document may bring them back."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ TAGS_MAX: Final = 1 << 16  # the newest; purges that are longer ago have been co
 
 
 class PurgedTags:
-    """Kept in a file, if there is one, so that neither a restart nor a document of an earlier time
-    forgets them. Not for several threads."""
+    """Stored in a file, if one is given, so that they outlive a restart. Not thread-safe."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -28,7 +27,7 @@ class PurgedTags:
                 self._tags = dict.fromkeys(file.read_text().split())
 
     def add(self, tags: Collection[str]) -> None:
-        """In hex. Raises OSError."""
+        """Add tags in hex. Raises OSError."""
         if set(tags) <= self._tags.keys():
             return
         wanted = dict.fromkeys([*self._tags, *tags])
@@ -38,9 +37,9 @@ class PurgedTags:
             write_durably(self._file, "\n".join(kept).encode())
         self._tags = kept
 
-    def left_out_of(self, told: Desired) -> Desired:
-        """The document without the orgs that still have one of these."""
+    def without_purged(self, document: Desired) -> Desired:
+        """The document without the orgs whose tag was purged."""
         orgs = tuple(
-            org for org in told.orgs if isolation_tag(org.name, org.secret).hex() not in self._tags
+            org for org in document.orgs if isolation_tag(org.name, org.secret).hex() not in self._tags
         )
-        return told if len(orgs) == len(told.orgs) else structs.replace(told, orgs=orgs)
+        return document if len(orgs) == len(document.orgs) else structs.replace(document, orgs=orgs)

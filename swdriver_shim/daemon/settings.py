@@ -1,4 +1,4 @@
-"""The settings of a driver's daemon: flags, or environment variables of the same names."""
+"""The settings of a driver's daemon: flags, or environment variables with the same names."""
 
 from __future__ import annotations
 
@@ -39,10 +39,12 @@ class Settings:
     control: tuple[str, int]
     token: str = field(repr=False)
     plain_control: bool = False
-    is_new: bool = False  # the token was made just now: nobody can know it yet
+    is_new: bool = False  # the token was just generated
     log_format: str = "text"
-    lmcache: tuple[tuple[str, tuple[str, int]], ...] = ()  # orgs, and where LMCache's engines ask
-    telemetry: str | None = field(default=None, repr=False)  # it may have a password in it
+    lmcache: tuple[
+        tuple[str, tuple[str, int]], ...
+    ] = ()  # orgs, and the listeners for their LMCache engines
+    telemetry: str | None = field(default=None, repr=False)  # may contain a password
     otlp: str | None = None
     console: Console | None = None
     control_url: str | None = None
@@ -64,29 +66,35 @@ def parser() -> argparse.ArgumentParser:
         "--state-dir. A flag wins over the environment.",
     )
     add = made.add_argument
-    add("--name", help="what this driver is called (default: the host's name)")
-    add("--state-dir", help="for the token and the document (default: .swdriver)")
+    add("--name", help="the name of this driver (default: the host name)")
+    add("--state-dir", help="directory of the token and the document (default: .swdriver)")
     add("--control", help="HOST:PORT of the API (default: 127.0.0.1:8420)")
     add_plain_control(made)
     add(
         "--lmcache",
         metavar="ORG=HOST:PORT,…",
-        help="listen for LMCache's engines there; whoever can connect is that org (default: nowhere)",
+        help="listen for LMCache engines; every connection is served as this org (default: none)",
     )
     add(
         "--transfer-memory",
         metavar="SIZE",
-        help="for requests and answers that are under way, such as 2GiB; of one org half of it "
+        help="memory for requests and answers in progress, of which one org gets half at most "
         "(default: 2GiB)",
     )
-    add("--token-file", help="the token of the controller (default: made in the state directory)")
-    add("--telemetry", help="rediss://own@…: the Redis that receives telemetry (default: none is sent)")
+    add(
+        "--token-file",
+        help="file with the controller's token (default: generated in the state directory)",
+    )
+    add(
+        "--telemetry",
+        help="URL of the Redis that receives telemetry, such as rediss://own@… (default: none)",
+    )
     add("--otlp", help=OTLP_HELP)
     add("--log-format", help="text or json (default: text)")
     add_console(made)
     add(
         "--model",
-        help="a file with `model` of a desired document, for the console to know (default: none)",
+        help="file with the `model` of a desired document, reported to the console (default: none)",
     )
     return made
 
@@ -127,7 +135,7 @@ def _transfer_memory(text: str) -> int:
 
 def _model(text: str) -> ModelSpec:
     raw = file(text).read_bytes()
-    return decode(raw, ModelSpec)  # what it raises is a ValueError
+    return decode(raw, ModelSpec)  # Malformed is a ValueError
 
 
 def _orgs_at(text: str) -> tuple[tuple[str, tuple[str, int]], ...]:

@@ -1,4 +1,4 @@
-"""A driver that is told what to be, and says how far it is."""
+"""A driver that follows its desired document and reports how far it is."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ class NotConfirmedYet(Exception):
 
 
 class Conflict(Exception):
-    """The request does not fit what is there now."""
+    """The request conflicts with the current state."""
 
 
 def owner_of(org: str) -> str:
-    """As whose connections those of this org's callers count."""
+    """The owner that connections of this org's callers count for."""
     return f"org:{org}"
 
 
 def shares_of(transfer_bytes: int) -> tuple[FairShare, FairShare]:
-    """What orgs share: bytes that are under way, and verbs that are carried out."""
+    """The shares of orgs: bytes of requests and answers, and verbs that are carried out at once."""
     reserved = min(TRANSFER_BYTES_RESERVED, transfer_bytes // 8)
     transfers = Shares(transfer_bytes, transfer_bytes // 2, reserved, VERBS_WAITING)
     verbs = Shares(VERBS_AT_ONCE, VERBS_OF_ONE_ORG, 1, VERBS_WAITING, VERBS_WAITING // 8)
@@ -83,17 +83,16 @@ class Shim:
         state_dir: Path | None,
         software: str = "",
         *,
-        far: Callable[[str, int, Home, PathSpec | None], RemoteShard] | None = None,
+        remote_shard: Callable[[str, int, Home, PathSpec | None], RemoteShard] | None = None,
         notes: Path | None = None,
         trust: Trust | None = None,
         transfer_bytes: int = TRANSFER_BYTES,
     ) -> None:
-        """Without `state_dir` it is told anew each time it starts. In `notes`, or in there, is what one
-        life leaves for the next (`snapshot`). `trust` is what agents that are joined to a console see of
-        it. `far` makes what stands for a shard
-        of a group where workers hold those; then what loads and stores columns is the engine, and nobody
-        else."""
-        self._far = far
+        """Without `state_dir` the document is not stored, and has to be set after each start. `notes`, a
+        folder of `state_dir` by default, is for what the next process continues with (`snapshot`).
+        `trust` has the certificate that is shown to agents. `remote_shard` makes the stand-in for a
+        shard of a group where workers have the shards; then only the engine loads and stores columns."""
+        self._remote_shard = remote_shard
         self._notes = notes or (state_dir / "notes" if state_dir else None)
         self.trust = trust
         self.name = name
@@ -104,14 +103,14 @@ class Shim:
         self.membership_status = MembershipStatus()  # with the console
         self._document = state_dir / "desired.json" if state_dir else None
         self._followed = self._notes / "followed" if self._notes else None
-        self._buried = PurgedTags(state_dir / "purged_tags" if state_dir else None)
-        self._places = LeftHomes(self._notes / "places" if self._notes else None)
+        self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
+        self._left_homes = LeftHomes(self._notes / "places" if self._notes else None)
         self._lock = threading.Lock()
         self.fronts: Mapping[str, Mapping[str, int]] = {}  # for LMCache, by org: what became of requests
         self._driver: Decider | None = None
         self._shards: dict[tuple[str, int], ShardControl] = {}
-        self._homes: dict[tuple[str, int], HomeSpec] = {}  # as we were told
-        self._here: dict[tuple[str, int], HomeSpec] = {}  # where they are
+        self._homes: dict[tuple[str, int], HomeSpec] = {}  # as desired
+        self._current: dict[tuple[str, int], HomeSpec] = {}  # where the shards are now
         self._callers: Mapping[str, OrgSpec] = {}
         self._keys: dict[tuple[str, bytes, Namespace], Keys] = {}  # by org, its secret and namespace
         self._moving: dict[tuple[str, int], threading.Thread] = {}
@@ -121,7 +120,7 @@ class Shim:
         self.transfers, self.verbs = shares_of(transfer_bytes)
 
     def start(self) -> None:
-        """Be again what we were told last. Raises OSError."""
+        """Follow the document that was stored last. Raises OSError."""
         if self._document is None:
             return
         self._document.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -133,7 +132,7 @@ class Shim:
             log.warning("The stored desired document is invalid and is ignored: %s", problem)
             return
         with self._lock:
-            self._follow(self._buried.left_out_of(told))
+            self._follow(self._purged_tags.without_purged(told))
 
     def stop(self) -> None:
         self._stopped.set()
@@ -142,17 +141,17 @@ class Shim:
         if driver:
             driver.close()
 
-    # What it is told
+    # Documents and purges
 
     def set_desired(self, raw: bytes) -> Desired:
-        """Take a document and follow it. The same one again changes nothing.
+        """Store a document and follow it. Setting an equal document again changes nothing.
 
-        Raises Invalid; Conflict for a generation that is older, or the same with other contents, or for
-        another model; OSError where it can't be written down.
+        Raises Invalid; Conflict for an older generation, for the current one with other contents, and
+        for another model or driver; OSError if it can't be stored.
         """
         parsed = documents.parse(raw)
         with self._lock:
-            told = self._buried.left_out_of(parsed)
+            told = self._purged_tags.without_purged(parsed)
             if self.desired:
                 if told.generation < self.desired.generation:
                     raise Conflict(f"Generation {self.desired.generation} is newer.")
@@ -161,28 +160,28 @@ class Shim:
                         raise Conflict(f"Generation {told.generation} exists with other contents.")
                     return told
                 if (told.model, told.driver) != (self.desired.model, self.desired.driver):
-                    raise Conflict("Another model or driver is another process: start one for it.")
+                    raise Conflict("A process serves one model and one driver: start another process.")
             if self._document:
                 write_durably(self._document, msgspec.json.encode(told))
             self._follow(told)
         return told
 
-    def bury(self, tags: Collection[str]) -> None:
-        """From now on and for good these tags are nobody's: the org that has one is left out of what we
-        follow, with its keys and callers, until a document gives it another. So no document of before
-        brings back what was purged. Raises OSError."""
+    def ban_tags(self, tags: Collection[str]) -> None:
+        """Never serve these tags again. An org that has one is left out of the document, with its keys
+        and callers, until a document gives it another secret: an older document can't restore what was
+        purged. Raises OSError."""
         with self._lock:
-            self._buried.add(tags)
-            if self.desired and (told := self._buried.left_out_of(self.desired)) != self.desired:
+            self._purged_tags.add(tags)
+            if self.desired and (told := self._purged_tags.without_purged(self.desired)) != self.desired:
                 if self._document:
                     write_durably(self._document, msgspec.json.encode(told))
                 self._follow(told)
 
     def purge(self, question: Question, identity: str) -> DriverStatement:
-        """Remove all of these tags, and confirm it. Raises NotConfirmedYet with a sentence, and OSError;
-        the purge continues then: ask again later."""
+        """Purge everything with these tags, and return a statement of it. Raises NotConfirmedYet with a
+        sentence while the purge is still running, and OSError. May be called again."""
         tags = list(dict.fromkeys(scope.tag for scope in question.scopes))
-        self.bury(tags)
+        self.ban_tags(tags)
         with self._lock:
             driver = self._driver
         until = time.monotonic() + question.seconds
@@ -195,7 +194,7 @@ class Shim:
         ]
         if not all(receipt.done for receipt in receipts):
             lost = [f"{at[0]}.{at[1]}" for at in self._shards if self._state(at) == "lost"]
-            why = f"shard {lost[0]} is lost" if lost else "it is not done yet"
+            why = f"shard {lost[0]} is lost" if lost else "the purge is still running"
             raise NotConfirmedYet(f"{why[0].upper()}{why[1:]}.")
         return DriverStatement(
             identity=identity,
@@ -207,7 +206,7 @@ class Shim:
             org=question.org,
             shards=tuple(
                 ShardCover(group, index, home.address, home.shard)
-                for (group, index), home in sorted(self._here.items())
+                for (group, index), home in sorted(self._current.items())
             ),
             columns=sum(one.columns for one in receipts),
             bytes=sum(one.bytes for one in receipts),
@@ -216,22 +215,25 @@ class Shim:
         )
 
     def _follow(self, told: Desired) -> None:
-        """First of all what an earlier life has: so what has changed since reaches what it has left."""
-        if self._driver is None and (earlier := self._followed_earlier(told)):
-            self._be(earlier)
+        """Apply a document. The first one is applied after the one that an earlier process followed, so
+        that the changes between them reach what that process has left."""
+        if self._driver is None and (earlier := self._earlier_document(told)):
+            self._apply(earlier)
         before = self._homes
-        self._be(told)
-        self._remember(told, before)
+        self._apply(told)
+        self._save_followed(told, before)
 
-    def _followed_earlier(self, told: Desired) -> Desired | None:
-        """As far as the same driver may have followed it, with the agents that there are now. Raises
-        OSError where it can't be written down which homes have changed since."""
+    def _earlier_document(self, told: Desired) -> Desired | None:
+        """The document that an earlier process of this driver followed, with the homes of now; None if
+        there is none. Raises OSError if the homes that have changed since can't be stored."""
         if self._followed is None or not self._followed.exists():
             return None
         try:
             earlier = documents.parse(self._followed.read_bytes())
         except (Invalid, OSError) as error:
-            log.warning("What was followed earlier can't be read from %s: %s", self._followed, error)
+            log.warning(
+                "The document that was followed before can't be read from %s: %s", self._followed, error
+            )
             return None
         if (earlier.model, earlier.driver) != (told.model, told.driver):
             return None
@@ -239,28 +241,28 @@ class Shim:
         for home in earlier.homes:
             at = home.group, home.index
             if now.get(at) != _place(home):
-                self._places.add(at, _place(home))
+                self._left_homes.add(at, _place(home))
         return structs.replace(earlier, secret=told.secret, homes=told.homes)
 
-    def _remember(self, told: Desired, before: Mapping[tuple[str, int], HomeSpec]) -> None:
-        """And the homes that were told of until now: a move may be on its way there, and what is stored
-        meanwhile lies there already."""
+    def _save_followed(self, told: Desired, before: Mapping[tuple[str, int], HomeSpec]) -> None:
+        """Store the document, and the homes that were desired before it: a move may be on its way there,
+        and bytes that are stored meanwhile are there already."""
         if self._followed is None:
             return
         try:
             for at, home in before.items():
                 if _place(home) != _place(self._homes[at]):
-                    self._places.add(at, _place(home))
+                    self._left_homes.add(at, _place(home))
             self._followed.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_durably(self._followed, msgspec.json.encode(told))
         except OSError as error:
-            log.warning("What is followed can't be written down: %s", error)
+            log.warning("The document that is followed can't be stored: %s", error)
 
-    def _be(self, told: Desired) -> None:
+    def _apply(self, told: Desired) -> None:
         before, self.desired = self.desired, told
         homes = {(home.group, home.index): home for home in told.homes}
         if self._driver is None:
-            self._here = dict(homes)
+            self._current = dict(homes)
             self._driver = self._start(told, homes)
         earlier, self._homes = self._homes, homes
         for shard in self._shards.values():
@@ -268,7 +270,7 @@ class Shim:
         for at, home in homes.items():
             if at in earlier and _place(home) != _place(earlier[at]):
                 self._move(at, home)
-            elif at in earlier and _place(home) == _place(self._here[at]):
+            elif at in earlier and _place(home) == _place(self._current[at]):
                 self._shards[at].set_path(home.path)  # the fabric may have changed around it
         self._driver.set_data_keys({org.name: org.data_key for org in told.orgs if org.data_key})
         # Before policies, which take the ledger's lock: what is committed after that asks for these.
@@ -294,8 +296,10 @@ class Shim:
                 for group in shape.groups
             ]
 
-        if self._far:
-            far = {at: self._far(*at, self._home(home), home.path) for at, home in homes.items()}
+        if self._remote_shard:
+            far = {
+                at: self._remote_shard(*at, self._home(home), home.path) for at, home in homes.items()
+            }
             for at, shard in far.items():
                 shard.earlier_homes = self._earlier_homes(at, homes[at])
             self._shards = {**far}
@@ -314,23 +318,24 @@ class Shim:
         return Driver(shape, name, in_order(here), snapshots=snapshots)
 
     def _earlier_homes(self, at: tuple[str, int], home: HomeSpec) -> list[Home]:
-        """Where an earlier life may have left bytes of this shard."""
-        places = [place for place in self._places.left_by(at) if place != _place(home)]
-        slot_bytes = 0  # whatever they are: they are emptied
+        """Where an earlier process may have left bytes of this shard."""
+        places = [place for place in self._left_homes.left_by(at) if place != _place(home)]
+        slot_bytes = 0  # slots of any size: they are only emptied
         return [Home(*place, self._credentials, slot_bytes) for place in places]
 
-    def _strike_off_places(self) -> None:
-        """Those at which nothing is left. What a move that begins meanwhile lists is not among them."""
+    def _remove_emptied_homes(self) -> None:
+        """Remove the left homes of shards at which nothing is left. Homes that a move adds meanwhile
+        stay."""
         if not self._lock.acquire(blocking=False):
-            return  # a document is being followed: which shards are about to move is known after that
+            return  # a document is being applied: only then is known which shards are about to move
         try:
-            marks = {at: self._places.marks(at) for at in self._shards}
+            marks = {at: self._left_homes.marks(at) for at in self._shards}
             settled = [at for at in self._shards if self._state(at) == "here"]
         finally:
             self._lock.release()
         for at in settled:
             if marks[at] and not self._shards[at].has_former_homes:
-                self._places.strike_off(at, marks[at])
+                self._left_homes.remove(at, marks[at])
 
     def _keys_of(self, org: str, namespace: Namespace) -> Keys | None:
         """None for an org or a model that is not served here."""
@@ -352,11 +357,11 @@ class Shim:
     @property
     def _told(self) -> Desired:
         if self.desired is None:
-            raise RuntimeError("nothing is connected before there is a document")
+            raise RuntimeError("there is no document yet")
         return self.desired
 
     def _move(self, at: tuple[str, int], new: HomeSpec) -> None:
-        """In a thread of its own: requests go on meanwhile."""
+        """Move a shard in a thread of its own, while requests continue."""
         control = self._control(at, new.control) if new.control else None
         driver = self._told.driver
         earlier = self._moving.get(at)
@@ -364,13 +369,15 @@ class Shim:
         def run() -> None:
             if earlier:
                 earlier.join()
-            old = self._here[at]
+            old = self._current[at]
 
             pull = SlotPull(control, new.shard, old.address, old.shard, driver)
             # Another document may have come meanwhile, also one that wants it to stay where it is.
             while _place(self._homes[at]) == _place(new) != _place(old):
-                if self._note_down(at, old) and self._shards[at].move(self._home(new), pull, new.path):
-                    self._here[at] = new
+                if self._save_left_home(at, old) and self._shards[at].move(
+                    self._home(new), pull, new.path
+                ):
+                    self._current[at] = new
                     if _place(told := self._homes[at]) == _place(new):
                         self._shards[at].set_path(told.path)  # it may be another one by now
                     return
@@ -380,12 +387,12 @@ class Shim:
         self._moving[at] = threading.Thread(target=run, name=f"move {at}", daemon=True)
         self._moving[at].start()
 
-    def _note_down(self, at: tuple[str, int], old: HomeSpec) -> bool:
-        """That a shard is about to leave this home; whether that is on disk."""
+    def _save_left_home(self, at: tuple[str, int], old: HomeSpec) -> bool:
+        """Store that a shard is about to leave this home. Returns whether that is on disk."""
         try:
-            self._places.add(at, _place(old))
+            self._left_homes.add(at, _place(old))
         except OSError as error:
-            log.warning("Shard %s.%d can't move: where it was can't be written down: %s", *at, error)
+            log.warning("Shard %s.%d can't move: its old home can't be stored: %s", *at, error)
             return False
         return True
 
@@ -399,14 +406,14 @@ class Shim:
         tls = self.trust.client_context if self.trust else None
         return AgentControl(given.url, "", capability, given.key or "", tls)
 
-    # Who asks
+    # Callers
 
     def caller(self, token: str) -> OrgSpec | None:
-        """The org whose token this is. It is never taken from what a request says."""
+        """The org that this token belongs to. What a request says never decides it."""
         return self._callers.get(token_hash(token)) if token else None
 
     def _owners(self) -> list[str]:
-        """Who has places of its own among connections."""
+        """The owners that have reserved places among connections."""
         told = self.desired
         return [CONTROLLER, *(owner_of(org.name) for org in told.orgs)] if told else [CONTROLLER]
 
@@ -420,13 +427,13 @@ class Shim:
         return may
 
     def org(self, name: str) -> OrgSpec | None:
-        """As we are told of it."""
+        """The org of this name in the document."""
         told = self.desired
         return next((org for org in told.orgs if org.name == name), None) if told else None
 
     def keys(self, org: OrgSpec, adapter: str = "") -> Keys:
         if self.desired is None:
-            raise Conflict("The driver has not been told what to be yet.")
+            raise Conflict("The driver has no desired document yet.")
         namespace = self.desired.model.namespace(adapter)
         found = self._keys.get((org.name, org.secret, namespace))
         if found is None:
@@ -438,13 +445,13 @@ class Shim:
         return found
 
     def objects(self, org: OrgSpec) -> Objects:
-        """Raises Conflict if this driver keeps prefixes, or nothing yet."""
+        """Raises Conflict if this driver stores prefixes, and before there is a document."""
         if not self.mover.keeps_objects:
-            raise Conflict("This driver keeps prefixes; for objects its group is `alone`.")
+            raise Conflict("This driver stores prefixes; for objects its group has to be `alone`.")
         return LocalObjects(self.mover, self.keys(org))
 
     def objects_of(self, name: str) -> Objects | None:
-        """Of the org of this name; None if there is no such org, or nothing is kept for it."""
+        """The objects of the org of this name; None if there is no such org or no document."""
         org = self.org(name)
         with contextlib.suppress(Conflict):
             return self.objects(org) if org else None
@@ -454,21 +461,21 @@ class Shim:
     def driver(self) -> Decider:
         """Raises Conflict before there is a document."""
         if self._driver is None:
-            raise Conflict("The driver has not been told what to be yet.")
+            raise Conflict("The driver has no desired document yet.")
         return self._driver
 
     @property
     def mover(self) -> Driver:
-        """The driver, if it moves bytes. Raises Conflict if an engine does that itself."""
+        """The driver, if it moves bytes itself. Raises Conflict if an engine does."""
         driver = self.driver
         if not isinstance(driver, Driver):
-            raise Conflict("This driver is part of an engine, which alone loads and stores.")
+            raise Conflict("This driver is part of an engine: only the engine loads and stores.")
         return driver
 
-    # What it is
+    # Status
 
-    def carried(self) -> list[tuple[str, PathTraffic]]:
-        """What each stream has moved, by path. A stream is named after its group and number."""
+    def traffic(self) -> list[tuple[str, PathTraffic]]:
+        """Bytes that each shard has moved, by path. A shard is named after its group and number."""
         shards = sorted(self._shards.items())
         return [(f"{at[0]}.{at[1]}", one) for at, shard in shards for one in shard.traffic()]
 
@@ -487,18 +494,18 @@ class Shim:
         ]
 
     def _settled(self) -> dict[tuple[str, int], HomeSpec]:
-        """Where they are, on the paths that were told last."""
-        told, here = self._homes, self._here
+        """The current homes, with the paths of the document."""
+        told, here = self._homes, self._current
         return {at: told[at] if _place(told[at]) == _place(one) else one for at, one in here.items()}
 
     def take_slowest(self) -> list[Transfer]:
-        """Of each org and direction the slowest transfers of all shards since the last time."""
+        """The slowest transfers of each org and direction, over all shards, since the last call."""
         told = self.desired
         orgs = {isolation_tag(org.name, org.secret): org.name for org in told.orgs} if told else {}
         kept: dict[tuple[str, str], list[Transfer]] = {}
         for (group, index), shard in sorted(self._shards.items()):
             for slow in shard.take_slowest():
-                if org := orgs.get(slow.tag):  # else its secret is another one by now
+                if org := orgs.get(slow.tag):  # its secret may have changed since
                     one = _transfer(f"{group}.{index}", org, slow)
                     kept.setdefault((org, slow.direction), []).append(one)
         return [
@@ -520,8 +527,8 @@ class Shim:
         return bool(self._shards) and all(self._state(at) == "here" for at in self._shards)
 
     def observed(self) -> dict[str, Any]:
-        """What is there, against what was asked for, and why not."""
-        self._strike_off_places()
+        """The state of the driver and its shards, beside what is desired."""
+        self._remove_emptied_homes()
         told = self.desired
         return {
             "generation": told.generation if told else 0,
@@ -537,8 +544,8 @@ class Shim:
                 {
                     "group": group,
                     "index": index,
-                    "address": self._here[group, index].address,
-                    "shard": self._here[group, index].shard,
+                    "address": self._current[group, index].address,
+                    "shard": self._current[group, index].shard,
                     "slots": shard.slots,
                     "state": self._state((group, index)),
                     "reason": shard.lost_because,

@@ -1,7 +1,7 @@
-"""What a driver asks of an agent's control API: to pull the slots of a shard that moves there.
+"""Requests of a driver to an agent's control API: pulling the slots of a shard that moves there.
 
-It shows the agent's token where a person has written that into its document; a console gives it a
-capability for the move instead, and its certificate says that it is the driver that this is for.
+The driver shows the agent's token if its document has one. A console issues a capability for the move
+instead, for the driver that the certificate names.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LOOK_SECONDS: Final = 0.02  # between looks at how far a pull is
 
 
 class PullResult(NamedTuple):
-    """So many bytes came; `done` if that was all that there was."""
+    """How many bytes were pulled, and whether that is everything."""
 
     done: bool
     bytes: int
 
 
 class _Pull(Struct, frozen=True):
-    """As an agent tells of one."""
+    """A pull, as an agent reports it."""
 
     id: Annotated[str, Meta(pattern=r"^[0-9a-f]{1,64}\Z")]
     state: str
@@ -51,16 +51,17 @@ class AgentControl:
 
     url: str
     token: str = field(default="", repr=False)
-    # The capability that holds now: it is renewed while a move goes on.
+    # Returns the current capability: it is renewed during a move.
     capability: Callable[[], str] | None = field(default=None, repr=False)
     key: str = ""  # the fingerprint of the agent's, where it serves TLS
     tls: Callable[[], ssl.SSLContext | None] | None = field(default=None, repr=False)
 
     def exchange(self) -> BlockingExchange:
-        """To be closed. Raises ValueError where the agent can't be asked as it has to be."""
+        """An exchange that has to be closed. Raises ValueError without the certificate that TLS
+        needs."""
         context = self.tls() if self.tls and self.key else None
         if self.key and self.url.startswith("https:") and context is None:
-            raise ValueError("there is no certificate to show yet")
+            raise ValueError("this driver has no certificate yet")
         return BlockingExchange(self.url, context, key_name(self.key) if self.key else "")
 
     def ask(self, agent: BlockingExchange, method: str, path: str, told: object = None) -> Reply:
@@ -75,9 +76,9 @@ class AgentControl:
     def pull(
         self, shard: str, source: str, source_shard: str, driver: str, after: int, slots: Sequence[int]
     ) -> PullResult:
-        """Have these slots fetched from another agent, in this driver's name.
+        """Have the agent fetch these slots from another one, in this driver's name. Raises nothing.
 
-        Slots that could not be had are found out by their seals. Raises nothing.
+        Slots that were not fetched are detected later, by their seals.
         """
         asked = {"from": source, "shard": source_shard, "as": driver, "after": after, "slots": slots}
         moved = 0

@@ -1,8 +1,8 @@
-"""Is fetching faster than computing anew? Learned from what both have taken so far.
+"""The number of tokens from which fetching is faster than computing, learned from measurements.
 
-Each is taken for a wait and a part that grows with size, and both are estimated from what was measured,
-the recent counting most. Where nothing is known, fetching is tried; where it was found to be slower, it
-is tried again after a while, since disks and networks recover.
+Both are modeled as a constant plus a part that grows with size, estimated from measurements of which the
+recent ones count most. Without measurements, fetching is tried. Where it was slower, it is tried again
+after a while, since disks and networks recover.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LinearFit:
 
     @property
     def each(self) -> float:
-        """Per unit of size. Where all sizes were the same, it is the whole of it."""
+        """Seconds per unit of size. If all sizes were equal, all time is attributed to size."""
         n, x, y, xx, xy = self._sums
         spread = n * xx - x * x
         if spread > 1e-9 * n * xx:
@@ -50,7 +50,7 @@ class LinearFit:
 
 
 class BreakEven:
-    """What a fetch goes through, one after the other, against computing."""
+    """Compares the steps of a fetch, which follow each other, with computing."""
 
     def __init__(self, steps: Sequence[LinearFit], computing: LinearFit) -> None:
         """Steps are measured by bytes, computing by tokens."""
@@ -59,12 +59,12 @@ class BreakEven:
         self._tried_at = float("-inf")
 
     @property
-    def has_an_opinion(self) -> bool:
+    def is_known(self) -> bool:
         return min(line.count for line in (*self._steps, self.computing)) >= MEASURED_MIN
 
     def is_worth_it(self, tokens: int, size: int, now: float) -> bool:
-        """Whether so many tokens, of so many bytes, had better be fetched."""
-        if not self.has_an_opinion:
+        """Whether to fetch so many tokens, of so many bytes."""
+        if not self.is_known:
             return True
         fetching = sum(step.seconds(size) for step in self._steps)
         if fetching < self.computing.seconds(tokens):
@@ -75,8 +75,8 @@ class BreakEven:
         return True
 
     def tokens_min(self, bytes_per_token: float) -> int | None:
-        """From how many tokens on it is worth it; 0 without an opinion, None for never."""
-        if not self.has_an_opinion:
+        """The least number of tokens that are worth fetching; 0 if unknown, None for never."""
+        if not self.is_known:
             return 0
         each = bytes_per_token * sum(step.each for step in self._steps)
         saved = self.computing.each - each

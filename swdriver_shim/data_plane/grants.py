@@ -1,4 +1,4 @@
-"""Tell an agent that is a driver's alone what to keep for it. See `granted`."""
+"""Grant a driver its shards at an agent that serves this driver only. See `grant`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAUSE_SECONDS: Final = 0.05
 
 
 class NotGranted(Exception):
-    """An agent can't be had as it has to be. A sentence."""
+    """The agent can't grant the shards. A sentence."""
 
 
 class _Shard(Struct, frozen=True):
@@ -31,7 +31,7 @@ class _Shard(Struct, frozen=True):
 
 
 class _Observed(Struct, frozen=True):
-    """As an agent tells of itself."""
+    """The state of an agent, as it reports it."""
 
     generation: Count
     observed_generation: Count
@@ -40,7 +40,8 @@ class _Observed(Struct, frozen=True):
 
 
 def part_name(group: str, index: int) -> str:
-    """The same whoever keeps it, so that drivers find each other's columns in tier 2."""
+    """The name of a shard's part in tier 2. It is equal for all drivers, so that they find each other's
+    columns there."""
     return f"{group}.{index}"
 
 
@@ -49,8 +50,8 @@ def shard_name(driver: str, part: str) -> str:
 
 
 def is_of(driver: str, shard: str) -> bool:
-    """Whether it is called as this driver's are: `job7.full.0` is not that of a driver `job7.full`, nor
-    `job7.b.full.0` one of `job7`."""
+    """Whether this is a name of the driver's shards: `job7.full.0` is not one of a driver `job7.full`,
+    nor `job7.b.full.0` one of `job7`."""
     part = shard.removeprefix(f"{driver}.")
     group, _, index = part.partition(".")
     return part != shard and bool(group) and index.isdecimal()
@@ -65,10 +66,10 @@ def grant(
     namespace: str,
     tier2: Mapping[str, Any] | None,
 ) -> None:
-    """Have the agent keep all shards of a layout, of so many slots each. Returns when they are there.
+    """Have the agent create all shards of a layout, with so many slots each. Returns when they exist.
 
-    What it kept for this driver before stays if it is of the same size. Raises NotGranted: also where it
-    keeps something for somebody else, which would be taken away by this.
+    Existing shards of this driver stay if their size is the same. Raises NotGranted, also if the agent
+    has a shard of another driver, which this would remove.
     """
     parts = {
         part_name(group.name, index): size
@@ -81,9 +82,8 @@ def grant(
             for shard in observed.shards:
                 if not is_of(driver, shard.name):
                     raise NotGranted(
-                        f"The agent at {control.url} keeps {excerpt(shard.name)}, which is not of "
-                        f"{driver}. Use an agent of your own, or name the shards that were granted as "
-                        "`homes`."
+                        f"The agent at {control.url} has the shard {excerpt(shard.name)}, which is not "
+                        f"of {driver}. Use an agent of your own, or name the granted shards as `homes`."
                     )
             generation = max(observed.generation, observed.observed_generation) + 1
             told = {
@@ -105,9 +105,9 @@ def grant(
             control.ask(agent, "PUT", "/v1/desired", told)
             _wait(control, agent, generation)
     except Unanswered as error:
-        raise NotGranted(f"The agent at {control.url} has not granted it: {error}") from error
+        raise NotGranted(f"The agent at {control.url} refused the shards: {error}") from error
     except ValueError as error:
-        raise NotGranted(f"The agent at {control.url} does not answer as agents do: {error}") from error
+        raise NotGranted(f"The answer of the agent at {control.url} is not valid: {error}") from error
 
 
 def _observed(control: AgentControl, agent: BlockingExchange) -> _Observed:
@@ -122,7 +122,7 @@ def _wait(control: AgentControl, agent: BlockingExchange, generation: int) -> No
         for shard in observed.shards:
             if shard.state == "refused":
                 raise NotGranted(
-                    f"The agent can't have {excerpt(shard.name)}: {excerpt(shard.reason or '')}"
+                    f"The agent refused the shard {excerpt(shard.name)}: {excerpt(shard.reason or '')}"
                 )
         if observed.observed_generation == generation and observed.ready:
             return

@@ -1,5 +1,5 @@
-"""Where a shard is, and how its bytes get to another agent when it moves: as callables that a `Shard`
-uses, and as values that can be told to a shard in another process."""
+"""Homes of shards, and the pull of a shard's slots from one home to another. Both are callables for a
+`Shard`, and values that can be sent to a worker."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from swdriver_shim.data_plane.agent_control import AgentControl, PullResult
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """A shard at an agent, of at least so large slots. Calling it connects; `credentials` are asked for
-    anew each time. Two are equal if they are the same place."""
+    """A shard at an agent, with slots of at least `slot_bytes`. Calling it connects, with the
+    credentials of that moment. Two homes are equal if address and shard are."""
 
     address: str
     shard: str
@@ -30,8 +30,8 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class SlotPull:
-    """How a shard's new agent fetches its slots from the old one. Without `control` it does not, and the
-    shard starts empty there."""
+    """How the new agent of a shard fetches slots from the old one. Without `control` it fetches none,
+    and the shard starts empty."""
 
     control: AgentControl | None
     shard: str  # at the new agent

@@ -1,8 +1,7 @@
-"""Which path the bytes of a shard take between its domain and its home, how many have and how fast.
+"""Bytes of shards by the path that they take between a domain and a home, and how long that takes.
 
-Placement knows the paths and the console tells them with the homes. Here bytes are counted by the path
-that they took, where they are moved anyway: so that of each byte on the spine somebody can say whose it
-was, and since when; and whether it is the spine that makes a session slow.
+Placement knows the paths, and the console sends them with the homes. Counting by path tells whose bytes
+are on the spine, since when, and whether the spine makes a session slow.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ class PathSpec(Document, frozen=True):
 
 
 class PathTraffic(NamedTuple):
-    """So many bytes of columns took a path. None is one that nobody told of. How long its transfers took
-    as counts of a histogram and seconds in all; nothing where that was not measured."""
+    """Bytes of columns that took a path, which is None if it is not known. How long the transfers took,
+    as counts of a histogram and seconds in all; zeros if that was not measured."""
 
     path: PathSpec | None
     direction: Direction
@@ -50,7 +49,7 @@ class PathTraffic(NamedTuple):
 
 
 class TrafficCounter:
-    """What a shard has moved, by path. All methods may be called from any thread."""
+    """Counts the bytes of a shard by path. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,12 +58,12 @@ class TrafficCounter:
     def add(
         self, path: PathSpec | None, direction: Direction, size: int, seconds: float | None = None
     ) -> None:
-        """One transfer, and how long it took if somebody has looked."""
+        """Count one transfer, and how long it took if that was measured."""
         if not size:
             return
         key = path, direction
         with self._lock:
-            # Whatever was used last is last, so that what goes first is what nobody takes any more.
+            # The path that was used last is last, so that the one that is dropped is no longer used.
             counted = self._counted[key] = self._counted.pop(key) if key in self._counted else _Counted()
             counted.bytes += size
             if seconds is not None:
@@ -81,7 +80,7 @@ class TrafficCounter:
 
 
 class _Counted:
-    """Of one path and direction."""
+    """The counts of one path and direction."""
 
     __slots__ = ("bytes", "latency")
 
@@ -91,8 +90,8 @@ class _Counted:
 
 
 def path_between(old: PathSpec | None, new: PathSpec | None) -> PathSpec | None:
-    """The path of a shard's bytes when they move from one home to another, without a box. From one
-    leaf to another it is over the spine, whatever both paths are."""
+    """The path of a shard's bytes from one home to another, which involves no box. Between two leaves it
+    is the spine, whatever the paths to the homes are."""
     if old is None or new is None:
         return None
     return structs.replace(

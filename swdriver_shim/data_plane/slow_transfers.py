@@ -1,7 +1,7 @@
-"""The slowest transfers of a shard: what lies behind the slow end of a histogram.
+"""The slowest transfers of a shard: what explains the slow end of a histogram.
 
 A transfer is one batch of columns of one org, out to the home of a shard or in from it. Of each org and
-direction a few are kept until somebody takes them: no tokens and no keys, only where they went.
+direction a few are kept until they are taken: no tokens and no keys, only slots and the path.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 from swdriver_shim.data_plane.paths import Direction, PathSpec
 
 KEPT_PER_ORG: Final = 2  # of each org and direction
-ORGS_MAX: Final = 64  # and directions; whoever comes later has to wait until they are taken
+ORGS_MAX: Final = 64  # and directions; later ones are kept after the next take
 
 
 class TransferredColumn(Protocol):
@@ -27,7 +27,7 @@ class TransferredColumn(Protocol):
 
 
 class SlowTransfer(NamedTuple):
-    """One transfer. `tag` stands for the org, `path` is None where nobody told it."""
+    """One transfer. `tag` stands for the org; `path` is None if it is not known."""
 
     at: float  # seconds since 1970 when it was over
     seconds: float
@@ -58,7 +58,7 @@ class SlowestTransfers:
         path: PathSpec | None,
         request: str,
     ) -> None:
-        """One column at least. Nearly always it is not slow enough, and that is all."""
+        """Note a transfer of one column or more, if it is slow enough. Nearly all are not."""
         key = direction, columns[0].tag
         kept = self._kept.get(key)
         if kept and len(kept) == KEPT_PER_ORG and seconds <= kept[0].seconds:
@@ -84,7 +84,7 @@ class SlowestTransfers:
             self._kept[key] = sorted([*kept, slow], key=_seconds)[-KEPT_PER_ORG:]
 
     def take(self) -> list[SlowTransfer]:
-        """What was slowest since the last time."""
+        """The slowest transfers since the last call."""
         with self._lock:
             kept, self._kept = self._kept, {}
         return [slow for each in kept.values() for slow in each]

@@ -1,8 +1,8 @@
-"""Carries columns between memory and tier 2, in threads of its own: what the ledger decides, done on
-real agents.
+"""Transfers of columns between memory and tier 2, in threads of their own: carries out what the ledger
+decides, on agents.
 
-A look-up goes on while the engine computes. What it brings is in memory then, for whoever asks first;
-what comes too late for one request is there for the next.
+A lookup runs while the engine computes. What it finds is in memory then, for any request; what comes too
+late for one request is there for the next.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ def is_damage(miss: Miss) -> bool:
 
 
 def reason_of(miss: Miss) -> Reason:
-    """Why the tokens of a column are missed whose bytes did not come from memory. Only damage is called
-    so, which wakes somebody: over a slow path an evict is still on its way, and an agent that began
-    anew, or is too busy, has nothing to give."""
+    """Why the tokens of a column are missed whose bytes did not come from memory. Only damage is a
+    refused seal, which pages on-call: over a slow path an evict may still be running, and an agent that
+    was restarted, or is too busy, has nothing to return."""
     if is_damage(miss):
         return Reason.SEAL_REFUSED
     return Reason.WRITING if miss is Miss.LATE else Reason.AGENT_LOST
 
 
 class Tier2Lookup:
-    """A look-up in tier 2. `done` when all that it brings is here."""
+    """A lookup in tier 2. `done` is set when everything that it found is in memory."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -84,7 +84,7 @@ class Tier2Transfers:
         wall_clock: Callable[[], float] = time.time,
         on_change: Callable[[], None],
     ) -> None:
-        """`lock` is the ledger's. `on_change` is told when there may be more to `keep_house` of."""
+        """`lock` is the ledger's. `on_change` is called when there may be more to do in `keep_house`."""
         self.refilling, self.recalling = LinearFit(), LinearFit()
         self._paces: dict[str, BreakEven] = {}  # by org: one must not spoil it for the others
         self.data_keys: Mapping[str, bytes] = {}  # by org
@@ -117,7 +117,7 @@ class Tier2Transfers:
         self._say_arrived()
 
     def pace(self, org: str) -> BreakEven:
-        """Of what comes from tier 2, against the computing of an org's engines."""
+        """Compares fetching from tier 2 with the computing of an org's engines."""
         pace = self._paces.get(org)
         if pace is None:
             pace = self._paces[org] = BreakEven([self.recalling, self.refilling], LinearFit())
@@ -125,7 +125,7 @@ class Tier2Transfers:
 
     @property
     def orgs_that_compute(self) -> list[str]:
-        """Whose engines have told how long that takes."""
+        """The orgs whose engines have reported how long computing takes."""
         return [org for org, pace in self._paces.items() if pace.computing.count]
 
     def tokens_min(self, org: str) -> int | None:

@@ -258,7 +258,7 @@ def test_a_page_without_scripts_has_it_all_as_tables(world: World) -> None:
     page = context.new_page()
     page.goto(PATH)
     page.get_by_text("As a table").first.click()
-    expect(page.get_by_role("region", name="Refill as a table")).to_contain_text("3.76 ms")
+    expect(page.get_by_role("region", name="Refill latency as a table")).to_contain_text("3.76 ms")
     page.get_by_role("link", name="1h", exact=True).click()
     expect(page.get_by_role("link", name="1h", exact=True)).to_have_attribute("aria-current", "true")
     context.close()
@@ -370,7 +370,7 @@ def test_a_cell_leads_to_what_is_behind_it(world: World, open_page: Callable[...
     page.go_back()
     every.get_by_text("As a table").click()
     every.locator("table a").first.click()
-    expect(page.get_by_text("The slowest batches of columns")).to_be_visible(timeout=MS)
+    expect(page.get_by_text("The slowest transfers (batches of columns)")).to_be_visible(timeout=MS)
 
 
 def test_a_chart_asks_for_what_was_told_while_nobody_listened(

@@ -96,7 +96,7 @@ def test_what_is_missed_is_an_error_that_ucm_computes_anew_and_the_rest_is_there
         worker.wait(worker.dump(BLOCKS[:1], [0], tensors(1)))
         rooms = tensors(2, 9)
         task = worker.load(BLOCKS[:2], [0, 0], rooms)
-        with pytest.raises(RuntimeError, match="1 of 2 blocks are not there"):
+        with pytest.raises(RuntimeError, match="1 of 2 blocks are not stored"):
             worker.wait(task)
         assert same(rooms[:1], tensors(1))
         with pytest.raises(RuntimeError, match="1 of 1"):
@@ -105,7 +105,7 @@ def test_what_is_missed_is_an_error_that_ucm_computes_anew_and_the_rest_is_there
         kept.daemon.stop()
         kept.daemon = None
         assert worker.lookup(BLOCKS[:1]) == [False]
-        with pytest.raises(RuntimeError, match="could not be kept"):
+        with pytest.raises(RuntimeError, match="could not be stored"):
             worker.wait(worker.dump(BLOCKS[3:4], [0], tensors(1)))
 
 
@@ -134,7 +134,7 @@ def test_what_can_not_be_stops_the_start(kept: Store, monkeypatch: pytest.Monkey
         raise AssertionError("it began")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     with (
-        pytest.raises(Misconfigured, match="not of an accelerator"),
+        pytest.raises(Misconfigured, match="not in an accelerator"),
         made(kept.at_daemon(), device_id=0, tensor_size_list=SIZES),
     ):
         raise AssertionError("it began")

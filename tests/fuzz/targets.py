@@ -316,13 +316,13 @@ def claims(raw: bytes) -> None:
     import jwt
 
     text = raw.decode("utf-8", "surrogateescape")
-    assert isinstance(_JUDGE.judge(text), Claim | ClaimRefusal)
+    assert isinstance(_JUDGE.verify(text), Claim | ClaimRefusal)
     try:
         told = json.loads(raw)
         signed = jwt.encode(told, SECRET, algorithm="HS256")
     except (ValueError, TypeError, RecursionError, OverflowError):
         return
-    assert isinstance(_JUDGE.judge(signed), Claim | ClaimRefusal)
+    assert isinstance(_JUDGE.verify(signed), Claim | ClaimRefusal)
 
 
 def told_claims() -> list[bytes]:

@@ -289,7 +289,7 @@ class Documents:
         self._busy = True
 
         def bury() -> None:
-            self._shim.bury([tag])
+            self._shim.ban_tags([tag])
             self.seen["a tag was purged"] += 1
             self._busy = False
 

@@ -29,12 +29,12 @@ def signed(key: bytes = KEY, algorithm: str = "HS256", **other: Any) -> str:
 
 
 def test_a_claim_says_whose_a_request_is_and_what_it_wishes() -> None:
-    judge = ClaimVerifier(KEY, "job7")
-    assert judge.judge(mint(KEY, "job7", "acme")) == Claim("acme")
+    verifier = ClaimVerifier(KEY, "job7")
+    assert verifier.verify(mint(KEY, "job7", "acme")) == Claim("acme")
     rules = Rules(no_store=True, ttl_seconds=60, priority=80, continue_id="chat-7")
-    assert judge.judge(mint(KEY, "job7", "globex", rules)) == Claim("globex", rules)
-    assert judge.judge(signed()) == Claim("acme")
-    assert not judge.refused
+    assert verifier.verify(mint(KEY, "job7", "globex", rules)) == Claim("globex", rules)
+    assert verifier.verify(signed()) == Claim("acme")
+    assert not verifier.refused
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_a_claim_says_whose_a_request_is_and_what_it_wishes() -> None:
 def test_whatever_is_not_valid_is_nobody_and_counted(
     token: Callable[[], object], why: ClaimRefusal
 ) -> None:
-    judge = ClaimVerifier(KEY, "job7")
-    assert judge.judge(token()) is why
-    assert judge.refused == {why: 1}
+    verifier = ClaimVerifier(KEY, "job7")
+    assert verifier.verify(token()) is why
+    assert verifier.refused == {why: 1}
 
 
 @given(
@@ -84,7 +84,7 @@ def test_whatever_is_not_valid_is_nobody_and_counted(
     | st.dictionaries(st.text(), st.text())
 )
 def test_nothing_that_a_client_writes_raises(token: object) -> None:
-    assert isinstance(ClaimVerifier(KEY, "job7").judge(token), ClaimRefusal)
+    assert isinstance(ClaimVerifier(KEY, "job7").verify(token), ClaimRefusal)
 
 
 @given(st.data())
@@ -93,7 +93,7 @@ def test_one_changed_letter_is_enough(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(token) - 2))  # the last one has bits that do not count
     letter = "A" if token[at] != "A" else "B"
     assert isinstance(
-        ClaimVerifier(KEY, "job7").judge(token[:at] + letter + token[at + 1 :]), ClaimRefusal
+        ClaimVerifier(KEY, "job7").verify(token[:at] + letter + token[at + 1 :]), ClaimRefusal
     )
 
 
@@ -101,11 +101,11 @@ def test_neither_token_nor_key_is_logged_and_not_every_refusal_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     token, now = signed(KEY[::-1]), [0.0]
-    judge = ClaimVerifier(KEY, "job7", clock=lambda: now[0])
+    verifier = ClaimVerifier(KEY, "job7", clock=lambda: now[0])
     for _ in range(100):
-        judge.judge(token)
+        verifier.verify(token)
     now[0] = 61.0
-    judge.judge(token)
+    verifier.verify(token)
     assert len(caplog.records) == 2
     assert token not in caplog.text
     assert "bad_signature" in caplog.text

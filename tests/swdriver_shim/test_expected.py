@@ -97,7 +97,7 @@ def test_a_configuration_that_can_not_work_is_said(tmp_path: Path, url: str) -> 
         ("job7", "/nowhere", "can't be recognised"),
         ("a..b", "/nowhere", "can't be recognised"),
         ("job7", str(tmp_path / "token"), "can't be recognised"),
-        ("job7", "", "Say where the driver is"),
+        ("job7", "", "Configure the driver"),
     ):
         with pytest.raises(Misconfigured, match=said):
             open_objects({**given, "driver": driver, "authorities": authorities})

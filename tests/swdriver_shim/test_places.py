@@ -36,9 +36,9 @@ def test_what_is_added_after_the_look_is_not_struck_off(tmp_path: Path) -> None:
     seen = places.marks(AT)
     places.add(AT, THERE)
     places.add(AT, HERE)
-    places.strike_off(AT, seen)
+    places.remove(AT, seen)
     assert places.left_by(AT) == LeftHomes(tmp_path / "places").left_by(AT) == [THERE, HERE]
-    places.strike_off(AT, places.marks(AT))
+    places.remove(AT, places.marks(AT))
     assert places.left_by(AT) == LeftHomes(tmp_path / "places").left_by(AT) == []
 
 
@@ -59,8 +59,8 @@ def test_what_cannot_be_crossed_out_stays_listed(
     places.add(AT, HERE)
     (tmp_path / "places").unlink()
     (tmp_path / "places").mkdir()
-    places.strike_off(AT, places.marks(AT))
-    assert "can't be written down" in caplog.text
+    places.remove(AT, places.marks(AT))
+    assert "can't be stored" in caplog.text
     assert places.left_by(AT) == [HERE]
 
 

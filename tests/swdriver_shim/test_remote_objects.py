@@ -259,9 +259,9 @@ def test_documents_of_objects_that_can_not_be_are_refused(agents: list[AgentProc
     ("told", "because"),
     [
         ({}, "none of these"),
-        ({"url": "http://x"}, "token_file for a daemon.*There is url"),
+        ({"url": "http://x"}, "token_file for a daemon.*Found url"),
         ({"url": "http://x", "token_file": "/nowhere"}, "can't be read"),
-        ({"state_dir": "/nowhere/at/all", "org": "acme", "url": "http://x"}, "There is org, state_dir"),
+        ({"state_dir": "/nowhere/at/all", "org": "acme", "url": "http://x"}, "Found org, state_dir"),
     ],
 )
 def test_what_an_operator_says_wrong_is_told(told: dict[str, str], because: str) -> None:
@@ -277,5 +277,5 @@ def test_a_document_that_is_missing_or_of_another_org_is_told(
     (tmp_path / "desired.json").write_text(json.dumps(objects_document(agents)))
     with pytest.raises(Misconfigured, match="no org nobody"):
         open_objects({"state_dir": str(tmp_path), "org": "nobody"})
-    with pytest.raises(Misconfigured, match="97 bytes_per_token"):
+    with pytest.raises(Misconfigured, match="97 or more"):
         open_objects({"state_dir": str(tmp_path), "org": "acme"}, value_bytes=BYTES_MAX + 1)

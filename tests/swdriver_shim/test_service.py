@@ -158,10 +158,10 @@ def test_the_controller_is_told_what_became_of_a_request_and_where_it_lies(daemo
     assert daemon.control(f"requests?request={name}").json() == [{"org": "acme"}]
     assert daemon.control("requests?request=another").json() == []
     for body, status, sentence in (
-        ({"org": "globex", "request": "r-7"}, 404, "knows of no request r-7"),
-        ({"org": "nobody", "request": "r-7"}, 404, "told nothing of that org"),
-        ({"org": "acme"}, 422, "Say one of"),
-        ({"org": "acme", "request": "r-7", "tokens": [1]}, 422, "Say one of"),
+        ({"org": "globex", "request": "r-7"}, 404, "knows no request r-7"),
+        ({"org": "nobody", "request": "r-7"}, 404, "does not have this org"),
+        ({"org": "acme"}, 422, "Give one of"),
+        ({"org": "acme", "request": "r-7", "tokens": [1]}, 422, "Give one of"),
         ({"org": "acme", "keys": ["nonsense"]}, 422, "keys"),
     ):
         answer = explained(**body)
@@ -400,7 +400,7 @@ def test_a_driver_does_not_start_without_what_it_has_written_down(tmp_path: Path
         [*command, "--control", "127.0.0.1:0"], cwd=PROJECT, capture_output=True, text=True, check=False
     )
     assert run.returncode == 1
-    assert "The driver cannot start: Where shards of this driver have been can't be read" in run.stderr
+    assert "The driver cannot start: The homes that shards of this driver have left can't be read" in run.stderr
     assert "Restore the file" in run.stderr
 
 

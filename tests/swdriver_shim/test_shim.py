@@ -135,7 +135,7 @@ def test_places_are_not_struck_off_while_a_document_is_being_followed(
     shim.set_desired(document(fleet.plane.unix, {"acme": Policy()}))
     try:
         wait_until("it is ready", lambda: shim.is_ready)
-        shim._places.add(("full", 1), HomeAddress("unix:/nowhere", "0.1"))
+        shim._left_homes.add(("full", 1), HomeAddress("unix:/nowhere", "0.1"))
         with shim._lock:
             shim.observed()
             assert LeftHomes(notes / "places").left_by(("full", 1))

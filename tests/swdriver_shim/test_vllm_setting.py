@@ -62,13 +62,13 @@ def test_a_file_is_made_and_its_claims_are_good(
     assert (found.driver, found.agent.memory_bytes) == ("job7", 2 << 30)
     assert found.agent.tier2 == {"kind": "posix", "path": f"{tmp_path}/disk", "cap_bytes": 10 << 30}
     assert main(made) == 1
-    assert "there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main(["claim", str(file), "--org", "acme", "--no-store", "--ttl", "60"]) == 0
     token = capsys.readouterr().out.strip()
     judge = ClaimVerifier(found.claims_key, "job7")
-    assert judge.judge(token) == Claim("acme", Rules(no_store=True, ttl_seconds=60))
+    assert judge.verify(token) == Claim("acme", Rules(no_store=True, ttl_seconds=60))
     assert main(["claim", str(file), "--org", "globex"]) == 1
-    assert "knows no org globex" in capsys.readouterr().err
+    assert "has no org globex" in capsys.readouterr().err
     assert main(["claim", str(file), "--org", "acme", "--priority", "101"]) == 1
 
 
@@ -76,8 +76,8 @@ def test_what_is_wrong_with_a_file_is_said_in_a_sentence(tmp_path: Path) -> None
     good = setting()
     for raw, why in [
         (b"{", "job7.json"),
-        (msgspec.json.encode(replace(good, agent=None)), "either an `agent`"),
-        (msgspec.json.encode(replace(good, unsigned_org="nobody")), "no org nobody"),
+        (msgspec.json.encode(replace(good, agent=None)), "set either `agent`"),
+        (msgspec.json.encode(replace(good, unsigned_org="nobody")), "`unsigned_org` is nobody"),
         (msgspec.json.encode({**msgspec.to_builtins(good), "modle": 1}), "modle"),
     ]:
         with pytest.raises(Invalid, match=why):
@@ -104,7 +104,7 @@ def test_a_model_is_what_its_workers_say() -> None:
     assert (model.unit_tokens, model.kv_dtype) == (64, "float32")
     other = model_spec(setting(), [facts(each=16)])
     assert other.namespace() != model.namespace(), "each shard has another part of the heads then"
-    with pytest.raises(Unsupported, match="different kinds"):
+    with pytest.raises(Unsupported, match="differ in their kinds"):
         model_spec(setting(), [facts(), facts(block_tokens=64)])
 
 
@@ -112,7 +112,7 @@ def test_a_model_is_what_its_workers_say() -> None:
 def test_an_agent_of_somebody_else_is_left_alone(tmp_path: Path, theirs: str) -> None:
     with agent(tmp_path / "agent") as one:
         one.tell(document(1, spec(theirs)))
-        with pytest.raises(NotGranted, match=f"keeps {theirs}, which is not of job7"):
+        with pytest.raises(NotGranted, match=f"has the shard {theirs}, which is not of job7"):
             EngineDriver(at(one, tmp_path), [facts()])
         assert [shard["name"] for shard in one.observed()["shards"]] == [theirs]
 

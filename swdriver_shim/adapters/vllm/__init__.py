@@ -1,20 +1,19 @@
-"""vLLM: prompts' prefixes are kept beyond the engine's own cache, and come back instead of being
-computed.
+"""vLLM: prefixes of prompts are stored outside the engine's own cache, and loaded instead of computed.
 
     vllm serve … --kv-transfer-config '{"kv_connector": "TidegateConnector",
         "kv_connector_module_path": "swdriver_shim.adapters.vllm", "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"tidegate": "/etc/tidegate/job7.json"}}'
 
-vLLM makes one connector in its scheduler's process and one in each worker's. What both think is in
-modules that know nothing of vLLM:
+vLLM makes one connector in its scheduler's process and one in each worker's. What they do is in modules
+that do not import vLLM:
 
-- `blocks`: how columns lie in an engine's blocks
-- `orders`: what the scheduler's half has workers do in a step, and what they say of it
+- `blocks`: the layout of columns in an engine's blocks; `device`: blocks in a device's memory
+- `orders`: what the scheduler orders workers to do in a step, and what they report
 - `scheduling`: which prefixes are loaded and stored, and when
-- `working`: the bytes: one thread that loads, one that saves
-- `setting`: the file that says who it is for, and `deciding` the driver that it makes
-- `numbers`: what vLLM counts, and `events` what it tells of blocks
+- `worker`: the bytes: threads that load, and one that saves
+- `config`: the file that an engine names; `engine_driver`: the driver that is made from it
+- `stats`: counts for vLLM's metrics; `events`: KV events of blocks
 
 Only `connector` imports vLLM. See docs/engines/vllm.md.
 """
@@ -23,7 +22,7 @@ from __future__ import annotations
 
 
 def __getattr__(name: str) -> object:
-    """vLLM asks for the connector here. Nobody else has to have vLLM."""
+    """The connector, for vLLM. Importing anything else does not need vLLM."""
     if name == "TidegateConnector":
         from swdriver_shim.adapters.vllm.connector import TidegateConnector
 

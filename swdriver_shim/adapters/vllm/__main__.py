@@ -1,5 +1,4 @@
-"""`python -m swdriver_shim.adapters.vllm`: the file that an engine names, and claims for its
-requests."""
+"""`python -m swdriver_shim.adapters.vllm`: writes the file that an engine names, and signs claims."""
 
 from __future__ import annotations
 
@@ -39,17 +38,19 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m swdriver_shim.adapters.vllm",
-        description="What vLLM's connector needs besides vLLM.",
+        description="Prepare an engine for Tidegate's vLLM connector.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    one = verbs.add_parser("prepare", help="write a new file, with secrets of its own")
+    one = verbs.add_parser("prepare", help="write a new file with new secrets")
     one.set_defaults(verb=_prepare)
     one.add_argument("file", type=Path)
-    one.add_argument("--model", required=True, help="stands for the weights: KV is shared by this name")
-    one.add_argument("--revision", default="", help="likewise")
-    one.add_argument("--driver", help="what the driver is called (default: the file's name)")
+    one.add_argument(
+        "--model", required=True, help="name of the weights: engines with equal names share KV"
+    )
+    one.add_argument("--revision", default="", help="revision of the weights")
+    one.add_argument("--driver", help="name of the driver (default: the file's name)")
     one.add_argument("--org", action="append", help="may be repeated (default: default)")
     one.add_argument(
         "--agent",
@@ -59,10 +60,15 @@ def _parser() -> argparse.ArgumentParser:
         help="state directory of an agent on this node",
     )
     one.add_argument(
-        "--agent-url", default="http://127.0.0.1:8410", metavar="URL", help="its control API"
+        "--agent-url",
+        default="http://127.0.0.1:8410",
+        metavar="URL",
+        help="URL of the agent's control API",
     )
     one.add_argument("--memory", type=_size, required=True, metavar="SIZE", help="such as 8GiB")
-    one.add_argument("--tier2", type=Path, metavar="DIR", help="have it keep columns on disk as well")
+    one.add_argument(
+        "--tier2", type=Path, metavar="DIR", help="also store columns on disk, in this directory"
+    )
     one.add_argument(
         "--tier2-size", type=_size, default=10 << 30, metavar="SIZE", help="(default: 10GiB)"
     )
@@ -76,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         default=SECONDS,
         help=f"1s to 24h, such as 15m (default: {SECONDS}s)",
     )
-    one.add_argument("--no-store", action="store_true", help="nothing of the request is kept")
+    one.add_argument("--no-store", action="store_true", help="store nothing of the request")
     one.add_argument(
         "--ttl", type=_seconds, metavar="DURATION", help="such as 15m: shorter than the org's policy"
     )
@@ -87,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _prepare(given: argparse.Namespace) -> None:
     if given.file.exists():
-        raise Invalid(f"{given.file} is there already, with secrets that something may depend on.")
+        raise Invalid(f"{given.file} already exists, and its secrets may be in use.")
     directory = given.agent.absolute()
     agent = AgentSpec(
         url=given.agent_url,
@@ -113,7 +119,7 @@ def _tier2(given: argparse.Namespace) -> dict[str, object] | None:
 def _claim(given: argparse.Namespace) -> None:
     setting = read(given.file)
     if given.org not in {org.name for org in setting.orgs}:
-        raise Invalid(f"{given.file} knows no org {given.org}.")
+        raise Invalid(f"{given.file} has no org {given.org}.")
     rules = Rules(
         no_store=given.no_store,
         ttl_seconds=given.ttl,

@@ -1,4 +1,4 @@
-"""How columns lie in an engine's blocks.
+"""The layout of columns in an engine's blocks.
 
 An engine keeps each layer's KV in blocks of some number of tokens, and only it understands the bytes of
 one: on some machines keys are packed so that no token's could be cut out. So blocks are taken whole. A
@@ -24,15 +24,15 @@ from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX
 
 Mark: TypeAlias = Any  # a point in a device's work; None where there is nothing to wait for
 
-SKIP_BLOCK: Final = -1  # in place of a block's number: it has its bytes already, or nobody wants them
+SKIP_BLOCK: Final = -1  # instead of a block's number: leave the block as it is
 
 
 class Unsupported(Exception):
-    """An engine's blocks can't be kept. A sentence."""
+    """The engine's KV can't be stored. A sentence."""
 
 
 def unit_tokens(block_tokens: Sequence[int]) -> int:
-    """Of blocks of these sizes. Raises Unfit."""
+    """Of blocks of these sizes. Raises Unsupported."""
     unit = math.lcm(COLUMN_TOKENS, *block_tokens)
     if unit > UNIT_TOKENS_MAX:
         raise Unsupported(
@@ -162,7 +162,7 @@ class Blocks:
     """The blocks of one group, in the host's memory."""
 
     def __init__(self, layers: Sequence[Layer], block_tokens: int, unit: int) -> None:
-        """Raises Unfit."""
+        """Raises Unsupported."""
         self.layers = layers
         self.shape = Shape(tuple(layer.size for layer in layers), block_tokens, unit)
         self._pieces = self.shape.pieces()

@@ -1,4 +1,4 @@
-"""The file that an engine's configuration names: which driver this is, for whom, and at which agents.
+"""The file that an engine's configuration names: the driver, its orgs and its agents.
 
     {
       "driver": "job7", "secret": "…base64…",
@@ -9,9 +9,9 @@
                 "memory_bytes": 8589934592}
     }
 
-The shape of the KV is not in it: that is the engine's to know. Instead of one `agent` of its own, which
-is told by the engine what to keep, there may be `homes`, as in a driver's desired document: shards that
-somebody else has granted, of the sizes that the engine names when it refuses others.
+The shape of the KV is not in it: the engine knows that. Instead of an `agent` of its own, on which the
+engine creates shards, the file may have `homes`, as in a driver's desired document: shards that were
+granted before, with the sizes that the engine names when it refuses others.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ Secret = Annotated[bytes, Meta(min_length=SECRET_BYTES_MIN, max_length=256)]
 
 
 class NameSpec(Document, frozen=True):
-    """What stands for the weights. KV is shared by all that say the same."""
+    """The name of the weights. Engines with an equal one share KV."""
 
     name: Annotated[str, Meta(min_length=1, max_length=500)]
     revision: Text = ""
 
 
 class AgentSpec(Document, frozen=True):
-    """An agent that is this engine's alone, with the token of its API: it is told to keep so many
-    bytes for it, and nothing else. `tier2` goes to it as it is."""
+    """An agent that serves this engine only, with the token of its API. The engine creates shards of so
+    many bytes there. `tier2` is passed to the agent unchanged."""
 
     url: Annotated[str, Meta(pattern=r"^https?://", max_length=500)]
     token: Annotated[str, Meta(min_length=20, max_length=500)]
@@ -61,7 +61,7 @@ class AgentSpec(Document, frozen=True):
 
 
 class ApiSpec(Document, frozen=True):
-    """Where the driver's own API listens, and the controller's token: policies, purges, metrics."""
+    """The address of the driver's own API, and the controller's token."""
 
     host: str
     port: Annotated[int, Meta(ge=1, lt=65536)]
@@ -76,18 +76,18 @@ class EngineConfig(Document, frozen=True):
     orgs: Annotated[tuple[OrgSpec, ...], Meta(min_length=1)]
     agent: AgentSpec | None = None
     homes: Annotated[tuple[HomeSpec, ...], Meta(max_length=SHARDS_MAX)] = field(default_factory=tuple)
-    # In whose name requests are asked that carry no valid claim: nobody's, if it is not said. An org for
-    # this can't be claimed, so that what strangers share is shared by strangers only.
+    # The org of requests without a valid claim; not cached by default. It can't be claimed, so that
+    # only such requests share its columns.
     unsigned_org: Name | None = None
-    # For which a request waits, at most, for what tier 2 has of it.
+    # How long a request waits for tier 2, at most.
     wait_seconds: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = WAIT_SECONDS
-    # What takes longer to load than to compute, by what was measured, is computed.
+    # Compute what takes longer to load than to compute, as measured.
     only_if_faster: bool = True
     api: ApiSpec | None = None
-    # `redis://…` of the stream that numbers are told to, as the daemon's `--telemetry`.
+    # URL of the Redis that receives telemetry, as the daemon's `--telemetry`.
     telemetry: Text | None = None
-    # Where one life of the engine leaves what the next goes on with: what is in agents' memory then
-    # outlives a restart. Without it only tier 2 does.
+    # Where the engine's state is saved for its next start, so that columns in agents' memory outlive a
+    # restart. Without it only tier 2 does.
     state_dir: Annotated[str, Meta(max_length=4096)] | None = None
     generation: Annotated[int, Meta(ge=1)] = 1
 
@@ -112,7 +112,7 @@ _DECODER: Final = msgspec.json.Decoder(EngineConfig)
 
 def file_of(told: str, rank: int, engines: int) -> Path:
     """What an engine's configuration names, for one of so many engines beside each other (`{rank}`
-    stands for which). Raises Unfit where they would share one."""
+    stands for which). Raises Unsupported where they would share one."""
     if (rank or engines > 1) and RANK not in told:
         raise Unsupported(
             "With data parallelism each engine has a driver, and shards, of its own: write a file for "
@@ -132,7 +132,7 @@ def read(path: Path) -> EngineConfig:
     except Invalid as error:
         raise Invalid(f"{path}: {error}") from error
     if (found.agent is None) == (not found.homes):
-        raise Invalid(f"{path}: there is either an `agent` or there are `homes`.")
+        raise Invalid(f"{path}: set either `agent` or `homes`.")
     if found.agent:
         try:
             Address.parse(found.agent.address)
@@ -144,12 +144,12 @@ def read(path: Path) -> EngineConfig:
         except ValueError:
             raise Invalid(f"{path}: `telemetry` has to be {REDIS_URL}.") from None
     if found.unsigned_org and found.unsigned_org not in {org.name for org in found.orgs}:
-        raise Invalid(f"{path}: there is no org {found.unsigned_org} for requests without a claim.")
+        raise Invalid(f"{path}: `unsigned_org` is {found.unsigned_org}, which is not one of `orgs`.")
     return found
 
 
 def fresh(model: NameSpec, driver: str, orgs: list[str], agent: AgentSpec) -> EngineConfig:
-    """One to begin with, with secrets that nobody has seen."""
+    """A new configuration with new secrets."""
     return EngineConfig(
         driver=driver,
         secret=secrets.token_bytes(SECRET_BYTES),

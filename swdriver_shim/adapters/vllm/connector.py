@@ -353,7 +353,7 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
 def _groups(
     cache: KVCacheConfig, kv_caches: dict[str, torch.Tensor], *, staged: bool
 ) -> tuple[list[BlockGroup], list[GroupFacts]]:
-    """How this worker's KV lies in memory. `staged`: as if that were a device's. Raises Unfit."""
+    """How this worker's KV lies in memory. `staged`: as if that were a device's. Raises Unsupported."""
     specs = [_of_one(group.kv_cache_spec) for group in cache.kv_cache_groups]
     unit = unit_tokens([spec.block_size for spec in specs])
     made: list[BlockGroup] = []
@@ -376,7 +376,7 @@ def _groups(
 
 
 def _of_one(spec: KVCacheSpec) -> KVCacheSpec:
-    """What all layers of a group have in common. Raises Unfit for what has no columns."""
+    """What all layers of a group have in common. Raises Unsupported for what has no columns."""
     if isinstance(spec, UniformTypeKVCacheSpecs):
         for one in spec.kv_cache_specs.values():
             _of_one(one)
@@ -392,7 +392,7 @@ def _of_one(spec: KVCacheSpec) -> KVCacheSpec:
 def _bank(
     layers: Sequence[tuple[str, torch.Tensor]], block_tokens: int, unit: int, *, staged: bool
 ) -> BlockGroup:
-    """The rows of a group's layers, wherever they are. Raises Unfit."""
+    """The rows of a group's layers, wherever they are. Raises Unsupported."""
     devices = {rows.device for _, rows in layers}
     if len(devices) > 1:
         raise Unsupported(f"The layers of one group are on several devices: {devices}.")

@@ -1,4 +1,4 @@
-"""Blocks in the memory of a device: to and from agents by way of pinned memory, a layer at a time.
+"""Blocks in a device's memory, copied to and from agents through pinned memory, a layer at a time.
 
 Copies are queued on a stream of their own, behind what the engine has queued when they were asked for;
 the engine's stream waits for a layer that is loaded when it comes to it. So neither waits for the host.
@@ -65,7 +65,7 @@ class DeviceBlocks:
     """The blocks of one group on one device. As `Blocks`, which are in the host's memory."""
 
     def __init__(self, layers: Sequence[DeviceLayer], block_tokens: int, unit: int) -> None:
-        """Raises Unfit."""
+        """Raises Unsupported."""
         self.layers = layers
         self.shape = Shape(tuple(layer.size for layer in layers), block_tokens, unit)
         self._device = layers[0].rows.device

@@ -1,4 +1,4 @@
-"""The driver in an engine's scheduler process, from what its workers say of themselves."""
+"""The driver in an engine's scheduler process, made from what its workers report."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ RESET_SECONDS: Final = 10.0  # the engine stands still meanwhile
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """One cache group at one worker."""
+    """A cache group of one worker."""
 
     name: str
     block_tokens: int
@@ -61,22 +61,22 @@ class GroupFacts:
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What a worker says of itself: where its shards are to be asked, and how its KV lies in memory."""
+    """What a worker reports: the address of its `WorkerServer`, and the layout of its KV."""
 
-    place: WorkerAddress
+    address: WorkerAddress
     groups: Sequence[GroupFacts]
     layout: str
     dtype: str
 
 
 def model_spec(setting: EngineConfig, workers: Sequence[WorkerFacts]) -> ModelSpec:
-    """The model as these workers have it, one shard each. Raises Unfit."""
+    """The model as these workers have it, one shard each. Raises Unsupported."""
     first = workers[0]
     for worker in workers[1:]:
         if [(one.name, one.block_tokens) for one in worker.groups] != [
             (one.name, one.block_tokens) for one in first.groups
         ]:
-            raise Unsupported("The workers have cache groups of different kinds or sizes of blocks.")
+            raise Unsupported("The cache groups of the workers differ in their kinds or block sizes.")
     layouts = ",".join(dict.fromkeys(worker.layout for worker in workers))
     return ModelSpec(
         name=setting.model.name,
@@ -96,27 +96,27 @@ def model_spec(setting: EngineConfig, workers: Sequence[WorkerFacts]) -> ModelSp
 
 
 class EngineDriver:
-    """Raises Unfit, Invalid and NotGranted, each with a sentence, where it can't be."""
+    """Decides for an engine. Raises Unsupported, Invalid or NotGranted, each with a sentence."""
 
     def __init__(
         self, setting: EngineConfig, workers: Sequence[WorkerFacts], hash_tokens: int | None = None
     ) -> None:
-        """`hash_tokens`: so many have one of vLLM's hashes, if its KV events are wanted."""
+        """`hash_tokens`: the tokens of one of vLLM's hashes; None if KV events are not wanted."""
         self.refused: Counter[str] = Counter()  # requests that are cached for nobody, by reason
         self._setting = setting
         self._document: Desired | None = None
         self._orgs: dict[str, OrgSpec] = {}  # of what was told
-        self._judge = ClaimVerifier(setting.claims_key, setting.driver)
+        self._verifier = ClaimVerifier(setting.claims_key, setting.driver)
         model = model_spec(setting, workers)
         homes = self._granted(setting.agent, model) if setting.agent else setting.homes
-        self._lines = [WorkerConnection(worker.place, self._told) for worker in workers]
+        self._lines = [WorkerConnection(worker.address, self._receive) for worker in workers]
 
         notes = Path(setting.state_dir) if setting.state_dir else None
 
-        def far(group: str, index: int, home: Home, path: PathSpec | None) -> RemoteShard:
+        def remote_shard(group: str, index: int, home: Home, path: PathSpec | None) -> RemoteShard:
             return RemoteShard(f"{group}.{index}", self._lines[index], home, notes, path)
 
-        self.shim = Shim(setting.driver, None, daemon.software(), far=far, notes=notes)
+        self.shim = Shim(setting.driver, None, daemon.software(), remote_shard=remote_shard, notes=notes)
         told = setting.desired(model, homes)
         self.shim.set_desired(msgspec.json.encode(told))
         self.events = UnitEvents(model.unit_tokens, hash_tokens) if hash_tokens else None
@@ -147,8 +147,10 @@ class EngineDriver:
         )
         for shard in self.shim.observed()["shards"]:
             if shard["state"] != "here":
-                log.warning("Shard %s is not there: %s", shard["shard"], shard["reason"])
-        log.info("Prefixes are kept for %d orgs; model: %s", len(told.orgs), msgspec.json.encode(model))
+                log.warning("Shard %s is not open: %s", shard["shard"], shard["reason"])
+        log.info(
+            "Prefixes are stored for %d orgs; model: %s", len(told.orgs), msgspec.json.encode(model)
+        )
 
     def close(self) -> None:
         if self._api:
@@ -163,7 +165,7 @@ class EngineDriver:
         setting, shape = self._setting, model.shape()
         slots = shape.slots_for(agent.memory_bytes)
         if not slots:
-            raise Invalid(f"{agent.memory_bytes} bytes of memory are less than one column takes.")
+            raise Invalid(f"`memory_bytes` is {agent.memory_bytes}: less than one column needs.")
         namespace = model.namespace().digest().hex()
         control = AgentControl(agent.url, agent.token)
         grant(control, shape, setting.driver, setting.secret, slots, namespace, agent.tier2)
@@ -178,21 +180,20 @@ class EngineDriver:
             for index in range(len(group.bytes_per_token))
         )
 
-    def _told(self, raw: msgspec.Raw) -> None:
+    def _receive(self, raw: msgspec.Raw) -> None:
         self.scheduling.saved(read(raw, _SAVED))
 
-    # Who asks
+    # Requests
 
     def who(self, request: Any) -> Requester | None:
-        """In whose name a request of vLLM's is asked. None if it is cached for nobody; why is
-        counted."""
+        """Whom a vLLM request is cached for. None if it is not cached, and the reason is counted."""
         if request.mm_features or request.prompt_embeds is not None or request.pooling_params:
-            self.refused["not_only_tokens"] += 1  # what tokens do not tell
+            self.refused["not_only_tokens"] += 1  # its KV depends on more than its tokens
             return None
         if request.resumable:
-            self.refused["streamed_input"] += 1  # which takes back tokens
+            self.refused["streamed_input"] += 1  # its tokens may change
             return None
-        claim = self._judge.judge(carried_by(request.kv_transfer_params))
+        claim = self._verifier.verify(carried_by(request.kv_transfer_params))
         unsigned = self._setting.unsigned_org
         if not isinstance(claim, Claim):
             self.refused[claim.value] += 1
@@ -211,7 +212,7 @@ class EngineDriver:
         return Requester(self.shim.keys(org, adapter), claim.rules)
 
     def is_served(self, asker: Requester) -> bool:
-        """Whether its org is still here, with the same secret."""
+        """Whether the org still exists and has the same secret."""
         org, keys = self._org(asker.keys.org), asker.keys
         return org is not None and self.shim.keys(org, keys.namespace.adapter).tag == keys.tag
 
@@ -220,10 +221,10 @@ class EngineDriver:
             self._document, self._orgs = told, {one.name: one for one in told.orgs} if told else {}
         return self._orgs.get(name)
 
-    # Verbs
+    # Reset
 
     def reset(self) -> bool:
-        """Remove all that any org has here, from every tier. Whether nothing is left."""
+        """Purge everything of every org from all tiers. Returns whether nothing is left."""
         told, driver = self.shim.desired, self.shim.driver
         if told is None:
             return True
@@ -244,7 +245,7 @@ class EngineDriver:
 def _short(receipt: Receipt) -> str:
     return (
         f"{receipt.columns} columns ({receipt.bytes} bytes) and {receipt.tier2_files} files "
-        f"({receipt.tier2_bytes} bytes){'' if receipt.done else ', and something is left'}"
+        f"({receipt.tier2_bytes} bytes){'' if receipt.done else ', not finished'}"
     )
 
 

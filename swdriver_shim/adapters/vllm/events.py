@@ -1,8 +1,8 @@
-"""What vLLM's KV events tell of: units that can be loaded from here on, and those that can't any more.
+"""vLLM's KV events: units that can be loaded from now on, and units that can't be loaded any more.
 
-Whoever routes requests to engines follows these. They know blocks by vLLM's hashes, and the ledger knows
-columns by keys; so a request that has both gives its units their names. A unit is there when all of its
-columns of the first group are.
+Routers of requests follow these events. They know blocks by vLLM's hashes, and the ledger knows columns
+by keys, so a request that has both names its units. A unit is loadable when all of its columns of the
+first group are.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 from swdriver_shim.cache.prefix_map import Column
 
-UNITS_MAX: Final = 1 << 20  # that have names; the oldest are forgotten, and no more told of
-NEWS_MAX: Final = 1 << 16  # that nobody has taken yet; then the oldest are dropped, and counted
+UNITS_MAX: Final = 1 << 20  # that have names; the oldest are dropped, and have no more events
+EVENTS_MAX: Final = 1 << 16  # that have not been taken; more drop the oldest, which is counted
 
 
 class UnitEvent(NamedTuple):
@@ -34,19 +34,20 @@ class Unit:
 
 
 class UnitEvents:
-    """Told by the ledger, from any thread and under its lock; taken by the engine."""
+    """The ledger reports columns, from any thread and under its lock; the engine takes events."""
 
     def __init__(self, unit_tokens: int, hash_tokens: int) -> None:
-        """`hash_tokens`: so many have one hash of vLLM's."""
+        """`hash_tokens`: the tokens of one of vLLM's hashes."""
         self.hash_tokens = hash_tokens
         self.dropped = 0
         self._hashes = unit_tokens // hash_tokens
         self._units: OrderedDict[bytes, Unit] = OrderedDict()  # by the key of each column
-        self._news: list[UnitEvent] = []
+        self._events: list[UnitEvent] = []
         self._lock = threading.Lock()
 
     def name(self, unit: int, keys: Sequence[bytes], hashes: Sequence[bytes]) -> None:
-        """These are the columns of a prompt's unit, and these the hashes of all its blocks."""
+        """Name a unit of a prompt: the keys of its columns, and the hashes of all the prompt's
+        blocks."""
         first = unit * self._hashes
         mine = tuple(hashes[first : first + self._hashes])
         if len(mine) < self._hashes:
@@ -74,13 +75,13 @@ class UnitEvents:
                 return
             was, unit.there = unit.there == unit.columns, unit.there + by
             if (is_there := unit.there == unit.columns) != was:
-                self._news.append(UnitEvent(unit.hashes, unit.parent, is_there))
-            if len(self._news) > NEWS_MAX:
+                self._events.append(UnitEvent(unit.hashes, unit.parent, is_there))
+            if len(self._events) > EVENTS_MAX:
                 self.dropped += 1
-                del self._news[0]
+                del self._events[0]
 
     def take(self) -> list[UnitEvent]:
-        """All since the last time."""
+        """The events since the last call."""
         with self._lock:
-            taken, self._news = self._news, []
+            taken, self._events = self._events, []
         return taken

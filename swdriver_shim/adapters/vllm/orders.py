@@ -1,8 +1,8 @@
-"""What the scheduler's half has all workers do in a step, and what each of them says of it.
+"""Orders of the scheduler to all workers in a step, and what each worker reports.
 
-Orders go with vLLM's own metadata of the step, so that they come in the order of the steps and before
-the blocks they speak of are used by anybody else. How loads went comes back with the step's output. How
-saves went comes over the line between the halves: they end when they end, also while no step runs.
+Orders are part of vLLM's metadata of the step, so they arrive in the order of steps and before anybody
+else uses their blocks. Results of loads come with the step's output. Results of saves come over the
+connection to the worker, since saves may end while no step runs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from msgspec import Struct
 
 
 class ColumnOrder(NamedTuple):
-    """One column between its slot and the engine's blocks. `blocks` are all of its unit's, of which it
-    is this part."""
+    """A column to copy between its slot and blocks. `blocks` are those of its unit, and `part` is the
+    column's place in the unit."""
 
     slot: int
     key: bytes
@@ -25,7 +25,7 @@ class ColumnOrder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Bring these columns, by group, or send them out."""
+    """Columns of one request to load or to save, by group."""
 
     number: int
     request: str
@@ -39,18 +39,18 @@ class Order:
 
 @dataclass(slots=True)
 class Step:
-    """For all workers, in one step of the engine."""
+    """The orders of one step of the engine."""
 
-    loads: list[Order] = field(default_factory=list)  # before its layers are computed
-    loads_ahead: list[Order] = field(default_factory=list)  # beside it; the requests wait for them
-    stores: list[Order] = field(default_factory=list)  # once it is computed
-    # Saves that have to be over before the step begins: their blocks are somebody else's in it.
+    loads: list[Order] = field(default_factory=list)  # while its layers are computed
+    loads_ahead: list[Order] = field(default_factory=list)  # in the background, while the requests wait
+    stores: list[Order] = field(default_factory=list)  # after it is computed
+    # Saves that have to end before the step: other requests use their blocks in it.
     over_first: list[int] = field(default_factory=list)
-    ending: list[str] = field(default_factory=list)  # requests whose blocks are kept for their saves
+    ending: list[str] = field(default_factory=list)  # requests whose blocks their saves still need
 
 
 class RefusedColumn(NamedTuple):
-    """A column of a load did not come: which of the group's columns in the order, and why not."""
+    """A column of a load that failed: its place in the group's columns of the order, and why."""
 
     group: int
     at: int
@@ -59,7 +59,7 @@ class RefusedColumn(NamedTuple):
 
 @dataclass(slots=True)
 class LoadResult:
-    """How a load went, by as many workers as have told."""
+    """The result of a load, combined from so many workers."""
 
     workers: int = 1
     refused: list[RefusedColumn] = field(default_factory=list)
@@ -69,7 +69,7 @@ class LoadResult:
 
 @dataclass(slots=True)
 class WorkerReport:
-    """What workers say with a step's output."""
+    """The results of loads that workers report with a step's output."""
 
     loads: dict[int, LoadResult] = field(default_factory=dict)
 
@@ -87,10 +87,10 @@ class WorkerReport:
 
 
 class SaveResult(Struct, frozen=True):
-    """How a save went: over the line. Columns of it that did not go out, by group and index."""
+    """The result of a save. `failed` are its failed columns, by group and index."""
 
     store: int
     failed: list[tuple[int, int]]
     bytes: int
     seconds: float
-    dropped: bool = False  # nothing of it was tried: too much was waiting, or its blocks were wanted
+    dropped: bool = False  # given up: too many saves were waiting, or its blocks were needed

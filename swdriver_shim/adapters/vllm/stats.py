@@ -1,7 +1,7 @@
-"""What the connector has done, in the words of vLLM's own statistics: since the last time it was asked.
+"""What the connector has done since the last call, as vLLM's statistics.
 
-vLLM carries them from the scheduler's process to whoever logs and serves its metrics. The driver's API,
-where there is one, has the same and more, by org.
+vLLM takes them from the scheduler's process to the process that logs and serves its metrics. The
+driver's API, where there is one, has the same counts and more, by org.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 EACH_SECONDS: Final = 1.0
 Counts = dict[str, dict[str, int]]  # by what is counted, and of which kind
 MEANING: Final = {
-    "tokens": "Tokens that Tidegate was asked for: hit by tier, or missed by reason.",
-    "bytes": "Bytes that were loaded into blocks, and saved from them.",
-    "columns": "Columns that did not come as they should, and that could not be saved.",
-    "requests": "Requests that are cached for nobody, by reason.",
+    "tokens": "Tokens that Tidegate was asked for: hits by tier, misses by reason.",
+    "bytes": "Bytes loaded into blocks and saved from blocks.",
+    "columns": "Columns that failed to load or to save.",
+    "requests": "Requests that were not cached, by reason.",
 }
 
 
 class StatsSource:
-    """All counts so far, and what has been added to them."""
+    """All counts, as increments."""
 
     def __init__(self, deciding: EngineDriver, clock: Callable[[], float] = time.monotonic) -> None:
         self._deciding = deciding
@@ -33,7 +33,7 @@ class StatsSource:
         self._before: Counts = {}
 
     def since(self) -> Counts:
-        """What was added since the last time; nothing if that was less than a second ago."""
+        """The increments since the last call; nothing if that was less than a second ago."""
         now = self._clock()
         if now < self._asked_at + EACH_SECONDS:
             return {}
@@ -69,7 +69,7 @@ class StatsSource:
 
 
 def added(one: Counts, other: Counts) -> Counts:
-    """Both."""
+    """The sum of two increments."""
     return {
         of: {
             kind: one.get(of, {}).get(kind, 0) + other.get(of, {}).get(kind, 0)

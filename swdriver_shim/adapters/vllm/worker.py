@@ -1,4 +1,4 @@
-"""The worker's half: bytes between its shards and the engine's blocks.
+"""The worker's part: copies bytes between its shards and the engine's blocks.
 
 - *Loads* of a step are read where they lie in the arena, checked as a whole, and copied into the blocks
   layer by layer, while the engine computes the layers before. One copy, and no byte is computed with
@@ -53,7 +53,7 @@ SAVE_SECONDS_MAX: Final = USE_SECONDS_MAX - 60  # then its slots may soon be tak
 
 @dataclass(slots=True, eq=False)
 class Save:
-    """One order, until the end."""
+    """A save that has not ended."""
 
     order: Order
     until: float  # then it is too late
