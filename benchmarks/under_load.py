@@ -178,12 +178,13 @@ class Heard(NamedTuple):
 def ask_all(driver: Driver, wafer: Wafer, numbers: Sequence[int], pause_seconds: float = 0.0) -> Heard:
     """About these conversations."""
     emulator, maker = Emulator(DriverCache(driver, wafer, wait_seconds=2.0)), keys(wafer)
-    tally = driver.ledger.accounts[ORG].tally
     heard = Heard(0, {DRAM: 0, TIER2: 0}, {DRAM: [], TIER2: []}, 0)
     for number in numbers:
-        before = dict(tally.hits)
+        account = driver.ledger.accounts.get(ORG)  # none before the first request
+        before = dict(account.tally.hits) if account else {}
         served = emulator.serve(maker, conversation(number))
-        new = {tier: tally.hits[tier] - before.get(tier, 0) for tier in heard.hits}
+        hits = driver.ledger.accounts[ORG].tally.hits
+        new = {tier: hits[tier] - before.get(tier, 0) for tier in heard.hits}
         for tier, tokens in new.items():
             heard.hits[tier] += tokens
         if served.hit:
