@@ -26,7 +26,7 @@ class Answering(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        body = b'{"tokens": 64}'
+        body = b'{"tokens": 64, "asked": 64}'
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.send_header("connection", "close")  # so that each request shakes hands anew
@@ -94,9 +94,9 @@ def test_a_configuration_that_can_not_work_is_said(tmp_path: Path, url: str) -> 
     (tmp_path / "token").write_text("t" * 40)
     given = {"url": url, "token_file": str(tmp_path / "token")}
     for driver, authorities, said in (
-        ("job7", "/nowhere", "can't be recognised"),
-        ("a..b", "/nowhere", "can't be recognised"),
-        ("job7", str(tmp_path / "token"), "can't be recognised"),
+        ("job7", "/nowhere", "can't be verified"),
+        ("a..b", "/nowhere", "can't be verified"),
+        ("job7", str(tmp_path / "token"), "can't be verified"),
         ("job7", "", "Configure the driver"),
     ):
         with pytest.raises(Misconfigured, match=said):

@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_read_is_said_and_nothing_goes_on_without_it(
     tmp_path: Path, content: bytes
 ) -> None:
     (tmp_path / "places").write_bytes(content)
-    with pytest.raises(OSError, match="Where shards of this driver have been can't be read"):
+    with pytest.raises(OSError, match="The homes that shards of this driver have left can't be read"):
         LeftHomes(tmp_path / "places")
     assert (tmp_path / "places").read_bytes() == content
 

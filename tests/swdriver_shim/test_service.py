@@ -479,7 +479,7 @@ def test_half_sent_bodies_of_one_org_cost_another_nothing(
         assert refused.status_code in (200, 429), "what was cut off counts no more, soon"
         too_large = made.store(ACME, tokens, bytes(33 << 20))
         assert too_large.status_code == 413
-        assert "33554432 bytes at most" in too_large.text
+        assert "at most 33554432 bytes" in too_large.text
         page = made.http.get("/metrics", headers={"authorization": f"Bearer {CONTROL}"}).text
         assert 'swdriver_transfer_bytes{which="most"} 67108864' in page
     finally:

@@ -116,7 +116,7 @@ def test_a_shard_whose_home_cannot_be_written_down_moves_when_it_can_be(
     try:
         wait_until("it is ready", lambda: shim.is_ready)
         shim.set_desired(moved(told, generation=2, group="full", index=1, to="elsewhere"))
-        wait_until("it has tried again", lambda: caplog.text.count("can't be written down") > 1)
+        wait_until("it has tried again", lambda: caplog.text.count("can't be stored") > 1)
         told_of = shim.observed()["shards"][1]
         assert (told_of["state"], told_of["shard"]) == ("moving", "0.1")
         (notes / "places").rmdir()
