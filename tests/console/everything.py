@@ -20,6 +20,7 @@ from console.accounts.models import User
 from console.accounts.principal import SYSTEM
 from console.accounts.roles import Role
 from console.alerts.models import Alert, Comment, Notification
+from console.alerts.services import WHY_NOT_A_RAIL
 from console.control import services as control
 from console.control.models import Target
 from console.fleet.models import Box, Driver, Leaf, Node, RetiringStore, SpineLink
@@ -194,7 +195,7 @@ def _alert(org: Org, mark: str, session: Session) -> Alert:
     stream = {"driver": f"{mark}-driver", "stream": "full.0", "node": f"{mark}-node"}
     evidence = {
         "session": session.name,
-        "why_not_better": f"{HIDDEN}-node0 with a NIC on its leaf is full (1 GiB of 2 GiB missing)",
+        WHY_NOT_A_RAIL: f"{HIDDEN}-node0 with a NIC on its leaf is full (1 GiB of 2 GiB missing)",
     }
     lost = f"{HIDDEN}-node{1 if mark == OWN else 2}"
     cause = make_alert("node-lost", f"node:{lost}", sentence=f"{lost} is lost")

@@ -1,4 +1,5 @@
-"""Rules have plainer slugs: what is stored of a rule follows, so that no open alert is left behind."""
+"""Rules, thresholds and evidence have plainer names. What is stored follows: no open alert is left behind,
+and evidence that names nodes is still known as such."""
 
 import hashlib
 import json
@@ -23,15 +24,26 @@ THRESHOLDS = {
     "fine_seconds": "keep_firing_seconds",
     "refused": "rejected",
 }
+EVIDENCE = {
+    "why": "reason",
+    "follows": "generation",
+    "last_heard": "last_seen",
+    "why_not_better": "why_not_a_rail",
+    "leaf_of_the_node": "node_leaf",
+    "budget_spent_times_too_fast": "burn_rate",
+    "seconds_of_that_share": "latency_seconds",
+}
 MATCHER = re.compile(r"(rule!?=)(.*)")
 
 
 def rename(apps, _schema):
-    for alert in apps.get_model("alerts", "Alert").objects.filter(rule__in=SLUGS):
-        alert.rule = SLUGS[alert.rule]
-        text = json.dumps([alert.rule, alert.topic, sorted(alert.labels.items())])
-        alert.fingerprint = hashlib.sha256(text.encode()).hexdigest()
-        alert.save(update_fields=["rule", "fingerprint"])
+    for alert in apps.get_model("alerts", "Alert").objects.all():
+        alert.evidence = {EVIDENCE.get(name, name): value for name, value in alert.evidence.items()}
+        if alert.rule in SLUGS:
+            alert.rule = SLUGS[alert.rule]
+            text = json.dumps([alert.rule, alert.topic, sorted(alert.labels.items())])
+            alert.fingerprint = hashlib.sha256(text.encode()).hexdigest()
+        alert.save(update_fields=["rule", "fingerprint", "evidence"])
     for stored in apps.get_model("alerts", "Thresholds").objects.all():
         stored.rule = SLUGS.get(stored.rule, stored.rule)
         stored.values = {THRESHOLDS.get(name, name): value for name, value in stored.values.items()}

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from console.alerts.models import Alert, Silence, Thresholds
 from console.alerts.rules.catalogue import BY_SLUG
+from console.alerts.services import WHY_NOT_A_RAIL
 from console.alerts.state.transitions import fingerprint
 
 pytestmark = pytest.mark.django_db
@@ -35,10 +36,12 @@ def test_an_open_alert_is_the_one_that_its_rule_finds_again() -> None:
         state_since=now,
         fired_at=now,
         observed_at=now,
+        evidence={"why_not_better": "ax-1 is full"},
     )
     migration.rename(apps, None)
     [alert] = Alert.objects.all()
     assert alert.rule == "agent-not-reporting"
+    assert alert.evidence == {WHY_NOT_A_RAIL: "ax-1 is full"}
     assert alert.fingerprint == fingerprint("agent-not-reporting", TOPIC, LABELS)
 
 
