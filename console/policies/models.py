@@ -73,7 +73,7 @@ class PolicyInForce(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                models.Value(1), name="policy_active_policies_cluster", condition=Q(org=None)
+                models.Value(1), name="policy_in_force_of_cluster", condition=Q(org=None)
             ),
         ]
 

@@ -69,7 +69,7 @@ def test_a_node_is_described_joins_and_is_cordoned(open_page: Open, console: Liv
     expect(page.locator("#command")).to_contain_text("python -m kvss_agent")
     told = {"Authorization": f"Bearer {page.locator('#made').inner_text()}"}
     httpx.post(f"{console.address}/api/v1/nodes/ax-7/join", json=NODE, headers=told).raise_for_status()
-    page.get_by_role("link", name="Nodes", exact=True).click()
+    page.get_by_role("navigation", name="Fleet").get_by_role("link", name="Nodes").click()
     expect(page.get_by_role("row", name=re.compile("ax-7"))).to_contain_text("ready")
     page.get_by_role("link", name="ax-7").click()
     page.get_by_label("State", exact=True).select_option("cordoned")
@@ -172,7 +172,7 @@ def test_everything_works_without_scripts(browser: Browser, console: LiveConsole
     page.get_by_role("button", name="Add org").click()
     expect(page.get_by_role("heading", name="Hooli")).to_be_visible()
     page.goto("/audit/")
-    page.get_by_label("Search").fill("Hooli")
+    page.get_by_role("textbox", name="Search").fill("Hooli")
     page.get_by_role("button", name="Filter").click()
     expect(page.get_by_role("row")).to_have_count(2)  # the head and the one
     page.get_by_role("searchbox", name="Find").fill("hool")

@@ -79,7 +79,7 @@ def test_a_policy_is_edited_previewed_saved_applied_proved_and_taken_back(
     page.goto("/orgs/acme/explain/")
     page.get_by_label("Request, tokens or keys").fill("r-7")
     page.get_by_role("button", name="Explain").click()
-    expect(page.get_by_text("128 of its 192 tokens were there")).to_be_visible()
+    expect(page.get_by_text("128 of 192 tokens hit")).to_be_visible()
     expect(page.get_by_text("missed: never stored").first).to_be_visible()
     assert faults(page) == []
     context.close()

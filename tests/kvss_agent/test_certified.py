@@ -82,7 +82,7 @@ def test_a_driver_with_another_key_than_the_document_says_is_refused(
     told = document(2, spec())
     told["peers"][0]["key"] = fingerprint(anew.identity.public_key_pem)
     there.tell(told)
-    with pytest.raises(Lost, match="another key"):
+    with pytest.raises(Lost, match="the key of this driver has changed"):
         client(there, former)
     with client(there, anew):
         pass

@@ -174,7 +174,7 @@ def test_what_it_refuses_is_raised_with_its_sentence(engine: Engine, daemon: Dae
     engine.store(tokens)
     with (
         asking(daemon, "x" * 40) as stranger,
-        pytest.raises(Refused, match=r"It answered 401\. A token is needed"),
+        pytest.raises(Refused, match=r"It answered 401\. A bearer token is required"),
     ):
         stranger.load(tokens)
     other = ModelSpec(name="llama", groups=GROUPS, revision="r2", kv_dtype="bf16")

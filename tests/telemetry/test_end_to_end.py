@@ -96,7 +96,7 @@ def test_an_agent_does_not_notice_that_redis_is_away(tmp_path: Path) -> None:
         node.tell(document(1, spec("s", 20, EACH * C)))
         with node.client("shm") as shard:
             assert shard.evict(0, b"k" * 16, b"t" * 16, 64, memoryview(bytes(EACH * C))) == 1
-        wait_until("it says so", lambda: "Numbers wait for Redis" in node.log)
+        wait_until("it says so", lambda: "Numbers are queued, waiting for Redis" in node.log)
         text = node.http.get("/metrics").text
         assert 'kvss_shard_events_total{shard="s",event="evicts"} 1' in text
         assert node.stop() == 0

@@ -113,7 +113,7 @@ def test_a_collector_that_is_away_is_told_of_once_and_hinders_nobody(
         node.tell(document(1, spec("s", 20, EACH * C)))
         with node.client("shm") as shard:
             assert shard.evict(0, b"k" * 16, b"t" * 16, 64, memoryview(bytes(EACH * C))) == 1
-        wait_until("it says so", lambda: "Nobody takes numbers over OTLP" in node.log)
+        wait_until("it says so", lambda: "The OTLP collector does not accept the numbers" in node.log)
         assert node.http.get("/metrics").status_code == httpx.codes.OK
         assert node.stop() == 0
         assert node.log.count("OTLP") == 1

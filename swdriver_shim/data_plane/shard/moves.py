@@ -38,10 +38,13 @@ class ShardMover:
     def move(self, connect: Connect, pull: Pull, path: PathSpec | None) -> bool:
         homes = self._homes
         with homes.former.emptying:
+            client = None
             try:
                 client = connect()
                 empty(client)  # it may be a home that was left before, or an earlier process's
             except Lost as error:
+                if client:
+                    client.close()
                 log.warning("Shard %s can't move: %s", homes.name, error)
                 return False
             with homes.writing:

@@ -65,8 +65,8 @@ def advanced(operation: Operation) -> Operation:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (says_json({"done": True, "columns": 0, "bytes": 0, "confirmed": {}}), "no confirmation"),
-        (says_json({"columns": 0, "bytes": 0}), "no confirmation"),
+        (says_json({"done": True, "columns": 0, "bytes": 0, "confirmed": {}}), "not a confirmation"),
+        (says_json({"columns": 0, "bytes": 0}), "not a confirmation"),
         (says_json({"detail": "Not Found"}, 404), "It answered 404"),
         (says_json({"detail": "There is no tier 2 here."}, 409), "It answered 409"),
         (says_json({"payload": "e30=", "signature": "e30="}), "not signed with its key"),

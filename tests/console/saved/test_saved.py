@@ -15,6 +15,7 @@ from console.saved import services
 from console.saved.models import SavedView
 from telemetry.models import Event
 from tests.conftest import People
+from tests.html import compact
 
 pytestmark = pytest.mark.django_db
 
@@ -44,8 +45,8 @@ def test_a_view_is_saved_from_a_page_found_there_again_and_deleted(
     assert "Save this page" in browser.get("/views/", {"of": PAGE}).content.decode()
     kept = browser.post("/views/", {"name": "Refills", "address": PAGE, "share": "org:acme"})
     assert kept["Location"] == PAGE
-    assert "Refills</a></li>" in browser.get("/latency/?topic=org:acme").content.decode()
-    assert "Refills</a></li>" not in browser.get("/orgs/acme/").content.decode(), "of that page only"
+    assert "Refills</a></li>" in compact(browser.get("/latency/?topic=org:acme"))
+    assert "Refills</a></li>" not in compact(browser.get("/orgs/acme/")), "of that page only"
     again = browser.post("/views/", {"name": "Refills", "address": PAGE})
     assert "You have a view of that name" in again.content.decode()
     view = SavedView.objects.get()

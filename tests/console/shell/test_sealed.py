@@ -53,7 +53,7 @@ def test_the_database_never_has_it_in_the_open(db: None) -> None:
         stored = cursor.fetchone()[0]
     assert "secret" not in stored
     assert Driver.objects.get(pk=driver.pk).control_token == "a very secret token"
-    with pytest.raises(FieldError, match="can't be searched"):
+    with pytest.raises(FieldError, match="cannot be searched"):
         Driver.objects.filter(control_token="a very secret token").exists()
 
 
