@@ -1,6 +1,6 @@
 """Attackers who are busy with somebody else: what it costs a stack that this machine runs them, too.
 
-They do what attackers spend their time on, encrypt and send, and never to the stack. On machines of
+They do what attackers spend their time on, compute and send, and never to the stack. On machines of
 their own they would cost it nothing.
 """
 

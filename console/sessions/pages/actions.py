@@ -1,4 +1,4 @@
-"""Pages of what runs: jobs, moves, bringing back on rails, drains and upgrades of nodes."""
+"""Pages of what runs: jobs, moves, restoring rails, drains and upgrades of nodes."""
 
 from __future__ import annotations
 
