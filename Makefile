@@ -13,9 +13,10 @@ MINUTES ?= 10
 LOCK ?= run
 OSV ?= all.zip
 AUDITED = run dev fuzz audit uv
+EXTRAS = --extra console --extra embedded
 
 .DEFAULT_GOAL := help
-.PHONY: help up down incident check test contract test-models test-engines lint fmt bench bench-models bench-engines sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline fuzz-environment audit-environment
+.PHONY: help up down incident check test contract test-models test-engines lint fmt bench bench-models bench-engines sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -95,14 +96,17 @@ contract: dev-environment ## test the API with more generated requests: make con
 hostile: dev-environment ## hostile peers against a whole stack: make hostile MINUTES=10 SEED=7
 	$(IN) -m tests.hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+wheel: dev-environment ## build the wheel in .tidegate/wheel, with the compiled mover where there is a C compiler
+	$(IN) -m hatchling build --target wheel --directory .tidegate/wheel
+
 lock: dev-environment ## resolve and lock the dependencies
 	echo "uv==$$($(UV) --version | cut -d' ' -f2)" | $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" - -o requirements/uv.txt
-	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml --group embedded -o requirements/run.txt
-	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/run.txt pyproject.toml --group dev -o requirements/dev.txt
-	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt pyproject.toml --group fuzz -o requirements/fuzz.txt
+	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml $(EXTRAS) -o requirements/run.txt
+	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/run.txt pyproject.toml $(EXTRAS) --group dev -o requirements/dev.txt
+	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt pyproject.toml --extra console --group fuzz -o requirements/fuzz.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --group audit -o requirements/audit.txt
-	echo torch | $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt --excludes - pyproject.toml --group models --extra transformers -o requirements/models.txt
-	printf 'opencv-python-headless\nsetuptools\ntorch\ntorchaudio\ntorchcodec\ntorchvision\nintel-openmp\n' | $(UV) pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt --excludes - pyproject.toml --group engines -o requirements/engines.txt
+	echo torch | $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt --excludes - pyproject.toml $(EXTRAS) --group models --extra transformers -o requirements/models.txt
+	printf 'opencv-python-headless\nsetuptools\ntorch\ntorchaudio\ntorchcodec\ntorchvision\nintel-openmp\n' | $(UV) pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt --excludes - pyproject.toml $(EXTRAS) --group engines -o requirements/engines.txt
 
 run-environment:
 	@$(PYTHON) console/stack/bootstrap.py run

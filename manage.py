@@ -1,25 +1,11 @@
 #!/usr/bin/env python
-"""Django's command line, for the embedded stack and for production alike.
-
-Where `make up` has left `.tidegate/env`, its values fill whatever the environment does not say,
-so that `manage.py shell` beside a running stack just works.
-"""
+"""Django's command line in a checkout; where Tidegate is installed it is `tidegate manage`."""
 
 from __future__ import annotations
 
-import os
 import sys
 
-
-def main() -> None:
-    from console.environment import load_embedded_defaults
-
-    load_embedded_defaults(os.environ)
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
-    from django.core.management import execute_from_command_line
-
-    execute_from_command_line(sys.argv)
-
+from console.manage import main
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv)

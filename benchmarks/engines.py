@@ -22,15 +22,18 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from benchmarks import governed
 from benchmarks.harness import Row, options, progress, show
 from benchmarks.peers.environment import Environment, Unavailable, prepare
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.servers import lmcache_server, mooncake_master
 from kvss_agent import native
 from swdriver_shim.adapters.claims import mint
-from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, NameSpec, fresh
+from swdriver_shim.adapters.joining import NameSpec
+from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, fresh
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from swdriver_shim.replay.fleet import Agent
+from tests.engines.governed import Governed
 
 LENGTHS: Final = {"1k": 1024, "4k": 4096, "8k": 8192}
 QUICK_LENGTHS: Final = ("1k", "4k")
@@ -46,7 +49,8 @@ NEARLY: Final = 0.9  # of a prompt comes back; who keeps chunks of 256 tokens ha
 CONVERSATIONS, TURN_TOKENS, MORE_TOKENS, OUTPUT_TOKENS = 8, 2048, 64, 16
 OVERHEAD_MAX: Final = 1.02
 NONE, OWN, OURS, OUR_TIER2 = "none", "prefix", "tidegate.dram", "tidegate.tier2"
-QUICK_ENGINES: Final = (NONE, OWN, OURS)
+GOVERNED: Final = "tidegate.governed"
+QUICK_ENGINES: Final = (NONE, OWN, OURS, GOVERNED)
 CLAIM_SECONDS: Final = 6 * 3600
 
 
@@ -63,6 +67,7 @@ class Engine(Peer):
         self.warm: dict[int, list[float]] = {}
         self.came: dict[int, list[float]] = {}  # parts of prompts
         self.rates: list[float] = []
+        self.stage: Governed | None = None  # the console that governs it
 
     def _environment(self) -> Environment:
         # LMCache names chunks by Python's own hashes.
@@ -206,6 +211,21 @@ def with_agent(
     engine.params = {"tidegate": claim(setting)}
 
 
+def tidegate_governed(engine: Engine, its: contextlib.ExitStack, scratch: Path) -> None:
+    """A console tells it all; its agent is reached over TLS."""
+    engine.stage = governed.stage_of(its, scratch)
+    engine.start()
+    engine.open(
+        connector(
+            "TidegateConnector",
+            {"tidegate": engine.stage.told(wait_seconds=WAIT_SECONDS)},
+            kv_connector_module_path="swdriver_shim.adapters.vllm",
+            kv_load_failure_policy="recompute",
+        )
+    )
+    engine.params = governed.give_job(engine.stage)
+
+
 def claim(setting: EngineConfig) -> str:
     return mint(setting.claims_key, setting.driver, ORG, seconds=CLAIM_SECONDS)
 
@@ -218,6 +238,7 @@ BEGIN: Final[Mapping[str, Callable[[Engine, contextlib.ExitStack, Path], None]]]
     "mooncake": mooncake,
     OURS: tidegate,
     OUR_TIER2: tidegate_tier2,
+    GOVERNED: tidegate_governed,
 }
 
 
@@ -255,8 +276,8 @@ def measure(side: Side, rounds: int) -> None:
                         time.sleep(SAVED_SECONDS / 5)
                 again = engine.ask(number, tokens)
                 tokens_made.add(again["token"])
-                # What takes longer to bring from tier 2 than to compute is computed.
-                may_compute = engine.variant in (NONE, OUR_TIER2)
+                # What takes longer to bring from tier 2, or over TLS, than to compute is computed.
+                may_compute = engine.variant in (NONE, OUR_TIER2, GOVERNED)
                 if not may_compute and again["cached"] < NEARLY * tokens:
                     raise RuntimeError(
                         f"{engine.variant} has {again['cached']} of {tokens} tokens, a moment later"
@@ -288,7 +309,9 @@ def ms(values: list[float]) -> float:
 def rows_of(side: Side) -> Iterator[Row]:
     by_name = {engine.variant: engine for engine in side.engines}
     none = by_name[NONE]
-    peers = [engine for engine in side.engines if engine.variant not in (NONE, OWN, OURS, OUR_TIER2)]
+    peers = [
+        engine for engine in side.engines if engine.variant not in (NONE, OWN, OURS, OUR_TIER2, GOVERNED)
+    ]
     for name, tokens in side.lengths.items():
         ids = f"engine.vllm.ttft.{name}"
         without = ms(none.cold[tokens])
@@ -324,6 +347,15 @@ def rows_of(side: Side) -> Iterator[Row]:
         goal = 1.0 if variant == OURS else None
         ids = "engine.vllm.overhead.miss" + ("" if variant == OURS else f".{variant}")
         yield Row(ids, ratio, "times", "no cache, at most 1.02", OVERHEAD_MAX / ratio, goal)
+    if attached := by_name.get(GOVERNED):
+        over = [
+            one / other
+            for tokens in side.lengths.values()
+            for one, other in zip(attached.cold[tokens], by_name[OURS].cold[tokens], strict=True)
+        ]
+        ratio = statistics.median(over)
+        ids = "governed.overhead.miss"
+        yield Row(ids, ratio, "times", "without a console, at most 1.02", OVERHEAD_MAX / ratio, 1.0)
     without = statistics.median(none.rates)
     for engine in side.engines:
         rate = statistics.median(engine.rates)
@@ -342,7 +374,11 @@ def main() -> None:
         side = started(stack, scratch, quick=told.quick)
         measure(side, rounds)
         serve(side, max(1, rounds // 2))
-        show("Engines", list(rows_of(side)), told.json)
+        made = list(rows_of(side))
+        for engine in side.engines:
+            if engine.stage:
+                made += governed.rows(engine.stage, engine, quick=told.quick)
+        show("Engines", made, told.json)
     for name, reason in side.absent.items():
         print(f"{name} was left out: {reason}")
 

@@ -27,7 +27,7 @@ from console.operations.models import Operation
 from console.orgs.models import Org
 from console.placement.topology import State, Tier
 from console.policies.models import Caller, PolicyInForce, PolicyVersion
-from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
+from console.sessions.models import DriverOrg, Job, JobBox, Session, SessionBox, Stream
 from telemetry.cells import Cells
 from telemetry.metrics import Kind, Metric
 from telemetry.models import Event
@@ -210,6 +210,10 @@ def _sessions(orgs: list[Org], nodes: list[Node], boxes: list[Box], now: datetim
     )
     drivers = Driver.objects.bulk_create(
         Driver(name=f"job-{number}", model=MODEL, **_joined(now)) for number in range(SESSIONS)
+    )
+    DriverOrg.objects.bulk_create(
+        DriverOrg(driver=driver, org=session.org)
+        for session, driver in zip(sessions, drivers, strict=True)
     )
     _targets("driver", [driver.name for driver in drivers], now)
     granted = SessionBox.objects.bulk_create(

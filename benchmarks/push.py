@@ -140,10 +140,11 @@ def _join(ports: dict[str, int]) -> None:
     from django.utils import timezone
 
     from console.fleet.models import Driver
+    from console.sessions.models import DriverOrg
 
     for name, port in ports.items():
         now = timezone.now()
-        Driver.objects.create(
+        driver = Driver.objects.create(
             name=name,
             control_url=f"http://127.0.0.1:{port}",
             control_token=TOKEN,
@@ -152,6 +153,7 @@ def _join(ports: dict[str, int]) -> None:
             last_heartbeat_at=now,
             heartbeat_sha256=b"x" * 32,
         )
+        DriverOrg.objects.create(driver=driver)  # all orgs
 
 
 def _certified(name: str, state_dir: Path) -> str:

@@ -7,22 +7,15 @@ sessions of a box with a job each, 2,000 streams; what is planned is one more se
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import Row, percentile
+from benchmarks.own_console import own_console
 from benchmarks.resizing import resize_rows
-from console.environment import PROJECT
-from console.stack.embedded import embedded_servers
 from kvss_agent.shard.arena import slot_bytes_for
 from swdriver_shim.keys import COLUMN_TOKENS
 
@@ -42,23 +35,9 @@ SLOT_BYTES: Final = slot_bytes_for(EACH * COLUMN_TOKENS)
 
 def session_rows(*, quick: bool) -> tuple[list[Row], str]:
     """The rows, and the hit rate over the story of a resize, drawn."""
-    with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
-        servers = stack.enter_context(embedded_servers(directory))
-        os.environ |= {
-            "DATABASE_URL": servers.database_url,
-            "REDIS_URL": servers.redis_url,
-            "TIDEGATE_SECRET_KEY": "-".join(["of-a-benchmark-and-good-for-nothing-else"] * 2),
-            "TIDEGATE_MODE": "embedded",
-            "TIDEGATE_STATIC_DIR": str(directory / "static"),
-            "DJANGO_SETTINGS_MODULE": "console.settings",
-        }
-        subprocess.run([sys.executable, "manage.py", "migrate", "-v", "0"], cwd=PROJECT, check=True)
-        import django
-
-        django.setup()
+    with own_console() as directory:
         rows, drawn = resize_rows(directory / "plane", requests=100 if quick else 1_000)
-        _forget()
+        forget()
         return rows + _api_rows(20 if quick else 100), drawn
 
 
@@ -165,7 +144,7 @@ def _fill() -> None:
     )
 
 
-def _forget() -> None:
+def forget() -> None:
     """What the resize needed is no part of the large fleet."""
     from console.fleet.models import Box, Driver, Leaf, Nic, Node, Port
     from console.operations.models import Operation

@@ -19,11 +19,23 @@ from urllib.parse import urlsplit
 from telemetry.emit.extras import NO_OTLP, has_otlp
 from telemetry.units import exact_duration, parse_seconds
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parent.parent  # where it is installed, the folder of the packages
+IS_CHECKOUT = (PROJECT / "pyproject.toml").is_file()
+HOME = PROJECT if IS_CHECKOUT else Path.cwd()  # what the paths of settings are relative to
 PREFIX = "TIDEGATE_"
 SECRET_KEY_CHARACTERS_MIN = 50  # what Django asks for
 
 T = TypeVar("T")
+
+
+def command(verb: str) -> str:
+    """What a person types for a verb of the stack."""
+    return f"make {verb}" if IS_CHECKOUT else f"tidegate {verb}"
+
+
+def bundled(folder: str) -> Path:
+    """A folder of the checkout that a wheel has inside this package."""
+    return PROJECT / folder if IS_CHECKOUT else PROJECT / "console" / "bundled" / folder
 
 
 class ConfigurationError(Exception):
@@ -107,7 +119,7 @@ SECRET = text(
     rf"\S{{{SECRET_KEY_CHARACTERS_MIN},}}",
     f"at least {SECRET_KEY_CHARACTERS_MIN} characters without spaces",
 )
-FOLDER = Kind("a path", lambda value: PROJECT / value)
+FOLDER = Kind("a path", lambda value: HOME / value)
 LINE = text(r"[^\s]{1,200}", "1 to 200 characters without spaces")
 PEM_OR_SECRET = text(r".{32,16384}", "a PEM public key, or for HS256 a secret of at least 32 characters")
 
@@ -165,7 +177,7 @@ def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Path):
-        return str(value.relative_to(PROJECT))
+        return str(value.relative_to(HOME))
     return str(value)
 
 
@@ -279,14 +291,15 @@ class Environment:
     state_dir: Path = setting(
         "TIDEGATE_STATE_DIR",
         FOLDER,
-        "Where `make up` keeps data, sockets, logs and secrets. Relative to the project.",
-        default=PROJECT / ".tidegate",
+        "Where `make up` keeps data, sockets, logs and secrets. Relative to the checkout or, when "
+        "installed, to the working directory.",
+        default=HOME / ".tidegate",
     )
     static_dir: Path = setting(
         "TIDEGATE_STATIC_DIR",
         FOLDER,
         "Where `manage.py collectstatic` puts files, and production serves them from.",
-        default=PROJECT / ".tidegate" / "static",
+        default=HOME / ".tidegate" / "static",
     )
     log_level: LogLevel = setting(
         "TIDEGATE_LOG_LEVEL", choice(LogLevel), "Least level that is logged.", default=LogLevel.INFO
@@ -508,7 +521,7 @@ def env_file(state_dir: Path) -> Path:
 
 def load_embedded_defaults(variables: MutableMapping[str, str]) -> None:
     """Fill what `variables` does not say from the env file that `make up` wrote, if any."""
-    path = env_file(PROJECT / variables.get("TIDEGATE_STATE_DIR", ".tidegate"))
+    path = env_file(HOME / variables.get("TIDEGATE_STATE_DIR", ".tidegate"))
     if not path.is_file():
         return
     for line in path.read_text().splitlines():

@@ -10,8 +10,8 @@ import sys
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
-from console.environment import PROJECT, ConfigurationError, Environment, Mode
-from console.version import tidegate_version
+from console.environment import PROJECT, ConfigurationError, Environment, Mode, bundled
+from telemetry.version import tidegate_version
 
 EX_CONFIG = 78  # sysexits.h: something was wrong with the configuration
 
@@ -91,7 +91,7 @@ APPEND_SLASH = True
 TEMPLATES: list[dict[str, Any]] = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [PROJECT / "templates"],
+        "DIRS": [bundled("templates")],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -296,6 +296,7 @@ CELERY_TASK_ROUTES = {
         "console.control.tasks.reconcile",
         "console.fleet.tasks.look_after_retiring_stores",
         "console.operations.tasks.advance_operation",
+        "console.sessions.tasks.replace_lost_nodes",
     )
 }
 CELERY_TASK_SERIALIZER = "json"

@@ -14,7 +14,7 @@ from console.charts import slowest_views
 from console.charts import views as charts
 from console.explain import views as explain
 from console.fleet.converters import ThingNameConverter
-from console.fleet.pages import descriptions, fleet, membership
+from console.fleet.pages import claims, descriptions, fleet, membership
 from console.handover import views as handover
 from console.metrics import dead_letters
 from console.metrics import views as metrics
@@ -25,7 +25,7 @@ from console.policies.pages import callers, platform, policies, proof
 from console.policies.pages import history as policy_history
 from console.saved import views as saved
 from console.search import views as search
-from console.sessions.pages import actions, driver_removal, rules, sessions
+from console.sessions.pages import actions, driver_orgs, driver_removal, rules, sessions
 from console.shell import views as shell
 
 register_converter(UserNameConverter, "user")
@@ -74,7 +74,9 @@ urlpatterns = [
     path("fleet/boxes/<thing:name>/", fleet.show_box, name="fleet-box"),
     path("fleet/drivers/", fleet.list_drivers, name="fleet-drivers"),
     path("fleet/drivers/<thing:name>/", fleet.show_driver, name="fleet-driver"),
+    path("fleet/drivers/<thing:name>/claims/", claims.show, name="fleet-driver-claims"),
     path("fleet/drivers/<thing:name>/remove/", driver_removal.remove, name="fleet-driver-remove"),
+    path("fleet/drivers/<thing:name>/orgs/", driver_orgs.edit, name="fleet-driver-orgs"),
     path("fleet/join/", membership.join, name="fleet-join"),
     path("fleet/join/<slug:public_id>/revoke/", membership.revoke, name="fleet-join-token-revoke"),
     path("fleet/authority/", authority.show, name="fleet-authority"),

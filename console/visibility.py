@@ -93,9 +93,6 @@ class Sight:
     def knows_driver(self, name: str) -> bool:
         return self.sees_fleet or name in self._drivers
 
-    def knows_node(self, name: str) -> bool:
-        return self.sees_fleet or name in self.nodes
-
     def knows_model(self, name: str) -> bool:
         return self.sees_fleet or name in self._drivers.values()
 

@@ -23,6 +23,7 @@ from kvss_agent.settings import Settings, parse, warn_of_plain_control
 from kvss_agent.shard.arena import available_bytes
 from telemetry.credentials import own_url
 from telemetry.notify import notify
+from telemetry.version import tidegate_version
 
 log = logging.getLogger("kvss_agent")
 
@@ -56,12 +57,14 @@ async def _serve(settings: Settings) -> int:
     memory_bytes = settings.memory_bytes or available_bytes()
     await agent.start()
     reporter = daemon.reporting(
-        own_url(settings.telemetry, own.topic, settings.token) if settings.telemetry else None,
+        partial(own_url, topic=own.topic, token=settings.token),
+        settings.telemetry,
         settings.otlp,
         "agent",
         settings.name,
         partial(metrics.collect, agent),
         agent.limits,
+        status=agent.membership_status if settings.console else None,
     )
     identity = _identity(agent, trust, daemon.url_of(listener, tls), memory_bytes)
     membership = member(settings.console, identity, agent.membership_status)
@@ -87,7 +90,7 @@ def _identity(agent: Agent, trust: Trust, url: str, memory_bytes: int) -> Joinin
     facts = {
         "control_url": settings.control_url or url,
         "data_address": settings.data_address or str(_data_address(agent)),
-        "software_version": daemon.version(),
+        "software_version": tidegate_version(),
         "protocol_min": wire.VERSION_MIN,
         "protocol_max": wire.VERSION,
         "memory_bytes": memory_bytes,

@@ -329,7 +329,7 @@ class Agent:
         running = [pull for pull in self.pulls.values() if pull.state == "running"]
         if any(pull.shard == name for pull in running):
             raise Conflict(f"Shard {name} is being pulled already.")
-        certified = self.trust.client_context() if self.trust else None
+        certified = self.trust.client_certificate() if self.trust else None
         credentials = Credentials(as_, secret, tls, self.software, certified=certified)
         source = Source(Address.parse(address), shard, credentials, after)
         pull = Pull(secrets.token_hex(8), name, len(slots), driver=as_)

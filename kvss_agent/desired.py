@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
@@ -89,24 +88,14 @@ class Desired(Document, frozen=True):
 
 
 _DECODER: Final = msgspec.json.Decoder(Desired)
-_ANY: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def parse(raw: bytes) -> Desired:
     """The document, whole and consistent. Raises Invalid."""
     desired = decode(raw, _DECODER)
-    if problems := [*_unknown_in_tier2(raw), *_problems(desired)]:
+    if problems := list(_problems(desired)):
         raise Invalid(" ".join(problems))
     return desired
-
-
-def _unknown_in_tier2(raw: bytes) -> Iterator[str]:
-    """msgspec is strict about its own structures only."""
-    known = {field.name for field in fields(Tier2Settings)}
-    told = decode(raw, _ANY)
-    for store in (told.get("tier2") or {}, *told.get("retiring", ())):
-        for name in sorted(store.keys() - known):
-            yield f"Tier 2 has no setting {name}."
 
 
 def _problems(desired: Desired) -> Iterator[str]:

@@ -16,7 +16,6 @@ from queue import SimpleQueue
 from typing import Final
 
 from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost
-from kvss_agent.client.tiered import batches
 from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Breach, Cause
@@ -24,7 +23,7 @@ from kvss_agent.data_plane.channel import STALL_SECONDS, DiscardBuffer
 from kvss_agent.data_plane.wire import Role
 from kvss_agent.mover import PYTHON
 from kvss_agent.shard import seal
-from kvss_agent.shard.core import WAIT_SECONDS_MAX, Fill, Reject
+from kvss_agent.shard.core import WAIT_SECONDS_MAX, Fill, Reject, Request, Verb, batches
 from kvss_agent.shard.hosted import HostedShard, Mine, SlotLimit
 from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss
 
@@ -152,12 +151,8 @@ def _fetch(
     after: int,
     slots: Sequence[int],
 ) -> None:
-    mine = shard.act(
-        lambda core, now: core.fill(
-            puller.number, request, 0, slots, now, wait_seconds=WAIT_SECONDS_MAX
-        ),
-        puller,
-    )
+    fill = Request(Verb.FILL, puller.number, request, 0, slots, WAIT_SECONDS_MAX)
+    mine = shard.act(lambda core, now: core.ask(fill, now), puller)
     effect = mine[0] if mine else puller.next()
     if isinstance(effect, Reject):
         pull.skipped[effect.reason] += len(slots)

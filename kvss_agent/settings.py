@@ -17,6 +17,7 @@ from kvss_agent.client.connection import Address
 from kvss_agent.process.membership import Console
 from kvss_agent.process.options import Options, file, name, path, place, redis_url, web_url
 from telemetry.emit.extras import NO_OTLP, has_otlp
+from telemetry.script import program
 from telemetry.units import DURATION_FORMS, SIZE_FORMS, parse_duration, parse_size
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class Settings:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        prog="python -m kvss_agent",
+        prog=program("kvss_agent"),
         description="Keep KV columns in memory and in tier 2, for the drivers that a desired document "
         "names. Runs as any user.",
         epilog=f"Every option may be set in the environment instead: {PREFIX}STATE_DIR for "

@@ -25,6 +25,7 @@ from swdriver_shim.policy import DisplacementName, OrgPolicies, Policy, Tiers
 from swdriver_shim.replay import fleet
 from swdriver_shim.replay.emulator import Orgs, TraceClock, replay, report, run_housekeeping
 from swdriver_shim.replay.traces import Malformed, Request, read
+from telemetry.script import program
 from telemetry.units import duration
 
 SLOTS_METADATA: Final = 250_000
@@ -38,11 +39,11 @@ are started for it. Ctrl-C ends it early and shows what there is.
 """
 EXAMPLES: Final = """\
 examples:
-  python -m swdriver_shim replay conversation.jsonl --metadata
-  python -m swdriver_shim replay conversation.jsonl --requests 500 --scale 4096 --json report.json
-  python -m swdriver_shim replay agent-sessions/ --speed 60 --orgs 6
-  python -m swdriver_shim replay conversation.jsonl --slots 1000 --tier2 20000000000
-  python -m swdriver_shim replay conversation.jsonl --agent unix:.kvss/data.sock --secret-file secret
+  %(prog)s conversation.jsonl --metadata
+  %(prog)s conversation.jsonl --requests 500 --scale 4096 --json report.json
+  %(prog)s agent-sessions/ --speed 60 --orgs 6
+  %(prog)s conversation.jsonl --slots 1000 --tier2 20000000000
+  %(prog)s conversation.jsonl --agent unix:.kvss/data.sock --secret-file secret
 """
 
 
@@ -65,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m swdriver_shim", description="The driver of a KV prompt cache."
+        prog=program("swdriver_shim"), description="The driver of a KV prompt cache."
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     verbs.add_parser("serve", help="run a driver as a daemon, told what to be over HTTP")

@@ -28,15 +28,23 @@ from swdriver_shim.policy import OrgPolicies
 
 ORGS_MAX: Final = 100_000
 AGENTS_REMOVED_MAX: Final = 4096
+CLAIMS_KEY_BYTES_MIN: Final = 32
 SHA256: Final = r"^[0-9a-f]{64}$"
 
 Text = Annotated[str, Meta(max_length=500)]
+# Of a model that an engine reports: a database takes it, and a page shows it.
+PRINTED: Final = r"^[^\x00-\x1f\x7f\ud800-\udfff]*$"
+Printed = Annotated[str, Meta(max_length=500, pattern=PRINTED)]
+TOKEN_BYTES_MAX: Final = 1 << 30  # of one token in one shard
+WINDOW_MAX: Final = 1 << 40
 
 
 class GroupSpec(Document, frozen=True):
     name: Name
-    bytes_per_token: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1)]
-    window: Annotated[int, Meta(ge=1)] | None = None
+    bytes_per_token: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=TOKEN_BYTES_MAX)], ...], Meta(min_length=1)
+    ]
+    window: Annotated[int, Meta(ge=1, le=WINDOW_MAX)] | None = None
     alone: bool = False
 
 
@@ -44,11 +52,11 @@ class ModelSpec(Document, frozen=True):
     """What makes KV of the same tokens different, and its shape. `unit_tokens`: so many are stored and
     found as one, where an engine's blocks want it."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=500)]
+    name: Annotated[str, Meta(min_length=1, max_length=500, pattern=PRINTED)]
     groups: Annotated[tuple[GroupSpec, ...], Meta(min_length=1, max_length=GROUPS_MAX)]
-    revision: Text = ""
-    kv_dtype: Text = ""
-    layout: Text = ""
+    revision: Printed = ""
+    kv_dtype: Printed = ""
+    layout: Printed = ""
     unit_tokens: Annotated[
         int, Meta(ge=COLUMN_TOKENS, le=UNIT_TOKENS_MAX, multiple_of=COLUMN_TOKENS)
     ] = COLUMN_TOKENS
@@ -115,7 +123,7 @@ class OrgSpec(Document, frozen=True, omit_defaults=True):
         return structs.replace(self, secret=self.secrets.get(model, self.secret), secrets={})
 
 
-class Desired(Document, frozen=True):
+class Desired(Document, frozen=True, omit_defaults=True):
     """Everything about one driver. A higher generation replaces a lower one."""
 
     generation: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
@@ -126,6 +134,9 @@ class Desired(Document, frozen=True):
     # Addresses of agents whose nodes are no more, and whatever a shard has left there with them.
     agents_removed: Annotated[tuple[Text, ...], Meta(max_length=AGENTS_REMOVED_MAX)] = ()
     orgs: Annotated[tuple[OrgSpec, ...], Meta(max_length=ORGS_MAX)] = field(default_factory=tuple)
+    # What gateways sign the claims of an engine's requests with. Daemons have none: their callers have
+    # tokens.
+    claims_key: Annotated[bytes, Meta(min_length=CLAIMS_KEY_BYTES_MIN, max_length=256)] | None = None
 
     def callers(self) -> dict[str, OrgSpec]:
         """Whose requests come with which token, by its hash."""

@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from kvss_agent.client import Miss
+from kvss_agent.client import Evict, Miss
 from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import Place
 from swdriver_shim.data_plane.shard import Shard
-from swdriver_shim.data_plane.shard.columns import EvictColumn, RefillColumn
+from swdriver_shim.data_plane.shard.columns import RefillColumn
 from swdriver_shim.data_plane.tier2 import Tier2Lookup
 from swdriver_shim.decider.decider import Decider, Load, Permit, Snapshots, always, is_new
 from swdriver_shim.keys import Prompt
@@ -92,7 +92,7 @@ class Driver(Decider):
                 self._lock,
                 shards[0],
                 self._tier2,
-                self._shard_threads.each,
+                self._shard_threads,
                 self.is_served,
                 clock=clock,
                 wake=self._wake,
@@ -193,7 +193,7 @@ class Driver(Decider):
             mine = [place for place in places if place.column.group == group]
             for at in range(0, len(mine), BATCH_MAX):
                 columns = [
-                    EvictColumn(
+                    Evict(
                         slot,
                         column.key,
                         prompt.maker.tag,

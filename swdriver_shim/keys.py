@@ -15,6 +15,15 @@ under each:
     state(n)  = SHA-256(K ‖ state(n-1) ‖ count ‖ tokens)   of unit n
     key(n, i) = the first 16 bytes of SHA-256(K ‖ "slice" ‖ state(n) ‖ i)
 
+For an image or a sound a prompt has placeholder tokens only, which are equal for all. So where an input
+that is not tokens overlaps a unit, or a tail, the state before it is replaced by one that knows the
+input:
+
+    state(n-1)' = SHA-256(K ‖ "media" ‖ state(n-1) ‖ offset ‖ length ‖ identifier ‖ …)   of each input
+
+`offset` counts from the unit's first token, and `identifier` is the engine's hash of the input, with its
+length before it. Columns before the input have the keys that they have without it.
+
 An engine that brings names of its own, hashes of prefixes already, has each hashed likewise, apart from
 all of these:
 
@@ -32,7 +41,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, NamedTuple
 
 COLUMN_TOKENS: Final = 64
 COLUMN_BYTES: Final = 4 * COLUMN_TOKENS
@@ -44,7 +53,10 @@ TOKEN_MAX: Final = 2**32 - 1
 _BLOCK: Final = 64  # of SHA-256: what comes before costs nothing per column
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<I")
-_NAME: Final = hashlib.sha256(b"tidegate name 1").digest()  # where others have a state, and none is this
+# Where others have a state, and none is one of these.
+_NAME: Final = hashlib.sha256(b"tidegate name 1").digest()
+_MEDIA: Final = hashlib.sha256(b"tidegate media 1").digest()
+_PLACE: Final = struct.Struct("<qI")
 
 Buffer = bytes | bytearray | memoryview
 
@@ -66,6 +78,14 @@ class Namespace:
     def encode(self) -> bytes:
         """Each field with its name and length, so that no two namespaces read the same."""
         return b"".join(_field(one.name, getattr(self, one.name)) for one in fields(self))
+
+
+class Media(NamedTuple):
+    """An input that is not tokens, such as an image, from one token of the prompt up to another."""
+
+    start: int
+    end: int
+    identifier: bytes
 
 
 def check_unit(tokens: int) -> None:
@@ -109,9 +129,12 @@ class Keys:
     def __repr__(self) -> str:
         return f"Keys({self.org!r}, …)"
 
-    def prompt(self, tokens: Sequence[int] | Buffer = (), request: str = "") -> Prompt:
-        """A prompt of this org in this namespace, and of a request if that has a name."""
-        made = Prompt(self, request)
+    def prompt(
+        self, tokens: Sequence[int] | Buffer = (), request: str = "", media: Sequence[Media] = ()
+    ) -> Prompt:
+        """A prompt of this org in this namespace, and of a request if that has a name. `media`: its
+        inputs that are not tokens."""
+        made = Prompt(self, request, media)
         made.extend(tokens)
         return made
 
@@ -119,8 +142,11 @@ class Keys:
     def unit_columns(self) -> int:
         return self.unit_tokens // COLUMN_TOKENS
 
-    def states(self, state: bytes | None, raw: memoryview) -> list[bytes]:
-        """The states of the whole units of these tokens, which follow on a state, or begin."""
+    def states(
+        self, state: bytes | None, raw: memoryview, media: Sequence[Media] = (), start: int = 0
+    ) -> list[bytes]:
+        """The states of the whole units of these tokens, which follow on a state, or begin. `start`: the
+        place of the first of them, if there are `media`."""
         copy = self._keyed.copy
         whole = _COUNT.pack(self.unit_tokens)
         made = []
@@ -128,11 +154,25 @@ class Keys:
         size = self._unit.size
         # One update for each, of bytes put together before: an eighth faster than two.
         for (tokens,) in self._unit.iter_unpack(raw[: len(raw) // size * size]):
+            if media:
+                state = self._with_media(state, media, start, start + self.unit_tokens)
+                start += self.unit_tokens
             mixed = copy()
             mixed.update(state + whole + tokens)
             state = mixed.digest()
             made.append(state)
         return made
+
+    def _with_media(self, state: bytes, media: Sequence[Media], start: int, end: int) -> bytes:
+        """The state before these tokens, if some of them are placeholders of an input."""
+        here = [one for one in media if one.start < end and one.end > start]
+        if not here:
+            return state
+        told = [
+            _PLACE.pack(one.start - start, one.end - one.start) + _bytes_field(one.identifier)
+            for one in here
+        ]
+        return self._hash(_MEDIA + state + b"".join(told))
 
     def keys_of(self, states: Sequence[bytes]) -> list[bytes]:
         """The keys of all columns of the units in these states."""
@@ -144,9 +184,12 @@ class Keys:
             for index in range(self.unit_columns)
         ]
 
-    def tail(self, state: bytes | None, raw: bytes) -> bytes:
+    def tail(
+        self, state: bytes | None, raw: bytes, media: Sequence[Media] = (), start: int = 0
+    ) -> bytes:
         """The key of a tail column of these tokens: fewer than a whole one has."""
-        return self._hash((state or self._root) + _COUNT.pack(len(raw) // 4) + raw)[:KEY_BYTES]
+        state = self._with_media(state or self._root, media, start, start + len(raw) // 4)
+        return self._hash(state + _COUNT.pack(len(raw) // 4) + raw)[:KEY_BYTES]
 
     def named(self, names: Iterable[bytes]) -> Named:
         """What the engine calls by names of its own."""
@@ -165,10 +208,11 @@ class Prompt:
     columns only.
     """
 
-    __slots__ = ("_raw", "_states", "keys", "maker", "request")
+    __slots__ = ("_media", "_raw", "_states", "keys", "maker", "request")
 
-    def __init__(self, maker: Keys, request: str = "") -> None:
+    def __init__(self, maker: Keys, request: str = "", media: Sequence[Media] = ()) -> None:
         self.maker = maker
+        self._media = media
         self.request = request  # as the engine calls it, for people who ask what became of it
         self.keys: list[bytes] = []  # of the columns of whole units
         self._states: list[bytes] = []
@@ -189,7 +233,9 @@ class Prompt:
         """These tokens follow: numbers, or a buffer of 32-bit ones, little-endian. Raises ValueError."""
         self._raw += encode(more)
         with memoryview(self._raw) as raw:
-            made = self.maker.states(self._state(len(self.keys)), raw[len(self.keys) * COLUMN_BYTES :])
+            done = len(self.keys)
+            left = raw[done * COLUMN_BYTES :]
+            made = self.maker.states(self._state(done), left, self._media, done * COLUMN_TOKENS)
         self._states += made
         self.keys += self.maker.keys_of(made)
 
@@ -200,13 +246,13 @@ class Prompt:
         raw = bytes(self._raw[start : start + 4 * count])
         if not 0 < count < COLUMN_TOKENS or len(raw) != 4 * count:
             raise ValueError(f"there is no tail of {count} tokens after {columns} columns")
-        return self.maker.tail(self._state(columns), raw)
+        return self.maker.tail(self._state(columns), raw, self._media, columns * COLUMN_TOKENS)
 
     def begins_as(self, maker: Keys) -> bytes | None:
         """The key of its first column as another namespace of its org has it; None if it has no whole
         column."""
         with memoryview(self._raw) as raw:
-            states = maker.states(None, raw[: 4 * maker.unit_tokens])
+            states = maker.states(None, raw[: 4 * maker.unit_tokens], self._media)
         return maker.keys_of(states)[0] if states else None
 
     def rewind(self, tokens: int) -> None:

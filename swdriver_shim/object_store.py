@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
-from kvss_agent.client import Miss
+from kvss_agent.client import Evict, Miss
 from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.object_ledger import Found
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.shard import Shard
-from swdriver_shim.data_plane.shard.columns import EvictColumn, RefillColumn
+from swdriver_shim.data_plane.shard.columns import RefillColumn
 from swdriver_shim.data_plane.tier2 import Tier2Transfers, reason_of
+from swdriver_shim.decider.shard_threads import ShardThreads
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Named
 from swdriver_shim.policy import AS_USUAL, Rules
 
@@ -47,12 +48,6 @@ def check(values: Sequence[memoryview], value_bytes_max: int) -> None:
         raise ValueError("an empty value can't be stored: it could not be told from none")
 
 
-class EachShard(Protocol):
-    def __call__(
-        self, work: Callable[[int, int], T], groups: Iterable[int]
-    ) -> dict[tuple[int, int], T]: ...
-
-
 class ObjectStore:
     """All methods may be called from any thread."""
 
@@ -62,7 +57,7 @@ class ObjectStore:
         lock: threading.Lock,
         shards: Sequence[Shard],
         tier2: Tier2Transfers,
-        each_shard: EachShard,
+        shard_threads: ShardThreads,
         is_served: Callable[[Keys], bool],
         *,
         clock: Callable[[], float],
@@ -74,7 +69,7 @@ class ObjectStore:
         self._lock = lock
         self._shards = shards
         self._tier2 = tier2
-        self._each_shard = each_shard
+        self._each_shard = shard_threads.each
         self._is_served = is_served
         self._clock = clock
         self._wake = wake
@@ -164,7 +159,7 @@ class ObjectStore:
                 for slot, key, value in columns[at : at + BATCH_MAX]:
                     part = value[self._parts[index]]
                     tokens = COLUMN_TOKENS if part else NOTHING
-                    outs.append(EvictColumn(slot, key, tag, tokens, part or _NOTHING_BYTES))
+                    outs.append(Evict(slot, key, tag, tokens, part or _NOTHING_BYTES))
                 if not self._shards[index].evict(outs):
                     return False
             return True

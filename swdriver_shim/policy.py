@@ -11,13 +11,17 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, field
 
+from swdriver_shim.keys import COLUMN_TOKENS
+
 TTL_SECONDS_MAX: Final = 400 * 24 * 3600
 PRIORITY_MAX: Final = 100
 PRIORITY: Final = 35  # by default
 BYTES_MAX: Final = 1 << 60
+STORE_TOKENS_MAX: Final = 1 << 30
 
 Seconds = Annotated[int, Meta(ge=1, le=TTL_SECONDS_MAX)]
 Bytes = Annotated[int, Meta(ge=0, le=BYTES_MAX)]
+Tokens = Annotated[int, Meta(ge=0, le=STORE_TOKENS_MAX)]
 Priority = Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
 Share = Annotated[int, Meta(ge=1, le=1_000_000)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -32,6 +36,22 @@ class Tiers(StrEnum):
     NONE = "none"
     DRAM = "dram"
     TIER2 = "dram+tier2"
+
+
+class Tier2Rule(StrEnum):
+    """Whether columns of a request may be copied to tier 2, if the org's policy allows it. Each is
+    stricter than those before it."""
+
+    ALLOWED = "allowed"
+    ENCRYPTED = "encrypted"  # only where the policy encrypts tier 2
+    NEVER = "never"  # memory only
+
+    @property
+    def strictness(self) -> int:
+        return _STRICTNESS[self]
+
+
+_STRICTNESS: Final = {rule: place for place, rule in enumerate(Tier2Rule)}
 
 
 class TtlMode(StrEnum):
@@ -56,6 +76,12 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     displacement: DisplacementName = "default"  # which columns make room
     encrypt_tier2: bool = False
     scrub: bool = False  # overwrite deleted, purged and expired columns
+    store_tokens_max: Tokens | None = None  # of each prompt, from its start; whole units only
+
+    @property
+    def columns_max(self) -> int | None:
+        """How many columns of a prompt are stored; None for all."""
+        return None if self.store_tokens_max is None else self.store_tokens_max // COLUMN_TOKENS
 
     @property
     def ttl_mode(self) -> TtlMode:
@@ -93,6 +119,8 @@ class Rules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     """The rules of one request. They can be stricter than the org's policy, never laxer."""
 
     no_store: bool = False
+    store_tokens_max: Tokens | None = None  # as in the policy: the prefix that prompts share
+    tier2: Tier2Rule = Tier2Rule.ALLOWED
     ttl_seconds: Seconds | None = None
     priority: Priority | None = None
     continue_id: Annotated[str, Meta(max_length=200)] = ""

@@ -10,7 +10,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, Protocol
@@ -166,16 +166,7 @@ def ask_each(
 
 def hit_rate(question: Question, requested: Metric) -> Question:
     """The same about hit tokens, as the part of those that were asked for; None without traffic."""
-    return Question(
-        topic=question.topic,
-        metric=question.metric,
-        fold=Fold.RATIO,
-        start=question.start,
-        end=question.end,
-        step=question.step,
-        by=question.by,
-        over=requested,
-    )
+    return replace(question, fold=Fold.RATIO, where={}, over=requested, level=None)
 
 
 # What is asked

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import connection
 from django.db.backends.postgresql.operations import DatabaseOperations
 from django.test import Client
@@ -21,7 +20,7 @@ from console.accounts.roles import Role
 from console.accounts.services import principal_for
 from console.orgs.models import Membership, Org
 from console.shell import request_context
-from tests.prepared import migrated
+from tests.prepared import collect_static_files, migrated
 
 PASSWORD = "correct horse battery staple"
 
@@ -44,12 +43,9 @@ def django_db_setup(django_db_setup: None) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def static_files(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Pages name static files by their hash, so those have to be collected: once per process."""
-    from django.conf import settings
-
-    settings.STATIC_ROOT = tmp_path_factory.mktemp("static")
-    call_command("collectstatic", interactive=False, verbosity=0)
+def static_files() -> None:
+    """Pages name static files by their hash, so those have to be collected."""
+    collect_static_files()
 
 
 @pytest.fixture(autouse=True)

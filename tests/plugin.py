@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             _name_group(item)
 
 
-def pytest_collection_finish() -> None:
-    """The garbage collector need not look through all that was imported, again and again."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The garbage collector need not look through all that is imported, neither meanwhile nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _name_group(item: pytest.Item) -> None:

@@ -29,10 +29,9 @@ DIRECTORY = "PREPARED_BY_THE_TESTS"  # of the run, whose workers share it
 
 @dataclass(frozen=True)
 class Prepared:
-    """`database` is the name of one that nobody connects to; `static` is only read."""
+    """`database` is the name of one that nobody connects to."""
 
     database: str
-    static: str
     username: str
     password: str
 
@@ -44,6 +43,13 @@ def prepared() -> Prepared:
 def migrated() -> str:
     """The name of a migrated database that nobody connects to."""
     return _once("migrated", _migrate)
+
+
+def collect_static_files() -> None:
+    """Into the directory that the settings name, which is only read from then on."""
+    from console.shell import static_files  # which wants Django's settings
+
+    _once("collected", lambda: str(static_files.collect()))
 
 
 def _once(fact: str, make: Callable[[], str]) -> str:
@@ -65,12 +71,12 @@ def _migrate() -> str:
 
 
 def _prepare() -> str:
-    static = Path(os.environ[DIRECTORY], "static")
+    collect_static_files()
     name = _new_name()
     _tell_server(f'CREATE DATABASE "{name}" TEMPLATE "{migrated()}"')
-    environment = {**os.environ, "DATABASE_URL": _url(name), "TIDEGATE_STATIC_DIR": str(static)}
+    environment = {**os.environ, "DATABASE_URL": _url(name)}
     admin = next(fact["admin"] for fact in prepare(environment) if "admin" in fact)
-    return json.dumps(asdict(Prepared(name, str(static), admin["username"], admin["password"])))
+    return json.dumps(asdict(Prepared(name, admin["username"], admin["password"])))
 
 
 def prepare(environment: dict[str, str]) -> list[dict[str, Any]]:

@@ -21,7 +21,6 @@ ALLOWED = {
     "console/stack/remembered.py": "a file of `make up`, in a directory that is its user's alone",
     "console/stack/snapshot.py": "a file of `make up`, in a directory that is its user's alone",
     "swdriver_shim/replay/traces.py": "files that somebody replays on a command line, line by line",
-    "swdriver_shim/replay/fleet.py": "agents that the replay has started itself",
     "telemetry/ingest/dead_letters.py": "shows what could not be decoded; its exceptions do not get out",
 }
 BORDER = "telemetry/decoder.py"

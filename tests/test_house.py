@@ -43,7 +43,9 @@ def test_every_dependency_is_justified() -> None:
     assert isinstance(groups, dict)
     lists = [project["dependencies"], *project["optional-dependencies"].values(), *groups.values()]
     wanted = [item for group in lists for item in group]
-    names = {re.split(r"[\[<>=~!; ]", item)[0] for item in wanted if isinstance(item, str)}
+    names = {re.split(r"[\[<>=~!; ]", item)[0] for item in wanted if isinstance(item, str)} - {
+        "tidegate"
+    }
     text = (PROJECT / "docs" / "dependencies.md").read_text()
     documented = set(re.findall(r"^\| `([a-z0-9-]+)`", text, re.MULTILINE))
     assert documented == names

@@ -14,8 +14,9 @@ from console.accounts.browser import requester
 from console.accounts.models import NAME, ApiToken
 from console.accounts.names import USERNAME_MAX
 from console.api.fields import Input, Line, Moment
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import documented
+from console.api.shown import PrefixOf, SlugOf, UsernameOf
 from console.orgs.models import SLUG, SLUG_MAX, Org
 from console.orgs.services import get_org, visible_orgs
 
@@ -42,15 +43,15 @@ class MeOut(Schema):
 class TokenOut(Schema):
     public_id: str
     name: str
-    user: str = Field(description="The user that owns it.")
+    user: UsernameOf = Field(description="The user that owns it.")
     prefix: str
     read_only: bool
-    org: str | None
+    org: SlugOf | None
     state: str
     created_at: datetime
     expires_at: datetime
     last_used_at: datetime | None
-    made_by: str | None = Field(
+    made_by: PrefixOf | None = Field(
         description="The prefix of the token that created it; revoking that one also revokes this one."
     )
 
@@ -72,26 +73,6 @@ class TokenMade(TokenOut):
 
 class RevokedOut(Schema):
     tokens: int = Field(description="API tokens revoked.")
-
-
-def token_facts(token: ApiToken) -> dict[str, object]:
-    return {
-        "public_id": token.public_id,
-        "name": token.name,
-        "user": token.user.username,
-        "prefix": token.prefix,
-        "read_only": token.read_only,
-        "org": token.org.slug if token.org else None,
-        "state": token.state,
-        "created_at": token.created_at,
-        "expires_at": token.expires_at,
-        "last_used_at": token.last_used_at,
-        "made_by": token.made_by.prefix if token.made_by else None,
-    }
-
-
-def show_token(token: ApiToken) -> TokenOut:
-    return TokenOut.model_validate(token_facts(token))
 
 
 @router.get("/me", response={200: MeOut, **documented()}, summary="The current user")
@@ -126,7 +107,7 @@ def revoke_credentials(request: HttpRequest, username: UserName) -> RevokedOut:
     return RevokedOut(tokens=services.revoke_credentials(principal, user))
 
 
-@router.get("/tokens", response={200: Page[TokenOut], **documented()}, summary="List tokens")
+@listing(router, "/tokens", TokenOut, by="-pk", summary="List tokens")
 def list_tokens(
     request: HttpRequest,
     whose: Annotated[
@@ -135,17 +116,14 @@ def list_tokens(
     ] = "mine",
     user: Annotated[str, Query(max_length=USERNAME_MAX, pattern=r"^[a-z0-9._-]*$")] = "",
     org: Annotated[str, Query(max_length=SLUG_MAX, pattern=r"^[a-z0-9-]*$")] = "",
-    cursor: Cursor = None,
-    limit: Limit = LIMIT_DEFAULT,
-) -> dict[str, object]:
+) -> Rows:
     principal = requester(request)
     listed = tokens.own_tokens if whose == "mine" else tokens.administered_tokens
-    found = tokens.filtered(listed(principal), user=user, org=org)
-    return paginate(found, "-pk", cursor, limit, show_token)
+    return tokens.filtered(listed(principal), user=user, org=org)
 
 
 @router.post("/tokens", response={201: TokenMade, **documented(404)}, summary="Create a token")
-def create_token(request: HttpRequest, payload: TokenIn) -> Status[TokenMade]:
+def create_token(request: HttpRequest, payload: TokenIn) -> Status[ApiToken]:
     principal = requester(request)
     org: Org | None = get_org(principal, payload.org) if payload.org else None
     token, text = tokens.issue(
@@ -155,7 +133,8 @@ def create_token(request: HttpRequest, payload: TokenIn) -> Status[TokenMade]:
         org=org,
         expires_at=payload.expires_at or timezone.now() + timedelta(days=payload.days),
     )
-    return Status(201, TokenMade.model_validate({**token_facts(token), "token": text}))
+    token.token = text
+    return Status(201, token)
 
 
 @router.delete("/tokens/{public_id}", response={204: None, **documented(404)}, summary="Revoke a token")

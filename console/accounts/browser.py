@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 from django_htmx.http import HttpResponseClientRedirect
 
 from console.accounts.models import User
@@ -68,6 +69,21 @@ def signed_in(view: View[P]) -> Callable[Concatenate[HttpRequest, P], HttpRespon
         return view(signed, *args, **kwargs)
 
     return wrapper
+
+
+def read_page(view: View[P]) -> Callable[Concatenate[HttpRequest, P], HttpResponseBase]:
+    """A page for those who are logged in that changes nothing."""
+    return require_safe(signed_in(view))
+
+
+def form_page(view: View[P]) -> Callable[Concatenate[HttpRequest, P], HttpResponseBase]:
+    """A page for those who are logged in, with a form that it also takes."""
+    return require_http_methods(["GET", "HEAD", "POST"])(signed_in(view))
+
+
+def post_page(view: View[P]) -> Callable[Concatenate[HttpRequest, P], HttpResponseBase]:
+    """What a form of another page is sent to, by those who are logged in."""
+    return require_POST(signed_in(view))
 
 
 def _is_password_page(request: HttpRequest) -> bool:

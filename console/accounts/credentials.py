@@ -15,7 +15,7 @@ from console.accounts.models import ApiToken, User
 from console.accounts.names import ACCOUNT
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
-from console.audit.services import record
+from console.audit.services import Subject, record
 from telemetry.hints import hint
 
 _REVOKED: Final = "credentials.revoked"
@@ -127,10 +127,7 @@ def record_token(principal: Principal, action: str, token: ApiToken) -> None:
     record(
         principal,
         action,
-        object_type="token",
-        object_id=token.public_id,
-        object_name=token.name,
-        org_id=token.org_id,
+        Subject("token", token.public_id, token.name, token.org_id),
         before=None if created else fact,
         after=fact if created else None,
     )

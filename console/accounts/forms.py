@@ -75,7 +75,9 @@ class PasswordForm(forms.Form):
 class TokenForm(forms.Form):
     name = forms.CharField(max_length=120, help_text="What it is for, e.g. “resize bot”.")
     scope = forms.ChoiceField(
-        choices=[("read", "may read"), ("write", "may read and write")], initial="read"
+        choices=[("read", "may read"), ("write", "may read and write")],
+        initial="read",
+        label="Access",
     )
     org = forms.ModelChoiceField(
         Org.objects.none(),

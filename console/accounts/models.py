@@ -75,6 +75,7 @@ class User(AbstractBaseUser):
 class ApiToken(models.Model):
     """A personal API token. Only a hash of its secret is kept."""
 
+    token: str  # its text, only of one that was just made
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="tokens")
     name = models.CharField(max_length=TOKEN_NAME_MAX)
     public_id = models.CharField(max_length=12, unique=True)

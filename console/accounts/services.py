@@ -15,7 +15,7 @@ from console.accounts import credentials
 from console.accounts.models import ApiToken, User
 from console.accounts.principal import Means, Principal, Refused
 from console.accounts.roles import Role
-from console.audit.services import record
+from console.audit.services import Subject, record
 
 GENERATED_PASSWORD_BYTES = 15
 
@@ -97,7 +97,7 @@ def create_user(
     user.set_password(password)
     user.full_clean()
     user.save()
-    _record(principal, "user.create", user, before=None, after=snapshot(user), reason=reason)
+    record(principal, "user.create", _about(user), after=snapshot(user), reason=reason)
     return user, password
 
 
@@ -136,7 +136,7 @@ def update_user(
     user.save()
     after = snapshot(user)
     if after != before:
-        _record(principal, "user.update", user, before=before, after=after, reason=reason)
+        record(principal, "user.update", _about(user), before=before, after=after, reason=reason)
     if before["is_active"] and not is_active:
         credentials.revoke_all(principal, user)
     else:
@@ -157,7 +157,7 @@ def reset_password(principal: Principal, user: User, reason: str = "") -> str:
     user.set_password(password)
     user.must_change_password = True
     user.save(update_fields=["password", "must_change_password"])
-    _record(principal, "user.reset_password", user, before=None, after=None, reason=reason)
+    record(principal, "user.reset_password", _about(user), reason=reason)
     credentials.revoke_all(principal, user)
     return password
 
@@ -168,7 +168,7 @@ def revoke_credentials(principal: Principal, user: User, reason: str = "") -> in
     principal.check_may_change()
     principal.check_platform(Role.PLATFORM_ADMIN)
     user = User.objects.select_for_update().get(pk=user.pk)
-    _record(principal, "user.revoke_credentials", user, before=None, after=None, reason=reason)
+    record(principal, "user.revoke_credentials", _about(user), reason=reason)
     return credentials.revoke_all(principal, user)
 
 
@@ -188,7 +188,7 @@ def change_password(
     user.set_password(new_password)
     user.must_change_password = False
     user.save(update_fields=["password", "must_change_password"])
-    _record(principal, "user.change_password", user, before=None, after=None)
+    record(principal, "user.change_password", _about(user))
     if revoke_credentials:
         credentials.revoke_all(principal, user)
     else:
@@ -199,22 +199,5 @@ def _role(value: int | None) -> Role | None:
     return None if value is None else Role(value)
 
 
-def _record(
-    principal: Principal,
-    action: str,
-    user: User,
-    *,
-    before: dict[str, Any] | None,
-    after: dict[str, Any] | None,
-    reason: str = "",
-) -> None:
-    record(
-        principal,
-        action,
-        object_type="user",
-        object_id=user.pk,
-        object_name=user.username,
-        before=before,
-        after=after,
-        reason=reason,
-    )
+def _about(user: User) -> Subject:
+    return Subject("user", user.pk, user.username)

@@ -6,16 +6,17 @@ from urllib.parse import urlsplit
 
 from django.contrib import auth, messages
 from django.core.exceptions import ValidationError
+from django.forms.models import model_to_dict
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.csrf import ensure_csrf_cookie
 from django.views.decorators.debug import sensitive_post_parameters
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST
 
 from console.accounts import credentials, services, throttle, tokens
-from console.accounts.browser import SignedInRequest, principal_of, signed_in
+from console.accounts.browser import SignedInRequest, form_page, post_page, principal_of, read_page
 from console.accounts.forms import (
     AdministeredForm,
     LogInForm,
@@ -90,8 +91,7 @@ def _safe_target(request: HttpRequest) -> str:
     return "/"
 
 
-@require_safe
-@signed_in
+@read_page
 def account(request: SignedInRequest) -> HttpResponse:
     user = request.principal.user
     memberships = user.memberships.select_related("org").order_by("org__slug") if user else []
@@ -99,8 +99,7 @@ def account(request: SignedInRequest) -> HttpResponse:
 
 
 @sensitive_post_parameters()
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def password(request: SignedInRequest) -> HttpResponse:
     user = request.principal.user
     if user is None:  # a browser always has one
@@ -122,8 +121,7 @@ def password(request: SignedInRequest) -> HttpResponse:
     return render(request, "accounts/password.html", {"form": form})
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def list_tokens(request: SignedInRequest) -> HttpResponse:
     """One's tokens. A new one is shown in the answer that made it, and never again."""
     principal = request.principal
@@ -151,8 +149,7 @@ def list_tokens(request: SignedInRequest) -> HttpResponse:
     return render(request, "accounts/tokens.html", context)
 
 
-@require_safe
-@signed_in
+@read_page
 def administered_tokens(request: SignedInRequest) -> HttpResponse:
     """Tokens of others, for who may revoke them. Those that still work first."""
     if not tokens.administers(request.principal):
@@ -166,50 +163,33 @@ def administered_tokens(request: SignedInRequest) -> HttpResponse:
     return render(request, "accounts/tokens_administered.html", context)
 
 
-@require_POST
-@signed_in
+@post_page
 def revoke_token(request: SignedInRequest, public_id: str) -> HttpResponse:
     token = tokens.revoke(request.principal, public_id)
     messages.success(request, f"“{token.name}” is revoked. It no longer opens anything.")
     return redirect("tokens" if token.user_id == request.principal.user_id else "tokens-administered")
 
 
-@require_safe
-@signed_in
+@read_page
 def list_users(request: SignedInRequest) -> HttpResponse:
     users = services.list_users(request.principal).prefetch_related("memberships__org")
     return render(request, "accounts/users.html", {"users": users})
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def new_user(request: SignedInRequest) -> HttpResponse:
     request.principal.check_platform(Role.PLATFORM_ADMIN)
     form = NewUserForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        values = form.cleaned_data
-        user, generated = services.create_user(
-            request.principal,
-            username=values["username"],
-            full_name=values["full_name"],
-            email=values["email"],
-            platform_role=values["platform_role"],
-            reason=values["reason"],
-        )
+        user, generated = services.create_user(request.principal, **form.cleaned_data)
         return render(request, "accounts/generated.html", {"subject": user, "password": generated})
     return render(request, "accounts/user_new.html", {"form": form})
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def edit_user(request: SignedInRequest, username: str) -> HttpResponse:
     user = services.get_user(request.principal, username)
-    initial = {
-        "full_name": user.full_name,
-        "email": user.email,
-        "platform_role": user.platform_role,
-        "is_active": user.is_active,
-    }
+    initial = model_to_dict(user, ["full_name", "email", "platform_role", "is_active"])
     form = UserForm(request.POST or None, initial=initial)
     if request.method == "POST" and form.is_valid():
         services.update_user(request.principal, user, **form.cleaned_data)
@@ -218,16 +198,14 @@ def edit_user(request: SignedInRequest, username: str) -> HttpResponse:
     return render(request, "accounts/user_edit.html", {"form": form, "subject": user})
 
 
-@require_POST
-@signed_in
+@post_page
 def reset_password(request: SignedInRequest, username: str) -> HttpResponse:
     user = services.get_user(request.principal, username)
     generated = services.reset_password(request.principal, user)
     return render(request, "accounts/generated.html", {"subject": user, "password": generated})
 
 
-@require_POST
-@signed_in
+@post_page
 def revoke_credentials(request: SignedInRequest, username: str) -> HttpResponse:
     user = services.get_user(request.principal, username)
     count = services.revoke_credentials(request.principal, user)

@@ -32,6 +32,7 @@ class Alert(models.Model):
     a transition is an UPDATE that names the `observed_at` it was decided from.
     """
 
+    silenced_by: Silence | None  # by which it is silenced now, where it is shown
     rule = models.CharField(max_length=40)
     topic = models.CharField(max_length=240)
     labels = models.JSONField(default=dict)

@@ -19,7 +19,7 @@ from console.alerts.models import Alert, Comment, Evaluation
 from console.alerts.rules.catalogue import RULES
 from console.alerts.rules.rule import TICK_SECONDS, Severity
 from console.alerts.state.lifecycle import OPEN, State
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.orgs.models import Org
 from console.orgs.services import NoSuchUser
 from console.search.services import Found, finder
@@ -151,7 +151,8 @@ def acknowledge(principal: Principal, alert: Alert, reason: str = "") -> Alert:
         before = _snapshot(alert)
         alert.acknowledged_at, alert.acknowledged_by = timezone.now(), principal.name
         alert.save(update_fields=["acknowledged_at", "acknowledged_by"])
-        _record(principal, "alert.acknowledge", alert, before, reason)
+        after = _snapshot(alert)
+        record(principal, "alert.acknowledge", _about(alert), before=before, after=after, reason=reason)
     return alert
 
 
@@ -162,7 +163,10 @@ def unacknowledge(principal: Principal, alert: Alert, reason: str = "") -> Alert
         before = _snapshot(alert)
         alert.acknowledged_at, alert.acknowledged_by = None, ""
         alert.save(update_fields=["acknowledged_at", "acknowledged_by"])
-        _record(principal, "alert.unacknowledge", alert, before, reason)
+        after = _snapshot(alert)
+        record(
+            principal, "alert.unacknowledge", _about(alert), before=before, after=after, reason=reason
+        )
     return alert
 
 
@@ -174,7 +178,8 @@ def assign(principal: Principal, alert: Alert, username: str, reason: str = "") 
         before = _snapshot(alert)
         alert.assignee = user
         alert.save(update_fields=["assignee"])
-        _record(principal, "alert.assign", alert, before, reason)
+        after = _snapshot(alert)
+        record(principal, "alert.assign", _about(alert), before=before, after=after, reason=reason)
     return alert
 
 
@@ -192,8 +197,12 @@ def _assignee(alert: Alert, username: str) -> User:
 def comment(principal: Principal, alert: Alert, text: str) -> Comment:
     """Add a comment to the timeline of an alert from `for_change`."""
     made = Comment.objects.create(alert=alert, author=principal.name, text=text)
-    _record(principal, "alert.comment", alert, None, "", {"text": text})
+    record(principal, "alert.comment", _about(alert), after={"text": text})
     return made
+
+
+def _about(alert: Alert) -> Subject:
+    return Subject("alert", alert.pk, str(alert), alert.org_id, [ALERTS, alert.topic])
 
 
 def _snapshot(alert: Alert) -> dict[str, Any]:
@@ -201,28 +210,6 @@ def _snapshot(alert: Alert) -> dict[str, Any]:
         "acknowledged_by": alert.acknowledged_by,
         "assignee": alert.assignee.username if alert.assignee else None,
     }
-
-
-def _record(
-    principal: Principal,
-    action: str,
-    alert: Alert,
-    before: dict[str, Any] | None,
-    reason: str,
-    after: dict[str, Any] | None = None,
-) -> None:
-    record(
-        principal,
-        action,
-        object_type="alert",
-        object_id=alert.pk,
-        object_name=str(alert),
-        org_id=alert.org_id,
-        before=before,
-        after=after or _snapshot(alert),
-        reason=reason,
-        topics=[ALERTS, alert.topic],
-    )
 
 
 # Context

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Protocol, TypeVar
 
+from django.http import HttpResponse
 from ninja import Header
 
 from console.api.problems import ApiError
@@ -24,6 +25,19 @@ ETAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e]*")')
 
 def etag(version: int) -> str:
     return f'"{version}"'
+
+
+class Versioned(Protocol):
+    version: int
+
+
+V = TypeVar("V", bound=Versioned)
+
+
+def tagged(response: HttpResponse, found: V) -> V:
+    """What was found, with its version as the ETag of the response."""
+    response["ETag"] = etag(found.version)
+    return found
 
 
 def check_match(if_match: str, version: int) -> None:

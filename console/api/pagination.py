@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Generic, TypeVar
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Annotated, Any, Generic, TypeVar
 
 from django.core import signing
 from django.db.models import Model, QuerySet
-from ninja import Query, Schema
+from django.http import HttpRequest
+from ninja import Query, Router, Schema
 from pydantic import Field
 
-from console.api.problems import ApiError, FieldError
+from console.api.problems import ApiError, FieldError, documented
 
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 200
@@ -30,12 +33,48 @@ class Page(Schema, Generic[T]):
     next_cursor: str | None = Field(description="Ask with it for the next page; null at the end.")
 
 
+# The rows of a list, alone or with what shows one of them to the caller; else its schema does.
+Rows = QuerySet[Any] | tuple[QuerySet[Any], Callable[[Any], object]]
+
+
+def listing(
+    router: Router, path: str, shown: type[Schema], *statuses: int, by: str, summary: str
+) -> Callable[[Callable[..., Rows]], Callable[..., dict[str, object]]]:
+    """Serve the rows that a view returns by pages, in the order of the unique column `by`.
+
+    It adds `cursor` and `limit` to the view's parameters. The `statuses` are those of its errors.
+    """
+
+    def serve(view: Callable[..., Rows]) -> Callable[..., dict[str, object]]:
+        own = signature(view, eval_str=True)
+
+        @wraps(view)
+        def answer(
+            request: HttpRequest, *, cursor: str | None, limit: int, **values: Any
+        ) -> dict[str, object]:
+            found = view(request, **values)
+            rows, show = found if isinstance(found, tuple) else (found, None)
+            return paginate(rows, by, cursor, limit, show)
+
+        added = (
+            Parameter("cursor", Parameter.KEYWORD_ONLY, annotation=Cursor, default=None),
+            Parameter("limit", Parameter.KEYWORD_ONLY, annotation=Limit, default=LIMIT_DEFAULT),
+        )
+        parameters = [*own.parameters.values(), *added]
+        answer.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        responses = {200: Page[shown], **documented(*statuses)}  # type: ignore[valid-type]
+        router.get(path, response=responses, summary=summary)(answer)
+        return answer
+
+    return serve
+
+
 def paginate(
     rows: QuerySet[M],
     by: str,
     cursor: str | None,
     limit: int,
-    show: Callable[[M], T],
+    show: Callable[[M], object] | None = None,
 ) -> dict[str, object]:
     """One page of `rows` in the order of the unique column `by` (`-by` for descending).
 
@@ -59,6 +98,6 @@ def paginate(
     more = len(found) > limit
     found = found[:limit]
     return {
-        "items": [show(row) for row in found],
+        "items": [show(row) for row in found] if show else found,
         "next_cursor": signing.dumps(str(getattr(found[-1], column)), salt=salt) if more else None,
     }

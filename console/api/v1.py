@@ -31,6 +31,7 @@ from console.charts.api import router as charts
 from console.control.api import router as targets
 from console.explain.api import router as explain
 from console.fleet.nodes import Impossible
+from console.fleet.rest.claims import router as claims
 from console.fleet.rest.descriptions import router as description
 from console.fleet.rest.fleet import router as fleet
 from console.fleet.rest.membership import router as joining
@@ -55,6 +56,7 @@ from console.search.api import router as search
 from console.sessions.changes.sizes import JobsRun
 from console.sessions.plans.proposals import CannotPlan
 from console.sessions.rest.drains import router as leaving
+from console.sessions.rest.driver_orgs import router as driver_orgs
 from console.sessions.rest.driver_removal import router as removal
 from console.sessions.rest.rules import router as session_rules
 from console.sessions.rest.sessions import router as sessions
@@ -128,10 +130,12 @@ api.add_router("", scheduled_policies)
 api.add_router("", proof)
 api.add_router("", operations)
 api.add_router("", targets)
+api.add_router("", claims)
 api.add_router("", sessions)
 api.add_router("", session_rules)
 api.add_router("", leaving)
 api.add_router("", removal)
+api.add_router("", driver_orgs)
 api.add_router("", live)
 api.add_router("", fleet)
 api.add_router("", joining)

@@ -10,7 +10,7 @@ from ninja import Field, Path, Router, Schema
 
 from console.accounts.browser import requester
 from console.api.fields import Input, Moment, Reason, SearchText
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import documented
 from console.audit import services
 from console.audit.models import AuditEntry
@@ -31,7 +31,7 @@ class ChangeOut(Schema):
 class EntryOut(Schema):
     id: int
     at: datetime
-    actor: str
+    actor: str = Field(validation_alias="actor_name")
     means: str
     address: str | None
     request_id: str
@@ -43,38 +43,23 @@ class EntryOut(Schema):
     before: Any
     after: Any
     changes: list[ChangeOut] = Field(description="Values that differ.")
-    undoes: int | None
+    undoes: int | None = Field(validation_alias="undoes_id")
     can_undo: bool
+
+    @staticmethod
+    def resolve_changes(entry: AuditEntry) -> list[dict[str, Any]]:
+        return [dict(zip(ChangeOut.model_fields, one, strict=True)) for one in entry.changes]
+
+    @staticmethod
+    def resolve_can_undo(entry: AuditEntry) -> bool:
+        return services.can_undo(entry)
 
 
 class UndoIn(Input):
     reason: Reason = ""
 
 
-def show_entry(entry: AuditEntry) -> EntryOut:
-    return EntryOut(
-        id=entry.pk,
-        at=entry.at,
-        actor=entry.actor_name,
-        means=entry.means,
-        address=entry.address,
-        request_id=entry.request_id,
-        action=entry.action,
-        object_type=entry.object_type,
-        object_id=entry.object_id,
-        object_name=entry.object_name,
-        reason=entry.reason,
-        before=entry.before,
-        after=entry.after,
-        changes=[
-            ChangeOut(path=path, before=before, after=after) for path, before, after in entry.changes
-        ],
-        undoes=entry.undoes_id,
-        can_undo=services.can_undo(entry),
-    )
-
-
-@router.get("/audit", response={200: Page[EntryOut], **documented(404)}, summary="The audit trail")
+@listing(router, "/audit", EntryOut, 404, by="-pk", summary="The audit trail")
 def list_entries(
     request: HttpRequest,
     q: SearchText = "",
@@ -84,9 +69,7 @@ def list_entries(
     request_id: SearchText = "",
     since: Moment | None = None,
     until: Moment | None = None,
-    cursor: Cursor = None,
-    limit: Limit = LIMIT_DEFAULT,
-) -> dict[str, object]:
+) -> Rows:
     principal = requester(request)
     filters = Filters(
         q=q,
@@ -97,13 +80,12 @@ def list_entries(
         since=since,
         until=until,
     )
-    entries = filters.apply(services.visible_entries(principal))
-    return paginate(entries, "-pk", cursor, limit, show_entry)
+    return filters.apply(services.visible_entries(principal))
 
 
 @router.get("/audit/{entry_id}", response={200: EntryOut, **documented(404)}, summary="One entry")
-def get_entry(request: HttpRequest, entry_id: EntryId) -> EntryOut:
-    return show_entry(services.get_entry(requester(request), entry_id))
+def get_entry(request: HttpRequest, entry_id: EntryId) -> AuditEntry:
+    return services.get_entry(requester(request), entry_id)
 
 
 @router.post(
@@ -111,7 +93,6 @@ def get_entry(request: HttpRequest, entry_id: EntryId) -> EntryOut:
     response={200: EntryOut, **documented(404, 409)},
     summary="Undo a change",
 )
-def undo(request: HttpRequest, entry_id: EntryId, payload: UndoIn) -> EntryOut:
+def undo(request: HttpRequest, entry_id: EntryId, payload: UndoIn) -> AuditEntry:
     principal = requester(request)
-    undone = services.undo(principal, services.get_entry(principal, entry_id), payload.reason)
-    return show_entry(undone)
+    return services.undo(principal, services.get_entry(principal, entry_id), payload.reason)

@@ -20,24 +20,31 @@ from console.shell.texts import cut
 from telemetry.events import note
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a change is of, and who else is told of the change."""
+
+    type: str
+    id: object
+    name: str
+    org_id: int | None = None
+    topics: Sequence[str] = ()
+
+
 def record(
     principal: Principal,
     action: str,
+    subject: Subject,
     *,
-    object_type: str,
-    object_id: object,
-    object_name: str,
-    org_id: int | None = None,
     before: dict[str, Any] | None = None,
     after: dict[str, Any] | None = None,
     reason: str = "",
     undoes: AuditEntry | None = None,
-    topics: Sequence[str] = (),
     sentence: str = "",
 ) -> AuditEntry:
     """Add one entry. Call it inside the transaction of the change, so that both are kept or none.
 
-    With `topics` it is an event of theirs as well, without before and after: events are seen by more. It
+    It is an event of the subject's topics as well, without before and after: events are seen by more. It
     is told as `sentence`, or by its action and name.
     """
     if not transaction.get_connection().in_atomic_block:
@@ -50,18 +57,18 @@ def record(
         address=context.address if context else None,
         request_id=context.request_id if context else "",
         action=action,
-        object_type=object_type,
-        object_id=str(object_id),
-        object_name=cut(object_name, OBJECT_NAME_MAX),
-        org_id=org_id,
+        object_type=subject.type,
+        object_id=str(subject.id),
+        object_name=cut(subject.name, OBJECT_NAME_MAX),
+        org_id=subject.org_id,
         before=before,
         after=after,
         reason=cut(reason, REASON_MAX),
         undoes=undoes,
     )
-    if topics:
-        told = sentence or f"{action}: {object_name}"
-        note(action, topics, told, {"audit_entry": entry.pk}, entry.at)
+    if subject.topics:
+        told = sentence or f"{action}: {subject.name}"
+        note(action, subject.topics, told, {"audit_entry": entry.pk}, entry.at)
     return entry
 
 

@@ -5,21 +5,19 @@ import json
 from collections.abc import AsyncIterator
 
 from django.contrib import messages
-from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_POST, require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, post_page, read_page
 from console.audit import services
 from console.audit.forms import FilterForm, UndoForm
 from console.audit.models import AuditEntry
 from console.audit.services import Filters
 from console.orgs.services import visible_orgs
+from console.shell.pages import Telling, paged
 
-PER_PAGE = 50
 CSV_ROWS_MAX = 100_000
 CSV_ROWS_AT_ONCE = 1000
 CSV_COLUMNS = [
@@ -54,44 +52,33 @@ def _filters(form: FilterForm) -> Filters:
     )
 
 
-@require_safe
-@signed_in
+@read_page
 def list_entries(request: SignedInRequest) -> HttpResponse:
     form = FilterForm(request.GET, orgs=visible_orgs(request.principal))
     entries = _filters(form).apply(services.visible_entries(request.principal))
-    page = Paginator(entries, PER_PAGE).get_page(request.GET.get("page"))
-    query = request.GET.copy()
-    query.pop("page", None)
-    filtered = any(value for value in query.values())
-    context = {"form": form, "page": page, "query": query.urlencode(), "filtered": filtered}
+    context = {**paged(request, entries), "form": form}
     return render(request, "audit/list.html", context)
 
 
-@require_safe
-@signed_in
+@read_page
 def show_entry(request: SignedInRequest, entry_id: int) -> HttpResponse:
     entry = services.get_entry(request.principal, entry_id)
     context = {"entry": entry, "can_undo": services.can_undo(entry), "form": UndoForm()}
     return render(request, "audit/entry.html", context)
 
 
-@require_POST
-@signed_in
+@post_page
 def undo(request: SignedInRequest, entry_id: int) -> HttpResponse:
     entry = services.get_entry(request.principal, entry_id)
     form = UndoForm(request.POST)
     reason = form.cleaned_data["reason"] if form.is_valid() else ""
-    try:
-        undone = services.undo(request.principal, entry, reason)
-    except services.CannotUndo as error:
-        messages.error(request, str(error))
-        return redirect("audit-entry", entry_id)
-    messages.success(request, "Change undone. This is the new entry.")
-    return redirect("audit-entry", undone.pk)
+    with Telling(request, services.CannotUndo):
+        entry = services.undo(request.principal, entry, reason)
+        messages.success(request, "Change undone. This is the new entry.")
+    return redirect("audit-entry", entry.pk)
 
 
-@require_safe
-@signed_in
+@read_page
 def export(request: SignedInRequest) -> HttpResponseBase:
     """The filtered trail as CSV, the newest first, at most CSV_ROWS_MAX rows."""
     form = FilterForm(request.GET, orgs=visible_orgs(request.principal))

@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from console.accounts.principal import SYSTEM, Principal
 from console.accounts.roles import Role
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.authority.issuing import Signer, make_root
 from console.authority.models import Authority, State
 from console.fleet import services as fleet
@@ -218,12 +218,9 @@ def _record(principal: Principal, action: str, row: Authority, sentence: str, re
     record(
         principal,
         action,
-        object_type="authority",
-        object_id=str(row),
-        object_name=str(row),
+        Subject("authority", str(row), str(row), topics=[FLEET]),
         after={"fingerprint": row.fingerprint, "state": str(row.state), "expires_at": row.expires_at},
         reason=reason,
-        topics=[FLEET],
         sentence=sentence,
     )
 

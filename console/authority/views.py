@@ -3,18 +3,17 @@ from __future__ import annotations
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_POST, require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, post_page, read_page
 from console.authority import services
 from console.control.services import in_the_open
 from console.fleet.nodes import Impossible
+from console.shell.pages import Telling
 
 SHOWN_MAX = 50
 
 
-@require_safe
-@signed_in
+@read_page
 def show(request: SignedInRequest) -> HttpResponse:
     """Roots, who follows, and which control APIs can be read on the way."""
     roots = services.visible_authorities(request.principal)[:SHOWN_MAX]
@@ -31,13 +30,9 @@ def show(request: SignedInRequest) -> HttpResponse:
     return render(request, "authority/authority.html", context)
 
 
-@require_POST
-@signed_in
+@post_page
 def rotate(request: SignedInRequest) -> HttpResponse:
-    try:
+    with Telling(request, Impossible):
         services.begin_rotation(request.principal)
-    except Impossible as error:
-        messages.error(request, str(error))
-    else:
         messages.success(request, "A new root is made. It signs when all processes believe it.")
     return redirect("fleet-authority")

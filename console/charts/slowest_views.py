@@ -7,9 +7,8 @@ from django import forms
 from django.conf import settings
 from django.http import Http404, HttpResponse
 from django.shortcuts import render
-from django.views.decorators.http import require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, read_page
 from console.accounts.roles import Role
 from console.charts.ranges import BadRange, of_query
 from console.charts.services import topics_for
@@ -26,8 +25,7 @@ class SlowestForm(forms.Form):
     most = forms.FloatField(min_value=0, required=False)
 
 
-@require_safe
-@signed_in
+@read_page
 def slowest(request: SignedInRequest) -> HttpResponse:
     """The slowest transfers of a topic, in a cell of a heat map or in the whole range."""
     topics = topics_for(request.principal)

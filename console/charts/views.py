@@ -5,9 +5,8 @@ import re
 from django.http import Http404, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, read_page
 from console.charts.services import topics_for
 from console.live.messages import TOPIC_PATTERN
 from console.metrics.services import check_topic
@@ -29,8 +28,7 @@ FIGURES = (
 _WITH_PATHS = frozenset({FLEET, SESSION, NODE, "driver"})  # topics with path metrics
 
 
-@require_safe
-@signed_in
+@read_page
 def latency_events(request: SignedInRequest) -> HttpResponse:
     """The newest events, as a fragment."""
     topic = topic_of(request.GET.get("topic", ""))
@@ -49,8 +47,7 @@ def _events(topic: str) -> list[Event]:
     return list(events_of(topic).order_by("-pk")[:EVENTS_SHOWN])
 
 
-@require_safe
-@signed_in
+@read_page
 def latency(request: SignedInRequest) -> HttpResponse:
     """Latency, rate and hit rate of evicts and refills of one topic."""
     topics = topics_for(request.principal)

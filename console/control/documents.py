@@ -4,7 +4,10 @@
     def homes(name: str) -> Mapping[str, Any]: ...      # of one target
 
     @common_part("driver")
-    def orgs() -> Mapping[str, Any]: ...                # the same for all of the kind, made once
+    def agents_removed() -> Mapping[str, Any]: ...      # the same for all of the kind, made once
+
+    @round_part("driver")
+    def orgs() -> Part: ...                             # called once a round: the part of each target
 
     @addition("node", "tier2")
     def of_orgs() -> Mapping[str, Any]: ...             # likewise, to what parts say there, if any
@@ -31,11 +34,13 @@ from swdriver_shim import desired as of_drivers
 Partial = Mapping[str, Any]
 Part = Callable[[str], Partial]
 CommonPart = Callable[[], Partial]
-P = TypeVar("P", Part, CommonPart)
+RoundPart = Callable[[], Part]
+P = TypeVar("P", Part, CommonPart, RoundPart)
 Place = tuple[str, str]  # a kind, and a key of its documents
 
 _parts: Final[dict[str, list[Part]]] = {kind: [] for kind in Kind.values}
 _common: Final[dict[str, list[CommonPart]]] = {kind: [] for kind in Kind.values}
+_of_rounds: Final[dict[str, list[RoundPart]]] = {kind: [] for kind in Kind.values}
 _additions: Final[dict[Place, list[CommonPart]]] = {}
 _PARSE: Final[Mapping[str, Callable[[bytes], object]]] = {
     Kind.NODE: of_agents.parse,
@@ -53,6 +58,11 @@ def part(kind: str) -> Callable[[Part], Part]:
 
 def common_part(kind: str) -> Callable[[CommonPart], CommonPart]:
     return _registered(_common[kind])
+
+
+def round_part(kind: str) -> Callable[[RoundPart], RoundPart]:
+    """For what targets share in part: what was made for one is there for the others of its round."""
+    return _registered(_of_rounds[kind])
 
 
 def addition(kind: str, key: str) -> Callable[[CommonPart], CommonPart]:
@@ -85,6 +95,7 @@ class Compiler:
         self._kind = kind
         self._shared: dict[str, msgspec.Raw] | None = None
         self._more: dict[str, Partial] = {}
+        self._of_round: list[Part] = []
 
     def compile(self, name: str, base: Partial) -> Document:
         """Raises NotYet, also for what the target would refuse."""
@@ -94,7 +105,7 @@ class Compiler:
             raise NotYet("Nobody says yet what it should be.")
         told: dict[str, Any] = {**base, **self._shared}
         try:
-            for one in _parts[self._kind]:
+            for one in (*self._of_round, *_parts[self._kind]):
                 told |= one(name)
         except ObjectDoesNotExist as gone:  # since the round began
             raise NotYet(f"{name} has left the fleet, or what it needs has: {gone}") from gone
@@ -113,6 +124,7 @@ class Compiler:
             for (kind, key), additions in _additions.items()
             if kind == self._kind
         }
+        self._of_round = [made() for made in _of_rounds[self._kind]]
         return {
             key: msgspec.Raw(msgspec.json.encode(value))
             for common in _common[self._kind]

@@ -53,6 +53,7 @@ class Target(models.Model):
     kind = models.CharField(max_length=8, choices=Kind)
     name = models.CharField(max_length=63)
     secret = SealedBytes(default=new_secret)  # as which a driver is known to agents
+    claims_key = SealedBytes(default=new_secret)  # what gateways sign claims for an engine with
     generation = models.PositiveBigIntegerField(default=0)
     digest = models.BinaryField(max_length=32, default=b"")
     compiled_at = models.DateTimeField(null=True)

@@ -30,8 +30,9 @@ from console.control.documents import (
     addition,
     common_part,
     part,
+    round_part,
 )
-from console.control.models import BadAnswers, Change, Kind, Target
+from console.control.models import BadAnswers, Change, Kind, Target, new_secret
 from console.control.sending import (
     ROUND_SECONDS,
     SUSPECTS_AT_ONCE_MAX,
@@ -49,12 +50,15 @@ __all__ = [
     "addition",
     "applied",
     "changed",
+    "claims_key_of",
     "common_part",
     "forget",
     "in_the_open",
+    "new_claims_key",
     "part",
     "push",
     "reconcile",
+    "round_part",
     "secret_of",
     "visible_targets",
 ]
@@ -104,6 +108,19 @@ def _push_soon(targets: list[Address]) -> None:
         log.warning("No task could be sent, so the next reconcile tells of the change: %s", error)
 
 
+def claims_key_of(driver: str) -> bytes:
+    """What gateways sign the claims of this engine's requests with."""
+    return bytes(Target.objects.get_or_create(kind=Kind.DRIVER, name=driver)[0].claims_key)
+
+
+def new_claims_key(driver: str) -> bytes:
+    """Rotate it. The engine is told by a `changed` that has to follow."""
+    target, _ = Target.objects.get_or_create(kind=Kind.DRIVER, name=driver)
+    target.claims_key = new_secret()
+    target.save(update_fields=["claims_key"])
+    return claims_key_of(driver)
+
+
 def secret_of(kind: str, name: str) -> bytes:
     """What a driver shows to agents, and agents are told to expect of it."""
     return bytes(Target.objects.get_or_create(kind=kind, name=name)[0].secret)
@@ -147,10 +164,13 @@ class Reach:
         return (self.change.applied_at - self.change.at).total_seconds()
 
 
-def applied(change: Change | None, kind: str = Kind.DRIVER) -> Reach:
+def applied(
+    change: Change | None, kind: str = Kind.DRIVER, *, among: Collection[str] | None = None
+) -> Reach:
     """Who of a kind has heard of a change, and why others have not; without one, of all there was.
 
-    Who has never been told anything keeps nothing of anybody, and is left out.
+    `among`: of just these, also of those that it did not concern when it was made. Who has never been
+    told anything keeps nothing of anybody, and is left out.
     """
     there = {one.name: one for one in _joined(kind).defer("control_token")}
     targets = Target.objects.filter(kind=kind, name__in=there, generation__gt=0).order_by("name")
@@ -158,10 +178,14 @@ def applied(change: Change | None, kind: str = Kind.DRIVER) -> Reach:
         change,
         [
             _standing(target, change.pk if change else 0, is_silent=_is_silent(there[target.name]))
-            for target in targets.defer("secret", "digest")
-            if change is None or change.concerns(kind, target.name)
+            for target in targets.defer("secret", "claims_key", "digest")
+            if (target.name in among if among is not None else _concerns(change, target))
         ],
     )
+
+
+def _concerns(change: Change | None, target: Target) -> bool:
+    return change is None or change.concerns(target.kind, target.name)
 
 
 def _standing(target: Target, change: int, *, is_silent: bool) -> Standing:
@@ -181,7 +205,7 @@ def visible_targets(principal: Principal) -> QuerySet[Target]:
     """All, for those with a role on the platform. Raises Http404 for others."""
     if not principal.on_platform(Role.VIEWER):
         raise Http404
-    return Target.objects.filter(generation__gt=0).defer("secret", "digest")
+    return Target.objects.filter(generation__gt=0).defer("secret", "claims_key", "digest")
 
 
 # Telling
@@ -344,11 +368,15 @@ def _bases(kind: str, targets: Collection[Target]) -> dict[str, Partial]:
     """What is known of the process itself."""
     if kind == Kind.NODE:
         return {target.name: {} for target in targets}
-    models = dict(Driver.objects.values_list("name", "model"))
-    return {
-        target.name: {"driver": target.name, "secret": target.secret, "model": models.get(target.name)}
-        for target in targets
-    }
+    drivers = {one.name: one for one in Driver.objects.only("name", "model", "engine")}
+    return {target.name: _base(target, drivers.get(target.name)) for target in targets}
+
+
+def _base(target: Target, driver: Driver | None) -> Partial:
+    """Only engines are told a key for claims: the callers of daemons have tokens."""
+    claims = {"claims_key": target.claims_key} if driver and driver.engine else {}
+    model = driver.model if driver else None
+    return {"driver": target.name, "secret": target.secret, "model": model, **claims}
 
 
 def _document_of(target: Target, compiler: Compiler, base: Partial) -> Document | None:
@@ -422,7 +450,7 @@ def _close(waiting: Collection[Change]) -> None:
         for kind in Kind.values
         for target in Target.objects.filter(
             kind=kind, generation__gt=0, name__in=_joined(kind).values("name")
-        ).defer("secret", "digest")
+        ).defer("secret", "claims_key", "digest")
     }
     done = [
         change.pk

@@ -103,8 +103,8 @@ def has_job(served: story.Served) -> bool:
     driver = reachable_drivers().filter(name=served.driver).first()
     if driver is None or Job.objects.filter(driver=driver).exists():
         return driver is not None
-    ours = Node.objects.filter(name__in=places.NODES)
-    if ours.exclude(pk__in=reachable_nodes()).exists():
+    nodes = Node.objects.filter(name__in=places.NODES)
+    if nodes.exclude(pk__in=reachable_nodes()).exists():
         return False
     target = of_session(served.session)
     session = Session.objects.filter(name=served.session, deleting=False).first()
@@ -112,5 +112,7 @@ def has_job(served: story.Served) -> bool:
     if session is None or has_ended or operations.running_on(target):
         return False
     held = services.for_change(SYSTEM, served.session)
-    jobs.start_job(SYSTEM, held, served.driver, driver, reason=REASON)
+    slugs = {one.slug for one in story.ORGS}
+    ours = Org.objects.filter(slug__in=slugs).values_list("slug", flat=True)  # but for those deleted
+    jobs.start_job(SYSTEM, held, served.driver, driver, orgs=list(ours), reason=REASON)
     return True

@@ -27,7 +27,8 @@ Text = Annotated[str, StringConstraints(max_length=200, pattern=NO_NUL)]
 
 
 class ExplainIn(Input):
-    """One of `request`, `tokens` and `keys`."""
+    """One of `request`, `tokens` and `keys`. A prompt with images or sound is found by its request or
+    its keys only: tokens do not tell them apart."""
 
     request: Text = Field("", description="The name that the engine gave the request.")
     tokens: list[Token] = Field([], max_length=TOKENS_MAX)
@@ -67,6 +68,10 @@ class RunOut(Schema):
     )
     uses_max: int | None
     priority: int | None
+    no_spill: str | None = Field(
+        description="Why they are not copied to tier 2: `policy`, `request`, `not_encrypted`, "
+        "`no_data_key`, `own_ttl` or `tail`; null if they may be, or are not ready."
+    )
 
 
 class HomeOut(Schema):

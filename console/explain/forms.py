@@ -22,7 +22,8 @@ class ExplainForm(forms.Form):
         label="Request, tokens or keys",
         widget=forms.Textarea(attrs={"rows": 4, "spellcheck": "false"}),
         help_text="The name of a request; or two or more tokens, as numbers; or keys of columns, as 32 "
-        "hexadecimal digits each. The drivers are asked, and nothing is stored.",
+        "hexadecimal digits each. A prompt with images or sound is found by its request only, since "
+        "tokens do not tell them apart. The drivers are asked, and nothing is stored.",
     )
     adapter = forms.CharField(
         max_length=500,

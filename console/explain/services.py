@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import groupby
@@ -15,8 +15,10 @@ from msgspec import Meta, Struct
 from console.accounts.principal import Principal
 from console.control.sending import Call, Endpoint, ask_all, invalid, refusal
 from console.fleet.models import Driver
+from console.orgs.models import Org
 from console.orgs.services import get_org, visible_orgs
 from console.search.services import Found, finder
+from console.sessions.driver_orgs import drivers_serving
 from console.sessions.services import get_session
 from console.visibility import Sight
 from kvss_agent.http.exchange import Budget, Reply
@@ -65,6 +67,7 @@ class Column(Struct, frozen=True):
     priority: int | None = None
     slot: int | None = None
     tier2: bool = False
+    no_spill: str | None = None
 
 
 class Home(Struct, frozen=True):
@@ -101,6 +104,7 @@ class Run:
     expires_in_seconds: tuple[float, float] | None  # the soonest and the latest; None for never
     uses_max: int | None
     priority: int | None
+    no_spill: str | None  # why they are not copied to tier 2
 
     @property
     def stored_in(self) -> str:
@@ -165,7 +169,7 @@ class Question:
 def explain(principal: Principal, slug: str, question: Question) -> Explained:
     """Raises Http404 for an org or a session that the principal may not see."""
     org = get_org(principal, slug)
-    drivers, not_asked = _drivers(principal, question.session)
+    drivers, not_asked = _drivers(principal, [org], question.session)
     body: dict[str, Any] = {"org": org.slug, "adapter": question.adapter}
     for name in ("request", "tokens", "keys"):
         if asked := getattr(question, name):
@@ -185,7 +189,7 @@ def recent_requests(
 ) -> tuple[list[tuple[str, RequestResult]], list[Unreachable]]:
     """The org's last named requests with their drivers, newest first; and drivers without an answer."""
     org = get_org(principal, slug)
-    drivers, _ = _drivers(principal, "")
+    drivers, _ = _drivers(principal, [org])
     replies = _ask(drivers, "GET", f"/v1/requests?org={org.slug}", list[RequestResult], None)
     sight = Sight(principal)
     found = [(_name(sight, one.driver), result) for one in replies for result in one.content or ()]
@@ -198,7 +202,7 @@ def find_prompts(principal: Principal, text: str, most: int) -> list[Found]:
     """By the exact name that an engine gave the request; drivers do not search by parts of it."""
     if len(text) > REQUEST_MAX or not text.isprintable():
         return []
-    drivers, _ = _drivers(principal, "")
+    drivers, _ = _drivers(principal, visible_orgs(principal))
     replies = _ask(
         drivers, "GET", f"/v1/requests?{urlencode({'request': text})}", list[_NamedRequest], None
     )
@@ -221,7 +225,7 @@ def runs(columns: Sequence[Column]) -> list[Run]:
 
 
 def _likeness(one: Column) -> tuple[object, ...]:
-    return one.state, one.tier2, one.priority, one.expires_in_seconds is None
+    return one.state, one.tier2, one.priority, one.expires_in_seconds is None, one.no_spill
 
 
 def _run(columns: Sequence[Column]) -> Run:
@@ -238,6 +242,7 @@ def _run(columns: Sequence[Column]) -> Run:
         expires_in_seconds=(min(ends), max(ends)) if ends else None,
         uses_max=max((one.uses for one in columns if one.uses is not None), default=None),
         priority=first.priority,
+        no_spill=first.no_spill,
     )
 
 
@@ -251,9 +256,9 @@ def _answer(sight: Sight, driver: Driver, reply: _Explanation) -> Answer:
     return Answer("", "", reply.result, hidden, [])
 
 
-def _drivers(principal: Principal, session: str) -> tuple[list[Driver], int]:
-    """The drivers to ask, and how many more there are."""
-    drivers = Driver.objects.filter(joined_at__isnull=False).order_by("name")
+def _drivers(principal: Principal, orgs: Iterable[Org], session: str = "") -> tuple[list[Driver], int]:
+    """The drivers to ask: those that serve one of these orgs; and how many more there are."""
+    drivers = drivers_serving(*orgs).filter(joined_at__isnull=False).order_by("name")
     if session:
         found = get_session(principal, session)
         drivers = drivers.filter(pk__in=found.jobs.values("driver"))

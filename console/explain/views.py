@@ -6,17 +6,15 @@ from urllib.parse import urlencode
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.views.decorators.http import require_http_methods
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page
 from console.accounts.roles import Role
 from console.explain.forms import ExplainForm, LinkForm
 from console.explain.services import Question, explain, recent_requests
 from console.orgs.services import get_org
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def show(request: SignedInRequest, slug: str) -> HttpResponse:
     """Explain hits and misses of a prompt. A named request has its own URL; tokens and keys are posted,
     and stored nowhere."""

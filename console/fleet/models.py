@@ -121,6 +121,10 @@ class Node(Named, Joined):
     memory_bytes = models.BigIntegerField(default=0, validators=[MinValueValidator(0)])
     cpus = models.PositiveIntegerField(default=0)
     shards_max = models.PositiveIntegerField(default=0, help_text="More shards would cost others cores.")
+    # What its shards cost its processors, see `cpu_guard`.
+    cores_used = models.FloatField(null=True, blank=True)
+    shards_measured = models.PositiveIntegerField(null=True, blank=True)
+    measured_at = models.DateTimeField(null=True, blank=True)
     declared = models.JSONField(default=dict, blank=True)
     reported = models.JSONField(default=dict, blank=True)
     labels = models.JSONField(default=dict, blank=True)
@@ -282,6 +286,12 @@ class Driver(Named, Joined):
     """The SwDriver of one job: what decides what is cached. It runs wherever its engine does."""
 
     model = models.JSONField(null=True, blank=True, help_text="swdriver_shim.desired.ModelSpec")
+    engine = models.CharField(
+        max_length=60,
+        blank=True,
+        default="",
+        help_text="The engine that it is part of; empty for a daemon.",
+    )
     lost_at = models.DateTimeField(null=True, blank=True)  # None while it reports
 
     class Meta(Named.Meta):
@@ -308,6 +318,7 @@ class JoinToken(models.Model):
         NODE = "node"
         DRIVER = "driver"
 
+    token: str  # its text, only of one that was just made
     public_id = models.CharField(max_length=12, unique=True)
     secret_sha256 = models.BinaryField(max_length=32)
     kind = models.CharField(max_length=8, choices=Kind)

@@ -12,14 +12,13 @@ from django.utils import timezone
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
-from console.audit.services import CannotUndo, record, undoable
+from console.audit.services import CannotUndo, Subject, record, undoable
 from console.fleet import services
 from console.fleet.labels import NotALabel, check_labels
 from console.fleet.models import Node
 from console.operations.models import Operation
 from console.operations.services import Busy, running_on
 from console.placement.topology import State
-from telemetry.events import note
 from telemetry.topics import of_source
 
 BY_PEOPLE: Final = (State.READY, State.CORDONED, State.DRAINING, State.MAINTENANCE)
@@ -168,15 +167,13 @@ def _save(
     node.version += 1
     node.full_clean(exclude=["heartbeat_sha256"])
     node.save()
-    entry = record(
+    record(
         principal,
         action,
-        object_type="node",
-        object_id=node.name,
-        object_name=node.name,
+        Subject("node", node.name, node.name, topics=[topic(node)]),
         before=before,
         after=snapshot(node),
         reason=reason,
         undoes=undoes,
+        sentence=sentence,
     )
-    note(action, [topic(node)], sentence, {"audit_entry": entry.pk}, entry.at)

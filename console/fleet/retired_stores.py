@@ -17,7 +17,7 @@ from django.http import Http404
 from django.utils import timezone
 
 from console.accounts.principal import Principal
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.control.models import Change, Kind, Target
 from console.control.sending import Call, Endpoint, ask_all
 from console.control.services import changed
@@ -172,11 +172,18 @@ def forgotten(since: datetime) -> list[tuple[str, datetime]]:
 
 
 def _found_empty(store: RetiringStore) -> None:
-    """Nothing is left of removed nodes there either, unless it is a disk that only has the same path."""
+    """Forget that removed nodes have files there, unless it is a disk that only has the same path.
+
+    The word of an agent is enough for its own files only: a node that joined again with its key. It is
+    enough for files of others where an admin had them removed by this agent (`drain`).
+    """
     if not store.said.get("shared", True):
         return
     place = store.place
-    for one in Removed.objects.select_for_update().filter(stores__contains=[place]):
+    removed = Removed.objects.select_for_update().filter(stores__contains=[place])
+    if not store.is_drained:
+        removed = removed.filter(public_key=store.node.public_key).exclude(public_key="")
+    for one in removed:
         one.stores.remove(place)
         one.save(update_fields=["stores"])
 
@@ -213,12 +220,9 @@ def drain(
     record(
         principal,
         "node.drain_store",
-        object_type="node",
-        object_id=node.name,
-        object_name=node.name,
+        Subject("node", node.name, node.name, topics=[topic(node)]),
         after={"place": store.place, **({"also_of": others} if others else {})},
         reason=reason,
-        topics=[topic(node)],
     )
     changed([(Kind.NODE.value, node.name)], f"a store of {node.name} is drained")
     return store

@@ -11,9 +11,11 @@ from django.contrib.postgres.aggregates import ArrayAgg
 from django.db import connection
 from django.db.models import Prefetch, Q, QuerySet
 from django.http import Http404
+from django.utils import timezone
 
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
+from console.fleet import cpu_guard
 from console.fleet.models import Box, Domain, Driver, Leaf, Named, Nic, Node, Port, SpineLink
 from console.placement import topology as placement
 from console.placement.topology import State
@@ -101,10 +103,16 @@ def _nodes() -> Iterator[placement.Node]:
         nic_leaves=ArrayAgg("nics__leaf__name", order_by="nics__name"),
         nic_wio=ArrayAgg("nics__wio", order_by="nics__name"),
     )
-    fields = ("name", "nic_leaves", "nic_wio", "memory_bytes", "shards_max", "state")
-    for name, leaves, wio, memory, shards_max, state in nodes.order_by("name").values_list(*fields):
+    fields = ("name", "nic_leaves", "nic_wio", "memory_bytes", "state", "shards_max", "cpus")
+    measured = ("cores_used", "shards_measured", "measured_at")
+    fresh = timezone.now() - cpu_guard.FRESH
+    for name, leaves, wio, memory, state, most, cpus, cores, shards, at in nodes.order_by(
+        "name"
+    ).values_list(*fields, *measured):
         nics = tuple(map(placement.Nic, leaves, wio))
-        yield placement.Node(name, nics, memory, shards_max, State(state))
+        if at is not None and at >= fresh:
+            most = cpu_guard.shards_max(most, cpus, cores, shards)
+        yield placement.Node(name, nics, memory, most, State(state))
 
 
 def _boxes() -> Iterator[placement.Box]:

@@ -7,7 +7,7 @@ import logging
 from celery import shared_task
 from django.utils import timezone
 
-from console.fleet import retired_stores
+from console.fleet import cpu_guard, retired_stores
 from console.fleet.membership import liveness, telemetry_users
 
 log = logging.getLogger(__name__)
@@ -23,6 +23,11 @@ def find_who_is_lost() -> None:
 def keep_telemetry_users() -> None:
     """Each process that has joined can tell its numbers, and nobody else's."""
     telemetry_users.keep_users()
+
+
+@shared_task
+def measure_cpu_of_shards() -> None:
+    cpu_guard.measure()
 
 
 @shared_task

@@ -11,18 +11,23 @@ from ninja import Field, Query, Router, Schema
 from console.accounts.browser import requester
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
+from console.alerts.models import Alert
 from console.alerts.state.silences import active_silences
-from console.alerts.web.api import AlertOut, show_alert
-from console.alerts.web.silences_api import OrgSlug, SilenceOut, show_silence
+from console.alerts.web.api import AlertOut, with_silence
+from console.alerts.web.silences_api import OrgSlug, SilenceOut
 from console.api.fields import Input
 from console.api.idempotency import Answer, idempotent
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import documented
-from console.audit.api import EntryOut, show_entry
+from console.api.shown import Context, SlugOf, read
+from console.audit.api import EntryOut
 from console.handover import services
-from console.handover.models import TEXT_MAX, Note
-from console.operations.api import OperationOut, show_operation
+from console.handover.models import TEXT_MAX
+from console.handover.services import HandOver
+from console.operations.api import OperationOut
+from console.operations.models import Operation
 from console.orgs.services import get_org
+from console.visibility import without_places
 
 router = Router(tags=["hand-over"])
 
@@ -31,7 +36,7 @@ class NoteOut(Schema):
     id: int
     at: datetime
     author: str
-    org: str | None = Field(description="Null: all orgs.")
+    org: SlugOf | None = Field(description="Null: all orgs.")
     text: str
 
 
@@ -45,7 +50,7 @@ class NoteIn(Input):
 class HandOverOut(Schema):
     at: datetime
     since: datetime
-    evaluated_at: datetime | None
+    evaluated_at: datetime | None = Field(validation_alias="evaluator.at")
     open_count: int
     open: list[AlertOut] = Field(description="Most severe first.")
     over: list[AlertOut] = Field(description="Alerts resolved in this period.")
@@ -55,15 +60,20 @@ class HandOverOut(Schema):
     changes: list[EntryOut] = Field(description="Newest first.")
     notes: list[NoteOut]
 
+    @staticmethod
+    def resolve_open(found: HandOver) -> list[Alert]:
+        active = active_silences(found.at)
+        return [with_silence(alert, active) for alert, _ in found.open]
 
-def show_note(note: Note) -> NoteOut:
-    return NoteOut(
-        id=note.pk,
-        at=note.at,
-        author=note.author,
-        org=note.org.slug if note.org else None,
-        text=note.text,
-    )
+    @staticmethod
+    def resolve_over(found: HandOver) -> list[Alert]:
+        active = active_silences(found.at)
+        return [with_silence(alert, active) for alert in found.over]
+
+    @staticmethod
+    def resolve_operations(found: HandOver, context: Context) -> list[Operation]:
+        principal = requester(context["request"])
+        return [without_places(principal, one) for one in found.operations]
 
 
 @router.get(
@@ -77,32 +87,13 @@ def get_hand_over(
         str, Query(max_length=48, pattern=r"^[a-z0-9-]*$", description="Only this org.")
     ] = "",
     hours: Annotated[int, Query(ge=1, le=services.HOURS_MAX)] = services.HOURS_DEFAULT,
-) -> HandOverOut:
-    principal = requester(request)
-    found = services.hand_over(principal, org, hours)
-    active = active_silences(found.at)
-    return HandOverOut(
-        at=found.at,
-        since=found.since,
-        evaluated_at=found.evaluator.at,
-        open_count=found.open_count,
-        open=[show_alert(alert, active, principal) for alert, _ in found.open],
-        over=[show_alert(alert, active, principal) for alert in found.over],
-        silences=[show_silence(silence) for silence in found.silences],
-        operations=[show_operation(one, principal) for one in found.operations],
-        change_count=found.change_count,
-        changes=[show_entry(entry) for entry in found.changes],
-        notes=[show_note(note) for note in found.notes],
-    )
+) -> HandOver:
+    return services.hand_over(requester(request), org, hours)
 
 
-@router.get(
-    "/hand-over/notes", response={200: Page[NoteOut], **documented()}, summary="List notes, newest first"
-)
-def list_notes(
-    request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
-    return paginate(services.visible_notes(requester(request)), "-pk", cursor, limit, show_note)
+@listing(router, "/hand-over/notes", NoteOut, by="-pk", summary="List notes, newest first")
+def list_notes(request: HttpRequest) -> Rows:
+    return services.visible_notes(requester(request))
 
 
 @router.post("/hand-over/notes", response={201: NoteOut, **documented(404, 409)}, summary="Add a note")
@@ -111,4 +102,4 @@ def write_note(request: HttpRequest, payload: NoteIn) -> Answer:
     principal = requester(request)
     org = get_org(principal, payload.org) if payload.org else None
     needs = Authority(org.pk if org else None, Role.ON_CALL)
-    return Answer(201, [needs], show_note(services.write(principal, org, payload.text)))
+    return Answer(201, [needs], read(NoteOut, services.write(principal, org, payload.text), request))

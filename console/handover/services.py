@@ -24,7 +24,7 @@ from console.alerts.services import live_topic as alerts_topic
 from console.alerts.state.lifecycle import OPEN, State
 from console.alerts.state.silences import active_silences, silence_of, visible_silences
 from console.audit.models import AuditEntry
-from console.audit.services import record, visible_entries
+from console.audit.services import Subject, record, visible_entries
 from console.handover.models import Note
 from console.operations.core import State as OperationState
 from console.operations.models import Operation
@@ -123,11 +123,9 @@ def write(principal: Principal, org: Org | None, text: str) -> Note:
     record(
         principal,
         "handover.note",
-        object_type="note",
-        object_id=note.pk,
-        object_name=str(note),
-        org_id=org.pk if org else None,
+        Subject(
+            "note", note.pk, str(note), org.pk if org else None, [of_org(org.slug)] if org else [ALERTS]
+        ),
         after={"text": note.text},
-        topics=[of_org(org.slug)] if org else [ALERTS],
     )
     return note

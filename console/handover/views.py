@@ -6,19 +6,18 @@ from urllib.parse import urlencode
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.views.decorators.http import require_http_methods
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.handover import services
 from console.handover.forms import NoteForm
 from console.orgs.models import SLUG
 from console.orgs.services import visible_orgs
+from console.shell.pages import wants_part
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def hand_over(request: SignedInRequest) -> HttpResponse:
     """The page; a POST leaves a note."""
     org, hours = request.GET.get("org", ""), _hours(request.GET.get("hours", ""))
@@ -34,7 +33,7 @@ def hand_over(request: SignedInRequest) -> HttpResponse:
         "found": services.hand_over(request.principal, org, hours),
         "may_write": _may_write(request.principal),
     }
-    if request.headers.get("HX-Request") == "true":
+    if wants_part(request):
         return render(request, "handover/live.html", live)
     context = {
         **live,

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from ninja import Field, Query, Router, Schema
+from pydantic import BeforeValidator
 
 from console.accounts.browser import requester
-from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.api.fields import Moment
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
@@ -55,10 +55,16 @@ Filter = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}:[^\x00]{0,200}$")]
 
 class MetricOut(Schema):
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Annotated[
+        Literal["counter", "gauge", "histogram"], BeforeValidator(lambda kind: kind.name.lower())
+    ]
     text: str
     labels: list[str]
     folds: list[Fold]
+
+    @staticmethod
+    def resolve_folds(metric: Metric) -> tuple[Fold, ...]:
+        return FOLDS[metric.kind]
 
 
 class LineOut(Schema):
@@ -106,20 +112,9 @@ class Asked(Schema):
 
 
 @router.get("/metrics", response={200: list[MetricOut], **documented()}, summary="List metrics")
-def list_metrics(request: HttpRequest) -> list[MetricOut]:
+def list_metrics(request: HttpRequest) -> list[Metric]:
     requester(request)
-    return [_show(metric) for metric in METRICS.values()]
-
-
-def _show(metric: Metric) -> MetricOut:
-    kind: Any = metric.kind.name.lower()
-    return MetricOut(
-        name=metric.name,
-        kind=kind,
-        text=metric.text,
-        labels=list(metric.labels),
-        folds=list(FOLDS[metric.kind]),
-    )
+    return list(METRICS.values())
 
 
 @router.get(
@@ -127,19 +122,18 @@ def _show(metric: Metric) -> MetricOut:
     response={200: AnswerOut, **documented(404)},
     summary="Query one metric of one topic",
 )
-def query(request: HttpRequest, asked: Query[Asked]) -> AnswerOut:
+def query(request: HttpRequest, asked: Query[Asked]) -> dict[str, object]:
     answer = _answer(request, asked)
-    resolution: Any = answer.level
-    return AnswerOut(
-        topic=asked.topic,
-        name=asked.name,
-        fold=asked.fold,
-        start=datetime.fromtimestamp(answer.start, timezone.get_current_timezone()),
-        step_seconds=answer.step,
-        resolution=resolution,
-        bounds=list(BOUNDS) if asked.fold is Fold.HEATMAP else None,
-        series=[LineOut(labels=dict(line.labels), values=line.values) for line in answer.lines],
-    )
+    return {
+        "topic": asked.topic,
+        "name": asked.name,
+        "fold": asked.fold,
+        "start": datetime.fromtimestamp(answer.start, timezone.get_current_timezone()),
+        "step_seconds": answer.step,
+        "resolution": answer.level,
+        "bounds": BOUNDS if asked.fold is Fold.HEATMAP else None,
+        "series": answer.lines,
+    }
 
 
 @router.get(
@@ -180,21 +174,14 @@ def list_events(
     principal = requester(request)
     check_topic(principal, topic)
     found = events_of(topic, kind=kind, since=since, until=until)
-    show = partial(_show_event, principal, topic)
+    show = None if principal.on_platform(Role.VIEWER) else partial(_as_of, topic)
     return paginate(found, "-pk" if order == "newest" else "pk", cursor, limit, show)
 
 
-def _show_event(principal: Principal, topic: str, event: Event) -> EventOut:
+def _as_of(topic: str, event: Event) -> Event:
     """Of whom else it is told is for those who see all of them."""
-    sees_all = principal.on_platform(Role.VIEWER)
-    return EventOut(
-        id=event.pk,
-        at=event.at,
-        kind=event.kind,
-        topics=event.topics if sees_all else [topic],
-        sentence=event.sentence,
-        data=event.data,
-    )
+    event.topics = [topic]
+    return event
 
 
 def _answer(request: HttpRequest, asked: Asked) -> Answer:

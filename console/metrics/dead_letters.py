@@ -14,14 +14,13 @@ from django.db.models import Max, QuerySet, Sum
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_safe
 from ninja import Field, Query, Router, Schema
 
-from console.accounts.browser import SignedInRequest, requester, signed_in
+from console.accounts.browser import SignedInRequest, read_page, requester
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.api.fields import SearchText
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import documented
 from telemetry.ingest.dead_letters import (
     COUNT_DAYS,
@@ -76,8 +75,7 @@ def letters(principal: Principal, cause: str = "", source: str = "") -> QuerySet
     return found
 
 
-@require_safe
-@signed_in
+@read_page
 def show(request: SignedInRequest) -> HttpResponse:
     cause, source = (request.GET.get(name, "").replace("\0", "")[:240] for name in ("cause", "source"))
     found = letters(request.principal, cause, source)
@@ -115,19 +113,11 @@ class CountsOut(Schema):
     items: list[DeadLetterCountOut]
 
 
-@router.get(
-    "/dead-letters",
-    response={200: Page[LetterOut], **documented(403)},
-    summary="List dead letters, the newest first",
+@listing(
+    router, "/dead-letters", LetterOut, 403, by="-pk", summary="List dead letters, the newest first"
 )
-def list_letters(
-    request: HttpRequest,
-    cause: SearchText = "",
-    source: SearchText = "",
-    cursor: Cursor = None,
-    limit: Limit = LIMIT_DEFAULT,
-) -> dict[str, object]:
-    return paginate(letters(requester(request), cause, source), "-pk", cursor, limit, _shown)
+def list_letters(request: HttpRequest, cause: SearchText = "", source: SearchText = "") -> Rows:
+    return letters(requester(request), cause, source)
 
 
 @router.get(
@@ -137,28 +127,5 @@ def list_letters(
 )
 def list_counts(
     request: HttpRequest, days: Annotated[int, Query(ge=1, le=COUNT_DAYS)] = WEEK_DAYS
-) -> CountsOut:
-    return CountsOut(
-        items=[
-            DeadLetterCountOut(
-                cause=one.cause,
-                meaning=one.meaning,
-                source=one.source,
-                count=one.count,
-                last_at=one.last_at,
-            )
-            for one in counts(requester(request), days)
-        ]
-    )
-
-
-def _shown(letter: DeadLetter) -> LetterOut:
-    return LetterOut(
-        id=letter.pk,
-        at=letter.at,
-        cause=letter.cause,
-        source=letter.source,
-        reason=letter.reason,
-        size=letter.size,
-        excerpt=letter.excerpt,
-    )
+) -> dict[str, object]:
+    return {"items": counts(requester(request), days)}

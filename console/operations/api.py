@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -10,11 +11,12 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Field, Path, Query, Router, Schema, Status
 
 from console.accounts.browser import requester
-from console.accounts.principal import SYSTEM, Authority, Principal
+from console.accounts.principal import Authority
 from console.api.fields import NO_NUL
 from console.api.idempotency import Answer
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import ApiError, documented
+from console.api.shown import OR_NULL
 from console.operations import services
 from console.operations.core import State
 from console.operations.models import Operation
@@ -45,42 +47,22 @@ class OperationOut(Schema):
     state: State
     done: bool
     progress: ProgressOut
-    error: ErrorOut | None = Field(description="Why it is rolling back, or rolled back.")
+    error: Annotated[ErrorOut | None, OR_NULL] = Field(
+        description="Why it is rolling back, or rolled back."
+    )
     response: dict[str, Any] | None = Field(
         description="Its result. Exactly one of this and `error` is set once it is done."
     )
     cancel_requested: bool
-    started_by: str
+    started_by: str = Field(validation_alias="actor_name")
     request_id: str
     created_at: datetime
     updated_at: datetime
     done_at: datetime | None
 
-
-def show_operation(operation: Operation, principal: Principal) -> OperationOut:
-    operation = without_places(principal, operation)
-    return OperationOut(
-        id=operation.pk,
-        kind=operation.kind,
-        target=operation.target,
-        sentence=operation.sentence,
-        state=State(operation.state),
-        done=operation.done,
-        progress=ProgressOut(
-            step=operation.step,
-            total=operation.total,
-            percent=operation.percent,
-            message=operation.message,
-        ),
-        error=ErrorOut(**operation.error) if operation.error else None,
-        response=operation.response,
-        cancel_requested=operation.cancel_requested,
-        started_by=operation.actor_name,
-        request_id=operation.request_id,
-        created_at=operation.created_at,
-        updated_at=operation.updated_at,
-        done_at=operation.done_at,
-    )
+    @staticmethod
+    def resolve_progress(operation: Operation) -> Operation:
+        return operation
 
 
 def address_of(operation: Operation) -> str:
@@ -89,7 +71,7 @@ def address_of(operation: Operation) -> str:
 
 def accepted(operation: Operation, needs: Authority, **headers: str) -> Answer:
     """202: it was begun, and here it can be followed."""
-    shown = show_operation(operation, SYSTEM)  # it has just begun, and has found out nothing
+    shown = OperationOut.from_orm(operation)  # it has just begun, and has found out nothing
     return Answer(202, [needs], shown, {"Location": address_of(operation), **headers})
 
 
@@ -99,7 +81,7 @@ def busy(error: services.Busy) -> ApiError:
     return ApiError("OperationRunning", str(error), headers={"Link": link})
 
 
-@router.get("/operations", response={200: Page[OperationOut], **documented()}, summary="List operations")
+@listing(router, "/operations", OperationOut, by="-id", summary="List operations")
 def list_operations(
     request: HttpRequest,
     target: Annotated[
@@ -109,13 +91,11 @@ def list_operations(
         str, Query(max_length=48, pattern=NO_NUL, description="`session` also matches `session.resize`.")
     ] = "",
     done: Annotated[bool | None, Query()] = None,
-    cursor: Cursor = None,
-    limit: Limit = LIMIT_DEFAULT,
-) -> dict[str, object]:
+) -> Rows:
     principal = requester(request)
     found = services.visible_operations(principal)
     found = services.filtered(found, target=target, kind=kind, done=done)
-    return paginate(found, "-id", cursor, limit, lambda one: show_operation(one, principal))
+    return found, partial(without_places, principal)
 
 
 @router.get(
@@ -123,9 +103,9 @@ def list_operations(
     response={200: OperationOut, **documented(404)},
     summary="Get an operation",
 )
-def get_operation(request: HttpRequest, operation_id: OperationId) -> OperationOut:
+def get_operation(request: HttpRequest, operation_id: OperationId) -> Operation:
     principal = requester(request)
-    return show_operation(services.get_operation(principal, operation_id), principal)
+    return without_places(principal, services.get_operation(principal, operation_id))
 
 
 @router.delete(
@@ -135,11 +115,11 @@ def get_operation(request: HttpRequest, operation_id: OperationId) -> OperationO
 )
 def cancel_operation(
     request: HttpRequest, response: HttpResponse, operation_id: OperationId
-) -> Status[OperationOut]:
+) -> Status[Operation]:
     principal = requester(request)
     operation = services.cancel(principal, operation_id)
     response["Location"] = address_of(operation)
-    return Status(202, show_operation(operation, principal))
+    return Status(202, without_places(principal, operation))
 
 
 @router.post(
@@ -149,11 +129,11 @@ def cancel_operation(
 )
 def retry_operation(
     request: HttpRequest, response: HttpResponse, operation_id: OperationId
-) -> Status[OperationOut]:
+) -> Status[Operation]:
     principal = requester(request)
     try:
         operation = services.retry(principal, operation_id)
     except services.NotStuck as error:
         raise ApiError("Conflict", str(error)) from None
     response["Location"] = address_of(operation)
-    return Status(202, show_operation(operation, principal))
+    return Status(202, without_places(principal, operation))

@@ -13,6 +13,7 @@ from console.accounts.names import ACTOR_NAME_MAX
 from console.accounts.roles import Role, choices
 from console.operations.core import ENDED, MOVING, State
 
+PART = "#"  # in a target, session:chat#ax-7: parts are worked on beside the whole
 STATES = [(state.value, state.value) for state in State]
 
 
@@ -90,3 +91,8 @@ class Operation(models.Model):
 
     def __str__(self) -> str:
         return self.sentence
+
+    @property
+    def topic(self) -> str:
+        """Of what it works on."""
+        return self.target.partition(PART)[0]

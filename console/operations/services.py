@@ -17,11 +17,11 @@ from django.utils import timezone
 
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.operations import core
 from console.operations.core import ENDED, MOVING, Failed, Outcome, Position, State, Waiting
 from console.operations.machines import Doing, Machine, is_known, machine_of, names_places
-from console.operations.models import Operation
+from console.operations.models import PART, Operation
 from console.search.services import Found, finder
 from console.shell import request_context
 from telemetry.events import note
@@ -94,7 +94,13 @@ def start(
 
 
 def running_on(target: str) -> Operation | None:
+    """The operation on exactly this target."""
     return Operation.objects.filter(target=target, done=False).first()
+
+
+def _on(topic: str) -> Q:
+    """Operations on this topic, or on parts of it."""
+    return Q(target=topic) | Q(target__startswith=f"{topic}{PART}")
 
 
 def waiting_for(topic: str) -> list[Operation]:
@@ -124,7 +130,7 @@ def filtered(
 ) -> QuerySet[Operation]:
     """The same for the page and the API. A kind is also all kinds that begin so."""
     if target:
-        operations = operations.filter(target=target)
+        operations = operations.filter(_on(target))
     if kind:
         operations = operations.filter(Q(kind=kind) | Q(kind__startswith=f"{kind}."))
     return operations if done is None else operations.filter(done=done)
@@ -197,7 +203,7 @@ def advance(operation_id: UUID) -> bool:
         if not position.state.moves:
             _note_end(operation)
         elif (operation.step, operation.percent, operation.message) != shown:
-            hint([operation.target, OPERATIONS], "operation")
+            hint([operation.topic, OPERATIONS], "operation")
     return position.state.moves and not wait_seconds
 
 
@@ -307,7 +313,7 @@ def _note_end(operation: Operation) -> None:
     said = f": {operation.message}" if operation.message and is_told else ""
     note(
         f"operation.{operation.state}",
-        [operation.target, OPERATIONS],
+        [operation.topic, OPERATIONS],
         f"{operation.sentence}: {operation.state}{said}",
         {"operation": str(operation.pk), "kind": operation.kind},
     )
@@ -317,12 +323,14 @@ def _record(principal: Principal, action: str, operation: Operation, what: str, 
     record(
         principal,
         action,
-        object_type="operation",
-        object_id=operation.pk,
-        object_name=operation.sentence,
-        org_id=operation.org_id,
+        Subject(
+            "operation",
+            operation.pk,
+            operation.sentence,
+            operation.org_id,
+            [operation.topic, OPERATIONS],
+        ),
         reason=reason,
-        topics=[operation.target, OPERATIONS],
         sentence=f"“{operation.sentence}” {what}.",
     )
 

@@ -3,43 +3,34 @@ from __future__ import annotations
 from uuid import UUID
 
 from django.contrib import messages
-from django.core.paginator import Paginator
 from django.http import HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_POST, require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, post_page, read_page
 from console.operations import services
 from console.operations.core import State
 from console.operations.forms import FilterForm
 from console.operations.machines import is_known, machine_of
 from console.operations.models import Operation
+from console.shell.pages import Telling, paged, render_live
 from console.visibility import without_places
 
-PER_PAGE = 50
 PAGES = {"session": "session", "node": "fleet-node", "org": "org"}
 
 
-@require_safe
-@signed_in
+@read_page
 def list_operations(request: SignedInRequest) -> HttpResponse:
     form = FilterForm(request.GET)
     values = form.cleaned_data if form.is_valid() else {}
     found = services.filtered(services.visible_operations(request.principal), **values)
-    page = Paginator(found, PER_PAGE).get_page(request.GET.get("page"))
-    for one in page:
+    context = {**paged(request, found), "form": form}
+    for one in context["page"]:
         without_places(request.principal, one)
-    query = request.GET.copy()
-    query.pop("page", None)
-    filtered = any(value for value in query.values())
-    context = {"form": form, "page": page, "query": query.urlencode(), "filtered": filtered}
-    fragment = request.headers.get("HX-Request") == "true"
-    return render(request, "operations/list_live.html" if fragment else "operations/list.html", context)
+    return render_live(request, "operations/list", context)
 
 
-@require_safe
-@signed_in
+@read_page
 def show_operation(request: SignedInRequest, operation_id: UUID) -> HttpResponse:
     operation = services.get_operation(request.principal, operation_id)
     operation = without_places(request.principal, operation)
@@ -49,10 +40,7 @@ def show_operation(request: SignedInRequest, operation_id: UUID) -> HttpResponse
         "steps": _steps(operation),
         **_actions(request, operation),
     }
-    fragment = request.headers.get("HX-Request") == "true"
-    return render(
-        request, "operations/operation_live.html" if fragment else "operations/operation.html", context
-    )
+    return render_live(request, "operations/operation", context)
 
 
 def _actions(request: SignedInRequest, operation: Operation) -> dict[str, bool]:
@@ -67,8 +55,7 @@ def _actions(request: SignedInRequest, operation: Operation) -> dict[str, bool]:
     }
 
 
-@require_POST
-@signed_in
+@post_page
 def cancel(request: SignedInRequest, operation_id: UUID) -> HttpResponse:
     operation = services.cancel(request.principal, operation_id)
     if operation.done:
@@ -78,21 +65,17 @@ def cancel(request: SignedInRequest, operation_id: UUID) -> HttpResponse:
     return redirect("operation", operation_id)
 
 
-@require_POST
-@signed_in
+@post_page
 def retry(request: SignedInRequest, operation_id: UUID) -> HttpResponse:
-    try:
+    with Telling(request, services.NotStuck):
         services.retry(request.principal, operation_id)
-    except services.NotStuck as error:
-        messages.error(request, str(error))
-    else:
         messages.success(request, "Retrying.")
     return redirect("operation", operation_id)
 
 
 def _target_page(operation: Operation) -> str:
     """Where what it works on is shown; empty where it has no page."""
-    kind, _, name = operation.target.partition(":")
+    kind, _, name = operation.topic.partition(":")
     return reverse(PAGES[kind], args=[name]) if kind in PAGES else ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
@@ -13,11 +13,12 @@ from console.accounts.browser import requester
 from console.accounts.models import NAME
 from console.accounts.principal import Authority
 from console.accounts.roles import IN_AN_ORG, Role
-from console.api.etags import IfMatch, check_match, etag
+from console.api.etags import IfMatch, check_match, etag, tagged
 from console.api.fields import Input, Line, Reason
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import ApiError, documented
+from console.api.shown import read
 from console.orgs import services
 from console.orgs.models import SLUG, Membership, Org
 
@@ -47,8 +48,8 @@ class OrgPatch(Input):
 
 
 class MemberOut(Schema):
-    username: str
-    role: OrgRole
+    username: str = Field(validation_alias="user.username")
+    role: OrgRole = Field(validation_alias="get_role_display")
 
 
 class MemberIn(Input):
@@ -56,21 +57,9 @@ class MemberIn(Input):
     reason: Reason = ""
 
 
-def show_org(org: Org) -> OrgOut:
-    return OrgOut(slug=org.slug, name=org.name, version=org.version, created_at=org.created_at)
-
-
-def show_member(membership: Membership) -> MemberOut:
-    role: Any = Role(membership.role).label
-    return MemberOut(username=membership.user.username, role=role)
-
-
-@router.get("/orgs", response={200: Page[OrgOut], **documented()}, summary="List orgs")
-def list_orgs(
-    request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
-    orgs = services.visible_orgs(requester(request))
-    return paginate(orgs, "slug", cursor, limit, show_org)
+@listing(router, "/orgs", OrgOut, by="slug", summary="List orgs")
+def list_orgs(request: HttpRequest) -> Rows:
+    return services.visible_orgs(requester(request))
 
 
 @router.post("/orgs", response={201: OrgOut, **documented(409)}, summary="Create an org")
@@ -79,14 +68,13 @@ def create_org(request: HttpRequest, payload: OrgIn) -> Answer:
     principal = requester(request)
     org = services.create_org(principal, slug=payload.slug, name=payload.name, reason=payload.reason)
     headers = {"Location": f"/api/v1/orgs/{org.slug}", "ETag": etag(org.version)}
-    return Answer(201, [Authority(None, Role.PLATFORM_ADMIN)], show_org(org), headers)
+    return Answer(201, [Authority(None, Role.PLATFORM_ADMIN)], read(OrgOut, org, request), headers)
 
 
 @router.get("/orgs/{slug}", response={200: OrgOut, **documented(404)}, summary="Get an org")
-def get_org(request: HttpRequest, response: HttpResponse, slug: Slug) -> OrgOut:
+def get_org(request: HttpRequest, response: HttpResponse, slug: Slug) -> Org:
     org = services.get_org(requester(request), slug)
-    response["ETag"] = etag(org.version)
-    return show_org(org)
+    return tagged(response, org)
 
 
 @router.patch(
@@ -99,15 +87,14 @@ def update_org(
     payload: OrgPatch,
     if_match: IfMatch,
     validate_only: ValidateOnly = False,
-) -> OrgOut:
+) -> Org:
     principal = requester(request)
     with transaction.atomic():
         org = services.for_change(principal, slug)
         check_match(if_match, org.version)
         org = services.update_org(principal, org, name=payload.name, reason=payload.reason)
         transaction.set_rollback(validate_only)
-    response["ETag"] = etag(org.version)
-    return show_org(org)
+    return tagged(response, org)
 
 
 @router.delete(
@@ -129,14 +116,10 @@ def delete_org(
     return Answer(204, [Authority(None, Role.PLATFORM_ADMIN)])
 
 
-@router.get(
-    "/orgs/{slug}/members", response={200: Page[MemberOut], **documented(404)}, summary="List members"
-)
-def list_members(
-    request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
+@listing(router, "/orgs/{slug}/members", MemberOut, 404, by="pk", summary="List members")
+def list_members(request: HttpRequest, slug: Slug) -> Rows:
     org = services.get_org(requester(request), slug)
-    return paginate(services.members(org), "pk", cursor, limit, show_member)
+    return services.members(org)
 
 
 @router.put(
@@ -144,7 +127,7 @@ def list_members(
     response={200: MemberOut, **documented(404)},
     summary="Add a member or change their role",
 )
-def set_member(request: HttpRequest, slug: Slug, username: Username, payload: MemberIn) -> MemberOut:
+def set_member(request: HttpRequest, slug: Slug, username: Username, payload: MemberIn) -> Membership:
     principal = requester(request)
     role = next(role for role in IN_AN_ORG if role.label == payload.role)
     with transaction.atomic():
@@ -153,7 +136,7 @@ def set_member(request: HttpRequest, slug: Slug, username: Username, payload: Me
             membership = services.set_member(principal, org, username, role, reason=payload.reason)
         except services.NoSuchUser as error:
             raise Http404(str(error)) from None
-    return show_member(membership)
+    return membership
 
 
 @router.delete(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from django.db import transaction
 from django.db.models import Count, ProtectedError, QuerySet
@@ -13,7 +13,7 @@ from console.accounts.models import User
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
-from console.audit.services import CannotUndo, record, undoable
+from console.audit.services import CannotUndo, Subject, record, undoable
 from console.control.services import ALL_DRIVERS, changed
 from console.orgs.models import Membership, Org
 from console.search.services import Found, finder, nearest
@@ -66,7 +66,7 @@ def create_org(principal: Principal, *, slug: str, name: str, reason: str = "") 
     org = Org(slug=slug, name=name)
     org.full_clean()
     org.save()
-    _record(principal, "org.create", org, after=org.snapshot(), reason=reason)
+    record(principal, "org.create", _about(org), after=org.snapshot(), reason=reason)
     changed([ALL_DRIVERS], f"org {org.slug} is new")
     return org
 
@@ -89,7 +89,9 @@ def update_org(
         return org
     org.version += 1
     org.save()
-    _record(principal, "org.update", org, before=before, after=after, reason=reason, undoes=undoes)
+    record(
+        principal, "org.update", _about(org), before=before, after=after, reason=reason, undoes=undoes
+    )
     return org
 
 
@@ -107,7 +109,7 @@ def delete_org(principal: Principal, org: Org, reason: str = "") -> None:
             for membership in org.memberships.select_related("user")
         },
     }
-    _record(principal, "org.delete", org, before=before, reason=reason)
+    record(principal, "org.delete", _about(org), before=before, reason=reason)
     try:
         org.delete()
     except ProtectedError as error:
@@ -144,7 +146,15 @@ def set_member(
     after = membership.snapshot()
     if after != before:
         membership.save()
-        _record_member(principal, org, user, before=before, after=after, reason=reason, undoes=undoes)
+        record(
+            principal,
+            "org.member",
+            _about_member(org, user),
+            before=before,
+            after=after,
+            reason=reason,
+            undoes=undoes,
+        )
         credentials.revoke_after_fall(principal, user, role_before, role, org.pk)
     return membership
 
@@ -166,10 +176,10 @@ def remove_member(
     if membership is None:
         raise Http404(f"{org.name} has no member “{username}”.")
     user = User.objects.select_for_update().get(pk=membership.user_id)
-    _record_member(
+    record(
         principal,
-        org,
-        user,
+        "org.member",
+        _about_member(org, user),
         before=membership.snapshot(),
         after=None,
         reason=reason,
@@ -215,54 +225,13 @@ def _org_of(principal: Principal, entry: AuditEntry) -> Org:
     return for_change(principal, org.slug)
 
 
-def _record(
-    principal: Principal,
-    action: str,
-    org: Org,
-    *,
-    before: dict[str, Any] | None = None,
-    after: dict[str, Any] | None = None,
-    reason: str,
-    undoes: AuditEntry | None = None,
-) -> None:
-    record(
-        principal,
-        action,
-        object_type="org",
-        object_id=org.slug,
-        object_name=org.name,
-        org_id=org.pk,
-        before=before,
-        after=after,
-        reason=reason,
-        undoes=undoes,
-        topics=[of_org(org.slug)],
-    )
+def _about(org: Org) -> Subject:
+    return Subject("org", org.slug, org.name, org.pk, [of_org(org.slug)])
 
 
-def _record_member(
-    principal: Principal,
-    org: Org,
-    user: User,
-    *,
-    before: dict[str, Any] | None,
-    after: dict[str, Any] | None,
-    reason: str,
-    undoes: AuditEntry | None,
-) -> None:
-    record(
-        principal,
-        "org.member",
-        object_type="membership",
-        object_id=f"{org.slug}/{user.username}",
-        object_name=user.username,
-        org_id=org.pk,
-        before=before,
-        after=after,
-        reason=reason,
-        undoes=undoes,
-        topics=[of_org(org.slug)],
-    )
+def _about_member(org: Org, user: User) -> Subject:
+    of_user = f"{org.slug}/{user.username}"
+    return Subject("membership", of_user, user.username, org.pk, [of_org(org.slug)])
 
 
 @finder("orgs")

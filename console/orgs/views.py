@@ -5,32 +5,30 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page, post_page, read_page
 from console.accounts.roles import Role
 from console.audit.services import visible_entries
 from console.orgs import services
 from console.orgs.forms import DeleteOrgForm, MemberForm, NewOrgForm, OrgForm
 from console.policies import services as policies
-from console.policies.rollout import reach
+from console.policies.rollout import reach, served_by
 from console.policies.usage import restrictions, usage
+from console.shell.pages import Telling, show_faults
 from telemetry.topics import of_org
 
 RECENT_CHANGES = 10
 SHOWN_MAX = 500
 
 
-@require_safe
-@signed_in
+@read_page
 def list_orgs(request: SignedInRequest) -> HttpResponse:
     orgs = services.visible_orgs(request.principal)[:SHOWN_MAX]
     may_add = request.principal.on_platform(Role.PLATFORM_ADMIN)
     return render(request, "orgs/list.html", {"orgs": orgs, "may_add": may_add})
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def new_org(request: SignedInRequest) -> HttpResponse:
     request.principal.check_platform(Role.PLATFORM_ADMIN)
     form = NewOrgForm(request.POST or None)
@@ -45,8 +43,7 @@ def new_org(request: SignedInRequest) -> HttpResponse:
     return render(request, "orgs/new.html", {"form": form})
 
 
-@require_safe
-@signed_in
+@read_page
 def show_org(request: SignedInRequest, slug: str) -> HttpResponse:
     org = services.get_org(request.principal, slug)
     role = request.principal.role_in(org.pk)
@@ -56,6 +53,8 @@ def show_org(request: SignedInRequest, slug: str) -> HttpResponse:
         "topic": of_org(org.slug),
         "held": held,
         "reach": reach(request.principal, held),
+        "served_by": served_by(request.principal, org),
+        "sees_fleet": request.principal.on_platform(Role.VIEWER),
         "restrictions": restrictions(held),
         "usage": usage(request.principal, held),
         "may_prove": role is not None and role >= Role.ON_CALL,
@@ -68,8 +67,7 @@ def show_org(request: SignedInRequest, slug: str) -> HttpResponse:
     return render(request, "orgs/org.html", context)
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def edit_org(request: SignedInRequest, slug: str) -> HttpResponse:
     org = services.get_org(request.principal, slug, Role.ORG_ADMIN)
     form = OrgForm(request.POST or None, initial={"name": org.name})
@@ -88,8 +86,7 @@ def edit_org(request: SignedInRequest, slug: str) -> HttpResponse:
     return render(request, "orgs/edit.html", context)
 
 
-@require_POST
-@signed_in
+@post_page
 def delete_org(request: SignedInRequest, slug: str) -> HttpResponse:
     form = DeleteOrgForm(request.POST)
     with transaction.atomic():
@@ -97,39 +94,31 @@ def delete_org(request: SignedInRequest, slug: str) -> HttpResponse:
         if not form.is_valid() or form.cleaned_data["typed"] != slug:
             messages.error(request, f"Not deleted: type “{slug}” to confirm.")
             return redirect("org-edit", slug)
-        try:
+        with Telling(request, services.StillUsed):
             services.delete_org(request.principal, org, form.cleaned_data["reason"])
-        except services.StillUsed as error:
-            messages.error(request, str(error))
-            return redirect("org-edit", slug)
-    messages.success(request, f"{org.name} is deleted.")
-    return redirect("orgs")
+            messages.success(request, f"{org.name} is deleted.")
+            return redirect("orgs")
+    return redirect("org-edit", slug)
 
 
-@require_POST
-@signed_in
+@post_page
 def set_member(request: SignedInRequest, slug: str) -> HttpResponse:
     form = MemberForm(request.POST)
     with transaction.atomic():
         org = services.for_change(request.principal, slug)
         if not form.is_valid():
-            for field, errors in form.errors.items():
-                messages.error(request, f"{field}: {' '.join(str(error) for error in errors)}")
+            show_faults(request, form)
             return redirect("org", slug)
         values = form.cleaned_data
-        try:
+        with Telling(request, services.NoSuchUser):
             services.set_member(
                 request.principal, org, values["username"], values["role"], reason=values["reason"]
             )
-        except services.NoSuchUser as error:
-            messages.error(request, str(error))
-        else:
             messages.success(request, f"{values['username']} is now {values['role'].label}.")
     return redirect("org", slug)
 
 
-@require_POST
-@signed_in
+@post_page
 def remove_member(request: SignedInRequest, slug: str, username: str) -> HttpResponse:
     with transaction.atomic():
         org = services.for_change(request.principal, slug)

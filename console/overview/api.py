@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
+from operator import itemgetter
 from typing import Annotated, Literal
 
 from django.http import HttpRequest
 from ninja import Field, Query, Router, Schema
+from pydantic import BeforeValidator
 
 from console.accounts.browser import requester
+from console.alerts.models import Alert
 from console.alerts.state.silences import active_silences
-from console.alerts.web.api import AlertOut, show_alert
+from console.alerts.web.api import AlertOut, with_silence
 from console.api.problems import documented
-from console.audit.api import EntryOut, show_entry
-from console.operations.api import OperationOut, show_operation
+from console.api.shown import Context, KeyOf
+from console.audit.api import EntryOut
+from console.operations.api import OperationOut
+from console.operations.models import Operation
 from console.overview import services
-from console.overview.services import STEP_SECONDS, Figure, Fleet
+from console.overview.services import STEP_SECONDS, Overview
+from console.visibility import without_places
 
 router = Router(tags=["overview"])
 
@@ -30,7 +37,7 @@ class FigureOut(Schema):
         description=f"Values of the last hour, in steps of {STEP_SECONDS} s, oldest first."
     )
     yesterday: float | None = Field(description="Value of the same five minutes, a day ago.")
-    alert: int | None = Field(description="The firing alert that is computed from it.")
+    alert: KeyOf | None = Field(description="The firing alert that is computed from it.")
 
 
 class CountOut(Schema):
@@ -38,11 +45,18 @@ class CountOut(Schema):
     count: int
 
 
+def _counts(rows: Iterable[tuple[object, str, int]]) -> list[dict[str, object]]:
+    return [{"what": what, "count": count} for _, what, count in rows]
+
+
+Counts = Annotated[list[CountOut], BeforeValidator(_counts)]
+
+
 class FleetOut(Schema):
-    nodes: list[CountOut] = Field(description="Nodes by state.")
+    nodes: Counts = Field(validation_alias="states", description="Nodes by state.")
     drivers_alive: int
     drivers_lost: int
-    memory_ready_bytes: int
+    memory_ready_bytes: int = Field(validation_alias="memory_ready")
     last_seen_at: datetime | None
 
 
@@ -50,18 +64,28 @@ class OverviewOut(Schema):
     at: datetime
     reported_at: datetime | None = Field(description="When a driver last reported its numbers.")
     topic: str = Field(description="Topic of the figures; empty without access to any.")
-    verdict: str
+    verdict: Annotated[str, BeforeValidator(itemgetter(1))]
     figures: list[FigureOut]
     fleet: FleetOut | None = Field(description="Null without a role on the platform.")
     sessions: int
     sessions_waiting: int
-    streams: list[CountOut] = Field(description="Streams by path.")
+    streams: Counts = Field(description="Streams by path.")
     alert_count: int
     alerts: list[AlertOut] = Field(description="The most severe alerts.")
-    evaluated_at: datetime | None
+    evaluated_at: datetime | None = Field(validation_alias="evaluator.at")
     operation_count: int
     operations: list[OperationOut] = Field(description="The newest running operations.")
-    changes: list[EntryOut] = Field(description="The newest changes.")
+    changes: list[EntryOut] = Field(validation_alias="entries", description="The newest changes.")
+
+    @staticmethod
+    def resolve_alerts(found: Overview) -> list[Alert]:
+        active = active_silences(found.at)
+        return [with_silence(alert, active) for alert in found.alerts]
+
+    @staticmethod
+    def resolve_operations(found: Overview, context: Context) -> list[Operation]:
+        principal = requester(context["request"])
+        return [without_places(principal, one) for one in found.operations]
 
 
 @router.get("/overview", response={200: OverviewOut, **documented(404)}, summary="Get the overview")
@@ -70,45 +94,5 @@ def get_overview(
     org: Annotated[
         str, Query(max_length=48, pattern=r"^[a-z0-9-]*$", description="Limit it to this org.")
     ] = "",
-) -> OverviewOut:
-    principal = requester(request)
-    found = services.overview(principal, org)
-    active = active_silences(found.at)
-    return OverviewOut(
-        at=found.at,
-        reported_at=found.reported_at,
-        topic=found.topic,
-        verdict=found.verdict[1],
-        figures=[_figure(one) for one in found.figures],
-        fleet=_fleet(found.fleet) if found.fleet else None,
-        sessions=found.sessions,
-        sessions_waiting=found.sessions_waiting,
-        streams=[CountOut(what=tier, count=count) for _, tier, count in found.streams],
-        alert_count=found.alert_count,
-        alerts=[show_alert(alert, active, principal) for alert in found.alerts],
-        evaluated_at=found.evaluator.at,
-        operation_count=found.operation_count,
-        operations=[show_operation(one, principal) for one in found.operations],
-        changes=[show_entry(entry) for entry in found.entries],
-    )
-
-
-def _figure(one: Figure) -> FigureOut:
-    return FigureOut(
-        name=one.name,
-        unit=one.unit,
-        value=one.value,
-        past=list(one.past),
-        yesterday=one.yesterday,
-        alert=one.alert.pk if one.alert else None,
-    )
-
-
-def _fleet(fleet: Fleet) -> FleetOut:
-    return FleetOut(
-        nodes=[CountOut(what=said, count=count) for _, said, count in fleet.states],
-        drivers_alive=fleet.drivers_alive,
-        drivers_lost=fleet.drivers_lost,
-        memory_ready_bytes=fleet.memory_ready,
-        last_seen_at=fleet.last_seen_at,
-    )
+) -> Overview:
+    return services.overview(requester(request), org)

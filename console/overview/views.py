@@ -3,17 +3,15 @@ from __future__ import annotations
 import re
 
 from django.http import Http404, HttpResponse
-from django.shortcuts import render
-from django.views.decorators.http import require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, read_page
 from console.orgs.models import SLUG
 from console.overview import services
 from console.shell import presence
+from console.shell.pages import render_live
 
 
-@require_safe
-@signed_in
+@read_page
 def home(request: SignedInRequest) -> HttpResponse:
     org = request.GET.get("org", "")
     if org and not re.fullmatch(SLUG, org):
@@ -25,5 +23,4 @@ def home(request: SignedInRequest) -> HttpResponse:
         "orgs": services.scopes(request.principal, overview.org),
         "presence": presence.presence(),
     }
-    fragment = request.headers.get("HX-Request") == "true"
-    return render(request, "overview/live.html" if fragment else "overview/overview.html", context)
+    return render_live(request, "overview/overview", context)

@@ -57,6 +57,10 @@ class Path(Enum):
     def strictness(self) -> int:
         return -list(Path).index(self)
 
+    @property
+    def label(self) -> str:
+        return self.value.replace("_", " ")
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -83,6 +87,8 @@ class Rules:
     boxes_increment: int = 1
     boxes_max: int | None = None
     grant_percent: int = 100  # of the fair share. Less leaves room, and so more streams find a rail
+    replace_lost: bool = True  # place the streams of a lost node anew
+    replace_lost_after_seconds: float = 0  # the grace period of that
 
     def __post_init__(self) -> None:
         if self.boxes_min < 1 or self.boxes_increment < 1 or not 1 <= self.grant_percent <= 100:
@@ -108,6 +114,10 @@ class Rules:
             boxes_increment=high,
             boxes_max=min(largest) if largest else None,
             grant_percent=min(self.grant_percent, other.grant_percent),
+            replace_lost=self.replace_lost and other.replace_lost,
+            replace_lost_after_seconds=max(
+                self.replace_lost_after_seconds, other.replace_lost_after_seconds
+            ),
         )
 
     def limit(self, waited_seconds: float = 0) -> Limit:

@@ -10,10 +10,11 @@ from django.db.models import QuerySet
 from django.http import Http404
 
 from console.accounts.principal import Principal
-from console.audit.services import record
-from console.control.services import ALL_DRIVERS, changed
+from console.audit.services import Subject, record
+from console.control.services import changed
 from console.orgs.models import Org
 from console.policies.models import Caller
+from console.sessions import driver_orgs
 from swdriver_shim.desired import token_hash
 from telemetry.topics import of_org
 
@@ -59,13 +60,9 @@ def _record(principal: Principal, caller: Caller, action: str, *, after: bool, r
     record(
         principal,
         action,
-        object_type="caller",
-        object_id=caller.prefix,
-        object_name=caller.name,
-        org_id=caller.org_id,
+        Subject("caller", caller.prefix, caller.name, caller.org_id, [of_org(caller.org.slug)]),
         before=None if after else said,
         after=said if after else None,
         reason=reason,
-        topics=[of_org(caller.org.slug)],
     )
-    changed([ALL_DRIVERS], f"caller {caller.name} of {caller.org.slug}")
+    changed(driver_orgs.addresses(caller.org), f"caller {caller.name} of {caller.org.slug}")

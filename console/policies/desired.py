@@ -5,38 +5,67 @@ Agents know an org only by its tags.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from console.control.services import addition, common_part
+import msgspec
+
+from console.control.documents import Part
+from console.control.services import addition, round_part
 from console.orgs.models import Org
 from console.policies.models import Caller
 from console.policies.org_keys import keys_of, secrets_of, tags_by_org
 from console.policies.services import active_policies
 from console.policies.tier2_limits import tier2_limits_of
+from console.sessions.driver_orgs import ids_of
 from swdriver_shim.desired import OrgSpec
 
 
-@common_part("driver")
-def orgs() -> Mapping[str, Any]:
-    """Every org with its keys, its policies within the limits, and the tokens of its engines."""
-    found = list(Org.objects.order_by("slug"))
-    keys = keys_of(found)
-    callers: dict[int, list[str]] = {}
-    for org_id, token in Caller.objects.order_by("token_sha256").values_list("org_id", "token_sha256"):
-        callers.setdefault(org_id, []).append(token)
-    specs = [
-        OrgSpec(
-            name=held.org.slug,
-            secret=bytes(keys[held.org.pk].secret),
-            policies=held.policies,
-            data_key=bytes(keys[held.org.pk].data_key) or None,
-            tokens=tuple(callers.get(held.org.pk, ())),
-            secrets=secrets_of(keys[held.org.pk]),
-        )
-        for held in active_policies(found)
-    ]
-    return {"orgs": specs}
+@round_part("driver")
+def orgs() -> Part:
+    """The orgs that a driver may serve, with their keys, their policies within the limits, and the
+    tokens of their engines; and nothing of any other org."""
+    return _Orgs().of_driver
+
+
+class _Orgs:
+    """Each org is encoded once a round, and so is each set of orgs: most drivers serve the same ones."""
+
+    def __init__(self) -> None:
+        self._encoded: dict[int, bytes] = {}
+        self._joined: dict[frozenset[int] | None, msgspec.Raw] = {}
+
+    def of_driver(self, name: str) -> Mapping[str, Any]:
+        ids = ids_of(name)
+        if ids not in self._joined:
+            self._joined[ids] = self._join(ids)
+        return {"orgs": self._joined[ids]}
+
+    def _join(self, ids: frozenset[int] | None) -> msgspec.Raw:
+        found = Org.objects.order_by("slug")
+        wanted = list(found if ids is None else found.filter(pk__in=ids))
+        self._encode([org for org in wanted if org.pk not in self._encoded])
+        return msgspec.Raw(b"[" + b",".join(self._encoded[org.pk] for org in wanted) + b"]")
+
+    def _encode(self, wanted: Collection[Org]) -> None:
+        if not wanted:
+            return
+        keys = keys_of(list(wanted))
+        callers: dict[int, list[str]] = {}
+        theirs = Caller.objects.filter(org__in=wanted).order_by("token_sha256")
+        for org_id, token in theirs.values_list("org_id", "token_sha256"):
+            callers.setdefault(org_id, []).append(token)
+        for held in active_policies(wanted):
+            mine = keys[held.org.pk]
+            spec = OrgSpec(
+                name=held.org.slug,
+                secret=bytes(mine.secret),
+                policies=held.policies,
+                data_key=bytes(mine.data_key) or None,
+                tokens=tuple(callers.get(held.org.pk, ())),
+                secrets=secrets_of(mine),
+            )
+            self._encoded[held.org.pk] = msgspec.json.encode(spec)
 
 
 @addition("node", "orgs")

@@ -103,6 +103,7 @@ class Caller(models.Model):
     """An engine, or a gateway before it, that may ask drivers in the name of an org. Of its token only
     the hash is kept, which is all that drivers are told."""
 
+    token: str  # its text, only of one that was just made
     org = models.ForeignKey(Org, on_delete=models.CASCADE, related_name="callers")
     name = models.CharField(max_length=120)
     public_id = models.CharField(max_length=12, unique=True)
@@ -173,10 +174,12 @@ class ScheduledPolicy(models.Model):
 
 
 class PurgeReceipt(models.Model):
-    """What a purge has removed, by driver and agent. It outlives the org, and is never changed."""
+    """What a purge has removed, by driver and agent; or, with a driver, what was removed there when the
+    org was taken off it. It outlives the org, and is never changed."""
 
     org_slug = models.CharField(max_length=48)
     model = models.CharField(max_length=200, blank=True)  # nothing: all of them
+    driver = models.CharField(max_length=63, blank=True)  # that may not serve the org any more
     operation_id = models.UUIDField(unique=True)
     asked_by = models.CharField(max_length=ACTOR_NAME_MAX)
     reason = models.CharField(max_length=REASON_MAX)
@@ -203,6 +206,7 @@ class PurgeReceipt(models.Model):
         return {
             "org": self.org_slug,
             "model": self.model or None,
+            **({"driver": self.driver} if self.driver else {}),
             "operation": str(self.operation_id),
             "asked_by": self.asked_by,
             "asked_at": self.asked_at.isoformat(),

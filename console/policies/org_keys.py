@@ -17,9 +17,10 @@ from collections.abc import Iterable, Iterator
 
 from django.db import transaction
 
-from console.control.services import ALL_DRIVERS, ALL_NODES, changed
+from console.control.services import ALL_NODES, changed
 from console.orgs.models import Org
 from console.policies.models import OrgKeys, new_data_key, new_secret
+from console.sessions import driver_orgs
 from kvss_agent.security.confirmations import Scope
 from swdriver_shim.keys import isolation_tag
 from telemetry.decoder import decode
@@ -71,7 +72,7 @@ def begin(org: Org, why: str, *, model: str = "", namespaces: Iterable[str] = ()
     keys.epoch += 1
     keys.retired += [[scope.tag, scope.namespace] for scope in gone]
     keys.save()
-    changed([ALL_DRIVERS, ALL_NODES], f"epoch {keys.epoch} of {org.slug}: {why}")
+    changed([*driver_orgs.addresses(org), ALL_NODES], f"epoch {keys.epoch} of {org.slug}: {why}")
     return keys
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.control.services import Reach, applied
+from console.orgs.models import Org
 from console.policies.services import ActivePolicy
+from console.sessions.driver_orgs import drivers_serving
 from console.sessions.models import Job
+from console.visibility import Sight
 
 
 def reach(principal: Principal, held: ActivePolicy) -> Reach:
-    """Who has it, and who not. Drivers of others' sessions are counted, and named to the platform's own
-    people only."""
-    found = applied(held.version.change if held.version else None)
+    """Who of the drivers that serve it has it, and who not. Drivers of others' sessions are counted, and
+    named to the platform's own people only."""
+    found = applied_on(held)
     if principal.on_platform(Role.VIEWER):
         return found
     own = own_drivers(held.org.slug)
@@ -22,6 +25,27 @@ def reach(principal: Principal, held: ActivePolicy) -> Reach:
         one if one.name in own else replace(one, name="", why_not="") for one in found.standings
     ]
     return replace(found, standings=standings)
+
+
+def applied_on(held: ActivePolicy) -> Reach:
+    """On the drivers that serve the org, whether they did when it was saved or not. For the platform."""
+    serving = set(drivers_serving(held.org).values_list("name", flat=True))
+    return applied(held.version.change if held.version else None, among=serving)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBy:
+    """The drivers that may serve an org: those that somebody may know of, and how many others."""
+
+    named: list[str]
+    others: int
+
+
+def served_by(principal: Principal, org: Org) -> ServedBy:
+    names = list(drivers_serving(org).order_by("name").values_list("name", flat=True))
+    sight = Sight(principal)
+    named = [name for name in names if sight.knows_driver(name)]
+    return ServedBy(named, len(names) - len(named))
 
 
 def own_drivers(slug: str) -> frozenset[str]:

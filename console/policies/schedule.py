@@ -12,7 +12,7 @@ from django.http import Http404
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM, Principal
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.orgs.models import Org
 from console.policies import documents, services
 from console.policies.models import REASON_MAX, ScheduledPolicy
@@ -163,12 +163,10 @@ def _record(
     record(
         principal,
         action,
-        object_type="policy",
-        object_id=planned.org.slug,
-        object_name=planned.org.name,
-        org_id=planned.org_id,
+        Subject(
+            "policy", planned.org.slug, planned.org.name, planned.org_id, [of_org(planned.org.slug)]
+        ),
         before=before,
         after=after,
         reason=reason,
-        topics=[of_org(planned.org.slug)],
     )

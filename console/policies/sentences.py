@@ -22,6 +22,7 @@ LABELS: Final = {
     "displacement": "Displacement policy",
     "encrypt_tier2": "Encrypt tier 2",
     "scrub": "Scrub on delete",
+    "store_tokens_max": "Stored tokens per prompt",
 }
 TIERS: Final = {
     Tiers.NONE: "none: nothing is stored",
@@ -62,6 +63,8 @@ def _further(policy: Policy) -> Iterator[str]:
         yield f"They use at most {size(policy.dram_bytes_max)} of memory per driver."
     if policy.tiers is Tiers.TIER2 and policy.tier2_bytes_max is not None:
         yield f"They use at most {size(policy.tier2_bytes_max)} of tier 2."
+    if policy.store_tokens_max is not None:
+        yield f"Only the first {policy.store_tokens_max:,} tokens of each prompt are stored."
     if policy.scrub:
         yield "Deleted columns are overwritten."
 
@@ -74,6 +77,8 @@ def value(field: str, told: Any) -> str:
         return "yes" if told else "no"
     if told is None:
         return "never" if field.startswith("ttl") else "no limit"
+    if field == "store_tokens_max":
+        return f"the first {told:,}"
     if field.startswith("ttl"):
         return exact_duration(told)
     return size(told) if field.endswith("bytes_max") else str(told)

@@ -18,7 +18,7 @@ from django.http import Http404
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
-from console.audit.services import CannotUndo, record, undoable
+from console.audit.services import CannotUndo, Subject, record, undoable
 from console.control.services import ALL_DRIVERS, ALL_NODES, changed
 from console.orgs import services as orgs
 from console.orgs.models import Org
@@ -26,6 +26,7 @@ from console.policies import documents
 from console.policies.documents import ClusterPolicies
 from console.policies.models import PolicyInForce, PolicyVersion
 from console.policies.tier2_limits import tier2_limits_of
+from console.sessions import driver_orgs
 from swdriver_shim.policy import OrgPolicies, Policy
 from telemetry.topics import of_org
 
@@ -179,15 +180,11 @@ def _put(
     record(
         principal,
         "policy.set",
-        object_type="policy",
-        object_id=org.slug,
-        object_name=org.name,
-        org_id=org.pk,
+        Subject("policy", org.slug, org.name, org.pk, [of_org(org.slug)]),
         before={"version": before.number, "policies": documents.spelled_out(before.own)},
         after={"version": _next_number(org), "policies": documents.spelled_out(after)},
         reason=reason,
         undoes=undoes,
-        topics=[of_org(org.slug)],
     )
     wanted = before.cluster.policies.limits.held_all(
         after or OrgPolicies(policy=before.cluster.policies.default)
@@ -232,14 +229,11 @@ def set_cluster(
     record(
         principal,
         "policy.cluster",
-        object_type="policy",
-        object_id="cluster",
-        object_name="Default and limits",
+        Subject("policy", "cluster", "Default and limits", topics=["fleet"]),
         before={"version": before.number, "policies": documents.spelled_out(before.policies)},
         after={"version": _next_number(None), "policies": documents.spelled_out(policies)},
         reason=reason,
         undoes=undoes,
-        topics=["fleet"],
     )
     _store(principal, None, document, reason, None, "default and limits of policies")
     changed([ALL_NODES], f"tier 2 by default and limits: {reason}")
@@ -270,7 +264,11 @@ def _store(
         author_name=principal.name,
         reason=reason,
         same_as=same_as,
-        change=changed([ALL_DRIVERS], f"{what}: {reason}", topic=of_org(org.slug) if org else "fleet"),
+        change=changed(
+            driver_orgs.addresses(org) if org else [ALL_DRIVERS],
+            f"{what}: {reason}",
+            topic=of_org(org.slug) if org else "fleet",
+        ),
     )
     PolicyInForce.objects.update_or_create(org=org, defaults={"version": version})
 

@@ -13,6 +13,7 @@ from console.accounts.principal import Principal
 from console.fleet.models import Driver
 from console.orgs.models import Org
 from console.policies.services import ActivePolicy
+from console.sessions.driver_orgs import drivers_serving
 from console.visibility import Sight
 from swdriver_shim.daemon.metrics import HIT, ORG_BYTES, REQUESTED
 from swdriver_shim.policy import Tiers
@@ -51,7 +52,7 @@ class Usage:
 def usage(principal: Principal, held: ActivePolicy) -> Usage:
     """Models that they don't know of are not told apart."""
     org, sight = held.org, Sight(principal)
-    drivers = list(Driver.objects.filter(joined_at__isnull=False).only("name", "model"))
+    drivers = list(drivers_serving(org).filter(joined_at__isnull=False).only("name", "model"))
     requested, hit = (_sum(org, metric) for metric in (REQUESTED, HIT))
     limits = [held.policies.of(_model(driver)).dram_bytes_max for driver in drivers]
     limited = [limit for limit in limits if limit is not None]
@@ -74,6 +75,8 @@ def restrictions(held: ActivePolicy) -> list[str]:
         told.append("It never leaves memory.")
     if policy.tiers is Tiers.TIER2:
         told.append("Encrypt tier 2." if policy.encrypt_tier2 else "In tier 2 as it is.")
+    if policy.store_tokens_max is not None:
+        told.append(f"Only the first {policy.store_tokens_max:,} tokens of each prompt are stored.")
     if policy.scrub:
         told.append("Scrub on delete.")
     told += [

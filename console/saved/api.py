@@ -11,8 +11,9 @@ from pydantic import StringConstraints
 
 from console.accounts.browser import requester
 from console.api.fields import NO_NUL, Input, Line
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import documented
+from console.api.shown import UsernameOf
 from console.saved import services
 from console.saved.models import ADDRESS_MAX, NAME_MAX, SavedView
 
@@ -36,35 +37,22 @@ class ViewOut(Schema):
     name: str
     address: str
     share: str = Field(description="`platform`, `org:acme`, or empty for private.")
-    owner: str
+    owner: UsernameOf
     created_at: datetime
 
 
-@router.get("/views", response={200: Page[ViewOut], **documented()}, summary="List saved views")
-def list_views(
-    request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
+@listing(router, "/views", ViewOut, by="pk", summary="List saved views")
+def list_views(request: HttpRequest) -> Rows:
     """Your own, and those that are shared with you."""
-    return paginate(services.visible_views(requester(request)), "pk", cursor, limit, show)
+    return services.visible_views(requester(request))
 
 
 @router.post("/views", response={201: ViewOut, **documented(404)}, summary="Save a view")
-def save_view(request: HttpRequest, payload: ViewIn) -> Status[ViewOut]:
-    return Status(201, show(services.save_view(requester(request), **payload.model_dump())))
+def save_view(request: HttpRequest, payload: ViewIn) -> Status[SavedView]:
+    return Status(201, services.save_view(requester(request), **payload.model_dump()))
 
 
 @router.delete("/views/{number}", response={204: None, **documented(404)}, summary="Delete a saved view")
 def delete_view(request: HttpRequest, number: Number) -> Status[None]:
     services.delete_view(requester(request), number)
     return Status(204, None)
-
-
-def show(view: SavedView) -> ViewOut:
-    return ViewOut(
-        id=view.pk,
-        name=view.name,
-        address=view.address,
-        share=view.share,
-        owner=view.owner.username,
-        created_at=view.created_at,
-    )

@@ -14,7 +14,7 @@ from django.urls import Resolver404, resolve
 
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.orgs.services import get_org, visible_orgs
 from console.saved.models import SavedView
 
@@ -59,7 +59,7 @@ def save_view(principal: Principal, *, name: str, address: str, share: str = "")
         raise ValidationError({"share": ["Say platform, org:… or nothing."]})
     view.full_clean()
     view.save()
-    _record(principal, view, "view.save", after=True)
+    record(principal, "view.save", _about(view), after=view.snapshot())
     return view
 
 
@@ -73,7 +73,7 @@ def delete_view(principal: Principal, number: int) -> None:
         raise Http404("There is no such view, or it is not yours to see.")
     if not may_delete(principal, view):
         raise Refused(f"{view.name} is {view.owner.username}'s.")
-    _record(principal, view, "view.delete", after=False)
+    record(principal, "view.delete", _about(view), before=view.snapshot())
     view.delete()
 
 
@@ -101,15 +101,6 @@ def _is_page(path: str) -> bool:
         return False
 
 
-def _record(principal: Principal, view: SavedView, action: str, *, after: bool) -> None:
-    """No event: nothing has happened to an org or the fleet, whose charts would mark it."""
-    record(
-        principal,
-        action,
-        object_type="view",
-        object_id=view.pk,
-        object_name=view.name,
-        org_id=view.org_id,
-        before=None if after else view.snapshot(),
-        after=view.snapshot() if after else None,
-    )
+def _about(view: SavedView) -> Subject:
+    """Without topics: nothing has happened to an org or the fleet, whose charts would mark it."""
+    return Subject("view", view.pk, view.name, view.org_id)

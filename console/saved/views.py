@@ -4,15 +4,13 @@ from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods, require_POST
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page, post_page
 from console.saved import services
 from console.saved.forms import SaveForm
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def list_views(request: SignedInRequest) -> HttpResponse:
     """All that they see; and where a page's own form leads that saves it."""
     of = {"address": request.GET.get("of", "")}
@@ -32,8 +30,7 @@ def list_views(request: SignedInRequest) -> HttpResponse:
     return render(request, "saved/list.html", {"views": listed, "form": form})
 
 
-@require_POST
-@signed_in
+@post_page
 def delete_view(request: SignedInRequest, number: int) -> HttpResponse:
     services.delete_view(request.principal, number)
     messages.success(request, "Deleted.")

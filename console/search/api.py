@@ -11,7 +11,7 @@ from console.accounts.browser import requester
 from console.api.fields import NO_NUL
 from console.api.problems import documented
 from console.search import services
-from console.search.services import TEXT_MAX
+from console.search.services import TEXT_MAX, Group
 
 router = Router(tags=["search"])
 MOST = 50
@@ -49,15 +49,5 @@ def search(
     far: Annotated[
         bool, Query(description="Ask the drivers instead of the database, which takes longer.")
     ] = False,
-) -> list[GroupOut]:
-    groups = services.search(requester(request), q, most, far=far)
-    return [
-        GroupOut(
-            kind=group.kind,
-            found=[
-                FoundOut(name=one.name, detail=one.detail, address=one.address) for one in group.found
-            ],
-            are_more=group.are_more,
-        )
-        for group in groups
-    ]
+) -> list[Group]:
+    return services.search(requester(request), q, most, far=far)

@@ -2,22 +2,21 @@ from __future__ import annotations
 
 from django.http import HttpResponse
 from django.shortcuts import render
-from django.views.decorators.http import require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, read_page
 from console.search import services
+from console.shell.pages import wants_part
 
 ON_THE_PAGE = 25  # of a kind
 
 
-@require_safe
-@signed_in
+@read_page
 def search(request: SignedInRequest) -> HttpResponse:
     """The page with all results, or a fragment with the first ones while somebody types. With `far`, the
     results of drivers, which the page loads by itself."""
     text = request.GET.get("q", "")[: services.TEXT_MAX].replace("\x00", "")
     far = "far" in request.GET
-    fragment = request.headers.get("HX-Request") == "true"
+    fragment = wants_part(request)
     most = services.OF_A_KIND_MAX if fragment and not far else ON_THE_PAGE
     context: dict[str, object] = {"text": text, "far": far, "kinds": services.kinds()}
     if far:

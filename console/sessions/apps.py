@@ -9,7 +9,14 @@ class SessionsConfig(AppConfig):
 
     def ready(self) -> None:
         from console.sessions import desired, services
-        from console.sessions.changes import drains, driver_removal
+        from console.sessions.changes import drains, driver_removal, replacements
         from console.sessions.steps import machines
 
-        _ = desired, drains, machines, driver_removal, services  # they register what they have
+        _ = (
+            desired,
+            drains,
+            machines,
+            driver_removal,
+            replacements,
+            services,
+        )  # they register what they have

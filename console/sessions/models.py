@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
@@ -14,12 +15,17 @@ from console.operations.models import Operation
 from console.orgs.models import SLUG, Org
 from console.placement.rules import Cause, Path, Rules
 from console.placement.topology import Tier
+from console.sessions.plans.losses import Verdict
 
-PATHS = [(path.value, path.value.replace("_", " ")) for path in Path]
+PATHS = [(path.value, path.label) for path in Path]
+OF_RULES = tuple(one.name for one in fields(Rules))
 TIERS = [(tier.value, tier.name.lower()) for tier in Tier]
+VERDICTS = [(verdict.value, verdict.value) for verdict in Verdict]
 named = RegexValidator(SLUG, "Lower-case letters, digits and dashes, at most 48.")
 WAIT_SECONDS_MAX = 7 * 24 * 3600
 BOXES_MAX = 100_000
+REPLACE_LOST_AFTER_SECONDS = 20
+REPLACE_LOST_AFTER_SECONDS_MAX = 24 * 3600
 
 
 class RuleSet(models.Model):
@@ -40,6 +46,11 @@ class RuleSet(models.Model):
         default=100, validators=[MinValueValidator(1), MaxValueValidator(100)]
     )
     boxes_quota = models.PositiveIntegerField(null=True, blank=True)
+    replace_lost = models.BooleanField(default=True)
+    replace_lost_after_seconds = models.PositiveIntegerField(
+        default=REPLACE_LOST_AFTER_SECONDS,
+        validators=[MaxValueValidator(REPLACE_LOST_AFTER_SECONDS_MAX)],
+    )
     version = models.PositiveIntegerField(default=1)
 
     class Meta:
@@ -66,28 +77,12 @@ class RuleSet(models.Model):
 
     def rules(self) -> Rules:
         """Raises Misconfigured where they contradict themselves."""
-        return Rules(
-            path=Path(self.path),
-            refuse_spine=self.refuse_spine,
-            wait_for_rail_seconds=self.wait_for_rail_seconds,
-            boxes_min=self.boxes_min,
-            boxes_increment=self.boxes_increment,
-            boxes_max=self.boxes_max,
-            grant_percent=self.grant_percent,
-        )
+        values = {name: getattr(self, name) for name in OF_RULES}
+        return Rules(**values | {"path": Path(self.path)})
 
     def snapshot(self) -> dict[str, Any]:
         """What the audit trail keeps of it."""
-        return {
-            "path": self.path,
-            "refuse_spine": self.refuse_spine,
-            "wait_for_rail_seconds": self.wait_for_rail_seconds,
-            "boxes_min": self.boxes_min,
-            "boxes_increment": self.boxes_increment,
-            "boxes_max": self.boxes_max,
-            "grant_percent": self.grant_percent,
-            "boxes_quota": self.boxes_quota,
-        }
+        return {name: getattr(self, name) for name in (*OF_RULES, "boxes_quota")}
 
 
 class Session(models.Model):
@@ -199,6 +194,31 @@ class Job(models.Model):
         return f"{self.session.name}/{self.name}"
 
 
+class DriverOrg(models.Model):
+    """An org that a driver may serve, and whose keys it is told; without an org: all orgs.
+
+    `is_leaving`: it is not told any more. The row stays until the driver has confirmed that it has
+    removed what it stored of the org, so that purges ask it.
+    """
+
+    driver = models.ForeignKey(Driver, on_delete=models.CASCADE, related_name="orgs")
+    org = models.ForeignKey(Org, null=True, on_delete=models.CASCADE, related_name="drivers")
+    is_leaving = models.BooleanField(default=False)
+    since = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint("driver", Coalesce("org", Value(0)), name="driver_org_once"),
+            models.CheckConstraint(
+                name="driver_org_that_leaves_is_one",
+                condition=Q(is_leaving=False) | Q(org__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.org.slug if self.org else 'all orgs'} on {self.driver.name}"
+
+
 class JobBox(models.Model):
     """A box that a job runs on, which so can't leave the session."""
 
@@ -297,3 +317,26 @@ class Stream(models.Model):
     @property
     def path(self) -> str:
         return Tier(self.tier).name.lower()
+
+
+class Loss(models.Model):
+    """Streams of a session on a node that is lost, and what is done about them.
+
+    It is there for as long as the node is lost; `since` is when drivers were first seen to have lost it.
+    """
+
+    session = models.ForeignKey(Session, on_delete=models.CASCADE, related_name="losses")
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="losses")
+    since = models.DateTimeField()
+    verdict = models.CharField(max_length=16, choices=VERDICTS)
+    sentence = models.CharField(max_length=500)
+    planned_at = models.DateTimeField(null=True)  # when a place was last looked for, and not found
+    operation = models.ForeignKey(Operation, null=True, on_delete=models.SET_NULL, related_name="losses")
+
+    class Meta:
+        ordering = ("session", "node")
+        verbose_name_plural = "losses"
+        constraints = [models.UniqueConstraint(name="loss_once", fields=["session", "node"])]
+
+    def __str__(self) -> str:
+        return f"{self.node.name} of {self.session.name}"

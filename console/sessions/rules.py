@@ -15,7 +15,7 @@ from django.http import Http404
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
-from console.audit.services import CannotUndo, record, undoable
+from console.audit.services import CannotUndo, Subject, record, undoable
 from console.fleet.services import lock_fleet
 from console.operations.models import Operation
 from console.orgs.models import Org
@@ -39,7 +39,9 @@ def of_cluster() -> RuleSet:
 
 def of_an_org(org: Org) -> RuleSet:
     """Its own ones, which add to those of the cluster."""
-    return RuleSet.objects.filter(org=org).first() or RuleSet(org=org, path=Path.ANY.value)
+    return RuleSet.objects.filter(org=org).first() or RuleSet(
+        org=org, path=Path.ANY.value, replace_lost_after_seconds=0
+    )
 
 
 def effective_rules(org: Org | None, path: str = "") -> Rules:
@@ -113,15 +115,17 @@ def set_rules(
     record(
         principal,
         "rules.update",
-        object_type="rules",
-        object_id=org.slug if org else CLUSTER,
-        object_name=str(rules),
-        org_id=org.pk if org else None,
+        Subject(
+            "rules",
+            org.slug if org else CLUSTER,
+            str(rules),
+            org.pk if org else None,
+            [of_org(org.slug)] if org else [],
+        ),
         before=before,
         after=after,
         reason=reason,
         undoes=undoes,
-        topics=[of_org(org.slug)] if org else [],
     )
     return rules
 

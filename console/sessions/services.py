@@ -32,7 +32,7 @@ from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.placement.topology import Tier
 from console.search.services import Found, finder, nearest
-from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
+from console.sessions.models import Job, JobBox, Loss, Session, SessionBox, Stream
 from console.sessions.plans import proposals
 from console.sessions.plans.snapshot import Snapshot
 from console.visibility import Sight, of_orgs, sees_fleet
@@ -61,7 +61,8 @@ def sizes(session: Session) -> Sizes:
 def visible_sessions(principal: Principal) -> QuerySet[Session]:
     """Those of the orgs that they may see, for people of the platform all; with org and boxes."""
     boxes = Prefetch("boxes", SessionBox.objects.select_related("box"))
-    found = Session.objects.select_related("org").prefetch_related(boxes)
+    losses = Prefetch("losses", Loss.objects.select_related("node", "operation").order_by("node__name"))
+    found = Session.objects.select_related("org").prefetch_related(boxes, losses)
     topic = Concat(Value(of_session("")), OuterRef("name"))
     running = Operation.objects.filter(target=topic, done=False).values("pk")
     found = found.annotate(

@@ -5,7 +5,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from console.accounts.browser import SignedInRequest, principal_of, signed_in
+from console.accounts.browser import SignedInRequest, principal_of, read_page
 from console.api.auth import CHALLENGE, bearer_principal
 from console.api.problems import ApiError
 from console.shell import health, versions
@@ -34,7 +34,6 @@ def show_versions(request: HttpRequest) -> HttpResponse:
     return JsonResponse(versions.report())
 
 
-@require_safe
-@signed_in
+@read_page
 def design(request: SignedInRequest) -> HttpResponse:
     return render(request, "design.html", {"embedded": settings.EMBEDDED})

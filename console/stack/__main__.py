@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 
+from console import manage
 from console.environment import ConfigurationError
 from console.stack import commands
 from console.stack.errors import StackError
 from console.stack.up import up
+from telemetry.script import program
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m console.stack",
+        prog=program("console.stack"),
         description="The embedded stack: PostgreSQL, Redis and every process of Tidegate.",
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -28,6 +30,10 @@ def main() -> int:
     logs.add_argument("service", nargs="?", help="name of the service; without it, list the services")
     logs.add_argument("-n", "--lines", type=int, default=40, help="number of lines (default: 40)")
     logs.add_argument("-f", "--follow", action="store_true", help="also print new lines as they come")
+    verbs.add_parser("manage", help="run a command of Django, such as `manage migrate`")
+    if sys.argv[1:2] == ["manage"]:  # which reads its arguments itself
+        manage.main([f"{parser.prog} manage", *sys.argv[2:]])
+        return os.EX_OK
     options = parser.parse_args()
     _replace_unencodable_characters()
     try:

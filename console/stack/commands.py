@@ -13,7 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from console.environment import PROJECT, env_file
+from console import manage
+from console.environment import command, env_file
 from console.stack import lock, snapshot
 from console.stack.errors import StackError, sentences
 from console.stack.folders import Folders
@@ -84,7 +85,7 @@ def status() -> int:
     folders = Folders.given(os.environ)
     holder = lock.holder(folders.state)
     if holder is None:
-        print("Tidegate is not running. `make up` starts it.")
+        print(f"Tidegate is not running. `{command('up')}` starts it.")
         return NOT_RUNNING
     console = Console(highlight=False)
     shown = len(STATUS) if console.width >= STATUS_WIDTH else STATUS_NARROW
@@ -106,14 +107,15 @@ def incident() -> int:
     holder = lock.holder(folders.state)
     address = holder.get("address") if holder else None
     if address is None:
-        print("Tidegate is not running. Start it in another terminal with `make up`, then try again.")
+        start = command("up")
+        print(f"Tidegate is not running. Start it in another terminal with `{start}`, then try again.")
         return NOT_RUNNING
     if "demo" not in {row.name for row in snapshot.read(folders.status)}:
         print("The demo is off. Restart Tidegate without TIDEGATE_DEMO=0.")
         return NOT_RUNNING
     sys.stdout.flush()
-    command = [sys.executable, str(PROJECT / "manage.py"), "incident", str(address)]
-    return os.execv(sys.executable, command)  # noqa: S606 - it is ours, and gets our signals so
+    manage.main(["manage.py", "incident", str(address)])
+    return os.EX_OK
 
 
 def logs(service: str | None, lines: int, *, follow: bool) -> int:

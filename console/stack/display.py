@@ -14,6 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from console.environment import IS_CHECKOUT, command
 from console.stack.core import Service, State
 from console.stack.printer import Printer, SteadyConsole
 from telemetry.units import duration
@@ -150,10 +151,10 @@ class Display:
             facts.add_row("Password", password + Text("   shown only once", style="dim"))
         else:
             facts.add_row("Log in as", "admin, with the password from the first start")
-            forgotten = "to reset it: .venv/bin/python manage.py changepassword admin"
-            facts.add_row("", Text(forgotten, style="dim"))
+            manage = ".venv/bin/python manage.py" if IS_CHECKOUT else "tidegate manage"
+            facts.add_row("", Text(f"to reset it: {manage} changepassword admin", style="dim"))
         facts.add_row("API", f"{self.address}/api/v1/docs")
-        facts.add_row("Stop", "Ctrl-C here, or `make down`")
+        facts.add_row("Stop", f"Ctrl-C here, or `{command('down')}`")
         parts: list[RenderableType] = [*(Text(note, style="yellow") for note in self.notes), facts]
         parts += ["", self._timings()]
         return Panel(Group(*parts), title="Tidegate is up", border_style="green", expand=False)

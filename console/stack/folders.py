@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from console.environment import PROJECT
+from console.environment import HOME
 from console.stack.errors import sentences
 
 PROBE_BYTES = 64 * 1024
@@ -20,7 +20,7 @@ class Folders:
 
     @classmethod
     def given(cls, variables: Mapping[str, str]) -> Folders:
-        return cls(PROJECT / (variables.get("TIDEGATE_STATE_DIR") or ".tidegate"))
+        return cls(HOME / (variables.get("TIDEGATE_STATE_DIR") or ".tidegate"))
 
     @property
     def run(self) -> Path:

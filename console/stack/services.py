@@ -19,6 +19,7 @@ SERVER_STOP_SECONDS_MAX = 30.0
 WEB_SOCKET = "{web socket}"  # in a command, stands for the number of the descriptor
 
 PYTHON = sys.executable
+MANAGE = (PYTHON, "-m", "console.manage")
 CELERY = (PYTHON, "-m", "celery", "--quiet", "-A", "console.celery")
 # One machine, one user, JSON only: Celery's warning about root has nothing to warn of here.
 NO_WARNING_ABOUT_ROOT = {"PYTHONWARNINGS": "ignore:You're running the worker with superuser privileges"}
@@ -90,7 +91,7 @@ def ours(
 def console_services(servers: tuple[str, ...], worker_processes: int) -> list[Service]:
     """Everything but PostgreSQL and Redis, of which `servers` are started here too."""
     return [
-        step("prepare", PYTHON, "manage.py", "prepare", after=servers),
+        step("prepare", *MANAGE, "prepare", after=servers),
         ours("web", PYTHON, "-m", "console.serve", "--fd", WEB_SOCKET, listens=True),
         ours(
             "worker",
@@ -101,8 +102,8 @@ def console_services(servers: tuple[str, ...], worker_processes: int) -> list[Se
             environment=NO_WARNING_ABOUT_ROOT,
         ),
         ours("beat", *CELERY, "beat", "--pidfile="),
-        ours("ingest", PYTHON, "manage.py", "ingest"),
-        ours("rollup", PYTHON, "manage.py", "rollup"),
+        ours("ingest", *MANAGE, "ingest"),
+        ours("rollup", *MANAGE, "rollup"),
     ]
 
 
@@ -110,7 +111,7 @@ def demo_services(address: str) -> list[Service]:
     """A fleet that joins the console at `address`, and whoever makes it and is its engines."""
     launched = (*places.NODES, *places.DRIVERS)
     return [
-        ours("demo", PYTHON, "manage.py", "demo"),
+        ours("demo", *MANAGE, "demo"),
         *(
             ours(name, PYTHON, "-m", "console.demo.launch", name, address, after=("demo",))
             for name in launched

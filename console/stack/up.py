@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from console.demo import places
-from console.environment import Environment, Mode, env_file
+from console.environment import Environment, Mode, command, env_file
 from console.stack import elsewhere, keys, lock, postgres, redis, redis_users
 from console.stack.display import Display
 from console.stack.errors import sentences
@@ -58,7 +58,7 @@ def up() -> int:
         since = error.holder.get("since")
         when = f", since {time.strftime('%H:%M:%S', time.localtime(since))}" if since else ""
         print(f"Tidegate is already running: {where} (process {error.holder.get('pid')}{when}).")
-        print("`make down` stops it.")
+        print(f"`{command('down')}` stops it.")
         return os.EX_OK
 
 
@@ -73,13 +73,15 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
         "TIDEGATE_MODE": Mode.EMBEDDED.value,
         "TIDEGATE_SECRET_KEY": keys.kept(folders.state / "secret_key"),
         "TIDEGATE_STATIC_DIR": str(folders.state / "static"),
-        "TIDEGATE_STATE_DIR": str(folders.state),
         "TIDEGATE_DEMO": "true",
         "PYTHONUNBUFFERED": "1",
         **servers.urls,
         **given,
     }
     settings = Environment.read(environment)
+    # Whole, since processes run in another directory where Tidegate is installed.
+    environment["TIDEGATE_STATE_DIR"] = str(folders.state)
+    environment["TIDEGATE_STATIC_DIR"] = str(settings.static_dir)
     made_ready = time.monotonic() - began
     with listening_socket(settings.host, settings.port) as web_socket:
         where = address(settings.host, web_socket)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from console.supply.lock import LOCKS, Pin, normal, pins
-from console.version import tidegate_version
+from telemetry.version import tidegate_version
 
 SPEC: Final = "1.6"
 LICENSE_TEXT_MAX: Final = 200  # what is longer is the text of a license, and not its name

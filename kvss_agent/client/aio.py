@@ -1,6 +1,6 @@
 """The client for asyncio: the verbs of `ShardClient`, awaited.
 
-Copies and blocking sockets are for threads, so each client brings its own: one for evicts, which keeps
+Copies and blocking sockets are for threads, so each client has its own: one for evicts, which keeps
 their order, and a few for everything else. The loop goes on meanwhile: the Python mover holds the
 interpreter for 256 KiB at a time, the native one not at all.
 """
@@ -8,51 +8,30 @@ interpreter for 256 KiB at a time, the native one not at all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Self, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
-from kvss_agent.client import (
-    TIER_SECONDS,
-    WAIT_SECONDS,
-    Address,
-    Column,
-    Credentials,
-    Evict,
-    Header,
-    Miss,
-    Purged,
-    Recalled,
-    ShardClient,
-    TierAnswer,
-    Transport,
-    Views,
-    Wanted,
-)
+from kvss_agent.client import ShardClient
 from kvss_agent.client import connect as connect_blocking
-from kvss_agent.mover import Mover
 
 REQUESTS_AT_ONCE: Final = 8
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def connect(
-    address: str | Address,
-    shard: str,
-    credentials: Credentials,
-    *,
-    transport: Transport = "auto",
-    mover: Mover | None = None,
-    write: bool = True,
-) -> AsyncShardClient:
-    """Open a shard, see `kvss_agent.client.connect`. Close it, or use it with `async with`."""
-    made = await asyncio.to_thread(
-        lambda: connect_blocking(
-            address, shard, credentials, transport=transport, mover=mover, write=write
-        )
-    )
-    return AsyncShardClient(made)
+def _awaited(
+    verb: Callable[Concatenate[ShardClient, P], T], *, in_order: bool = False
+) -> Callable[Concatenate[AsyncShardClient, P], Coroutine[Any, Any, T]]:
+    """This verb of the client, called in a thread; `in_order`: one such call after the other."""
+
+    async def call(self: AsyncShardClient, /, *arguments: P.args, **named: P.kwargs) -> T:
+        pool = self._evicts if in_order else self._requests
+        bound: Callable[P, T] = getattr(self.client, verb.__name__)
+        return await self._run(pool, lambda: bound(*arguments, **named))
+
+    return call
 
 
 class AsyncShardClient:
@@ -66,80 +45,19 @@ class AsyncShardClient:
         self.client = client
         self._evicts = ThreadPoolExecutor(1, "kvss-evict")
         self._requests = ThreadPoolExecutor(REQUESTS_AT_ONCE, "kvss-request")
-        self._running: set[asyncio.Future[object]] = set()
+        self._running: set[asyncio.Future[Any]] = set()
 
-    async def evict(self, slot: int, key: bytes, tag: bytes, tokens: int, payload: memoryview) -> int:
-        return await self._run(self._evicts, lambda: self.client.evict(slot, key, tag, tokens, payload))
-
-    async def evict_batch(self, columns: Sequence[Evict]) -> int:
-        return await self._run(self._evicts, lambda: self.client.evict_batch(columns))
-
-    async def wait_applied(self, number: int, seconds: float = WAIT_SECONDS) -> None:
-        await self._run(self._evicts, lambda: self.client.wait_applied(number, seconds))
-
-    async def refill(
-        self,
-        wanted: Sequence[Wanted],
-        into: Sequence[memoryview],
-        *,
-        wait_seconds: float = WAIT_SECONDS,
-    ) -> list[Header | Miss]:
-        return await self._run(
-            self._requests, lambda: self.client.refill(wanted, into, wait_seconds=wait_seconds)
-        )
-
-    async def view(self, wanted: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS) -> Views:
-        return await self._run(
-            self._requests, lambda: self.client.view(wanted, wait_seconds=wait_seconds)
-        )
-
-    async def delete(
-        self, slots: Sequence[int], *, scrub: bool = False, wait_seconds: float = WAIT_SECONDS
-    ) -> Miss | None:
-        return await self._run(
-            self._requests,
-            lambda: self.client.delete(slots, scrub=scrub, wait_seconds=wait_seconds),
-        )
-
-    async def exists(self, columns: Sequence[Column]) -> list[bool]:
-        return await self._run(self._requests, lambda: self.client.exists(columns))
-
-    async def spill(
-        self,
-        columns: Sequence[Wanted],
-        *,
-        notes: Sequence[int] = (),
-        data_key: bytes = b"",
-        wait_seconds: float = WAIT_SECONDS,
-        seconds: float = TIER_SECONDS,
-    ) -> list[TierAnswer | Miss]:
-        return await self._run(
-            self._requests,
-            lambda: self.client.spill(
-                columns, notes=notes, data_key=data_key, wait_seconds=wait_seconds, seconds=seconds
-            ),
-        )
-
-    async def recall(
-        self,
-        columns: Sequence[Wanted],
-        *,
-        data_key: bytes = b"",
-        wait_seconds: float = WAIT_SECONDS,
-        seconds: float = TIER_SECONDS,
-    ) -> list[Recalled | Miss]:
-        return await self._run(
-            self._requests,
-            lambda: self.client.recall(
-                columns, data_key=data_key, wait_seconds=wait_seconds, seconds=seconds
-            ),
-        )
-
-    async def tier_delete(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
-        return await self._run(self._requests, lambda: self.client.tier_delete(columns))
-
-    async def purge(self, tag: bytes, *, seconds: float = TIER_SECONDS) -> Purged | None:
-        return await self._run(self._requests, lambda: self.client.purge(tag, seconds=seconds))
+    evict = _awaited(ShardClient.evict, in_order=True)
+    evict_batch = _awaited(ShardClient.evict_batch, in_order=True)
+    wait_applied = _awaited(ShardClient.wait_applied, in_order=True)
+    refill = _awaited(ShardClient.refill)
+    view = _awaited(ShardClient.view)
+    delete = _awaited(ShardClient.delete)
+    exists = _awaited(ShardClient.exists)
+    spill = _awaited(ShardClient.spill)
+    recall = _awaited(ShardClient.recall)
+    tier_delete = _awaited(ShardClient.tier_delete)
+    purge = _awaited(ShardClient.purge)
 
     async def settled(self) -> None:
         """Return when nothing is under way any more, cancelled calls included."""
@@ -160,6 +78,19 @@ class AsyncShardClient:
 
     async def _run(self, pool: ThreadPoolExecutor, call: Callable[[], T]) -> T:
         future = asyncio.get_running_loop().run_in_executor(pool, call)
-        self._running.add(future)  # type: ignore[arg-type]
+        self._running.add(future)
         future.add_done_callback(self._running.discard)
         return await asyncio.shield(future)
+
+
+def _opened(
+    blocking: Callable[P, ShardClient],
+) -> Callable[P, Coroutine[Any, Any, AsyncShardClient]]:
+    async def connect(*arguments: P.args, **named: P.kwargs) -> AsyncShardClient:
+        """Open a shard, see `kvss_agent.client.connect`. Close it, or use it with `async with`."""
+        return AsyncShardClient(await asyncio.to_thread(blocking, *arguments, **named))
+
+    return connect
+
+
+connect = _opened(connect_blocking)

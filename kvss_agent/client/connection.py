@@ -18,6 +18,7 @@ from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.channel import Closed, Piece, PlainChannel, TlsChannel
 from kvss_agent.data_plane.wire import Means, Role
 from kvss_agent.security.certificates import key_name
+from kvss_agent.security.trust import ClientCertificate
 
 CONNECT_SECONDS: Final = 5.0
 LAST_WORDS_SECONDS: Final = 0.2
@@ -127,7 +128,7 @@ class Credentials:
     software: str = ""
     versions: tuple[int, int] = (wire.VERSION_MIN, wire.VERSION)
     stall_seconds: float = channels.STALL_SECONDS
-    certified: ssl.SSLContext | None = field(default=None, repr=False)  # for `tls:` addresses
+    certified: ClientCertificate | None = field(default=None, repr=False)  # for `tls:` addresses
 
 
 class AgentConnection:
@@ -135,7 +136,8 @@ class AgentConnection:
 
     def __init__(self, address: Address, shard: str, credentials: Credentials, role: Role) -> None:
         with lost(address):
-            tls = credentials.certified if address.is_tls else credentials.tls
+            certified = credentials.certified.context if credentials.certified else None
+            tls = certified if address.is_tls else credentials.tls
             self.channel = address.open(tls, credentials.stall_seconds)
         self.address = address
         self.reader = wire.FrameReader()

@@ -1,15 +1,20 @@
-"""The interface that all transports share."""
+"""The interface that all transports share, with the verbs of tier 2: requests to the agent, which moves
+the bytes by itself."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from itertools import repeat
+from typing import Final, NamedTuple, Self, TypeVar
 
 from kvss_agent.client.connection import Lost
-from kvss_agent.data_plane.wire import TierAnswer
-from kvss_agent.shard.seal import Column, Header, Miss
+from kvss_agent.client.requests import Requests
+from kvss_agent.data_plane.wire import Feature, TierAnswer, TierColumn, TierVerb
+from kvss_agent.shard.core import batches
+from kvss_agent.shard.seal import KEY_BYTES, Column, Header, Miss
+
+T = TypeVar("T")
 
 WAIT_SECONDS: Final = 1.0  # for what a request comes after
 TIER_SECONDS: Final = 60.0  # for a disk or bucket; an agent that takes longer is lost
@@ -67,7 +72,7 @@ class NotApplied(Exception):
 
 
 class ShardClient(ABC):
-    """A shard in the hands of its driver.
+    """A shard, as its driver uses it.
 
     Evicts are numbered in the order of the calls. Refills, deletes and tier 2 may be asked by any
     number of threads; evicts by one at a time. Every method raises `Lost` once the agent is.
@@ -100,18 +105,28 @@ class ShardClient(ABC):
     def applied(self) -> int:
         """The number of the last evict that is known to be applied."""
 
+    @property
+    @abstractmethod
+    def number(self) -> int:
+        """The number of the last evict so far, applied or not."""
+
+    @property
+    @abstractmethod
+    def requests(self) -> Requests:
+        """The connection for requests; opened when it is first needed."""
+
     @abstractmethod
     def evict(self, slot: int, key: bytes, tag: bytes, tokens: int, payload: memoryview) -> int:
         """Put a column into a slot; the number of this evict.
 
         Waits for no answer, unless too much is on its way: then until a part of it is applied, at most
-        for a minute, after which the agent is lost. What the slot held before is gone. A slot above the
-        line takes nothing: the evict counts, and a refill will find nothing there.
+        for a minute, after which the agent is lost. The slot's earlier content is lost. A slot above the
+        slot limit takes nothing: the evict counts, and a refill finds nothing there.
         """
 
     @abstractmethod
     def evict_batch(self, columns: Sequence[Evict]) -> int:
-        """The same for many, in this order; the number of the last."""
+        """Put columns into slots, in this order; the number of the last evict."""
 
     @abstractmethod
     def wait_applied(self, number: int, seconds: float = WAIT_SECONDS) -> None:
@@ -133,7 +148,7 @@ class ShardClient(ABC):
 
     @abstractmethod
     def view(self, wanted: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS) -> Views:
-        """The same to read in place, where the transport can: checked, and under lease."""
+        """Columns to read in place, where the transport can: checked, and under lease."""
 
     @abstractmethod
     def delete(
@@ -141,11 +156,11 @@ class ShardClient(ABC):
     ) -> Miss | None:
         """Empty slots of what has been evicted so far; with zeros, if `scrub`. None when it is done."""
 
-    @abstractmethod
     def exists(self, columns: Sequence[Column]) -> list[bool]:
         """Which of these are in tier 2. Sequence numbers do not matter there."""
+        asked = [TierColumn(0, column.key, column.tag) for column in columns]
+        return [answer is TierAnswer.DONE for answer, _ in self._tier(TierVerb.EXISTS, asked, 0)]
 
-    @abstractmethod
     def spill(
         self,
         columns: Sequence[Wanted],
@@ -161,8 +176,14 @@ class ShardClient(ABC):
         ALREADY keeps the note that it has. With a data key, of 32 bytes, the files are encrypted; over a
         connection that others could listen to that is REFUSED.
         """
+        asked = [
+            TierColumn(slot, *column, note)
+            for (slot, column), note in zip(columns, notes or repeat(0, len(columns)), strict=True)
+        ]
+        after = max((one.column.sequence for one in columns), default=0)
+        answers = self._tier(TierVerb.SPILL, asked, after, wait_seconds, seconds, data_key)
+        return [answer for answer, _ in answers]
 
-    @abstractmethod
     def recall(
         self,
         columns: Sequence[Wanted],
@@ -177,17 +198,31 @@ class ShardClient(ABC):
 
         The slots are the caller's: nothing is evicted to them until this returns.
         """
+        after = self.number
+        asked = [TierColumn(one.slot, one.column.key, one.column.tag) for one in columns]
+        answers = self._tier(TierVerb.RECALL, asked, after, wait_seconds, seconds, data_key)
+        return [_recalled(answer, after, note) for answer, note in answers]
 
-    @abstractmethod
     def tier_delete(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
         """Remove these columns from tier 2. DONE where none is left, or there is no tier 2. Whatever
         else it says has to be repeated, REFUSED too: tier 2 may be about to open."""
+        if self._is_without_tier2:
+            return [TierAnswer.DONE for _ in columns]
+        asked = [TierColumn(0, column.key, column.tag) for column in columns]
+        return [answer for answer, _ in self._tier(TierVerb.DELETE, asked, 0)]
 
-    @abstractmethod
     def purge(self, tag: bytes, *, seconds: float = TIER_SECONDS) -> Purged | None:
         """Remove all that carries this tag from tier 2, in the shard's namespace. None if some may be
-        left, and it has to be repeated: it goes on meanwhile. Files count once, for who is told of it
-        first. Nothing where there is no tier 2."""
+        left: it continues, and has to be asked for again. Files are counted in the first answer only.
+        Zeros where there is no tier 2."""
+        if self._is_without_tier2:
+            return Purged(0, 0)
+        asked = [TierColumn(0, bytes(KEY_BYTES), tag)]
+        answers = self.requests.tier(TierVerb.PURGE, asked, 0, 0, seconds)
+        (first, files), *rest = answers
+        if first is TierAnswer.DONE and rest:
+            return Purged(files, rest[0][1])
+        return None  # also if it was refused: tier 2 may be on its way, and have much of this tag
 
     @abstractmethod
     def close(self) -> None:
@@ -196,10 +231,31 @@ class ShardClient(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def _is_without_tier2(self) -> bool:
+        """This agent never has one. One whose tier 2 is off just now says so when it is asked."""
+        return not self.requests.connection.features & Feature.TIER
+
+    def _tier(
+        self,
+        verb: TierVerb,
+        columns: Sequence[TierColumn],
+        after: int,
+        wait_seconds: float = 0,
+        seconds: float = TIER_SECONDS,
+        data_key: bytes = b"",
+    ) -> list[tuple[TierAnswer | Miss, int]]:
+        """Each with its note, 0 where there is none."""
+        answers: list[tuple[TierAnswer | Miss, int]] = []
+        for batch in batches(columns):
+            answers += self.requests.tier(verb, batch, after, wait_seconds, seconds, data_key)
+        return answers
+
+
+def _recalled(answer: TierAnswer | Miss, after: int, note: int) -> Recalled | Miss:
+    if answer is TierAnswer.DONE:
+        return Recalled(after, note)
+    return answer if isinstance(answer, Miss) else Miss.LOST

@@ -1,7 +1,7 @@
 """The refill and delete queue, seen from the driver: requests on one connection, answered in any order.
 
-Any thread may ask. Whoever waits first receives for all; when its own answer has come, the next one goes
-on. So a lone caller pays for no thread and no switch, and many share one connection.
+Any thread may ask. The first thread that waits receives for all; when its own answer has come, the next
+one takes over. So a single caller needs no further thread, and many share one connection.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import repeat
+from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64
 
 from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost
-from kvss_agent.client.interface import Wanted
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.channel import DiscardBuffer
 from kvss_agent.data_plane.wire import Role
 from kvss_agent.shard import seal
 from kvss_agent.shard.leases import FOREVER
 from kvss_agent.shard.seal import Header, Miss
+
+if TYPE_CHECKING:
+    from kvss_agent.client.interface import Wanted
 
 Found = list[Header | Miss]
 Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Rejected

@@ -1,7 +1,7 @@
 """A shard whose arena is mapped here too: an evict is a copy and a store, a refill reads in place.
 
-The agent is not asked for any of it. It hears of evicts by the count, a number in memory that both map,
-and of nothing else; so leases on what is being read are kept here, where the only writer is.
+The agent is not asked for any of it. It sees evicts by the count, a number in memory that both map, and
+nothing else; so leases on slots that are being read are kept here, where the only writer is.
 """
 
 from __future__ import annotations
@@ -12,22 +12,28 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost
-from kvss_agent.client.interface import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
+from kvss_agent.client.interface import (
+    WAIT_SECONDS,
+    Evict,
+    NotApplied,
+    ShardClient,
+    Views,
+    Wanted,
+)
 from kvss_agent.client.requests import Requests
-from kvss_agent.client.tiered import TieredClient
 from kvss_agent.client.window import window
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.wire import Role
 from kvss_agent.mover import Mover
 from kvss_agent.shard import seal
 from kvss_agent.shard.arena import Arena, CountPage
-from kvss_agent.shard.core import LEASE_SECONDS_MAX
+from kvss_agent.shard.core import LEASE_SECONDS_MAX, batches
 from kvss_agent.shard.hosted import reopen
 from kvss_agent.shard.leases import FOREVER, Leases
 from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 
 
-class SharedClient(TieredClient):
+class SharedClient(ShardClient):
     def __init__(self, address: Address, shard: str, credentials: Credentials, mover: Mover) -> None:
         self.transport = "shm"
         self._open_requests: Callable[[], Requests] = lambda: Requests(address, shard, credentials)
@@ -208,17 +214,18 @@ class SharedClient(TieredClient):
     def delete(
         self, slots: Sequence[int], *, scrub: bool = False, wait_seconds: float = WAIT_SECONDS
     ) -> Miss | None:
-        with self._lock:
-            self._must_be_here()
-            deadline = time.monotonic() + wait_seconds
-            while any(self._leases.holds(slot) for slot in slots):
-                if time.monotonic() >= deadline:
-                    return Miss.LATE
-                self._wait_until(min(deadline, self._leases.next_deadline()))
-                self._leases.expire(time.monotonic())
-            for slot in slots:
-                if slot < self._arena.slots:
-                    seal.clear(self._arena.slot(slot), self.number, self.number, scrub=scrub)
+        deadline = time.monotonic() + wait_seconds
+        for batch in batches(slots):  # between two of them evicts have their turn
+            with self._lock:
+                self._must_be_here()
+                while any(self._leases.holds(slot) for slot in batch):
+                    if time.monotonic() >= deadline:
+                        return Miss.LATE
+                    self._wait_until(min(deadline, self._leases.next_deadline()))
+                    self._leases.expire(time.monotonic())
+                for slot in batch:
+                    if slot < self._arena.slots:
+                        seal.clear(self._arena.slot(slot), self.number, self.number, scrub=scrub)
         return None
 
     # What the agent says

@@ -9,21 +9,27 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost, lost
-from kvss_agent.client.interface import WAIT_SECONDS, Evict, NotApplied, Views, Wanted
+from kvss_agent.client.interface import (
+    WAIT_SECONDS,
+    Evict,
+    NotApplied,
+    ShardClient,
+    Views,
+    Wanted,
+)
 from kvss_agent.client.requests import Requests
-from kvss_agent.client.tiered import TieredClient, batches
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.wire import Role
 from kvss_agent.mover import Mover
 from kvss_agent.shard import seal
-from kvss_agent.shard.core import BATCH_MAX
+from kvss_agent.shard.core import BATCH_MAX, batches
 from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 
 UNCOUNTED_MAX: Final = 32  # runs on their way at once, before we wait for the agent's count
 APPLY_SECONDS: Final = 60.0  # for that: a reader's lease keeps an evict waiting for half as long
 
 
-class StreamClient(TieredClient):
+class StreamClient(ShardClient):
     def __init__(
         self, address: Address, shard: str, credentials: Credentials, mover: Mover, *, write: bool
     ) -> None:
@@ -53,6 +59,13 @@ class StreamClient(TieredClient):
     def use_mover(self, mover: Mover) -> None:
         """Make checksums with this mover from now on."""
         self._mover = mover
+
+    @property
+    def lost(self) -> Lost | None:
+        connections = [self._requests.connection, self._connection]
+        if any(one.channel.has_ended for one in connections if one):
+            return Lost(f"{self._address} is gone")
+        return None
 
     @property
     def number(self) -> int:

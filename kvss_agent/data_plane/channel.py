@@ -18,13 +18,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from mmap import mmap
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.wire import EXTENTS_MAX, Filled, Frame, FrameReader
 from kvss_agent.mover import PIECE_BYTES, Bytes
 
 STALL_SECONDS: Final = 10.0  # without a byte moving, in the middle of a frame
+# An unreachable peer is noticed after eleven seconds, even if nobody asks it for anything.
+KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
 # So much may be on its way over a Unix socket while one side sums up and the other keeps its books. TCP
 # is left to find its own: every fixed size measured slower, and small ones stall.
 UNIX_BUFFER_BYTES: Final = 1024 * 1024
@@ -44,32 +46,6 @@ class Closed(Exception):
     """The other side is gone."""
 
 
-class Channel(Protocol):
-    """What frames travel over."""
-
-    def receive_into(self, place: memoryview) -> int:
-        """Some bytes, at least one. Raises Closed at the end, TimeoutError after STALL_SECONDS."""
-
-    def send(self, parts: Sequence[Bytes], descriptors: Sequence[int] = ()) -> None:
-        """All of these bytes; over a Unix socket also descriptors.
-
-        Raises Closed, or Breach(STALLED) when the peer does not read.
-        """
-
-    def has_more(self) -> bool:
-        """May be False although more is on its way; True only if something is here."""
-
-    def comes_within(self, seconds: float) -> bool:
-        """Wait for something to receive, or the end, at most so long; whether it has come."""
-
-    def wait_at_most(self, seconds: float) -> None:
-        """From here on: for a byte to come or go, before TimeoutError. Never for longer than the
-        channel waits anyway."""
-
-    def close(self) -> None:
-        """End it; whoever is receiving or sending in another thread gets Closed."""
-
-
 class PlainChannel:
     """A Unix or TCP socket."""
 
@@ -83,7 +59,10 @@ class PlainChannel:
         self.wait_at_most(stall_seconds)
 
     def wait_at_most(self, seconds: float) -> None:
-        """The kernel's own timeouts: those of Python cost a poll before every call."""
+        """Wait for a byte to come or go, before TimeoutError, never longer than for the stall time.
+
+        By the kernel's own timeouts: those of Python cost a poll before every call.
+        """
         micros = max(1, int(min(seconds, self._stall_seconds) * 1e6))  # 0 would be for ever
         whole, micros = divmod(micros, 1_000_000)
         timeout = struct.pack("ll", whole, micros)
@@ -94,6 +73,7 @@ class PlainChannel:
             raise Closed(str(error)) from error
 
     def receive_into(self, place: memoryview) -> int:
+        """Some bytes, at least one. Raises Closed at the end, and TimeoutError."""
         try:
             count = self.socket.recv_into(place)
         except OSError as error:
@@ -103,14 +83,20 @@ class PlainChannel:
         return count
 
     def has_more(self) -> bool:
-        """Is there anything to receive right now? For optimisations: the end counts as nothing."""
+        """Whether something is here. May be False although more is on its way, and at the end."""
         try:
             return bool(self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except OSError:
             return False
 
     def comes_within(self, seconds: float) -> bool:
+        """Wait for something to receive, or the end, at most so long; whether it has come."""
         return _poll(self.socket, select.POLLIN, seconds)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the peer has ended it, or the network says so. Known without receiving anything."""
+        return _has_ended(self.socket)
 
     def receive_with_descriptors(self, place: memoryview) -> int:
         """As `receive_into`; file descriptors that come along are appended to `descriptors`."""
@@ -129,6 +115,10 @@ class PlainChannel:
         return count
 
     def send(self, parts: Sequence[Bytes], descriptors: Sequence[int] = ()) -> None:
+        """All of these bytes; over a Unix socket also descriptors.
+
+        Raises Closed, or Breach(STALLED) when the peer does not read.
+        """
         left = [memoryview(part) for part in parts if len(part)]
         ancillary = (
             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
@@ -148,13 +138,14 @@ class PlainChannel:
                 _drop(left, sent)
 
     def close(self) -> None:
+        """End it; whoever is receiving or sending in another thread gets Closed."""
         shut(self.socket)
         while self.descriptors:
             os.close(self.descriptors.pop())
 
 
 class TlsChannel:
-    """The same over TLS. OpenSSL allows one call at a time, so nobody waits inside one."""
+    """As `PlainChannel`, over TLS. OpenSSL allows one call at a time, so nobody waits inside one."""
 
     def __init__(self, sock: ssl.SSLSocket, stall_seconds: float = STALL_SECONDS) -> None:
         prepare(sock)
@@ -200,6 +191,10 @@ class TlsChannel:
     def comes_within(self, seconds: float) -> bool:
         return self.has_more() or _poll(self.socket, select.POLLIN, seconds)
 
+    @property
+    def has_ended(self) -> bool:
+        return _has_ended(self.socket)
+
     def shake_hands(self, deadline: float) -> None:
         """The handshake of TLS itself. Raises Closed, or Breach: also if it is not done by then."""
         while True:
@@ -242,8 +237,11 @@ class TlsChannel:
         shut(self.socket)
 
 
+AnyChannel = PlainChannel | TlsChannel
+
+
 def receive(
-    channel: Channel, reader: FrameReader, *, patient: bool = False, deadline: float | None = None
+    channel: AnyChannel, reader: FrameReader, *, patient: bool = False, deadline: float | None = None
 ) -> Frame | Filled:
     """The next frame, or the news that a place for a payload is full.
 
@@ -268,7 +266,7 @@ def receive(
 
 
 def receive_pieces(
-    channel: Channel, reader: FrameReader, places: Sequence[memoryview], *, whole: bool = False
+    channel: AnyChannel, reader: FrameReader, places: Sequence[memoryview], *, whole: bool = False
 ) -> Iterator[Piece]:
     """The payloads that follow a frame, into these places; each piece as it has arrived.
 
@@ -307,6 +305,8 @@ def prepare(sock: socket.socket) -> None:
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE.items():
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def hang_up(sock: socket.socket) -> None:
@@ -329,6 +329,15 @@ def _poll(sock: socket.socket, direction: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(number, direction)
     return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    number = sock.fileno()
+    if number < 0:
+        return True
+    poll = select.poll()
+    poll.register(number, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _drop(parts: list[memoryview], sent: int) -> None:

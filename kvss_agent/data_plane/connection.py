@@ -1,8 +1,7 @@
 """One connection of the data plane, from its first byte to its last.
 
-Its thread reads frames, asks the core, and moves bytes itself. What the core gives it later, on account
-of somebody else, waits in an outbox for a second thread, which exists only in connections that ever
-needed it.
+Its thread reads frames, asks the core, and moves bytes itself. Effects that other connections cause
+wait in an outbox for a second thread, which is started when it is first needed.
 """
 
 from __future__ import annotations
@@ -15,23 +14,26 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane import handshake, wire
 from kvss_agent.data_plane.breach import Breach, Cause
-from kvss_agent.data_plane.channel import Closed, PlainChannel, TlsChannel
+from kvss_agent.data_plane.channel import AnyChannel, Closed, TlsChannel
 from kvss_agent.data_plane.wire import Role, TierAnswer, TierVerb
 from kvss_agent.security.certificates import Role as PeerRole
 from kvss_agent.security.certificates import peer_of_connection
 from kvss_agent.shard import seal
-from kvss_agent.shard.core import Clear, Fill, Receive, Reject, Serve
+from kvss_agent.shard.core import Clear, Fill, Receive, Reject, Request, Serve, Verb
 from kvss_agent.shard.hosted import HostedShard, Mine, SlotLimit
 from kvss_agent.shard.seal import Miss
 from telemetry.histogram import Histogram
+
+if TYPE_CHECKING:
+    from kvss_agent.data_plane.server import DataPlane
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +41,7 @@ HANDSHAKE_SECONDS: Final = 5.0  # from connecting to PROOF
 TIER_REQUESTS_MAX: Final = 256  # requests of one connection for tier 2 that are not answered
 OUTBOX_MAX: Final = 4096  # answers that wait to be sent: a few times what a shard lets wait
 UNREPORTED_MAX: Final = 8  # fewer than a driver may have on its way
-AnyChannel = PlainChannel | TlsChannel
 TierDone = Callable[[tuple[TierAnswer | Miss, ...], tuple[int, ...]], None]
-
-
-class TierHandler(Protocol):
-    """What carries out tier-2 requests. Returns at once; `then` is called later, from any thread, with
-    the answers, and for a recall the notes."""
-
-    def start(
-        self, shard: HostedShard, asked: wire.Tier, slots: tuple[int | Miss, ...], then: TierDone
-    ) -> None: ...
 
 
 class Latencies:
@@ -93,32 +85,10 @@ class Latencies:
             self.refilled_bytes += size
 
 
-class Plane(Protocol):
-    """What a connection has to know of the agent that it is part of: `serving.DataPlane`."""
-
-    @property
-    def shards(self) -> Mapping[str, HostedShard]: ...
-    @property
-    def secrets(self) -> Mapping[str, bytes]: ...
-    @property
-    def keys(self) -> Mapping[str, str]: ...
-    @property
-    def tier_requests(self) -> TierHandler | None: ...
-    @property
-    def versions(self) -> tuple[int, int]: ...
-    @property
-    def lease_seconds(self) -> float: ...
-    @property
-    def breaches(self) -> Counter[str]: ...
-    def latencies_of(self, shard: str) -> Latencies: ...
-    def prove(self, connection: Connection, driver: str) -> bool: ...
-    def remove(self, connection: Connection) -> None: ...
-
-
 class Connection:
     """One connection, from its first byte to its last."""
 
-    def __init__(self, plane: Plane, number: int, channel: AnyChannel) -> None:
+    def __init__(self, plane: DataPlane, number: int, channel: AnyChannel) -> None:
         self.plane = plane
         self.number = number
         self.driver = ""
@@ -188,7 +158,7 @@ class Connection:
             self.plane.remove(self)
 
     def _release_posted(self) -> None:
-        """What was posted and is not done any more: nobody reads or writes those slots."""
+        """Release the slots of what was posted and is not carried out any more."""
         with contextlib.suppress(Empty):
             while True:
                 what = self._outbox.get_nowait()
@@ -291,11 +261,11 @@ class Connection:
                 case Role.EVICT, wire.Evict():
                     self._take(shard, frame)
                 case Role.REFILL, wire.Refill():
-                    self._refill(shard, frame)
+                    self._ask(Verb.REFILL, frame, frame.request, frame.slots)
                 case Role.REFILL, wire.Delete() if self._may_change:
-                    self._delete(shard, frame)
+                    self._ask(Verb.DELETE, frame, frame.request, frame.slots, scrub=frame.scrub)
                 case Role.REFILL, wire.Tier() if self._may_change:
-                    self._tier(shard, frame)
+                    self._tier(frame)
                 case Role.SHARED, wire.Shrunk():
                     shard.shrunk(frame.slots)
                 case _:
@@ -364,39 +334,21 @@ class Connection:
 
     # Refills, deletes, tier 2
 
-    def _refill(self, shard: HostedShard, asked: wire.Refill) -> None:
-        self._do(
-            shard.act(
-                lambda core, now: core.refill(
-                    self.number,
-                    asked.request,
-                    asked.after,
-                    asked.slots,
-                    now,
-                    wait_seconds=asked.wait_ms / 1000,
-                    lease_seconds=self.plane.lease_seconds,
-                ),
-                self,
-            )
-        )
+    def _ask(
+        self,
+        verb: Verb,
+        asked: wire.Refill | wire.Delete | wire.Tier,
+        number: int,
+        slots: Sequence[int],
+        *,
+        scrub: bool = False,
+    ) -> None:
+        """Give the core a request, and carry out what it wants done now."""
+        wait, lease = asked.wait_ms / 1000, self.plane.lease_seconds
+        request = Request(verb, self.number, number, asked.after, slots, wait, lease, scrub)
+        self._do(self._shard.act(lambda core, now: core.ask(request, now), self))
 
-    def _delete(self, shard: HostedShard, asked: wire.Delete) -> None:
-        self._do(
-            shard.act(
-                lambda core, now: core.delete(
-                    self.number,
-                    asked.request,
-                    asked.after,
-                    asked.slots,
-                    now,
-                    wait_seconds=asked.wait_ms / 1000,
-                    scrub=asked.scrub,
-                ),
-                self,
-            )
-        )
-
-    def _tier(self, shard: HostedShard, asked: wire.Tier) -> None:
+    def _tier(self, asked: wire.Tier) -> None:
         if not self.plane.tier_requests or len(self._tier_requests) >= TIER_REQUESTS_MAX:
             self._send(wire.Rejected(asked.request, Miss.REFUSED))
             return
@@ -407,29 +359,8 @@ class Connection:
         if asked.verb not in (TierVerb.SPILL, TierVerb.RECALL):
             self._start_tier_request(asked, tuple(Miss.ABSENT for _ in asked.columns), None)
             return
-        slots = [column.slot for column in asked.columns]
-        wait = asked.wait_ms / 1000
-        if asked.verb is TierVerb.SPILL:
-            mine = shard.act(
-                lambda core, now: core.refill(
-                    self.number,
-                    request,
-                    asked.after,
-                    slots,
-                    now,
-                    wait_seconds=wait,
-                    lease_seconds=self.plane.lease_seconds,
-                ),
-                self,
-            )
-        else:
-            mine = shard.act(
-                lambda core, now: core.fill(
-                    self.number, request, asked.after, slots, now, wait_seconds=wait
-                ),
-                self,
-            )
-        self._do(mine)
+        verb = Verb.REFILL if asked.verb is TierVerb.SPILL else Verb.FILL
+        self._ask(verb, asked, request, [column.slot for column in asked.columns])
 
     def _do(self, effects: Iterable[Mine]) -> None:
         """Carry out what the core wants done, and what that leads to."""

@@ -21,8 +21,9 @@ from typing import Final
 from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Cause
-from kvss_agent.data_plane.channel import PlainChannel, TlsChannel
-from kvss_agent.data_plane.connection import AnyChannel, Connection, Latencies, TierHandler, spawn
+from kvss_agent.data_plane.channel import AnyChannel, PlainChannel, TlsChannel
+from kvss_agent.data_plane.connection import Connection, Latencies, spawn
+from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.limits.admission import Admission, Places
 from kvss_agent.limits.origins import origin_of_socket
 from kvss_agent.shard.hosted import HostedShard
@@ -44,7 +45,7 @@ class DataPlane:
         self,
         shards: Mapping[str, HostedShard],
         secrets: Mapping[str, bytes],
-        tier_requests: TierHandler | None = None,
+        tier_requests: TierRequests | None = None,
         *,
         versions: tuple[int, int] = (wire.VERSION_MIN, wire.VERSION),
         software: str = "",

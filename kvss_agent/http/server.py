@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 EXTENSION: Final = "tidegate.connection"
 CHECK_SECONDS: Final = 0.5  # between two looks at whether connections make progress
+UNWANTED_BYTES_PER_SECOND: Final = 8 << 20  # of all bodies whose requests are answered already
 WAIT_SECONDS: Final = 0.1  # after the system had no descriptor for a connection
 _WITH_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -91,6 +92,13 @@ class HttpPolicy:
         self.bounds = bounds or HttpBounds()
         self.admission: Admission[HttpConnection] = Admission(places, owners)
         self.refused: Counter[str] = Counter()  # by `Bound`
+        self._unwanted_until = 0.0  # when what has come of unwanted bodies is paid for
+
+    def pace_unwanted(self, size: int, now: float) -> float:
+        """So many bytes have come that nobody wants: for how many seconds to read no more of them. The
+        rate is that of all connections together, since to read and decrypt them costs everybody."""
+        self._unwanted_until = max(self._unwanted_until, now) + size / UNWANTED_BYTES_PER_SECOND
+        return self._unwanted_until - now
 
 
 class HttpConnection:
@@ -161,6 +169,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self._body_mark = (self._since, 0)  # when there were so many
         self._place: memoryview | None = None  # for what is still to come of the body
+        self._pausing: asyncio.TimerHandle | None = None  # no more is read of the body until then
         self._write_mark = (self._since, 0)  # when so many were left to send
         self._over: tuple[HTTPStatus, Bound, str] | None = None  # why it ends
         self._upgraded = False
@@ -174,6 +183,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.leave()
         self._place = None
+        self._end_pause()
         super().connection_lost(exc)
 
     @property
@@ -248,15 +258,31 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
         self._body_bytes += len(body)
-        if self._place is None or (self._request and self._request.response_complete):
-            super().on_body(body)  # which drops what nobody wants any more
+        if self._request and self._request.response_complete:  # nobody wants it any more
+            self._pause(self._connection.policy.pace_unwanted(len(body), self.loop.time()))
+        elif self._place is None:
+            super().on_body(body)
         else:
             self._place[: len(body)] = body
             self._place = self._place[len(body) :]
 
+    def _pause(self, seconds: float) -> None:
+        """Read no more of this body for so long."""
+        if seconds > 0:
+            self._end_pause()
+            self.flow.pause_reading()
+            self._pausing = self.loop.call_later(seconds, self._end_pause)
+
+    def _end_pause(self) -> None:
+        if self._pausing is not None:
+            self._pausing.cancel()
+            self._pausing = None
+            self.flow.resume_reading()
+
     def on_message_complete(self) -> None:
         self._unparsed = 0
         self._place = None
+        self._end_pause()
         is_answered = self._request is not None and self._request.response_complete
         self._phase = _Phase.IDLE if is_answered else _Phase.ANSWER
         super().on_message_complete()
@@ -324,6 +350,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._over = status, bound, sentence
+        self._place = None  # its owner gives the memory back, beside the loop
         request = self._request
         if request and request.response_complete:
             request = None

@@ -57,10 +57,6 @@ class FairShare:
         with self._lock:
             return self._count_waiting()
 
-    def used_by(self, owner: str) -> int:
-        with self._lock:
-            return self._held[owner]
-
     def ask(self, owner: str, amount: int, wake: Callable[[], None]) -> Claim:
         """A claim that is granted, or that waits. `release` has to follow in either case. Raises NoShare
         if it can not even wait."""

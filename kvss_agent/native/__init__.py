@@ -1,6 +1,7 @@
 """The compiled mover, where there is a compiler. Everything works without it, only slower.
 
-The C files beside this are compiled once, into the state directory of the project. Agents and drivers do
+A wheel brings it, if there was a compiler where the wheel was built. Elsewhere the C files beside this
+are compiled once, into the state directory of a checkout or into the user's cache. Agents and drivers do
 that in the background when they start (`selection.build_in_background`) and switch over when it is done.
 Importing this never compiles anything. `python -m kvss_agent.native` builds it and prints the result.
 

@@ -1,4 +1,7 @@
-"""Compiling the C files of the mover into the state directory. One process builds at a time."""
+"""Compiling the C files of the mover into the state directory. One process builds at a time.
+
+A wheel is built with this file alone (`hatch_build.py`), so it imports nothing but the standard library.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ FLAGS: Final = ("-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-shared")
 COMPILE_SECONDS_MAX: Final = 120
 BUILDS_MAX: Final = 8  # that are kept: of other sources, compilers and Pythons
 _SCRATCH: Final = "build-"
+_PACKAGED: Final = ".wheel.so"
 
 
 class Unavailable(Exception):
@@ -34,11 +38,7 @@ def build() -> Path:
     Any number of processes may call this at once: one compiles, the others wait for it. The file
     is moved into place when it is complete.
     """
-    compiler = shlex.split(os.environ.get("CC") or "cc")
-    includes = dict.fromkeys(sysconfig.get_path(name) for name in ("include", "platinclude"))
-    version = _run([*compiler, "--version"])
-    if not any((Path(directory) / "Python.h").exists() for directory in includes):
-        raise Unavailable(f"the headers of Python {sys.version.split()[0]} are not installed")
+    compiler, version, includes = _toolchain()
     digest = hashlib.sha256(f"{compiler} {version}".encode()).hexdigest()[:8]
     try:
         path = _directory() / f"{_name_for_python()}-{digest}.so"
@@ -47,7 +47,7 @@ def build() -> Path:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _only_builder(path.parent):
             if not path.exists():
-                _compile(compiler, [f"-I{directory}" for directory in includes], path)
+                _compile(compiler, includes, path)
             for old in sorted(path.parent.glob("*.so"), key=_age_rank)[:-BUILDS_MAX]:
                 old.unlink(missing_ok=True)
     except OSError as error:
@@ -55,14 +55,55 @@ def build() -> Path:
     return path
 
 
+def build_for_wheel(directory: Path) -> Path:
+    """Compile the mover into this directory, as `packaged_build` looks for it. Raises Unavailable."""
+    compiler, _, includes = _toolchain()
+    path = directory / f"{_name_for_python()}{_PACKAGED}"
+    _compile(compiler, includes, path)
+    return path
+
+
+def packaged_build() -> Path | None:
+    """The build that the installed wheel brought. Raises Unavailable if it does not fit."""
+    path = SOURCES / f"{_name_for_python()}{_PACKAGED}"
+    if path.exists():
+        return path
+    if other := next(SOURCES.glob(f"*{_PACKAGED}"), None):
+        raise Unavailable(f"{other.name} is of another Python or of other sources")
+    return None
+
+
 def newest_build() -> Path | None:
-    """The latest build of these sources that fits this Python."""
+    """The latest build of these sources that fits this Python, of those that this user has made."""
     return max(_directory().glob(f"{_name_for_python()}-*.so"), key=_age_rank, default=None)
 
 
+def _toolchain() -> tuple[list[str], str, list[str]]:
+    """The compiler, what it says of itself, and where Python's headers are. Raises Unavailable."""
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    version = _run([*compiler, "--version"])
+    includes = dict.fromkeys(sysconfig.get_path(name) for name in ("include", "platinclude"))
+    if not any((Path(directory) / "Python.h").exists() for directory in includes):
+        raise Unavailable(f"the headers of Python {sys.version.split()[0]} are not installed")
+    return compiler, version, [f"-I{directory}" for directory in includes]
+
+
 def _directory() -> Path:
+    """Below the state directory; where Tidegate is installed and none is named, in the user's cache.
+
+    Not below the working directory, which may be anyone's: what is in this one is executed.
+    """
+    state = os.environ.get("TIDEGATE_STATE_DIR")
     project = Path(__file__).resolve().parents[2]
-    return project / (os.environ.get("TIDEGATE_STATE_DIR") or ".tidegate") / "native"
+    if (project / "pyproject.toml").is_file():
+        return project / (state or ".tidegate") / "native"
+    if state:
+        return Path(state).absolute() / "native"
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise Unavailable(f"there is no directory to build it in: {error}") from error
+    return Path(cache) / "tidegate" / "native"
 
 
 def _sources() -> list[Path]:

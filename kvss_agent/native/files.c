@@ -181,8 +181,9 @@ static void stage_one(File *file, int flags, bool locked, const Py_buffer *bounc
     file->done = (size_t)file->fd;
 }
 
-static void fetch_one(File *file, int flags, const Py_buffer *bounce)
+static void fetch_one(File *file, int flags, bool locked, const Py_buffer *bounce)
 {
+    (void)locked;
     ssize_t some = PAGE;
     if (!opened(file, flags))
         return;
@@ -198,46 +199,43 @@ static void fetch_one(File *file, int flags, const Py_buffer *bounce)
     close(file->fd);
 }
 
-static PyObject *stage_files(PyObject *self, PyObject *arguments)
+typedef void OneFile(File *file, int flags, bool locked, const Py_buffer *bounce);
+
+static PyObject *each_file(
+    OneFile *do_one, PyObject *given, int how, int flags, bool locked, PyObject *given_bounce)
 {
-    (void)self;
-    PyObject *given, *given_bounce;
     Py_buffer bounce;
     Py_ssize_t count;
-    int flags, locked;
-    if (!PyArg_ParseTuple(arguments, "OipO", &given, &flags, &locked, &given_bounce))
-        return NULL;
-    File *files = hold_files(given, PyBUF_SIMPLE, given_bounce, &count, &bounce);
+    File *files = hold_files(given, how, given_bounce, &count, &bounce);
     if (files == NULL)
         return NULL;
     PyThreadState *released = PyEval_SaveThread();
     for (File *file = files; file < files + count; file++)
-        stage_one(file, flags, locked, &bounce);
+        do_one(file, flags, locked, &bounce);
     PyEval_RestoreThread(released);
     PyObject *made = answers_of(files, count);
     let_go_of_files(files, count, &bounce);
     return made;
 }
 
+static PyObject *stage_files(PyObject *self, PyObject *arguments)
+{
+    (void)self;
+    PyObject *given, *bounce;
+    int flags, locked;
+    if (!PyArg_ParseTuple(arguments, "OipO", &given, &flags, &locked, &bounce))
+        return NULL;
+    return each_file(stage_one, given, PyBUF_SIMPLE, flags, locked, bounce);
+}
+
 static PyObject *fetch_files(PyObject *self, PyObject *arguments)
 {
     (void)self;
-    PyObject *given, *given_bounce;
-    Py_buffer bounce;
-    Py_ssize_t count;
+    PyObject *given, *bounce;
     int flags;
-    if (!PyArg_ParseTuple(arguments, "OiO", &given, &flags, &given_bounce))
+    if (!PyArg_ParseTuple(arguments, "OiO", &given, &flags, &bounce))
         return NULL;
-    File *files = hold_files(given, PyBUF_WRITABLE, given_bounce, &count, &bounce);
-    if (files == NULL)
-        return NULL;
-    PyThreadState *released = PyEval_SaveThread();
-    for (File *file = files; file < files + count; file++)
-        fetch_one(file, flags, &bounce);
-    PyEval_RestoreThread(released);
-    PyObject *made = answers_of(files, count);
-    let_go_of_files(files, count, &bounce);
-    return made;
+    return each_file(fetch_one, given, PyBUF_WRITABLE, flags, false, bounce);
 }
 
 static PyObject *publish_files(PyObject *self, PyObject *given)

@@ -24,7 +24,7 @@ _MODULE = "kvss_agent._native"
 _LENGTHS_TRIED = (0, 240, 241, 1024, 1025, 70_000)
 _log = logging.getLogger(__name__)
 _log_lock: Final = threading.Lock()
-_logged: Final[set[str]] = set()
+_logged: Final[set[tuple[str, str]]] = set()
 
 
 class NativeMover(Mover, Protocol):
@@ -54,10 +54,12 @@ def best(*, build: bool = False) -> Mover:
 
     Compiled code without vector instructions is not the fastest: xxhash has them on more machines.
     """
-    if choice() is Choice.REQUIRE:
-        return require(build=build)
-    mover = load(build=build)
-    return PYTHON if mover is None or mover.levels()[0] == "portable" else mover
+    is_required = choice() is Choice.REQUIRE
+    mover = require(build=build) if is_required else load(build=build)
+    if mover is None or (mover.levels()[0] == "portable" and not is_required):
+        return PYTHON
+    _log_once("Bytes are moved by the compiled mover: %s", mover.__file__)
+    return mover
 
 
 def load(*, build: bool = False) -> NativeMover | None:
@@ -65,18 +67,21 @@ def load(*, build: bool = False) -> NativeMover | None:
     try:
         return require(build=build)
     except Unavailable as reason:
-        _log_once(str(reason))
+        _log_once("Bytes are moved by the Python mover: %s", str(reason))
         return None
 
 
 def require(*, build: bool = False) -> NativeMover:
     """The compiled mover. Raises Unavailable with the reason. Compiles only with `build`.
 
-    An earlier build is good enough where it cannot be built anew. A mover whose checksums differ from
-    those of the Python mover is unavailable too.
+    The build of the wheel comes first, then those that were made on this machine; an earlier one is
+    good enough where it cannot be built anew. A mover whose checksums differ from those of the Python
+    mover is unavailable too.
     """
     if choice() is Choice.OFF:
         raise Unavailable("KVSS_NATIVE is off")
+    if packaged := _packaged():
+        return packaged
     path = builder.newest_build()
     if build:
         try:
@@ -96,6 +101,16 @@ def choice() -> Choice:
         return Choice(value)
     except ValueError:
         raise ValueError(f"KVSS_NATIVE is one of {', '.join(Choice)}, not {value}") from None
+
+
+def _packaged() -> NativeMover | None:
+    """The compiled mover of the installed wheel. Logs once why it is not used."""
+    try:
+        path = builder.packaged_build()
+        return _loaded(path) if path else None
+    except Unavailable as reason:
+        _log_once("The compiled mover of the wheel is not used: %s", str(reason))
+        return None
 
 
 @functools.cache
@@ -129,10 +144,10 @@ def _try_out(mover: Mover) -> None:
                 raise Unavailable(f"it was built but is wrong about {length} bytes")
 
 
-def _log_once(reason: str) -> None:
+def _log_once(sentence: str, detail: str) -> None:
     """Shards are opened in threads, all at the same time."""
     with _log_lock:
-        if reason in _logged:
+        if (sentence, detail) in _logged:
             return
-        _logged.add(reason)
-    _log.info("Bytes are moved by the Python mover: %s", reason)
+        _logged.add((sentence, detail))
+    _log.info(sentence, detail)

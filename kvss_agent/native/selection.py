@@ -72,5 +72,4 @@ def _build_and_switch() -> None:
         if threading.main_thread().is_alive():  # or else the process is ending, which ends the compiler
             _log.warning("The compiled mover cannot be built, the Python mover stays: %s", reason)
         return
-    if current() is not PYTHON:
-        _log.info("The compiled mover has been built; bytes are moved by it from now on")
+    current()

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import signal
 import socket
 import ssl
-import tomllib
-from collections.abc import AsyncIterator
-from importlib.metadata import PackageNotFoundError, metadata
-from pathlib import Path
-from typing import Final
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
 
 from kvss_agent.http.server import HttpPolicy, QuietServer
+from kvss_agent.process.membership import MembershipStatus
 from telemetry.emit.deltas import Collect
 from telemetry.emit.reporter import Reporter
 from telemetry.emit.transfers import TakeSlowest
 from telemetry.metrics import LabelLimits
 from telemetry.notify import notify
+from telemetry.version import tidegate_version
+
+log = logging.getLogger(__name__)
 
 EX_CONFIG: Final = 78
 WATCHDOG_SECONDS: Final = 1.0
@@ -87,6 +89,7 @@ async def _beat() -> None:
 
 @contextlib.asynccontextmanager
 async def reporting(
+    own_url: Callable[[str], str],
     redis_url: str | None,
     otlp_url: str | None,
     kind: str,
@@ -94,32 +97,53 @@ async def reporting(
     collect: Collect,
     limits: LabelLimits,
     slowest: TakeSlowest | None = None,
+    status: MembershipStatus | None = None,
 ) -> AsyncIterator[None]:
-    """Tell our numbers for as long as this lasts, and at the end what is left of them. Without an
-    address nobody is told."""
-    made = Reporter(
-        redis_url,
-        otlp_url,
-        kind,
-        software(),
-        name=name,
-        collect=collect,
-        limits=limits,
-        slowest=slowest,
-    )
+    """Report telemetry for as long as this lasts, and at the end what is left of it.
+
+    Without a `redis_url` the console says where to, once this process has joined (`status`); without
+    either, and without `otlp_url`, nobody is told. `own_url`: the address as our own user opens it.
+    """
+    reporters: list[Reporter] = []
+
+    def report(redis_url: str | None, otlp_url: str | None) -> None:
+        address = own_url(redis_url) if redis_url else None
+        more: dict[str, Any] = {"collect": collect, "limits": limits, "slowest": slowest}
+        reporters.append(Reporter(address, otlp_url, kind, software(), name=name, **more))
+
+    async def follow_console(status: MembershipStatus) -> None:
+        while True:
+            await status.has_telemetry.wait()
+            try:
+                report(status.telemetry_url, None)
+            except ValueError as error:
+                log.warning("The console names an address for telemetry that can't be used: %s", error)
+                status.has_telemetry.clear()  # it may name another one later
+            else:
+                return
+
+    report(redis_url, otlp_url)
+    following = asyncio.create_task(follow_console(status)) if status and not redis_url else None
     try:
         yield
     finally:
-        await asyncio.to_thread(made.stop)
+        if following:
+            following.cancel()
+        for one in reporters:
+            await asyncio.to_thread(one.stop)
 
 
 def listen(place: tuple[str, int]) -> socket.socket:
     family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
     # Named as TCP: otherwise asyncio does not switch Nagle's algorithm off, and an answer takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(place)
-    listener.listen(128)  # from here on nobody is refused; whoever is early waits
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(128)  # from here on nobody is refused; whoever is early waits
+    except OSError:
+        listener.close()
+        raise
     return listener
 
 
@@ -137,18 +161,7 @@ def host_for_others(host: str) -> str:
 
 
 def software() -> str:
-    return f"tidegate {version()}".rstrip()
-
-
-def version() -> str:
-    """Of what is installed; or, where it runs from its folder, of that. Empty if neither says."""
-    try:
-        return metadata("tidegate")["version"]
-    except PackageNotFoundError:
-        project = Path(__file__).parents[2] / "pyproject.toml"
-        if not project.is_file():
-            return ""
-        return str(tomllib.loads(project.read_text())["project"]["version"])
+    return f"tidegate {tidegate_version()}"
 
 
 def use_all_descriptors() -> None:

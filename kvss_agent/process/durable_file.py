@@ -32,7 +32,12 @@ def write_durably(document: Path, raw: bytes, *, replace: bool = True) -> None:
     finally:
         fresh.unlink(missing_ok=True)
     _remove_abandoned(document)
-    directory = os.open(document.parent, os.O_RDONLY | os.O_DIRECTORY)
+    sync_directory(document.parent)
+
+
+def sync_directory(path: Path | str) -> None:
+    """Make the names in a directory last. Raises OSError."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
     finally:

@@ -27,6 +27,7 @@ import msgspec
 
 from kvss_agent import native
 from kvss_agent.http.exchange import PLAIN
+from kvss_agent.process.options import redis_url
 from kvss_agent.security.identity import Unusable
 from kvss_agent.security.trust import Trust
 from telemetry.decoder import MESSAGE, Malformed, decode, excerpt
@@ -60,6 +61,8 @@ class MembershipStatus:
     state: str = "alone"  # "joining", "joined", "away" (it does not answer), "refused"
     reason: str = ""
     calls: Counter[str] = field(default_factory=Counter)
+    telemetry_url: str = ""  # of the Redis that the console wants telemetry in
+    has_telemetry: asyncio.Event = field(default_factory=asyncio.Event)
 
     def shown(self) -> dict[str, str]:
         return {"state": self.state, "reason": self.reason}
@@ -108,6 +111,7 @@ class JoiningProcess:
 class _Answer(msgspec.Struct):
     heartbeat_seconds: float = BEAT_SECONDS
     authorities: str = ""  # the digest of what to believe; a console of an older version has none
+    telemetry_url: str = ""
 
 
 class _Certified(msgspec.Struct):
@@ -193,7 +197,7 @@ class Member:
     async def _renew(self, client: httpx.AsyncClient, beat: httpx.Response) -> bool:
         """Request a certificate if one is due. Returns whether there is a new one: the next heartbeat
         reports it. Failures are retried after the next heartbeat."""
-        trust, digest = self.identity.trust, _authorities_of(beat)
+        trust, digest = self.identity.trust, _decoded(beat).authorities
         if trust is None or not digest or not trust.is_due(digest):
             return False
         request = {"certificate_request": trust.identity.certificate_request()}
@@ -240,11 +244,18 @@ class Member:
     def _joined(self, answer: httpx.Response) -> float:
         self._failures = 0
         self._now("joined", "")
+        told = _decoded(answer)
+        if told.telemetry_url and not self.status.has_telemetry.is_set():
+            self._take_telemetry(told.telemetry_url)
+        return min(max(told.heartbeat_seconds, BEAT_SECONDS_MIN), BEAT_SECONDS_MAX)
+
+    def _take_telemetry(self, url: str) -> None:
         try:
-            seconds = decode(answer.content, _ANSWER, MESSAGE).heartbeat_seconds
-        except Malformed:
-            seconds = BEAT_SECONDS
-        return min(max(seconds, BEAT_SECONDS_MIN), BEAT_SECONDS_MAX)
+            self.status.telemetry_url = redis_url(url)
+        except ValueError:
+            log.warning("The console names an address for telemetry that is none: %s", excerpt(url))
+            return
+        self.status.has_telemetry.set()
 
     def _refused(self, answer: httpx.Response) -> float:
         said = _detail_of(answer)
@@ -275,11 +286,11 @@ def _detail_of(answer: httpx.Response) -> str:
         return ""
 
 
-def _authorities_of(answer: httpx.Response) -> str:
+def _decoded(answer: httpx.Response) -> _Answer:
     try:
-        return decode(answer.content, _ANSWER, MESSAGE).authorities
+        return decode(answer.content, _ANSWER, MESSAGE)
     except Malformed:
-        return ""
+        return _Answer()
 
 
 @contextlib.asynccontextmanager

@@ -43,9 +43,10 @@ class Scope(Struct, frozen=True, forbid_unknown_fields=True):
     namespace: Hex16 | None = None
 
 
-class Question(Struct, frozen=True, forbid_unknown_fields=True):
+class Question(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Remove all of these scopes, and say so. `org`: whose they are, for drivers. `epoch`: from which on
-    the org has other tags. `seconds`: how long to wait, at most."""
+    the org has other tags. `seconds`: how long to wait, at most. `withdrawn`: the driver may not serve
+    the org any more, whose tags stay as they are; a later document may bring it back."""
 
     operation: Operation
     challenge: Hex16
@@ -53,6 +54,7 @@ class Question(Struct, frozen=True, forbid_unknown_fields=True):
     scopes: Annotated[tuple[Scope, ...], Meta(min_length=1, max_length=SCOPES_MAX)]
     org: Annotated[str, Meta(max_length=200)] = ""
     seconds: Annotated[float, Meta(ge=0, le=SECONDS_MAX)] = 0.0
+    withdrawn: bool = False
 
 
 class Statement(Struct, frozen=True, kw_only=True):
@@ -111,7 +113,8 @@ class ShardCover(Struct, frozen=True):
 
 class DriverStatement(Statement, frozen=True, kw_only=True, tag="driver", tag_field="kind"):
     """Of a driver: it serves nothing under these tags any more, has dropped the keys that it had for
-    them, and has removed what it had on all homes of its shards, former ones included."""
+    them, and has removed what it had on all homes of its shards, former ones included. Where the org was
+    `withdrawn`, a later document may tell it the same keys again."""
 
     org: Text
     shards: tuple[ShardCover, ...]
@@ -119,6 +122,12 @@ class DriverStatement(Statement, frozen=True, kw_only=True, tag="driver", tag_fi
     bytes: Count
     files: Count
     file_bytes: Count
+    withdrawn: bool = False
+
+    def answers(self, question: Question, identity: str) -> str:
+        if self.withdrawn != question.withdrawn:
+            return "It is a statement on another kind of removal."
+        return super().answers(question, identity)
 
 
 class Signed(Struct, frozen=True):

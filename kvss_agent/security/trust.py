@@ -17,8 +17,9 @@ import os
 import ssl
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -54,13 +55,27 @@ class StoredCertificates(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
+@dataclass(frozen=True)
+class ClientCertificate:
+    """What a process shows to others that it connects to: PEM, with its key and whom it believes. It can
+    be given to the other processes of an engine, over a socket that only they can open."""
+
+    certificate: str
+    key_pem: bytes = field(repr=False)
+    authorities: str
+
+    @cached_property
+    def context(self) -> ssl.SSLContext:
+        return _context(ssl.PROTOCOL_TLS_CLIENT, self.certificate, self.key_pem, self.authorities)
+
+
 @dataclass(frozen=True, slots=True)
 class _Credentials:
     """What holds for the next handshake."""
 
     stored: StoredCertificates
     server: ssl.SSLContext
-    client: ssl.SSLContext | None
+    client: ClientCertificate | None
     authorities: Sequence[x509.Certificate]
     renew_at: datetime | None
 
@@ -103,9 +118,14 @@ class Trust:
     def has_certificate(self) -> bool:
         return self._now.client is not None
 
-    def client_context(self) -> ssl.SSLContext | None:
+    def client_certificate(self) -> ClientCertificate | None:
         """For a connection to another process; None without a certificate."""
         return self._now.client
+
+    def client_context(self) -> ssl.SSLContext | None:
+        """That certificate as a TLS context."""
+        held = self._now.client
+        return held.context if held else None
 
     def is_due(self, digest: str, now: datetime | None = None) -> bool:
         """Whether to ask for a certificate: the console has other authorities, or ours is ageing."""
@@ -151,7 +171,7 @@ class Trust:
         return _Credentials(
             stored,
             _context(ssl.PROTOCOL_TLS_SERVER, stored.certificate, key_pem, stored.authorities),
-            _context(ssl.PROTOCOL_TLS_CLIENT, stored.certificate, key_pem, stored.authorities),
+            ClientCertificate(stored.certificate, key_pem, stored.authorities),
             authorities,
             begins + (ends - begins) * RENEW_AT,
         )

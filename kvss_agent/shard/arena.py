@@ -318,22 +318,6 @@ class Arena:
             before += extent.slots
         return parts
 
-    def check_integrity(self, applied: int) -> list[int]:
-        """Read every header: the numbers of slots that hold a column. RuntimeError on contradiction.
-
-        A column of an evict that never was applied is nobody's: a driver that shared the arena died
-        before it had counted it. Payloads are not read.
-        """
-        held = []
-        for number in range(self.slots):
-            header = seal.read(self.slot(number)[: seal.HEADER_BYTES])
-            if isinstance(header, seal.Header):
-                if header.sequence <= applied:
-                    held.append(number)
-            elif header is seal.Miss.CORRUPT:
-                raise RuntimeError(f"the header of slot {number} is corrupt")
-        return held
-
     def close(self) -> None:
         while self.extents:
             self.extents.pop().close()

@@ -23,11 +23,12 @@ What keeps the queues from hurting one another:
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
+from itertools import islice
+from typing import Final, NamedTuple, TypeVar
 
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.shard.leases import FOREVER, Leases
@@ -40,6 +41,7 @@ LEASE_SECONDS_MAX: Final = 30.0
 WAIT_SECONDS_MAX: Final = 60.0  # for what a refill or delete has to come after
 SLOTS_MAX: Final = 1 << 32
 
+T = TypeVar("T")
 Owner = int  # who asked; the core only hands it back
 
 
@@ -149,23 +151,36 @@ class _Run:
         return [slot for slot in self.slots if slot is not None]
 
 
-class _Verb(Enum):
+class Verb(Enum):
+    """What a request does with its slots once `applied` has reached its `after`."""
+
+    # Read them. `Serve` leases the slots. One above the limit is absent; one that is claimed is torn.
     REFILL = auto()
+    # Empty them of what evicts up to `after` wrote, once nobody reads or writes them.
     DELETE = auto()
+    # Bring columns from tier 2 or another agent into them. Waits like a delete, and takes nothing newer.
     FILL = auto()
+
+
+class Request(NamedTuple):
+    """A refill, a delete or a fill. It waits at most `wait_seconds` for what it comes after."""
+
+    verb: Verb
+    owner: Owner
+    number: int
+    after: int
+    slots: Sequence[int]
+    wait_seconds: float
+    lease_seconds: float = 0.0  # of a refill
+    scrub: bool = False  # of a delete
 
 
 @dataclass(order=True, slots=True)
 class _Parked:
     after: int
     arrival: int
-    owner: Owner = field(compare=False)
-    request: int = field(compare=False)
-    slots: tuple[int, ...] = field(compare=False)
-    verb: _Verb = field(compare=False)
     deadline: float = field(compare=False)
-    lease_seconds: float = field(compare=False)
-    scrub: bool = field(compare=False)
+    request: Request = field(compare=False)
 
 
 class Shard:
@@ -245,7 +260,7 @@ class Shard:
                 self.counts.evicts += received
                 effects += self._apply(head.first + received - 1)
             self.accepted = self.applied
-        self._parked = [parked for parked in self._parked if parked.owner != owner]
+        self._parked = [parked for parked in self._parked if parked.request.owner != owner]
         return effects + self._advance(now)
 
     def observe(self, applied: int, now: float) -> list[Effect]:
@@ -261,58 +276,17 @@ class Shard:
 
     # Refills and deletes
 
-    def refill(
-        self,
-        owner: Owner,
-        request: int,
-        after: int,
-        slots: Sequence[int],
-        now: float,
-        *,
-        wait_seconds: float,
-        lease_seconds: float,
-    ) -> list[Effect]:
-        """Read these slots once `applied` has reached `after`; waits for that at most so long.
-
-        `Serve` leases the slots. A slot above the limit is absent; one that an evict or a delete has
-        claimed is torn.
-        """
-        return self._park(
-            owner, request, after, slots, _Verb.REFILL, now, wait_seconds, lease_seconds=lease_seconds
-        )
-
-    def delete(
-        self,
-        owner: Owner,
-        request: int,
-        after: int,
-        slots: Sequence[int],
-        now: float,
-        *,
-        wait_seconds: float,
-        scrub: bool,
-    ) -> list[Effect]:
-        """Empty these slots of what evicts up to `after` wrote, once `applied` has reached it.
-
-        Also waits for whoever reads or writes those slots at that moment.
-        """
-        return self._park(owner, request, after, slots, _Verb.DELETE, now, wait_seconds, scrub=scrub)
-
-    def fill(
-        self,
-        owner: Owner,
-        request: int,
-        after: int,
-        slots: Sequence[int],
-        now: float,
-        *,
-        wait_seconds: float,
-    ) -> list[Effect]:
-        """Bring columns from tier 2 or another agent into these slots, once `after` is applied.
-
-        Like a delete it waits for whoever reads or writes those slots, and takes nothing newer away.
-        """
-        return self._park(owner, request, after, slots, _Verb.FILL, now, wait_seconds)
+    def ask(self, request: Request, now: float) -> list[Effect]:
+        """Do what the request wants as soon as its time has come."""
+        _check_batch(request.slots)
+        if sum(parked.request.owner == request.owner for parked in self._parked) >= PARKED_MAX:
+            self.counts.refused += 1
+            return [Reject(request.owner, request.number, Miss.REFUSED)]
+        self._arrivals += 1
+        deadline = now + min(request.wait_seconds, WAIT_SECONDS_MAX)
+        self._next_late = min(self._next_late, deadline)
+        insort(self._parked, _Parked(request.after, self._arrivals, deadline, request))
+        return self._advance(now)
 
     def done(self, lease: int, now: float) -> list[Effect]:
         """What `Serve`, `Clear` or `Fill` asked for is done. Changes nothing once a lease is over."""
@@ -351,56 +325,7 @@ class Shard:
         self.capacity = max(self.capacity, slots)
         return self._advance(now)
 
-    def check_integrity(self) -> None:
-        """Raise RuntimeError if the state contradicts itself. For tests, and after a restart."""
-        claimed: dict[int, int] = {}
-        sequence = self.applied
-        for run in self._runs:
-            _must(run.first <= sequence + 1, "the evict queue has no gaps")
-            sequence = max(sequence, run.first + len(run.slots) - 1)
-            _count(claimed, run.targets(), 1)
-        for slots in self._clearing.values():
-            _count(claimed, slots, 1)
-        _must(sequence == self.accepted, "what is accepted is applied or queued")
-        _must(claimed == self._claimed, "claims are those of the evict queue and of deletes")
-        _must(all(not run.receiving for run in list(self._runs)[1:]), "only the head is received")
-        waiting = Counter(parked.owner for parked in self._parked)
-        _must(len(self._runs) <= RUNS_MAX, "the evict queue is bounded")
-        _must(all(count <= PARKED_MAX for count in waiting.values()), "what waits is bounded")
-        _must(self._parked == sorted(self._parked), "what waits is in order")
-        _must(self.slots <= self.capacity, "there is memory up to the slot limit")
-        receiving = self._runs[0].targets() if self._runs and self._runs[0].receiving else []
-        _must(not self.leases.any_of(receiving), "nobody reads what is being written")
-
     # Inside
-
-    def _park(
-        self,
-        owner: Owner,
-        request: int,
-        after: int,
-        slots: Sequence[int],
-        verb: _Verb,
-        now: float,
-        wait_seconds: float,
-        *,
-        lease_seconds: float = 0,
-        scrub: bool = False,
-    ) -> list[Effect]:
-        _check_batch(slots)
-        if sum(parked.owner == owner for parked in self._parked) >= PARKED_MAX:
-            self.counts.refused += 1
-            return [Reject(owner, request, Miss.REFUSED)]
-        self._arrivals += 1
-        deadline = now + min(wait_seconds, WAIT_SECONDS_MAX)
-        self._next_late = min(self._next_late, deadline)
-        lease_seconds = min(lease_seconds, LEASE_SECONDS_MAX)
-        arrival = self._arrivals
-        insort(
-            self._parked,
-            _Parked(after, arrival, owner, request, tuple(slots), verb, deadline, lease_seconds, scrub),
-        )
-        return self._advance(now)
 
     def _advance(self, now: float) -> list[Effect]:
         """Do whatever can be done now. Every event ends here."""
@@ -424,11 +349,12 @@ class Shard:
         effects: list[Effect] = []
         waiting: list[_Parked] = []
         for parked in self._parked[:due]:
-            if parked.after <= self.applied and (effect := self._act(parked, now)):
+            request = parked.request
+            if parked.after <= self.applied and (effect := self._act(request, now)):
                 effects.append(effect)
             elif parked.deadline <= now:
                 self.counts.late += 1
-                effects.append(Reject(parked.owner, parked.request, Miss.LATE))
+                effects.append(Reject(request.owner, request.number, Miss.LATE))
             else:
                 waiting.append(parked)
         self._parked[:due] = waiting
@@ -436,28 +362,27 @@ class Shard:
             self._next_late = min((parked.deadline for parked in self._parked), default=FOREVER)
         return effects
 
-    def _act(self, parked: _Parked, now: float) -> Effect | None:
+    def _act(self, request: Request, now: float) -> Effect | None:
         """Serve a refill or begin a delete or fill, whose time has come. None: it waits for a slot."""
-        if parked.verb is _Verb.REFILL:
-            answers = tuple(self._readable(slot) for slot in parked.slots)
+        verb, owner, number, after, slots, *_ = request
+        if verb is Verb.REFILL:
+            answers = tuple(self._readable(slot) for slot in slots)
             readable = [slot for slot in answers if isinstance(slot, int)]
             self.counts.refills += 1
-            lease = self.leases.take(readable, now + parked.lease_seconds)
-            return Serve(parked.owner, parked.request, answers, lease)
-        below = tuple(sorted({slot for slot in parked.slots if slot < self.capacity}))
+            lease = self.leases.take(readable, now + min(request.lease_seconds, LEASE_SECONDS_MAX))
+            return Serve(owner, number, answers, lease)
+        below = tuple(sorted({slot for slot in slots if slot < self.capacity}))
         if self.leases.any_of(below) or any(slot in self._claimed for slot in below):
             return None
         lease = self.leases.take(below, FOREVER)
         self._clearing[lease] = below
         self._claim(below, 1)
-        if parked.verb is _Verb.FILL:
+        if verb is Verb.FILL:
             self.counts.fills += 1
-            places = tuple(slot if slot < self.slots else Miss.ABSENT for slot in parked.slots)
-            return Fill(parked.owner, parked.request, places, parked.after, lease)
+            places = tuple(slot if slot < self.slots else Miss.ABSENT for slot in slots)
+            return Fill(owner, number, places, after, lease)
         self.counts.deletes += 1
-        return Clear(
-            parked.owner, parked.request, below, parked.after, self.accepted, parked.scrub, lease
-        )
+        return Clear(owner, number, below, after, self.accepted, request.scrub, lease)
 
     def _readable(self, slot: int) -> int | Miss:
         if slot >= self.slots:
@@ -491,6 +416,13 @@ class Shard:
         return self.leases.any_from(self.slots) or any(slot >= self.slots for slot in written)
 
 
+def batches(items: Iterable[T], most: int = BATCH_MAX) -> Iterator[list[T]]:
+    """In pieces that one request may have, or of at most so many."""
+    rest = iter(items)
+    while batch := list(islice(rest, most)):
+        yield batch
+
+
 def _count(counter: dict[int, int], slots: Sequence[int], by: int) -> None:
     for slot in slots:
         count = counter.get(slot, 0) + by
@@ -505,8 +437,3 @@ def _check_batch(slots: Sequence[int]) -> None:
         raise Breach(Cause.LIMIT, f"a batch has 1 to {BATCH_MAX} columns, not {len(slots)}")
     if min(slots) < 0:
         raise Breach(Cause.MALFORMED, "slot numbers are not negative")
-
-
-def _must(holds: bool, what: str) -> None:  # noqa: FBT001
-    if not holds:
-        raise RuntimeError(f"the shard contradicts itself: {what}")

@@ -10,9 +10,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any, Final, Protocol
 
 from kvss_agent.data_plane import wire
@@ -31,6 +30,7 @@ from kvss_agent.shard.core import (
     Serve,
     Shard,
     Truncate,
+    batches,
 )
 from kvss_agent.shard.leases import FOREVER
 from kvss_agent.shard.seal import Miss
@@ -251,7 +251,7 @@ class HostedShard:
         left: Iterable[int] = range(slots)
         while tags:
             busy: list[int] = []
-            for run in batched(left, PURGE_SLOTS):
+            for run in batches(left, PURGE_SLOTS):
                 with self._lock:
                     if self._gone:
                         return count, slots
@@ -275,13 +275,6 @@ class HostedShard:
     def _is_written(self, number: int, slot: memoryview) -> bool:
         """Under the lock: whether somebody is writing there, as far as can be known."""
         return self.core.is_claimed(number) or (self._shared and seal.read(slot[:64]) is Miss.TORN)
-
-    def check_integrity(self) -> None:
-        """Raise RuntimeError if core and memory contradict themselves or one another."""
-        with self._lock:
-            self.core.check_integrity()
-            if not self._shared:
-                self.arena.check_integrity(self.core.accepted)
 
     # Size and end
 
@@ -416,12 +409,6 @@ class HostedShard:
                 case _:
                     pass
         return mine
-
-
-def batched(numbers: Iterable[int], most: int) -> Iterator[list[int]]:
-    rest = iter(numbers)
-    while run := list(islice(rest, most)):
-        yield run
 
 
 def reopen(

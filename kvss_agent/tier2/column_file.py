@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from kvss_agent.mover import PYTHON, Mover
+from kvss_agent.mover import Mover
 from kvss_agent.shard.arena import SLOT_ALIGNMENT, slot_bytes_for
-from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss, identify, pack, payload_of, read
+from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss, identify, pack, payload_of, read
 from kvss_agent.tier2.address import Address
 
 PAGE: Final = SLOT_ALIGNMENT
@@ -50,13 +50,21 @@ class Clear:
     def outgoing(
         self, slot: memoryview, header: Header, address: Address, note: int
     ) -> Sequence[memoryview]:
-        return outgoing(slot, header, address.column(note))
+        end = HEADER_BYTES + header.length
+        head = pack(address.column(note), header.tokens, header.length, header.checksum)
+        return memoryview(head), slot[HEADER_BYTES:end], padding(end)
 
     def incoming(self, slot: memoryview, address: Address, mover: Mover) -> Landing:
         head = bytearray(HEADER_BYTES)
-        return Landing(
-            incoming(slot, head), lambda received: accept(slot, head, received, address, mover)
-        )
+
+        def accept(received: int) -> Header | Miss:
+            found = identified(self, head, received, slot, address)
+            if isinstance(found, Miss):
+                return found
+            header, payload = found
+            return header if mover.checksum(payload) == header.checksum else Miss.CORRUPT
+
+        return Landing((memoryview(head), slot[HEADER_BYTES:]), accept)
 
 
 CLEAR: Final = Clear()
@@ -67,44 +75,32 @@ def plausible(file_bytes: int) -> bool:
     return file_bytes > 0 and file_bytes % PAGE == 0
 
 
-def outgoing(slot: memoryview, header: Header, column: Column) -> tuple[memoryview, ...]:
-    """The parts of the file for what the slot holds, under the header of `column`."""
-    end = HEADER_BYTES + header.length
-    head = pack(column, header.tokens, header.length, header.checksum)
-    return memoryview(head), slot[HEADER_BYTES:end], _ZEROS[: -end % PAGE]
+def padding(end: int) -> memoryview:
+    """Zeros from here up to the next page."""
+    return _ZEROS[: -end % PAGE]
 
 
-def incoming(slot: memoryview, head: bytearray) -> tuple[memoryview, ...]:
-    """Where the bytes of a file go to: its header apart, so that the slot's own stays as it is."""
-    return memoryview(head), slot[HEADER_BYTES:]
-
-
-def accept(
-    slot: memoryview, head: bytearray, received: int, address: Address, mover: Mover = PYTHON
-) -> Header | Miss:
-    """What has been received: the header of that column's file, its payload in its place, or why not.
-
-    Nothing but the seal is trusted. On a miss the slot's payload may be anything.
-    """
-    found = read_head(head, received, address)
-    if isinstance(found, Miss):
-        return found
-    payload = payload_of(slot, found)
-    if payload is None:
-        return Miss.CORRUPT
-    expected = slot_bytes_for(found.length)
-    if received != expected:
-        return Miss.TORN if received < expected else Miss.CORRUPT
-    return found if mover.checksum(payload) == found.checksum else Miss.CORRUPT
-
-
-def read_head(
-    head: bytearray, received: int, address: Address, *, encrypted: bool = False
-) -> Header | Miss:
-    """The header, if it is the one of that column's file."""
+def identified(
+    form: Form,
+    head: bytearray,
+    received: int,
+    slot: memoryview,
+    address: Address,
+    *,
+    encrypted: bool = False,
+) -> tuple[Header, memoryview] | Miss:
+    """What has been received by its header, and where its payload belongs; or why it is not that
+    column's file."""
     if received < HEADER_BYTES:
         return Miss.TORN
-    header = read(head)
-    note = 0 if isinstance(header, Miss) else header.sequence
-    found = identify(head, address.column(note, encrypted=encrypted))
-    return Miss.TORN if found is Miss.ABSENT else found  # zeros: the file's blocks never came
+    raw = read(head)
+    note = 0 if isinstance(raw, Miss) else raw.sequence
+    header = identify(head, address.column(note, encrypted=encrypted))
+    if isinstance(header, Miss):
+        return Miss.TORN if header is Miss.ABSENT else header  # zeros: the file's blocks never came
+    payload = payload_of(slot, header)
+    if payload is None:
+        return Miss.CORRUPT
+    if received != (expected := form.file_bytes(header.length)):
+        return Miss.TORN if received < expected else Miss.CORRUPT
+    return header, payload

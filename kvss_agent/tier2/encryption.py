@@ -20,14 +20,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from kvss_agent.data_plane.wire import DATA_KEY_BYTES
 from kvss_agent.mover import Mover
 from kvss_agent.shard.arena import slot_bytes_for
-from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss, pack, payload_of
+from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss, pack
 from kvss_agent.tier2.address import Address
-from kvss_agent.tier2.column_file import PAGE, Landing, read_head
+from kvss_agent.tier2.column_file import Landing, identified, padding
 
 SALT_BYTES: Final = 16
 AUTHENTICATION_BYTES: Final = 16
 _NONCE: Final = bytes(12)
-_ZEROS: Final = memoryview(bytes(PAGE))
 
 
 class Encrypted:
@@ -54,7 +53,7 @@ class Encrypted:
         payload = slot[HEADER_BYTES : HEADER_BYTES + header.length]
         self._cipher(salt).encrypt_into(_NONCE, payload, _context(address, head), body)
         end = HEADER_BYTES + SALT_BYTES + len(body)
-        return memoryview(head), memoryview(salt), memoryview(body), _ZEROS[: -end % PAGE]
+        return memoryview(head), memoryview(salt), memoryview(body), padding(end)
 
     def incoming(self, slot: memoryview, address: Address, mover: Mover) -> Landing:
         """Nothing goes into the slot before it is known to be right."""
@@ -62,19 +61,17 @@ class Encrypted:
         body = memoryview(bytearray(self.file_bytes(len(slot) - HEADER_BYTES) - HEADER_BYTES))
 
         def accept(received: int) -> Header | Miss:
-            found = read_head(head, received, address, encrypted=True)
-            payload = None if isinstance(found, Miss) else payload_of(slot, found)
-            if isinstance(found, Miss) or payload is None:
-                return found if isinstance(found, Miss) else Miss.CORRUPT
-            if received != (expected := self.file_bytes(found.length)):
-                return Miss.TORN if received < expected else Miss.CORRUPT
-            sealed = body[SALT_BYTES : SALT_BYTES + found.length + AUTHENTICATION_BYTES]
+            found = identified(self, head, received, slot, address, encrypted=True)
+            if isinstance(found, Miss):
+                return found
+            header, payload = found
+            sealed = body[SALT_BYTES : SALT_BYTES + header.length + AUTHENTICATION_BYTES]
             cipher = self._cipher(body[:SALT_BYTES])
             try:
                 cipher.decrypt_into(_NONCE, sealed, _context(address, bytes(head)), payload)
             except InvalidTag:
                 return Miss.CORRUPT
-            return found._replace(checksum=mover.checksum(payload))
+            return header._replace(checksum=mover.checksum(payload))
 
         return Landing((memoryview(head), body), accept)
 

@@ -13,7 +13,7 @@ if there is room; nothing is evicted for them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -131,7 +131,7 @@ class _Reading:
 
 
 class Index:
-    """Not for several threads. `check_integrity` says what always holds."""
+    """Not for several threads."""
 
     def __init__(self, caps: Caps) -> None:
         self.caps = caps
@@ -379,41 +379,6 @@ class Index:
         """Of those that hold something, or are promised room."""
         return list(self._orgs)
 
-    def check_integrity(self) -> None:
-        """Raise RuntimeError if the state contradicts itself."""
-        held: dict[bytes, int] = dict.fromkeys(self._orgs, 0)
-        leaving: dict[bytes, int] = dict.fromkeys(self._orgs, 0)
-        total = 0
-        idle = {address: size for org in self._orgs.values() for address, size in org.idle.items()}
-        reading = {address: reading.bytes for address, reading in self._reading.items()}
-        for address, size in [*idle.items(), *reading.items(), *self._leaving.items()]:
-            if size:
-                held[address.tag] += size
-                total += size
-        for address, size in self._leaving.items():
-            if size:
-                leaving[address.tag] += size
-        for address, ticket in self._writing.items():
-            held[address.tag] += ticket.bytes if ticket.started else ticket.claimed[1]
-            total += ticket.bytes if ticket.started else ticket.claimed[0]
-        states: Iterable[Mapping[Address, object]] = (idle, reading, self._writing, self._leaving)
-        addresses = [address for state in states for address in state]
-        _must(len(addresses) == len(set(addresses)), "a column is in one state at a time")
-        _must(total == self._store.held, "what the store holds is the sum of its columns")
-        _must(held == {tag: org.held for tag, org in self._orgs.items()}, "so is what an org holds")
-        _must(leaving == {tag: org.leaving for tag, org in self._orgs.items()}, "leaving adds up")
-        _must(sum(leaving.values()) == self._store.leaving, "leaving adds up in the store")
-        _must(all(org.held for org in self._orgs.values()), "who holds nothing is forgotten")
-        written = {address for org in self._orgs.values() for address in org.written}
-        there = {*idle, *(a for a, size in reading.items() if size)}
-        there |= {address for address, size in self._leaving.items() if size}
-        _must(written == there, "of all that is there it is known since when")
-        for org in self._orgs.values():
-            ages = {(when, address) for address, when in org.written.items()}
-            _must(ages <= {*org.ages}, "and it is found by its age")
-            _must(len(org.ages) <= 2 * len(org.written) + STALE_MAX, "what is gone does not pile up")
-        _must(all(org.cap == self.caps.of(tag) for tag, org in self._orgs.items()), "caps are kept")
-
     # Inside
 
     def _org(self, tag: bytes) -> _Org:
@@ -470,8 +435,3 @@ class Index:
             lacking_store -= freed
             lacking_org -= freed if loser is org else 0
         return chosen
-
-
-def _must(holds: bool, what: str) -> None:  # noqa: FBT001
-    if not holds:
-        raise RuntimeError(f"the index of tier 2 contradicts itself: {what}")

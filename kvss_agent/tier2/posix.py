@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Final
 
 from kvss_agent.mover import PYTHON, Mover, zero
+from kvss_agent.process.durable_file import sync_directory
 from kvss_agent.tier2.address import Scope, parse
 from kvss_agent.tier2.backend import (
     Failed,
@@ -390,20 +391,12 @@ def _synced(fd: int) -> OSError | None:
 def _lasting(path: str) -> OSError | None:
     """Why a power cut might take the name of this file away, and then it is gone at once."""
     try:
-        _sync_directory(path.rpartition("/")[0])
+        sync_directory(path.rpartition("/")[0])
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(path)  # noqa: PTH108
         return error
     return None
-
-
-def _sync_directory(path: Path | str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _remove_tree(root: Path, folder: str) -> tuple[Removed, bool]:
@@ -428,7 +421,7 @@ def _remove_tree(root: Path, folder: str) -> tuple[Removed, bool]:
     survivor = top
     while survivor != root and _rmdir(survivor):
         survivor = survivor.parent
-    _sync_directory(survivor)
+    sync_directory(survivor)
     return Removed(columns, size), not os.path.lexists(top)
 
 

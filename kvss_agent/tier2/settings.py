@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct, field
 
 from kvss_agent import native
 from kvss_agent.mover import Mover
 from kvss_agent.shard.seal import TAG_BYTES
 from kvss_agent.tier2.backend import Backend
 from kvss_agent.tier2.index import Caps, Limits
+from kvss_agent.tier2.parts.execution import THREADS_MAX
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Tier2
 
@@ -21,8 +23,7 @@ class NotInstalled(Exception):
     """What a backend needs is not there; a sentence says how to get it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tier2Settings:
+class Tier2Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """One store: where, how much, how. A setting that makes no sense is refused with a sentence.
 
     `shared`: other agents write there too, so what is not known is asked for. `durable` (posix): a spill
@@ -49,6 +50,8 @@ class Tier2Settings:
             raise ValueError(f"tier 2 of kind posix needs an absolute path, not {self.path!r}")
         if self.kind == "s3" and not self.bucket:
             raise ValueError("tier 2 of kind s3 needs a bucket")
+        if not 0 < self.threads <= THREADS_MAX:
+            raise ValueError(f"tier 2 uses 1 to {THREADS_MAX} threads, not {self.threads}")
         self.caps()
         self.limits()
 

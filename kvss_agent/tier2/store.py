@@ -34,9 +34,9 @@ from kvss_agent.tier2.parts.recalls import Recall, Recaller
 from kvss_agent.tier2.parts.removal import Remover
 from kvss_agent.tier2.parts.spills import Spill, Spiller
 from kvss_agent.tier2.parts.state import StoreState
-from kvss_agent.tier2.parts.statistics import Difference, Outcome, Receipt, Stats
+from kvss_agent.tier2.parts.statistics import Outcome, Receipt, Stats
 
-__all__ = ["Difference", "Outcome", "Receipt", "Stats", "Tier2"]
+__all__ = ["Outcome", "Receipt", "Stats", "Tier2"]
 
 HIT: Final = "hit"
 _EXPIRE_AT_ONCE: Final = 1000
@@ -85,14 +85,17 @@ class Tier2:
         await self._work.run(self._work.writes, self._state.backend.open)
         await self.rebuild(progress)
 
-    async def rebuild(self, progress: Progress = ignore_progress) -> None:
+    async def rebuild(self, progress: Progress = ignore_progress) -> int:
         """Bring the index in line with the files, and then the files under the caps.
 
         At the start this is where the index comes from. Later it finds what other agents wrote and
         removed; spills and recalls go on meanwhile. Half-written files are removed. Raises Failed.
+
+        Returns how many files are not in the index because a purge was removing them: they stay if it
+        fails.
         """
         with self._state.counts.measured("rebuild"):
-            await self._work.uninterrupted(self._lister.rebuild(progress))
+            return await self._work.uninterrupted(self._lister.rebuild(progress))
 
     async def close(self) -> None:
         """Wait for what is under way, then let go of everything."""
@@ -115,13 +118,6 @@ class Tier2:
             if unknown:
                 there |= await self._work.uninterrupted(self._lister.adopt(unknown))
             return [address in there for address in addresses]
-
-    async def spill(
-        self, address: Address, slot: memoryview, expected: Column, note: int = 0, form: Form = CLEAR
-    ) -> Outcome | Miss:
-        """`spill_many` of one."""
-        (outcome,) = await self.spill_many([(address, slot, expected, note)], form)
-        return outcome
 
     async def spill_many(
         self, items: Sequence[tuple[Address, memoryview, Column, int]], form: Form = CLEAR
@@ -147,13 +143,6 @@ class Tier2:
             outcomes += [Miss.REFUSED] * (len(items) - len(taken))
             self._state.counts.spills.update(outcomes)
             return outcomes
-
-    async def recall(
-        self, address: Address, slot: memoryview, sequence: int, form: Form = CLEAR
-    ) -> Header | Miss:
-        """`recall_many` of one."""
-        (found,) = await self.recall_many([(address, slot, sequence)], form)
-        return found
 
     async def recall_many(
         self, items: Sequence[tuple[Address, memoryview, int]], form: Form = CLEAR
@@ -261,17 +250,6 @@ class Tier2:
             expired=counts.expired,
             overstay_seconds_max=counts.overstay_max,
             work={name: replace(work) for name, work in counts.work.items()},
-        )
-
-    async def check_integrity(self) -> Difference:
-        """Hold the index against the files, while nothing is under way. Raises RuntimeError, Failed."""
-        self._state.index.check_integrity()
-        files = {file.address: file.bytes for file in await self._lister.files(ignore_progress)}
-        known = dict(self._state.index.sizes())
-        return Difference(
-            missing=tuple(known.keys() - files.keys()),
-            unknown=tuple(files.keys() - known.keys()),
-            resized=tuple(a for a in known.keys() & files.keys() if known[a] != files[a]),
         )
 
 

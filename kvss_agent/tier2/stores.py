@@ -19,11 +19,12 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from kvss_agent.process.durable_file import write_durably
 from kvss_agent.progress import Progress
@@ -313,8 +314,8 @@ class Stores:
     async def _let_go_if_empty(self, one: Retiring, store: Tier2) -> None:
         """A listing says so, and not only what we remember: others may have written there."""
         place = one.settings.place
-        await store.rebuild()
-        if store.stats().columns or store.stats().in_flight:
+        being_purged = await store.rebuild()
+        if being_purged or store.stats().columns or store.stats().in_flight:
             return
         if one.store is not store or self._retiring.get(place) is not one:
             return  # it is in use again, or gone
@@ -355,7 +356,7 @@ class Stores:
 
     def _write_down(self, noted: Mapping[str, Tier2Settings]) -> None:
         if noted != self._remembered or not self._note.exists():
-            write_durably(self._note, msgspec.json.encode([asdict(one) for one in noted.values()]))
+            write_durably(self._note, msgspec.json.encode(list(noted.values())))
             self._remembered = dict(noted)
 
 

@@ -26,13 +26,13 @@ from typing import Any, Final
 import jwt
 import msgspec
 
+from swdriver_shim.desired import CLAIMS_KEY_BYTES_MIN
 from swdriver_shim.policy import AS_USUAL, Rules
 
 log = logging.getLogger(__name__)
 
 ISSUER: Final = "tidegate-gateway"
 ALGORITHM: Final = "HS256"
-KEY_BYTES_MIN: Final = 32
 TOKEN_LENGTH_MAX: Final = 4096
 SECONDS: Final = 60  # that a claim is valid by default
 SECONDS_MAX: Final = 24 * 3600
@@ -93,8 +93,8 @@ def mint(
 
 
 def check_key(key: bytes) -> None:
-    if len(key) < KEY_BYTES_MIN:
-        raise ValueError(f"a key for claims has {KEY_BYTES_MIN} bytes or more")
+    if len(key) < CLAIMS_KEY_BYTES_MIN:
+        raise ValueError(f"a key for claims has {CLAIMS_KEY_BYTES_MIN} bytes or more")
 
 
 class ClaimVerifier:

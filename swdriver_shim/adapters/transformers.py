@@ -10,6 +10,12 @@
     answer = model.generate(ids, past_key_values=past)
     cache.store(answer, past)             # and keep what it has verified
 
+In a console's fleet the driver joins, and is told its agents, orgs and policies:
+
+    joined = JoinedDriver(JoinConfig(console="https://…", join="/run/secrets/join", name="job7"), spec,
+                          "transformers")
+    cache = PrefixCache(model, joined.prefixes("acme"))
+
 A column of a group is 64 tokens, or fewer for a tail, each with what the group's layers keep of it: key
 and value, layer by layer. Prompts come one at a time. Needs the extra `transformers`.
 """

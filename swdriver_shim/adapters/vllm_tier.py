@@ -2,7 +2,7 @@
 
     --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
       "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 8589934592,
-        "secondary_tiers": [{"type": "KvssTier", "module_path": "swdriver_shim.adapters.vllm_tier",
+        "secondary_tiers": [{"type": "KvssTier",
           "state_dir": "/etc/tidegate/engine", "org": "acme"}]}}'
 
 All requests are served as the configured org. With `claims_key_file` and `driver` they are served as the

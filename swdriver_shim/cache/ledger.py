@@ -441,10 +441,6 @@ class Ledger:
         """
         return snapshot.restore(self._stock, left, keys, now, wall)
 
-    def check_integrity(self) -> None:
-        """Raise RuntimeError if anything here contradicts itself."""
-        self._stock.check_integrity()
-
 
 def _is_in_other_namespace(account: Account, prompt: Prompt) -> bool:
     """Whether the prompt is stored in another of the org's newest namespaces. Each costs a hash."""

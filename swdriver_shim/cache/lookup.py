@@ -96,15 +96,18 @@ class Path:
 class Lookup:
     """The columns of a prompt in all groups, at one time."""
 
-    __slots__ = ("_account", "_groups", "_is_open", "_now", "paths")
+    __slots__ = ("_account", "_groups", "_is_open", "_most", "_now", "paths")
 
     def __init__(self, stock: Stock, prompt: HasKeys, now: float) -> None:
         maps = stock.maps_of(prompt.maker)
         self._account: Account = maps[0].account
         self._groups: tuple[Group, ...] = stock.layout.groups
-        self._is_open = stock.is_reachable and self._account.policy.tiers is not Tiers.NONE
+        policy = self._account.policy
+        self._most = policy.columns_max
+        is_cut = self._most is not None and self._groups[0].alone  # objects have no beginning
+        self._is_open = stock.is_reachable and policy.tiers is not Tiers.NONE and not is_cut
         self._now = now
-        self.paths = [Path(one, one.find(prompt.keys)) for one in maps]
+        self.paths = [Path(one, self._find(one, prompt.keys)) for one in maps]
         for path in self.paths:
             if path.map.linked:
                 path.fresh = self._fresh(path.found)
@@ -113,6 +116,12 @@ class Lookup:
             while len(path.reach) < len(path.found):
                 path.reach += range(1, self._fresh(rest) + 1)
                 path.reach += [0] * (len(path.reach) < len(path.found))  # which ended the run
+
+    def _find(self, prefix_map: PrefixMap, keys: Sequence[bytes]) -> list[Column | None]:
+        """The columns of these keys, without those behind what the policy stores."""
+        if self._most is None or self._most >= len(keys):
+            return prefix_map.find(keys)
+        return prefix_map.find(keys[: self._most]) + [None] * (len(keys) - self._most)
 
     def _fresh(self, columns: Iterable[Column | None]) -> int:
         """How many of these, from the first on, can be served."""
@@ -160,6 +169,8 @@ class Lookup:
     def _tails(self, prompt: Prompt, whole: int) -> list[Column]:
         """The longest tail behind the whole columns that all groups have: one column of each."""
         paths = self.paths
+        if self._most is not None and whole >= self._most:
+            return []
         for tail in tails_of(paths[0].map, prompt, whole, prompt.tokens - whole * COLUMN_TOKENS):
             tails = _present(path.map.columns.get(tail.key) for path in paths)
             if len(tails) == self._fresh(tails) == len(paths) and self._covers(

@@ -9,7 +9,7 @@ from typing import Final
 
 from swdriver_shim.cache.lookup import Match, Path
 from swdriver_shim.cache.prefix_map import Column, State
-from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.reasons import NoSpill, Reason
 from swdriver_shim.cache.request_log import HasKeys
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
@@ -32,6 +32,7 @@ class ColumnState:
     priority: int | None = None
     slot: int | None = None
     tier2: bool = False  # it exists there, and would be recalled
+    no_spill: NoSpill | None = None  # why it is not copied there, if it is ready
 
 
 def reason(stock: Stock, column: Column | None, key: bytes, now: float) -> Reason | None:
@@ -42,6 +43,8 @@ def reason(stock: Stock, column: Column | None, key: bytes, now: float) -> Reaso
         return _IN_TRANSIT[column.state]
     if column.map.account.policy.tiers is Tiers.NONE:
         return Reason.NO_STORE
+    if column.is_beyond_limit:
+        return Reason.PREFIX_ONLY
     if column.expires_at <= now:
         return Reason.EXPIRED
     return None if stock.is_reachable else Reason.AGENT_LOST
@@ -113,6 +116,7 @@ def _state(
         column.uses,
         column.priority,
         column.slot,
+        no_spill=stock.why_no_spill(column),
     )
 
 

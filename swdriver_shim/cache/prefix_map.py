@@ -18,7 +18,7 @@ from swdriver_shim.cache.reasons import Tally
 from swdriver_shim.cache.removal import Removal
 from swdriver_shim.cache.reuse.sample import Recorder
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace
-from swdriver_shim.policy import Policy
+from swdriver_shim.policy import Policy, Tier2Rule
 
 NO_SLOT: Final = -1
 
@@ -31,6 +31,7 @@ class State(IntEnum):
 
 
 _EMPTY: Final = State.EMPTY
+_ALLOWED: Final = Tier2Rule.ALLOWED
 
 
 class Column:
@@ -48,6 +49,7 @@ class Column:
         "slot",
         "state",
         "stored_at",
+        "tier2_rule",
         "tier2_used_at",
         "tokens",
         "ttl",
@@ -69,6 +71,7 @@ class Column:
         self.uses = 0
         self.priority = 0
         self.ttl: int | None = None  # seconds, of its own
+        self.tier2_rule = _ALLOWED  # of the requests that stored it
         self.due = 0  # the second in which the sweeper checks it next
         self.ref_count = 0  # columns behind it, and uses that pin it
         self.tier2_used_at: float | None = (
@@ -93,8 +96,17 @@ class Column:
 
     @property
     def expires_at(self) -> float:
-        """By its org's policy, which may change; NEVER for never."""
+        """By its org's policy, which may change; NEVER for never, and 0 for a column that the
+        policy does not store any more."""
+        if self.is_beyond_limit:
+            return 0.0
         return self.map.account.policy.expires_at(self.stored_at, self.used_at, self.ttl)
+
+    @property
+    def is_beyond_limit(self) -> bool:
+        """Whether it is behind the part of prompts that its org's policy stores."""
+        limit = self.map.account.policy.columns_max
+        return limit is not None and self.depth >= limit
 
     @property
     def needs(self) -> int:
@@ -192,28 +204,6 @@ class PrefixMap:
             if not lengths:
                 del self._tails[column.before]
 
-    def check_integrity(self, pins: Counter[Column]) -> None:
-        """Raise RuntimeError if the forest contradicts itself."""
-        behind: Counter[Column] = Counter()
-        tails: Counter[tuple[bytes, int]] = Counter()
-        for key, column in self.columns.items():
-            _must(column.key == key and column.map is self, "columns are found by their keys")
-            _must((column.slot == NO_SLOT) == (column.state is State.EMPTY), "a slot is for bytes")
-            if column.parent:
-                behind[column.parent] += 1
-                _must(self.columns.get(column.parent.key) is column.parent, "a parent is here")
-                _must(column.parent.depth == column.depth - 1, "a parent is one column before")
-            _must(not self.linked or not column.depth or column.parent is not None, "no gaps")
-            if isinstance(column, Tail):
-                tails[column.before, column.tokens] += 1
-        for column in self.columns.values():
-            _must(column.ref_count == behind[column] + pins[column], "references are children and pins")
-            _must(
-                column.ref_count > 0 or column.state is not State.EMPTY, "an empty column is referenced"
-            )
-        noted = {(before, one): many for before, of in self._tails.items() for one, many in of.items()}
-        _must(noted == tails, "tails are found by what is before them")
-
 
 @dataclass(slots=True)
 class ExpiredColumns:
@@ -230,7 +220,7 @@ class Account:
     def __init__(self, org: str, groups: int) -> None:
         self.org = org
         self.policy = Policy()
-        self.ttl_since = 0.0  # when these TTLs came into force, or the driver started
+        self.ttl_since = 0.0  # when these TTLs and limits came into force, or the driver started
         self.maps: dict[Namespace, list[PrefixMap]] = {}  # one for each group
         self.makers: dict[Namespace, Keys] = {}
         self.purged: list[PrefixMap] = []  # not found any more; their columns are being removed
@@ -244,7 +234,7 @@ class Account:
     def set_policy(self, policy: Policy, now: float) -> None:
         """It applies to stored columns as well."""
         before, self.policy = self.policy, policy
-        if _ttls(policy) != _ttls(before):
+        if _limits(policy) != _limits(before):
             self.ttl_since = now
         if self.policy.displacement == before.displacement:
             return
@@ -305,26 +295,11 @@ class Account:
         groups = range(len(self._queues))
         return next(filter(None, (self.victim(group, now) for group in groups)), None)
 
-    def check_integrity(self) -> None:
-        self.tally.check_integrity()
-        for group, queues in enumerate(self._queues):
-            for priority, queue in queues.items():
-                queue.check_integrity(self._queued(group, priority))
-            held = sum(one.bytes for one in self.columns(group) if one.slot != NO_SLOT)
-            if held != self.group_bytes[group]:
-                raise RuntimeError(f"{self.org} has {held} bytes, not {self.group_bytes[group]}")
-        if sum(self.group_bytes) != self.bytes:
-            raise RuntimeError("the bytes of the groups are those of the org")
 
-
-def _ttls(policy: Policy) -> tuple[int | None, int | None]:
-    return policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
+def _limits(policy: Policy) -> tuple[int | None, int | None, int | None]:
+    """What decides when a column is removed."""
+    return policy.ttl_first_use_seconds, policy.ttl_last_use_seconds, policy.columns_max
 
 
 def _displacement(policy: Policy) -> DisplacementPolicy[Any]:
     return POLICIES[DEFAULT if policy.displacement == "default" else policy.displacement]()
-
-
-def _must(is_so: bool, what: str) -> None:  # noqa: FBT001
-    if not is_so:
-        raise RuntimeError(f"the prefix map contradicts itself: {what}")

@@ -23,10 +23,22 @@ class Reason(StrEnum):
     DELETED = "deleted"
     OTHER_NAMESPACE = "other_namespace"  # stored, but of another model, revision, dtype, layout, adapter
     NO_STORE = "no_store"  # by a request or the policy
+    PREFIX_ONLY = "prefix_only"  # only the prompt's beginning is stored, by a request or the policy
     TIER2_LATE = "tier2_late"  # it was in tier 2, and was not recalled in time
     NOT_WORTH_IT = "not_worth_it"  # computing it is faster than refilling it
     AGENT_LOST = "agent_lost"
     SEAL_REFUSED = "seal_refused"  # its bytes were not the stored ones, or not complete
+
+
+class NoSpill(StrEnum):
+    """Why a column in memory is not copied to tier 2."""
+
+    POLICY = "policy"  # which stores nothing there
+    REQUEST = "request"  # memory only, by the rules of the request
+    NOT_ENCRYPTED = "not_encrypted"  # by the rules of the request only encrypted, by the policy not
+    NO_DATA_KEY = "no_data_key"  # the policy encrypts, and the org has no key
+    OWN_TTL = "own_ttl"  # files have the policy's TTL only
+    TAIL = "tail"
 
 
 class Ghosts:
@@ -71,7 +83,3 @@ class Tally:
     def hit_rate(self) -> float | None:
         """Hits of the tokens asked for; None without traffic."""
         return self.hits.total() / self.requested if self.requested else None
-
-    def check_integrity(self) -> None:
-        if self.hits.total() + self.missed.total() != self.requested:
-            raise RuntimeError("each token that is asked for is hit or missed")

@@ -20,6 +20,7 @@ from swdriver_shim.cache.spills import Dates, SpillPlanner
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group
+from swdriver_shim.policy import Tier2Rule
 
 ASK_FIRST: Final = 4  # columns; most prompts that miss were never stored
 ASK_MOST: Final = 512
@@ -153,6 +154,8 @@ class RecallPlanner:
                     return
                 column = column or prefix_map.add(keys[depth], parent, depth)
                 stock.occupy(column, slot, State.RECALLING)
+                if prefix_map.account.policy.encrypt_tier2:  # it may be for a request that insists on it
+                    column.tier2_rule = Tier2Rule.ENCRYPTED
                 places.append(Place(column, slot))
             parent = column
 

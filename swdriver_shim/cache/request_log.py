@@ -6,7 +6,7 @@ No tokens: the keys of columns only. No clock and no threads.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice, repeat
 from typing import Final, NamedTuple, Protocol
@@ -26,6 +26,11 @@ class HasKeys(Protocol):
     def maker(self) -> Keys: ...
     @property
     def keys(self) -> Sequence[bytes]: ...
+
+
+def cut_keys(raw: bytes) -> list[bytes]:
+    """The keys that were joined."""
+    return [raw[at : at + KEY_BYTES] for at in range(0, len(raw), KEY_BYTES)]
 
 
 class PromptKeys(NamedTuple):
@@ -59,8 +64,7 @@ class RequestRecord:
 
     @property
     def keys(self) -> list[bytes]:
-        raw = self.raw_keys
-        return [raw[at : at + KEY_BYTES] for at in range(0, len(raw), KEY_BYTES)]
+        return cut_keys(self.raw_keys)
 
     @property
     def columns(self) -> int:
@@ -140,6 +144,10 @@ class Conversations:
         self._keys += len(prompt.keys)
         while self._keys > CONVERSATION_KEYS_MAX:
             self._drop(next(iter(self._prompts)))
+
+    def items(self) -> Iterable[tuple[tuple[str, str], PromptKeys]]:
+        """By org and `continue_id`, the oldest first."""
+        return self._prompts.items()
 
     def find(self, org: str, continue_id: str) -> PromptKeys | None:
         return self._prompts.get((org, continue_id))

@@ -125,14 +125,6 @@ class Pool:
         self._free = [slot for slot in unused if slot < slots]
         self._above = [slot for slot in unused if slot >= slots]
 
-    def check_integrity(self, taken: Iterable[int]) -> None:
-        """Raise RuntimeError unless these are the slots in use."""
-        slots = [*taken, *self._free, *self._above]
-        if sorted(slots) != list(range(self.ever_used)):
-            raise RuntimeError("each slot is in use once, or free")
-        if len(slots) - len(self._free) - len(self._above) != self.used:
-            raise RuntimeError("the slots in use are counted")
-
 
 class Slots:
     """The pools of all groups, the uses under way, and the slots that agents have to empty."""
@@ -278,16 +270,6 @@ class Slots:
         for removal in self._removals:
             removal.slots.discard(slot)
         self._removals = [removal for removal in self._removals if removal.slots]
-
-    def check_integrity(self, columns: Iterable[tuple[int, int]]) -> None:
-        """Raise RuntimeError unless each slot is one of these columns', free, or waiting."""
-        taken = [*columns, *self._clearing]
-        taken += [(freed.map.group, freed.slot) for _, freed in self._freed]
-        for group, pool in enumerate(self.pools):
-            pool.check_integrity(slot for which, slot in taken if which == group)
-            waiting = [*self._clearing, *((freed.map.group, 0) for _, freed in self._freed)]
-            if self.freeing[group] != sum(which == group for which, _ in waiting):
-                raise RuntimeError("the slots that become free are counted")
 
 
 def prune(column: Column) -> None:

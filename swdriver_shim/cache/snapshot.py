@@ -25,13 +25,15 @@ from msgspec import Meta, Struct
 
 from kvss_agent.process.durable_file import write_durably
 from swdriver_shim.cache.prefix_map import Column, State, Tail
+from swdriver_shim.cache.request_log import PromptKeys, cut_keys
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.keys import COLUMN_TOKENS, KEY_BYTES, Keys, Namespace
+from swdriver_shim.policy import Tier2Rule
 from telemetry.decoder import Limits, Malformed, unpack
 
 log = logging.getLogger(__name__)
 
-VERSION: Final = 1
+VERSION: Final = 2
 SNAPSHOT_BYTES_MAX: Final = 4 << 30  # of a driver with some ten million columns
 NAME: Final = "columns"  # of the file; the files of shards have the shards' names
 CLOCK_SECONDS: Final = 1.0  # the wall clock may have been set back by so much
@@ -67,6 +69,7 @@ class ColumnSnapshot(Struct, frozen=True, array_like=True):
     uses: Count
     priority: int
     ttl: int | None
+    tier2_rule: Tier2Rule
     before: bytes  # of a tail: the key of the column before it
 
 
@@ -76,11 +79,21 @@ class MapSnapshot(Struct, frozen=True):
     group: Count
 
 
+class ConversationSnapshot(Struct, frozen=True):
+    """The trail of a conversation: the keys of its last prompt, one after the other."""
+
+    org: str
+    namespace: Namespace
+    continue_id: str
+    keys: bytes
+
+
 class LedgerSnapshot(Struct, frozen=True):
     at: float
     slots: list[Count]  # of each group, that were ever used
     maps: list[MapSnapshot]
     columns: list[ColumnSnapshot]  # a parent before those behind it
+    conversations: list[ConversationSnapshot]  # the oldest first
     version: int = VERSION
 
 
@@ -142,11 +155,17 @@ def take(stock: Stock, now: float, wall: float) -> LedgerSnapshot:
                             column.uses,
                             column.priority,
                             column.ttl,
+                            column.tier2_rule,
                             column.before if isinstance(column, Tail) else b"",
                         )
                     )
                 maps.append(MapSnapshot(account.org, namespace, prefix_map.group))
-    return LedgerSnapshot(wall, [pool.ever_used for pool in stock.slots.pools], maps, columns)
+    conversations = [
+        ConversationSnapshot(org, prompt.maker.namespace, continue_id, b"".join(prompt.keys))
+        for (org, continue_id), prompt in stock.conversations.items()
+    ]
+    slots = [pool.ever_used for pool in stock.slots.pools]
+    return LedgerSnapshot(wall, slots, maps, columns, conversations)
 
 
 def restore(
@@ -185,6 +204,10 @@ def restore(
         column.used_at = min(now, one.used_at - wall + now)
         column.tier2_used_at = None if one.tier2_used_at is None else one.tier2_used_at - wall + now
         column.uses, column.priority, column.ttl = one.uses, one.priority, one.ttl
+        column.tier2_rule = one.tier2_rule
+    for trail in snapshot.conversations:
+        if its := keys(trail.org, trail.namespace):
+            stock.conversations.add(trail.continue_id, PromptKeys(its, cut_keys(trail.keys)))
     by_org: dict[str, list[Column]] = {}
     for column in sorted(made.values(), key=lambda column: column.used_at):
         by_org.setdefault(column.map.account.org, []).append(column)

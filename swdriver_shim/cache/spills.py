@@ -6,7 +6,7 @@
 - Slots that have to be scrubbed are freed ahead of time as well.
 
 Tier 2 itself knows which columns exist there. What a column notes of it (`tier2_used_at`) only saves
-copying twice. Tails and columns with a TTL of their own stay in memory only.
+copying twice. `Stock.why_no_spill` says which columns stay in memory only.
 """
 
 from __future__ import annotations
@@ -200,8 +200,7 @@ class SpillPlanner:
         return (
             self._stock.may_use_tier2(account)
             and account.org not in self.orgs_that_recompute
-            and not column.tail
-            and column.ttl is None
+            and self._stock.why_no_spill(column) is None
             and column.map.purged_by is None
         )
 

@@ -6,7 +6,6 @@ schedule, the reasons of misses and tier 2 stay in step.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -16,19 +15,19 @@ from swdriver_shim.cache.displacement import DisplacementPolicy
 from swdriver_shim.cache.expiry import ExpirySchedule
 from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.prefix_map import NO_SLOT, Account, Column, PrefixMap, State
-from swdriver_shim.cache.reasons import GHOSTS_MAX, Ghosts, Reason
+from swdriver_shim.cache.reasons import GHOSTS_MAX, Ghosts, NoSpill, Reason
 from swdriver_shim.cache.removal import Removal
 from swdriver_shim.cache.request_log import Conversations, RequestLog
 from swdriver_shim.cache.slots import Freed, Slots, prune
 from swdriver_shim.cache.tier2_deletes import Tier2Deletes
 from swdriver_shim.keys import Keys, Namespace
 from swdriver_shim.layout import Layout
-from swdriver_shim.policy import OrgPolicies, Policy, Tiers
+from swdriver_shim.policy import OrgPolicies, Policy, Tier2Rule, Tiers
 
 SWEPT_SECONDS: Final = 5.0  # the sweeper comes each second: a column that is removed later overstayed
 PURGED_AT_ONCE: Final = 256  # columns of one org
 NAMESPACES_MAX: Final = 64  # of an org that are kept without columns, and searched for a reason
-_CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PURGED, Reason.DELETED})
+_CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PREFIX_ONLY, Reason.PURGED, Reason.DELETED})
 
 
 class Listener(Protocol):
@@ -100,7 +99,8 @@ class Stock:
         now = account.policy
         was_there, is_there = before.tiers is Tiers.TIER2, now.tiers is Tiers.TIER2
         (self.slow_orgs.add if is_there or now.scrub else self.slow_orgs.discard)(account.org)
-        if was_there and (not is_there or before.encrypt_tier2 is not now.encrypt_tier2):
+        is_other = before.encrypt_tier2 is not now.encrypt_tier2 or _is_shorter(now, before)
+        if was_there and (not is_there or is_other):
             self._purge_tier2(account, _tags(account, tag), Removal(Reason.PURGED))
 
     def maps_of(self, maker: Keys) -> list[PrefixMap]:
@@ -128,13 +128,32 @@ class Stock:
         return _tags(account, tag) | self.deletes.purged_tags(account)
 
     def may_use_tier2(self, account: Account) -> bool:
-        policy = account.policy
         return (
-            policy.tiers is Tiers.TIER2
-            and (not policy.encrypt_tier2 or account.org in self.orgs_with_keys)
+            self._no_tier2(account) is None
             and not self.deletes.is_purging(account)
             and self.is_reachable
         )
+
+    def why_no_spill(self, column: Column) -> NoSpill | None:
+        """Why the column is not copied to tier 2, by the policy, its request or itself; None if it may
+        be."""
+        account, rule = column.map.account, column.tier2_rule
+        if no_tier2 := self._no_tier2(account):
+            return no_tier2
+        if rule is Tier2Rule.NEVER:
+            return NoSpill.REQUEST
+        if rule is Tier2Rule.ENCRYPTED and not account.policy.encrypt_tier2:
+            return NoSpill.NOT_ENCRYPTED
+        if column.ttl is not None:
+            return NoSpill.OWN_TTL
+        return NoSpill.TAIL if column.tail else None
+
+    def _no_tier2(self, account: Account) -> NoSpill | None:
+        if account.policy.tiers is not Tiers.TIER2:
+            return NoSpill.POLICY
+        if account.policy.encrypt_tier2 and account.org not in self.orgs_with_keys:
+            return NoSpill.NO_DATA_KEY
+        return None
 
     # Columns
 
@@ -144,6 +163,7 @@ class Stock:
         column.state, column.slot, column.uses = state, slot, 0
         account, size = owner.account, owner.column_bytes
         column.ttl, column.priority = None, account.policy.priority
+        column.tier2_rule = Tier2Rule.ALLOWED
         account.bytes += size
         account.group_bytes[owner.group] += size
 
@@ -152,7 +172,7 @@ class Stock:
         ready, forget, expiry = State.READY, self.ghosts.forget if self.ghosts else None, self.expiry
         leftovers = [self.slots.has_leftovers(group) for group in range(len(self.layout.groups))]
         queues: dict[tuple[int, int], DisplacementPolicy[Column]] = {}
-        seconds: dict[tuple[float, float, int | None], int] = {}  # of columns of one age
+        seconds: dict[tuple[float, float, int | None, bool], int] = {}  # of columns of one age
         for column in columns:
             column.state = ready
             owner = column.map
@@ -164,7 +184,7 @@ class Stock:
             if queue is None:
                 queue = queues[owner.group, column.priority] = owner.account.queue(column)
             queue.stored(column, now)
-            age = column.stored_at, column.used_at, column.ttl
+            age = column.stored_at, column.used_at, column.ttl, column.is_beyond_limit
             second = seconds.get(age)
             if second is None:
                 second = seconds[age] = expiry.second(column)
@@ -185,7 +205,7 @@ class Stock:
         self.overstay.columns += overstay > SWEPT_SECONDS
         self.overstay.seconds_max = max(self.overstay.seconds_max, overstay)
         expired.overstay_seconds_max = max(expired.overstay_seconds_max, overstay)
-        self.remove(column, Reason.EXPIRED)
+        self.remove(column, Reason.PREFIX_ONLY if column.is_beyond_limit else Reason.EXPIRED)
 
     def remove(
         self, column: Column, reason: Reason, removal: Removal | None = None, *, idle: bool = False
@@ -308,26 +328,12 @@ class Stock:
             for column in prefix_map.columns.values():
                 column.tier2_used_at = None
 
-    def check_integrity(self) -> None:
-        """Raise RuntimeError if anything here contradicts itself."""
-        pins = Counter(self.slots.pins())
-        taken: list[tuple[int, int]] = []
-        for account in self.accounts.values():
-            account.check_integrity()
-            for one in chain.from_iterable(account.maps.values()):
-                one.check_integrity(pins)
-            for one in chain(*account.maps.values(), account.purged):
-                taken += [
-                    (one.group, each.slot) for each in one.columns.values() if each.slot != NO_SLOT
-                ]
-        self.slots.check_integrity(taken)
-        slow = {
-            org
-            for org, account in self.accounts.items()
-            if account.policy.tiers is Tiers.TIER2 or account.policy.scrub
-        }
-        if self.slow_orgs != slow:
-            raise RuntimeError("it is known whose slots are not free at once")
+
+def _is_shorter(now: Policy, before: Policy) -> bool:
+    """Whether the policy stores less of each prompt. Tier 2 can't find columns by their depths."""
+    return now.columns_max is not None and (
+        before.columns_max is None or now.columns_max < before.columns_max
+    )
 
 
 def _tags(account: Account, tag: bytes | None) -> set[bytes]:

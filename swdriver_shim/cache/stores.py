@@ -54,14 +54,15 @@ class StorePlanner:
         stock, store = self._stock, Store([])
         account = stock.account(prompt.org)
         if not rules.no_store:
-            account.recorder.stored(prompt, verified, now)
+            most = verified if rules.store_tokens_max is None else rules.store_tokens_max
+            account.recorder.stored(prompt, min(verified, most), now)
         if not stock.is_reachable:
             pass  # not all agents could get it
         elif rules.no_store or account.policy.tiers is Tiers.NONE:
-            for key in prompt.keys[: verified // COLUMN_TOKENS]:
-                if stock.ghosts.reason_of(key) is Reason.NEVER_STORED:
-                    stock.ghosts.add(key, Reason.NO_STORE)
+            self._not_stored(prompt, 0, verified, Reason.NO_STORE)
         else:
+            whole, verified = verified, self._limited(prompt, verified, rules)
+            self._not_stored(prompt, verified, whole, Reason.PREFIX_ONLY)
             if account.policy.tiers is Tiers.TIER2:
                 stock.conversations.add(rules.continue_id, prompt)
             maps = stock.maps_of(prompt.maker)
@@ -94,6 +95,25 @@ class StorePlanner:
             column.tier2_used_at = None
             arrived.append(column)
         stock.arrived(arrived, now)
+
+    def _limited(self, prompt: Prompt, verified: int, rules: Rules) -> int:
+        """How many of the tokens are stored: the strictest limit, down to whole units. None of objects:
+        nobody knows which of them are a prompt's beginning."""
+        policy = self._stock.account(prompt.org).policy
+        limits = [one for one in (policy.store_tokens_max, rules.store_tokens_max) if one is not None]
+        if not limits:
+            return verified
+        if self._stock.layout.groups[0].alone:
+            return 0
+        limit = min(limits)
+        return min(verified, limit - limit % prompt.maker.unit_tokens)
+
+    def _not_stored(self, prompt: Prompt, first: int, end: int, reason: Reason) -> None:
+        """Remember why columns between these tokens are missed later."""
+        ghosts = self._stock.ghosts
+        for key in prompt.keys[first // COLUMN_TOKENS : end // COLUMN_TOKENS]:
+            if ghosts.reason_of(key) is Reason.NEVER_STORED:
+                ghosts.add(key, reason)
 
     def _take_places_of_window(self, run: _Run, places: list[Place]) -> None:
         """Take slots for the window's end first. What room is left is for the columns before it, since
@@ -145,13 +165,16 @@ class StorePlanner:
                 elif column is None:
                     column = prefix_map.add_tail(key, parent, depth, tokens, key_before(prompt, depth))
                 stock.occupy(column, slot, State.WRITING)
-                column.ttl = rules.ttl_seconds
+                column.ttl, column.tier2_rule = rules.ttl_seconds, rules.tier2
                 if rules.priority is not None:
                     column.priority = rules.priority
                 places.append(Place(column, slot))
-            elif column.ttl is not None:  # another request stored it, with a TTL of its own
-                longer = rules.ttl_seconds is None or rules.ttl_seconds > column.ttl
-                column.ttl = rules.ttl_seconds if longer else column.ttl
+            else:  # another request stored it: it may do what either allows
+                if column.ttl is not None:
+                    longer = rules.ttl_seconds is None or rules.ttl_seconds > column.ttl
+                    column.ttl = rules.ttl_seconds if longer else column.ttl
+                if rules.tier2.strictness < column.tier2_rule.strictness:
+                    column.tier2_rule = rules.tier2
             parent = column
         return verified
 

@@ -11,22 +11,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-import msgspec
-
 from kvss_agent import native
 from kvss_agent.process import daemon
 from kvss_agent.process.logs import set_up
-from kvss_agent.process.membership import JoiningProcess, member
 from kvss_agent.process.options import WrongSettings
-from kvss_agent.security.identity import ProcessIdentity
-from kvss_agent.security.trust import Trust
-from kvss_agent.settings import warn_of_plain_control
 from swdriver_shim.adapters.lmcache_server import LmcacheServer
-from swdriver_shim.daemon import metrics
-from swdriver_shim.daemon.service import Service
+from swdriver_shim.daemon.host import DriverHost
 from swdriver_shim.daemon.settings import Settings, parse
 from swdriver_shim.daemon.shim import Shim
-from telemetry.credentials import own_url
 from telemetry.notify import notify
 
 log = logging.getLogger("swdriver_shim")
@@ -55,53 +47,25 @@ def main(arguments: Sequence[str]) -> int:
 async def _serve(settings: Settings) -> int:
     native.build_in_background()
     stop = daemon.stop_signal()
-    listener = daemon.listen(settings.control)
+    host = DriverHost(settings)
     listeners = [(org, daemon.listen(place)) for org, place in settings.lmcache]
-    own = ProcessIdentity.load(settings.state_dir, f"driver:{settings.name}")
-    trust = Trust.load(own)
-    tls = trust.for_control if settings.serves_tls else None
-    if not tls:
-        warn_of_plain_control(settings.control)
     shim = Shim(
         settings.name,
         settings.state_dir,
         daemon.software(),
-        trust=trust,
+        token=settings.token,
+        trust=host.trust,
         transfer_bytes=settings.transfer_memory,
     )
     await asyncio.to_thread(shim.start)
-    application = Service(shim, settings.token, own).application()
     fronts = {org: LmcacheServer(one, partial(shim.objects_of, org)) for org, one in listeners}
     shim.fronts = {org: front.counts for org, front in fronts.items()}
-    reporter = daemon.reporting(
-        own_url(settings.telemetry, own.topic, settings.token) if settings.telemetry else None,
-        settings.otlp,
-        "driver",
-        settings.name,
-        partial(metrics.collect, shim),
-        shim.limits,
-        shim.take_slowest,
-    )
-    identity = _identity(settings, trust, daemon.url_of(listener, tls))
-    membership = member(settings.console, identity, shim.membership_status)
-    server = daemon.http_server(application, listener, shim.http, tls)
-    async with reporter, server, membership, daemon.watched():
-        log.info("Listening on %s:%s", *listener.getsockname()[:2])
+    async with host.running(shim), daemon.watched():
         await stop.wait()
         notify("STOPPING=1")
     for front in fronts.values():
         await asyncio.to_thread(front.stop)
     await asyncio.to_thread(shim.stop)
+    host.close()
     log.info("Stopped")
     return 0
-
-
-def _identity(settings: Settings, trust: Trust, url: str) -> JoiningProcess:
-    """What the console is told about this process."""
-    facts = {"control_url": settings.control_url or url, "software_version": daemon.version()}
-    model = {"model": msgspec.to_builtins(settings.model)} if settings.model else {}
-    once = {**model, "certificate_request": trust.identity.certificate_request()}
-    topic = trust.identity.topic
-    return JoiningProcess(
-        "drivers", topic, settings.name, settings.token, facts, once, trust, is_new=settings.is_new
-    )

@@ -26,6 +26,7 @@ from kvss_agent.settings import (
 from swdriver_shim.daemon.shim import TRANSFER_BYTES
 from swdriver_shim.desired import ModelSpec
 from telemetry.decoder import decode
+from telemetry.script import program
 from telemetry.units import parse_size
 
 PREFIX: Final = "SWDRIVER_"
@@ -49,6 +50,7 @@ class Settings:
     console: Console | None = None
     control_url: str | None = None
     model: ModelSpec | None = None
+    engine: str = ""  # the engine that this process is, such as "vllm 0.32.0"; empty for a daemon
     transfer_memory: int = TRANSFER_BYTES
 
     @property
@@ -59,7 +61,7 @@ class Settings:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        prog="python -m swdriver_shim serve",
+        prog=f"{program('swdriver_shim')} serve",
         description="Run a driver for the model, agents and orgs that a desired document names. "
         "Runs as any user.",
         epilog=f"Every option may be set in the environment instead: {PREFIX}STATE_DIR for "

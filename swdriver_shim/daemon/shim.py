@@ -15,16 +15,16 @@ import msgspec
 from msgspec import structs
 
 from kvss_agent.client import Credentials
-from kvss_agent.http.api import CONTROLLER, Invalid
+from kvss_agent.http.api import CONTROLLER
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.limits.shares import FairShare, Shares
-from kvss_agent.process.durable_file import write_durably
 from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.security.confirmations import DriverStatement, Question, ShardCover
 from kvss_agent.security.trust import Trust
 from swdriver_shim import desired as documents
 from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
 from swdriver_shim.daemon.purged_tags import PurgedTags
+from swdriver_shim.daemon.stored_document import StoredDocument
 from swdriver_shim.data_plane.agent_control import AgentControl
 from swdriver_shim.data_plane.homes import Home, SlotPull
 from swdriver_shim.data_plane.paths import PathSpec, PathTraffic
@@ -33,12 +33,13 @@ from swdriver_shim.data_plane.shard.control import ShardControl
 from swdriver_shim.data_plane.slow_transfers import KEPT_PER_ORG, SlowTransfer
 from swdriver_shim.data_plane.worker.client import RemoteShard
 from swdriver_shim.decider.decider import Decider, Snapshots
-from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, OrgSpec, token_hash
+from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, ModelSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys, Namespace, isolation_tag
 from swdriver_shim.objects import LocalObjects, Objects
 from telemetry.emit.transfers import Transfer
 from telemetry.metrics import LabelLimits
+from telemetry.units import duration
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,13 @@ TRANSFER_BYTES_RESERVED: Final = 16 << 20  # for each org, though others have ta
 VERBS_AT_ONCE: Final = 256
 VERBS_OF_ONE_ORG: Final = 32  # so that whoever waits, for tier 2 or an agent, leaves threads to others
 VERBS_WAITING: Final = 4096
+ANOTHER_MODEL: Final = (
+    "This engine's model, or the layout of its KV, is another one than that of the document: end its "
+    "job and start it again."
+)
+ANOTHER_DRIVER: Final = (
+    "It is of driver {}, and this is {}: each engine needs a name and a state directory of its own."
+)
 KEYS_MAX: Final = 4096  # makers of keys that are kept: one for each org and adapter
 
 T = TypeVar("T")
@@ -83,6 +91,8 @@ class Shim:
         state_dir: Path | None,
         software: str = "",
         *,
+        token: str = "",
+        model: ModelSpec | None = None,
         remote_shard: Callable[[str, int, Home, PathSpec | None], RemoteShard] | None = None,
         notes: Path | None = None,
         trust: Trust | None = None,
@@ -90,6 +100,8 @@ class Shim:
     ) -> None:
         """Without `state_dir` the document is not stored, and has to be set after each start. `notes`, a
         folder of `state_dir` by default, is for what the next process continues with (`snapshot`).
+        What is stored is sealed with a key that follows from `token`. `model`: the only one that the
+        engine can use; documents of others are refused.
         `trust` has the certificate that is shown to agents. `remote_shard` makes the stand-in for a
         shard of a group where workers have the shards; then only the engine loads and stores columns."""
         self._remote_shard = remote_shard
@@ -101,8 +113,10 @@ class Shim:
         self.desired: Desired | None = None
         self.observed_generation = 0
         self.membership_status = MembershipStatus()  # with the console
-        self._document = state_dir / "desired.json" if state_dir else None
-        self._followed = self._notes / "followed" if self._notes else None
+        self.document_at = 0.0  # when the document that is followed was received, or stored
+        self._model = model
+        self._document = StoredDocument(state_dir / "desired.json", token) if state_dir else None
+        self._followed = StoredDocument(self._notes / "followed", token) if self._notes else None
         self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
         self._left_homes = LeftHomes(self._notes / "places" if self._notes else None)
         self._lock = threading.Lock()
@@ -121,18 +135,20 @@ class Shim:
 
     def start(self) -> None:
         """Follow the document that was stored last. Raises OSError."""
-        if self._document is None:
+        stored = self._document.read() if self._document else None
+        if stored is None:
             return
-        self._document.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            told = documents.parse(self._document.read_bytes())
-        except FileNotFoundError:
+        if why := self._misfit(stored.document):
+            log.warning("The stored desired document is ignored. %s", why)
             return
-        except Invalid as problem:
-            log.warning("The stored desired document is invalid and is ignored: %s", problem)
-            return
+        log.info(
+            "Following the stored desired document, generation %d, %s old",
+            stored.document.generation,
+            duration(max(0.0, time.time() - stored.at)),
+        )
         with self._lock:
-            self._follow(self._purged_tags.without_purged(told))
+            self._follow(self._purged_tags.without_purged(stored.document))
+            self.document_at = stored.at
 
     def stop(self) -> None:
         self._stopped.set()
@@ -150,6 +166,8 @@ class Shim:
         for another model or driver; OSError if it can't be stored.
         """
         parsed = documents.parse(raw)
+        if why := self._misfit(parsed):
+            raise Conflict(why)
         with self._lock:
             told = self._purged_tags.without_purged(parsed)
             if self.desired:
@@ -158,13 +176,23 @@ class Shim:
                 if told.generation == self.desired.generation:
                     if told != self.desired:
                         raise Conflict(f"Generation {told.generation} exists with other contents.")
+                    self.document_at = time.time()
                     return told
                 if (told.model, told.driver) != (self.desired.model, self.desired.driver):
                     raise Conflict("A process serves one model and one driver: start another process.")
             if self._document:
-                write_durably(self._document, msgspec.json.encode(told))
+                self._document.write(msgspec.json.encode(told))
             self._follow(told)
+            self.document_at = time.time()
         return told
+
+    def _misfit(self, told: Desired) -> str:
+        """Why an engine can't follow this document; empty if it can."""
+        if self._model is None:
+            return ""
+        if told.driver != self.name:
+            return ANOTHER_DRIVER.format(told.driver, self.name)
+        return "" if told.model == self._model else ANOTHER_MODEL
 
     def ban_tags(self, tags: Collection[str]) -> None:
         """Never serve these tags again. An org that has one is left out of the document, with its keys
@@ -174,14 +202,20 @@ class Shim:
             self._purged_tags.add(tags)
             if self.desired and (told := self._purged_tags.without_purged(self.desired)) != self.desired:
                 if self._document:
-                    write_durably(self._document, msgspec.json.encode(told))
+                    self._document.write(msgspec.json.encode(told))
                 self._follow(told)
 
     def purge(self, question: Question, identity: str) -> DriverStatement:
         """Purge everything with these tags, and return a statement of it. Raises NotConfirmedYet with a
-        sentence while the purge is still running, and OSError. May be called again."""
+        sentence while the purge is still running, and OSError. May be called again.
+
+        Where the org is withdrawn, nothing is banned: the document does not name it, and only a later
+        one can."""
         tags = list(dict.fromkeys(scope.tag for scope in question.scopes))
-        self.ban_tags(tags)
+        if question.withdrawn:
+            self._check_not_served(tags)
+        else:
+            self.ban_tags(tags)
         with self._lock:
             driver = self._driver
         until = time.monotonic() + question.seconds
@@ -196,6 +230,7 @@ class Shim:
             lost = [f"{at[0]}.{at[1]}" for at in self._shards if self._state(at) == "lost"]
             why = f"shard {lost[0]} is lost" if lost else "the purge is still running"
             raise NotConfirmedYet(f"{why[0].upper()}{why[1:]}.")
+        self._check_not_served(tags)  # a document may have come meanwhile
         return DriverStatement(
             identity=identity,
             operation=question.operation,
@@ -212,29 +247,37 @@ class Shim:
             bytes=sum(one.bytes for one in receipts),
             files=sum(one.tier2_files for one in receipts),
             file_bytes=sum(one.tier2_bytes for one in receipts),
+            withdrawn=question.withdrawn,
         )
+
+    def _check_not_served(self, tags: Collection[str]) -> None:
+        """Raises NotConfirmedYet while a document names an org with one of these tags."""
+        with self._lock:
+            served = self.desired.orgs if self.desired else ()
+            if any(isolation_tag(org.name, org.secret).hex() in tags for org in served):
+                raise NotConfirmedYet("It has not applied the document yet that does not name the org.")
 
     def _follow(self, told: Desired) -> None:
         """Apply a document. The first one is applied after the one that an earlier process followed, so
         that the changes between them reach what that process has left."""
-        if self._driver is None and (earlier := self._earlier_document(told)):
-            self._apply(earlier)
+        driver = self._driver
+        if driver is None and (earlier := self._earlier_document(told)):
+            driver = self._apply(earlier, None)
         before = self._homes
-        self._apply(told)
+        self._driver = self._apply(told, driver)  # no request before the policy of its org
         self._save_followed(told, before)
 
     def _earlier_document(self, told: Desired) -> Desired | None:
         """The document that an earlier process of this driver followed, with the homes of now; None if
         there is none. Raises OSError if the homes that have changed since can't be stored."""
-        if self._followed is None or not self._followed.exists():
-            return None
         try:
-            earlier = documents.parse(self._followed.read_bytes())
-        except (Invalid, OSError) as error:
-            log.warning(
-                "The document that was followed before can't be read from %s: %s", self._followed, error
-            )
+            stored = self._followed.read() if self._followed else None
+        except OSError as error:
+            log.warning("The document that was followed before can't be read: %s", error)
             return None
+        if stored is None:
+            return None
+        earlier = stored.document
         if (earlier.model, earlier.driver) != (told.model, told.driver):
             return None
         now = {(home.group, home.index): _place(home) for home in told.homes}
@@ -253,17 +296,16 @@ class Shim:
             for at, home in before.items():
                 if _place(home) != _place(self._homes[at]):
                     self._left_homes.add(at, _place(home))
-            self._followed.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_durably(self._followed, msgspec.json.encode(told))
+            self._followed.write(msgspec.json.encode(told))
         except OSError as error:
             log.warning("The document that is followed can't be stored: %s", error)
 
-    def _apply(self, told: Desired) -> None:
+    def _apply(self, told: Desired, driver: Decider | None) -> Decider:
         before, self.desired = self.desired, told
         homes = {(home.group, home.index): home for home in told.homes}
-        if self._driver is None:
+        if driver is None:
             self._current = dict(homes)
-            self._driver = self._start(told, homes)
+            driver = self._start(told, homes)
         earlier, self._homes = self._homes, homes
         for shard in self._shards.values():
             shard.set_removed_agents(told.agents_removed)
@@ -272,10 +314,10 @@ class Shim:
                 self._move(at, home)
             elif at in earlier and _place(home) == _place(self._current[at]):
                 self._shards[at].set_path(home.path)  # the fabric may have changed around it
-        self._driver.set_data_keys({org.name: org.data_key for org in told.orgs if org.data_key})
+        driver.set_data_keys({org.name: org.data_key for org in told.orgs if org.data_key})
         # Before policies, which take the ledger's lock: what is committed after that asks for these.
         self._callers = told.callers()
-        self._driver.set_policies(
+        driver.set_policies(
             {org.name: org.policies for org in told.orgs},
             {org.name: isolation_tag(org.name, org.secret) for org in told.orgs},
         )
@@ -283,8 +325,9 @@ class Shim:
         secrets = {org.name: org.secret for org in told.orgs}
         for org in before.orgs if before else ():
             if secrets.get(org.name) != org.secret:  # nobody can ask for it any more
-                self._driver.removals.start_purge(org.name, isolation_tag(org.name, org.secret))
+                driver.removals.start_purge(org.name, isolation_tag(org.name, org.secret))
         self.observed_generation = told.generation
+        return driver
 
     def _start(self, told: Desired, homes: Mapping[tuple[str, int], HomeSpec]) -> Decider:
         shape, name = told.model.shape(), told.model.name
@@ -350,7 +393,7 @@ class Shim:
         return Home(home.address, home.shard, self._credentials, slot_bytes)
 
     def _credentials(self) -> Credentials:
-        certified = self.trust.client_context() if self.trust else None
+        certified = self.trust.client_certificate() if self.trust else None
         told = self._told
         return Credentials(told.driver, told.secret, software=self.software, certified=certified)
 
@@ -458,6 +501,10 @@ class Shim:
         return None
 
     @property
+    def has_driver(self) -> bool:
+        return self._driver is not None
+
+    @property
     def driver(self) -> Decider:
         """Raises Conflict before there is a document."""
         if self._driver is None:
@@ -533,6 +580,7 @@ class Shim:
         return {
             "generation": told.generation if told else 0,
             "observed_generation": self.observed_generation,
+            "document_at": self.document_at,
             "name": self.name,
             "software": self.software,
             "started_at": self.started_at,

@@ -102,8 +102,7 @@ def grant(
                 "peers": [{"name": driver, "secret": base64.b64encode(secret).decode()}],
                 "tier2": tier2,
             }
-            control.ask(agent, "PUT", "/v1/desired", told)
-            _wait(control, agent, generation)
+            apply(control, agent, told)
     except Unanswered as error:
         raise NotGranted(f"The agent at {control.url} refused the shards: {error}") from error
     except ValueError as error:
@@ -115,7 +114,12 @@ def _observed(control: AgentControl, agent: BlockingExchange) -> _Observed:
     return control.ask(agent, "GET", "/v1/observed").read(_Observed)
 
 
-def _wait(control: AgentControl, agent: BlockingExchange, generation: int) -> None:
+def apply(control: AgentControl, agent: BlockingExchange, document: Mapping[str, Any]) -> None:
+    """Have the agent apply a document. Returns when all of its shards exist.
+
+    Raises NotGranted, Unanswered also where the agent refuses it, and Malformed, which is a ValueError.
+    """
+    control.ask(agent, "PUT", "/v1/desired", document)
     until = time.monotonic() + GRANT_SECONDS_MAX
     while time.monotonic() < until:
         observed = _observed(control, agent)
@@ -124,7 +128,7 @@ def _wait(control: AgentControl, agent: BlockingExchange, generation: int) -> No
                 raise NotGranted(
                     f"The agent refused the shard {excerpt(shard.name)}: {excerpt(shard.reason or '')}"
                 )
-        if observed.observed_generation == generation and observed.ready:
+        if observed.observed_generation == document["generation"] and observed.ready:
             return
         time.sleep(PAUSE_SECONDS)
     raise NotGranted(f"The agent has not made room within {GRANT_SECONDS_MAX:g} s.")

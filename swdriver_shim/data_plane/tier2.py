@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final, TypeVar
 
 from kvss_agent.client import TIER_SECONDS, Miss, Purged
-from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import Column
@@ -242,11 +241,7 @@ class Tier2Transfers:
                 groups.setdefault(column.group, []).append((column, back))
 
         def bring(group: int, shard: ShardControl) -> list[int | Miss]:
-            columns = [back for _, back in groups[group]]
-            answers: list[int | Miss] = []
-            for at in range(0, len(columns), BATCH_MAX):
-                answers += shard.recall(columns[at : at + BATCH_MAX], data_key)
-            return answers
+            return shard.recall([back for _, back in groups[group]], data_key)
 
         now, (_, offset) = self._clock(), self._offset()
         found: dict[Column, Dates | Reason] = {}

@@ -218,8 +218,13 @@ class Decider:
 
     def prefetch(self, org: str, continue_id: str) -> bool:
         """Recall a conversation that is about to continue from tier 2. Whether it is known."""
-        prompt = self.ledger.find_conversation(org, continue_id)
-        return prompt is not None and self._tier2.seek(prompt, 0) is not None
+        with self._lock:
+            prompt = self.ledger.find_conversation(org, continue_id)
+        return prompt is not None and self.prefetch_prompt(prompt)
+
+    def prefetch_prompt(self, prompt: HasKeys) -> bool:
+        """Recall a prompt that is about to be loaded from tier 2. Whether tier 2 is asked."""
+        return self.is_served(prompt.maker) and self._tier2.seek(prompt, 0) is not None
 
     def computed(self, org: str, tokens: int, seconds: float) -> None:
         """The org's engine took so long to compute so many tokens. Refills are compared with that."""
@@ -278,6 +283,7 @@ class Decider:
         other tag, whenever the store began."""
         with self._lock:
             self._served_tags = tags
+            self.removals.forget((tags or {}).values())
             self.ledger.set_policies(policies, self._clock(), tags)
         self._wake()
 

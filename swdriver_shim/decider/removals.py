@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,6 +75,12 @@ class Removals:
         with self._lock:
             self._purge_tag(org, tag)
         self._housekeeper.wake()
+
+    def forget(self, tags: Iterable[bytes]) -> None:
+        """These tags are served, perhaps again: the next purge of one starts anew. The caller has the
+        lock."""
+        for tag in tags:
+            self._purges.pop(tag, None)
 
     def finish_purge(self, org: str, tag: bytes, seconds: float) -> Receipt:
         """Wait until nothing is left that carries this tag, at most so long. Called again, it returns

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import http.client
-import json
 import re
 import secrets
 import subprocess
@@ -24,6 +22,8 @@ from typing import Any, Final, NamedTuple, Self
 
 import kvss_agent
 from kvss_agent.client import Credentials
+from kvss_agent.http.exchange import Unanswered
+from swdriver_shim.data_plane import grants
 from swdriver_shim.data_plane.agent_control import AgentControl, PullResult
 from swdriver_shim.data_plane.homes import Home
 from swdriver_shim.data_plane.shard import Shard
@@ -31,10 +31,8 @@ from swdriver_shim.layout import Layout
 
 DRIVER: Final = "replay"
 START_SECONDS_MAX: Final = 30.0
-GRANT_SECONDS_MAX: Final = 300.0  # many gigabytes of memory take a while
 STOP_SECONDS_MAX: Final = 20.0
 PAUSE_SECONDS: Final = 0.02
-ANSWER_SECONDS_MAX: Final = 30.0
 
 Shards = list[list[Shard]]  # of each group
 
@@ -177,7 +175,7 @@ class Agent:
                 start_new_session=True,  # Ctrl-C is for the replay, which stops them itself
             )
         try:
-            self._wait("did not start", START_SECONDS_MAX, self._listens)
+            self._wait_for_start()
         except NoAgent:
             self._stop()
             raise
@@ -195,10 +193,11 @@ class Agent:
             "peers": peers,
             "tier2": self._tier2,
         }
-        status, answer = self._ask("PUT", "/v1/desired", json.dumps(document))
-        if status != http.client.ACCEPTED:
-            raise NoAgent(f"An agent refuses its document: {answer}")
-        self._wait("was not granted its memory", GRANT_SECONDS_MAX, self._has_all)
+        try:
+            with contextlib.closing(self.control.exchange()) as agent:
+                grants.apply(self.control, agent, document)
+        except (grants.NotGranted, Unanswered, ValueError) as error:
+            raise NoAgent(f"An agent can't be used: {error}") from error
 
     @property
     def control(self) -> AgentControl:
@@ -210,30 +209,13 @@ class Agent:
         self._port = int(found[1]) if found else 0
         return found is not None
 
-    def _has_all(self) -> bool:
-        _, observed = self._ask("GET", "/v1/observed")
-        for shard in observed["shards"]:
-            if shard["state"] == "refused":
-                raise NoAgent(f"An agent can't have shard {shard['name']}: {shard['reason']}")
-        return bool(observed["observed_generation"] == self._generation and observed["ready"])
-
-    def _ask(self, method: str, path: str, body: str | None = None) -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_SECONDS_MAX)
-        try:
-            headers = {"Authorization": f"Bearer {self.control.token}"}
-            connection.request(method, path, body, headers)
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-        except OSError as error:
-            raise NoAgent(f"An agent does not answer: {error}") from error
-        finally:
-            connection.close()
-
-    def _wait(self, failure: str, seconds: float, is_done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + seconds
-        while not is_done():
+    def _wait_for_start(self) -> None:
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while not self._listens():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise NoAgent(f"An agent {failure}. The end of its log: {self._log.read_text()[-500:]}")
+                raise NoAgent(
+                    f"An agent did not start. The end of its log: {self._log.read_text()[-500:]}"
+                )
             time.sleep(PAUSE_SECONDS)
 
     def _stop(self) -> None:

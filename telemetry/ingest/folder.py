@@ -1,4 +1,4 @@
-"""Records into rows, by topic and ten seconds. Pure; what is read and written stands in `ingest`."""
+"""Records into rows, by topic and ten seconds. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from telemetry.store.merge import other_of
 
 BUCKET_SECONDS: Final = 10
 PLANS_MAX: Final = 8192  # shapes that are remembered, with where their series go, or of rows;
-SERIES_KEPT: Final = 2_000_000  # and how many series those may have together
+SERIES_KEPT: Final = 2_000_000  # and how many series their targets, or those of rows, may have together
 
 Key = tuple[str, int]  # topic and bucket
 
@@ -43,7 +43,7 @@ class _Target(NamedTuple):
 
 
 class Folder:
-    """Keeps nothing but what it knows of shapes, and what sources have used of their quotas."""
+    """Remembers plans of shapes, and what sources have used of their quotas."""
 
     def __init__(self, quotas: Quotas | None = None) -> None:
         self.over_quota: Counter[tuple[str, str]] = Counter()  # by what was too much, and by source
@@ -52,13 +52,13 @@ class Folder:
         self._forget()
 
     def _forget(self) -> None:
-        """All that can be worked out again. Quotas can't."""
+        """Forget all that can be computed again. Quotas can't."""
         # Where numbers of a source and shape go, as its quotas allow. None: nowhere.
         self._allowed: dict[tuple[str, bytes], list[int] | None] = {}
         self._plans: dict[bytes, list[int]] = {}
-        self._planned = 0  # series of those
         self._targets: dict[_Target, int] = {}  # a number is found faster than what it stands for
         self._target: list[_Target] = []
+        self._targeted = 0  # series of those: each hour's quotas may make new ones of the same plans
         self._numbers: dict[Series, int] = {}
         self._series: list[Series] = []
         self._hashes: list[int] = []  # of those: what quotas know them by
@@ -69,9 +69,9 @@ class Folder:
         self._shaped = 0  # series of those
 
     def fold(self, records: Iterable[tuple[Record, Shape]], now: float) -> list[Row]:
-        """What sources tell beyond their quotas is counted in `over_quota`: records of a shape too many,
-        topics and series once for each shape."""
-        if len(self._plans) > PLANS_MAX or self._planned > SERIES_KEPT:
+        """Add up records by topic and bucket. What is beyond the quota of a source is counted in
+        `over_quota`: each record of a shape, and topics and series once for each shape."""
+        if len(self._plans) > PLANS_MAX or self._targeted > SERIES_KEPT:
             self._forget()
         if len(self._shapes) > PLANS_MAX or self._shaped > SERIES_KEPT:
             self._forget_rows()
@@ -104,7 +104,7 @@ class Folder:
         return rows + [row for key, values in wide.items() for row in self._rows(key, values)]
 
     def _allow(self, source: str, shape: Shape) -> list[int] | None:
-        """Where else numbers of this source and shape go, as quotas allow; None: not even its own."""
+        """The further targets of this source's numbers that its quotas allow; None: not even its own."""
         targets = self._allowed[source, shape.digest] = self._within_quotas(source, shape)
         return targets
 
@@ -154,13 +154,13 @@ class Folder:
                 self._number_of(_Target(topic, tuple(map(tuple, its)), tuple(map(tuple, numbers))))
                 for topic, (its, numbers) in found.items()
             ]
-            self._planned += len(shape.series)
         return plan
 
     def _number_of(self, target: _Target) -> int:
         number = self._targets.setdefault(target, len(self._target))
         if number == len(self._target):
             self._target.append(target)
+            self._targeted += sum(map(len, target.numbers))
         return number
 
     def _number(self, series: Series) -> int:

@@ -1,14 +1,14 @@
-"""Shapes by their digests, as one member of the group knows them: told with a record, told in Redis, or
-stored before. A digest vouches for its shape, whoever told it.
+"""Shapes by their digests, as one member of the consumer group knows them: from a record, from Redis or
+from the database. A digest identifies its shape, whoever sent it.
 
-What is learned is counted as its source's (`quotas`) before it is kept, and so before anything else is
-known of the record: who tells more than processes do is not listened to any more, at no cost to others.
+A new shape counts against the quota of its source (`quotas`) before it is stored, and so before anything
+else is known of the record. Shapes beyond the quota are ignored, at no cost to other sources.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, cast
 
@@ -27,15 +27,20 @@ ASKED_AT_ONCE: Final = 64  # of Redis and of the database: each may have a megab
 
 
 class KnownShapes:
-    """Bounded: for a new one those go that were used longest ago, but none that is in use. What went is
-    asked for again."""
+    """A bounded table. A new shape displaces shapes of the source that fills most of the table: first
+    those that were used longest ago, and none that is in use. So sources with too many shapes displace
+    their own and each other's, and never those of a source with few. What is displaced is asked for
+    again."""
 
     def __init__(self, client: redis.Redis, quotas: Quotas) -> None:
         self.is_full = False  # some shape found no room beside those in use
         self.series = 0
         self._client = client
         self._quotas = quotas
-        self._known: OrderedDict[bytes, Shape] = OrderedDict()  # what was used last is at the end
+        self._known: dict[bytes, tuple[Shape, str]] = {}  # with the source that it counts as
+        # By source: its shapes' costs in the order of their last use, and the sum of these.
+        self._costs: defaultdict[str, OrderedDict[bytes, float]] = defaultdict(OrderedDict)
+        self._total: defaultdict[str, float] = defaultdict(float)
         self._in_use: set[bytes] = set()
 
     def __len__(self) -> int:
@@ -48,19 +53,20 @@ class KnownShapes:
 
     def use(self, digest: bytes) -> Shape | None:
         """The shape of this digest, which stays until `release`; None where it is not known."""
-        shape = self._known.get(digest)
-        if shape is not None:
-            self._known.move_to_end(digest)
-            self._in_use.add(digest)
+        if (known := self._known.get(digest)) is None:
+            return None
+        shape, source = known
+        self._costs[source].move_to_end(digest)
+        self._in_use.add(digest)
         return shape
 
     def may_teach(self, source: str, digest: bytes) -> bool:
-        """Whether this source is listened to about this shape."""
+        """Whether the quota of this source allows this shape."""
         return self._quotas.may_tell_shape(source, digest)
 
     def learn(self, source: str, digest: bytes, encoded: bytes) -> None:
-        """Take into use what was told as the shape of this digest, at the cost of the source. Nonsense
-        is not learned, costs as much, and is not looked at again in this hour."""
+        """Take the shape of this digest into use, at the cost of the source. An invalid one costs as
+        much, and is not decoded again in this hour."""
         if digest in self._known or self.is_full or not self.may_teach(source, digest):
             return
         if self._quotas.has_refused_shape(source, digest):
@@ -69,11 +75,11 @@ class KnownShapes:
         if shape is None:
             self._quotas.refuse_shape(source, digest)
         elif self._quotas.admits_shape(source, digest, len(shape.series)):
-            self._keep(shape)
+            self._keep(shape, source)
 
     def ask_for(self, wanted: Mapping[bytes, str], told_in_redis: Collection[bytes]) -> None:
-        """Learn these, each at the cost of the source that stands with it, as far as somebody knows
-        them: Redis of those, the database of all."""
+        """Learn those of these shapes that Redis or the database has, each at the cost of its source.
+        Redis is asked for `told_in_redis` only."""
         for some in self._in_parts(told_in_redis):
             told = self._client.mget([SHAPE_KEY + digest.hex() for digest in some])
             self._learn_all(wanted, zip(some, cast("list[bytes | None]", told), strict=True))
@@ -86,7 +92,7 @@ class KnownShapes:
             self._learn_all(wanted, stored)
 
     def _in_parts(self, digests: Collection[bytes]) -> Iterator[list[bytes]]:
-        """As long as there is room for what they stand for."""
+        """In parts, for as long as the table has room."""
         listed = sorted(digests)
         for start in range(0, len(listed), ASKED_AT_ONCE):
             if not self.is_full:
@@ -99,17 +105,31 @@ class KnownShapes:
             if encoded:
                 self.learn(wanted[digest], digest, encoded)
 
-    def _keep(self, shape: Shape) -> None:
+    def _keep(self, shape: Shape, source: str) -> None:
         series = len(shape.series)
         while self._known and (len(self) >= SHAPES_MAX or self.series + series > SERIES_MAX):
-            oldest = next(iter(self._known))
-            if oldest in self._in_use:
+            if not self._displace():
                 self.is_full = True
                 return
-            self.series -= len(self._known.pop(oldest).series)
-        self._known[shape.digest] = shape
+        cost = max(series, SERIES_MAX / SHAPES_MAX)  # few series use up the number of shapes
+        self._known[shape.digest] = shape, source
+        self._costs[source][shape.digest] = cost
+        self._total[source] += cost
         self._in_use.add(shape.digest)
         self.series += series
+
+    def _displace(self) -> bool:
+        """Drop a shape of the source that fills most of the table. False if all of its are in use."""
+        source = max(self._total, key=self._total.__getitem__)
+        costs = self._costs[source]
+        digest = next((one for one in costs if one not in self._in_use), None)
+        if digest is None:
+            return False
+        self._total[source] -= costs.pop(digest)
+        if not costs:
+            del self._costs[source], self._total[source]
+        self.series -= len(self._known.pop(digest)[0].series)
+        return True
 
 
 def _decoded(digest: bytes, encoded: bytes) -> Shape | None:

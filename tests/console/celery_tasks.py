@@ -11,7 +11,7 @@ from django.db import transaction
 
 from console.accounts.principal import SYSTEM
 from console.api.models import StoredAnswer
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.shell import request_context
 
 BEGUN, GO_ON = "tests:begun", "tests:go-on"
@@ -30,10 +30,4 @@ def effect_once(name: str) -> None:
             defaults={"body_sha256": b"", "status": 200, "headers": {}, "body": ""},
         )
         if first:
-            record(
-                SYSTEM,
-                "tests.effect",
-                object_type="tests",
-                object_id=name,
-                object_name=request_context.current_id(),
-            )
+            record(SYSTEM, "tests.effect", Subject("tests", name, request_context.current_id()))

@@ -163,7 +163,10 @@ PAGES = {
     "fleet-box": Case("GET", "/fleet/boxes/cs-1/", FLEET),
     "fleet-drivers": Case("GET", "/fleet/drivers/", FLEET),
     "fleet-driver": Case("GET", "/fleet/drivers/job-7/", FLEET),
+    # To a daemon's page, which says that it has no claims.
+    "fleet-driver-claims": Case("GET", "/fleet/drivers/job-7/claims/", (LOGIN, 404, 404, 404, 404, 302)),
     "fleet-driver-remove": Case("GET", "/fleet/drivers/job-7/remove/", (LOGIN, 404, 404, 404, 404, 200)),
+    "fleet-driver-orgs": Case("GET", "/fleet/drivers/job-7/orgs/", (LOGIN, 404, 404, 404, 404, 200)),
     "fleet-join": Case("GET", "/fleet/join/", FLEET),
     "fleet-join-token-revoke": Case(
         "POST", "/fleet/join/{join_token}/revoke/", (LOGIN, 404, 404, 404, 404, 302)
@@ -411,8 +414,22 @@ API = {
     ("POST", "nodes/<name>/upgrade"): Case(
         "POST", "/api/v1/nodes/ax-1/upgrade", (401, 404, 404, 404, 404, 202), {}, IDEMPOTENT
     ),
+    # That driver is a daemon: no claims are made for it.
+    ("GET", "drivers/<name>/claims-key"): Case(
+        "GET", "/api/v1/drivers/job-7/claims-key", (401, 404, 404, 404, 404, 409)
+    ),
+    ("POST", "drivers/<name>/claims-key/rotate"): Case(
+        "POST", "/api/v1/drivers/job-7/claims-key/rotate", (401, 404, 404, 404, 404, 409), {}
+    ),
+    ("POST", "drivers/<name>/claims"): Case(
+        "POST", "/api/v1/drivers/job-7/claims", (401, 404, 404, 404, 404, 409), {"org": "acme"}
+    ),
     ("POST", "drivers/<name>/remove"): Case(
         "POST", "/api/v1/drivers/job-7/remove", (401, 404, 404, 404, 404, 202), {}, IDEMPOTENT
+    ),
+    ("GET", "drivers/<name>/orgs"): Case("GET", "/api/v1/drivers/job-7/orgs", API_FLEET),
+    ("PATCH", "drivers/<name>/orgs"): Case(
+        "PATCH", "/api/v1/drivers/job-7/orgs", API_FLEET, {"orgs": ["acme"]}, {**ANY, **IDEMPOTENT}
     ),
     ("GET", "session-rules"): Case("GET", "/api/v1/session-rules", API_FLEET),
     ("PUT", "session-rules"): Case("PUT", "/api/v1/session-rules", API_FLEET, RULES, ANY),

@@ -121,6 +121,7 @@ FORMS = {
     "/new-session/": "name={0}&org={0}&boxes={0}&path={0}&kib_per_token={0}&wait_minutes={0}"
     "&plan_token={0}&reason={0}",
     "/session-rules/": "path={0}&boxes_min={0}&boxes_increment={0}&boxes_max={0}&grant_percent={0}"
+    "&replace_lost_after_seconds={0}"
     "&wait_for_rail_seconds={0}&reason={0}",
     "/orgs/acme/members/": "username={0}&role={0}&reason={0}",
 }

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from msgspec.structs import replace
 
 from console.environment import PROJECT
 from swdriver_shim.adapters.claims import mint
-from swdriver_shim.adapters.vllm.config import AgentSpec, ApiSpec, EngineConfig, NameSpec, fresh
+from swdriver_shim.adapters.joining import NameSpec
+from swdriver_shim.adapters.vllm.config import AgentSpec, ApiSpec, EngineConfig, fresh
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
 from tests.engines.prompts import prompt
-from tests.engines.vllm_process import STOP_SECONDS
+from tests.engines.vllm_process import SOUND_TOKEN, STOP_SECONDS
 from tests.kvss_agent.process import AgentProcess, agent
 from tests.live import wait_until
 
@@ -57,12 +58,14 @@ class Vllm:
         org: str | None,
         rules: Rules = AS_USUAL,
         tokens: int = 12,
+        media: Mapping[str, Sequence[int]] | None = None,
+        adapter: str = "",
     ) -> list[list[int]]:
         """What it answers; how much of each prompt was cached is in `cached`."""
         claim = None
         if org and self.setting:
             claim = mint(self.setting.claims_key, self.setting.driver, org, rules)
-        found = self.ask("generate", prompts, [claim] * len(prompts), tokens)
+        found = self.ask("generate", prompts, [claim] * len(prompts), tokens, media, adapter)
         assert {one["reason"] for one in found} == {"length"}, "no request has failed"
         self.cached = [one["cached"] for one in found]
         return [one["tokens"] for one in found]
@@ -232,6 +235,8 @@ def test_what_a_request_wishes_is_followed(place: Place, plain: Plain) -> None:
         assert engine.answer(prompt(0), "acme", Rules(no_store=True)) == plain["llama", 0]
         assert engine.hits(prompt(0), "acme") == 0
         assert engine.hits(prompt(0), "acme") == 960
+        assert engine.answer(prompt(1), "acme", Rules(store_tokens_max=100)) == plain["llama", 1]
+        assert engine.hits(prompt(1), "acme") == 64
 
 
 def test_many_at_once_with_what_they_have_in_common(place: Place, plain: Plain) -> None:
@@ -299,7 +304,8 @@ def test_after_a_restart_what_is_in_tier_2_comes_back(place: Place, plain: Plain
         assert engine.hits(prompt(0), "acme") == 960
         wait_until("what was used again is copied", lambda: columns() >= 15)
     with place.engine() as engine:
-        assert engine.answer(prompt(0), "acme") == plain["llama", 0]
+        goes_on = Rules(continue_id="chat-7")
+        assert engine.answer(prompt(0), "acme", goes_on) == plain["llama", 0]
         assert engine.cached == [960], "it has waited for it"
         assert engine.hits(prompt(0), "globex") == 0
 
@@ -533,3 +539,53 @@ def test_engines_that_understand_bytes_in_another_way_share_nothing(
             hits.append(engine.hits(prompt(0), "acme"))
             assert engine.hits(prompt(0), "acme") == 960
     assert hits == [0, 0, 0]
+
+
+AUDIO: dict[str, Any] = {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"audio": 1}}
+
+
+def test_two_sounds_of_as_many_tokens_never_meet(place: Place) -> None:
+    """The engine hears them: answers differ. What is before a sound is shared, and nothing behind it."""
+    words = [max(token, 6) for token in prompt(0, 300)]
+    asked = [*words[:200], SOUND_TOKEN, *words[200:]]
+    with vllm(place.models, model="qwen2_audio", **AUDIO) as engine:
+        plain = [engine.answer_all([asked], None, media={"audio": [seed]})[0] for seed in (1, 2)]
+        assert plain[0] != plain[1]
+    with place.engine("qwen2_audio", **AUDIO) as engine:
+        for seed, cached in [(1, 0), (2, 192), (1, 448), (2, 448)]:
+            assert engine.answer_all([asked], "acme", media={"audio": [seed]}) == [plain[seed - 1]]
+            assert engine.cached == [cached], seed
+        assert engine.answer_all([asked], "globex", media={"audio": [1]}) == [plain[0]]
+        assert engine.cached == [0]
+        both = engine.answer_all([asked, asked], "acme", media={"audio": [2, 1]})
+        assert both == [plain[1], plain[0]]
+        assert engine.cached == [448, 448]
+
+
+IMAGES: dict[str, Any] = {**AUDIO, "limit_mm_per_prompt": {"image": 1}}
+
+
+def test_two_images_of_as_many_tokens_never_meet(place: Place) -> None:
+    asked = [max(token, 6) for token in prompt(0, 100)]  # behind an image of a hundred
+    with vllm(place.models, model="blip2", **IMAGES) as engine:
+        plain = [engine.answer_all([asked], None, media={"image": [seed]})[0] for seed in (1, 2)]
+        assert plain[0] != plain[1]
+    with place.engine("blip2", **IMAGES) as engine:
+        for seed, cached in [(1, 0), (2, 0), (1, 192), (2, 192)]:
+            assert engine.answer_all([asked], "acme", media={"image": [seed]}) == [plain[seed - 1]]
+            assert engine.cached == [cached], seed
+
+
+LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
+
+
+def test_adapters_never_meet_each_other_or_the_model_alone(place: Place) -> None:
+    adapters = ["", "sql", "law"]
+    with vllm(place.models, **LORA) as engine:
+        plain = {one: engine.answer_all([prompt(0)], None, adapter=one) for one in adapters}
+        assert len({str(answer) for answer in plain.values()}) == len(adapters), "they do something"
+    with place.engine(**LORA) as engine:
+        for cached in (0, 960):
+            for one in adapters:
+                assert engine.answer_all([prompt(0)], "acme", adapter=one) == plain[one]
+                assert engine.cached == [cached], one

@@ -3,102 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from swdriver_shim.adapters.claims import mint
-from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, NameSpec, fresh
+from swdriver_shim.adapters.joining import NameSpec
+from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, fresh
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.engines.prompts import prompt
-from tests.engines.vllm_process import QUIET, build
+from tests.engines.serving import Server, serving
+from tests.engines.vllm_process import build
 from tests.kvss_agent.process import AgentProcess, agent
 from tests.live import wait_until
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
-START_SECONDS = 240.0
 KEPT = OrgPolicies(policy=Policy(tiers=Tiers.TIER2))
 
 
-@dataclass
-class Server:
-    http: httpx.Client
-    setting: EngineConfig
-
-    def ask(self, tokens: list[int], org: str) -> tuple[list[int], int]:
-        """What it answers, and how much of the prompt it did not compute."""
-        claim = mint(self.setting.claims_key, self.setting.driver, org)
-        asked = {
-            "model": "tiny",
-            "prompt": tokens,
-            "max_tokens": 12,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-            "detokenize": False,
-            "kv_transfer_params": {"tidegate": claim},
-        }
-        answer = self.http.post("/v1/completions", json=asked)
-        assert answer.status_code == 200, answer.text
-        told: dict[str, Any] = answer.json()
-        cached = (told["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-        return told["choices"][0]["token_ids"], cached or 0
-
-
-@contextlib.contextmanager
-def serving(model: Path, setting: EngineConfig, home: Path) -> Iterator[Server]:
-    file, log = home / f"{setting.driver}.json", home / f"{setting.driver}.log"
+def server(model: Path, setting: EngineConfig, home: Path) -> contextlib.AbstractContextManager[Server]:
+    file = home / f"{setting.driver}.json"
     file.write_bytes(msgspec.json.encode(setting))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    transfer = {
-        "kv_connector": "TidegateConnector",
-        "kv_connector_module_path": "swdriver_shim.adapters.vllm",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"tidegate": str(file)},
-    }
-    command = [
-        # What `vllm serve` runs; in the CPU build that looks for a package of another name.
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
-        *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)),
-        *("--dtype", "float32", "--max-model-len", "2048", "--block-size", "32", "--enforce-eager"),
-        *("--no-enable-prefix-caching", "--skip-tokenizer-init", "--enable-prompt-tokens-details"),
-        *("--kv-transfer-config", json.dumps(transfer)),
-    ]
-    with log.open("w") as said:
-        process = subprocess.Popen(command, env={**os.environ, **QUIET}, stdout=said, stderr=said)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
+    return serving(model, str(file), file.with_suffix(".log"))
 
-            def is_up() -> bool:
-                assert process.poll() is None, log.read_text()[-3000:]
-                with contextlib.suppress(httpx.TransportError):
-                    return http.get("/health").status_code == 200
-                return False
 
-            wait_until("it serves", is_up, START_SECONDS)
-            yield Server(http, setting)
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def claim(setting: EngineConfig, org: str) -> str:
+    return mint(setting.claims_key, setting.driver, org)
 
 
 def home_of(one: AgentProcess, directory: Path) -> AgentSpec:
@@ -120,15 +53,15 @@ def test_what_one_server_has_seen_the_other_takes_from_tier_2(tmp_path: Path) ->
         orgs = tuple(replace(org, policies=KEPT) for org in setting.orgs)
         setting = replace(setting, orgs=orgs, wait_seconds=20)
         other = replace(setting, driver="job8", agent=home_of(second, files))
-        with serving(model, setting, tmp_path) as one:
-            answer, cached = one.ask(asked, "acme")
+        with server(model, setting, tmp_path) as one:
+            answer, cached = one.ask(asked, claim(setting, "acme"))
             assert cached == 0
-            assert one.ask(asked, "acme") == (answer, 960)
+            assert one.ask(asked, claim(setting, "acme")) == (answer, 960)
             wait_until(
                 "what was used again is copied",
                 lambda: sum(path.is_file() for path in files.rglob("*")) >= 15,
                 60,
             )
-            with serving(model, other, tmp_path) as two:
-                assert two.ask(asked, "globex")[1] == 0, "another org's"
-                assert two.ask(asked, "acme") == (answer, 960)
+            with server(model, other, tmp_path) as two:
+                assert two.ask(asked, claim(other, "globex"))[1] == 0, "another org's"
+                assert two.ask(asked, claim(other, "acme")) == (answer, 960)

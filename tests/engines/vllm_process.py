@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,9 +43,22 @@ SHAPE: Final[dict[str, Any]] = {
 }
 
 
+SOUND_TOKEN: Final = 3  # where a sound is
+SOUND_SECONDS: Final = 6
+SOUND_HERTZ: Final = 16_000
+IMAGE_PIXELS: Final = 56
+IMAGE_TOKENS: Final = 100  # before the prompt
+LORA_RANK: Final = 8
+
+
 def build(kind: str, directory: Path) -> None:
-    """A model of this kind: `llama` looks at everything, `mistral` at a window, `gemma3` at both."""
+    """A model of this kind: `llama` looks at everything, `mistral` at a window, `gemma3` at both,
+    `qwen2_audio` hears, `blip2` sees."""
     import torch
+
+    if kind in ("qwen2_audio", "blip2"):
+        (build_audio if kind == "qwen2_audio" else build_images)(directory)
+        return
     from transformers import (
         Gemma3ForCausalLM,
         Gemma3TextConfig,
@@ -67,6 +81,130 @@ def build(kind: str, directory: Path) -> None:
         )
         model = Gemma3ForCausalLM(config)
     model.save_pretrained(directory)
+
+
+def build_audio(directory: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import (
+        Qwen2AudioConfig,
+        Qwen2AudioEncoderConfig,
+        Qwen2AudioForConditionalGeneration,
+        Qwen2AudioProcessor,
+        Qwen2Config,
+        WhisperFeatureExtractor,
+    )
+
+    torch.manual_seed(7)
+    mel_bins = 32
+    shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+    config = Qwen2AudioConfig(
+        text_config=Qwen2Config(num_hidden_layers=3, **shape),
+        audio_config=Qwen2AudioEncoderConfig(
+            num_mel_bins=mel_bins,
+            d_model=32,
+            encoder_layers=2,
+            encoder_attention_heads=2,
+            encoder_ffn_dim=64,
+            initializer_range=SHAPE["initializer_range"],
+        ),
+        audio_token_index=SOUND_TOKEN,
+    )
+    Qwen2AudioForConditionalGeneration(config).save_pretrained(directory)
+    weights = directory / "model.safetensors"  # vLLM knows the names of published checkpoints
+    named = {
+        name.replace("language_model.model.model.", "language_model.model."): each
+        for name, each in load_file(weights).items()
+    }
+    save_file(named, weights, metadata={"format": "pt"})
+    fast = tokenizer(["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"])
+    hears = WhisperFeatureExtractor(feature_size=mel_bins)
+    Qwen2AudioProcessor(feature_extractor=hears, tokenizer=fast).save_pretrained(directory)
+
+
+def build_images(directory: Path) -> None:
+    import torch
+    from transformers import (
+        Blip2Config,
+        Blip2ForConditionalGeneration,
+        Blip2Processor,
+        Blip2QFormerConfig,
+        Blip2VisionConfig,
+        BlipImageProcessor,
+        OPTConfig,
+    )
+
+    torch.manual_seed(7)
+    std = SHAPE["initializer_range"]
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    tower |= {"num_hidden_layers": 2, "initializer_range": std}
+    text = OPTConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        word_embed_proj_dim=128,
+        num_hidden_layers=3,
+        ffn_dim=256,
+        num_attention_heads=4,
+        init_std=std,
+    )
+    seen = Blip2VisionConfig(image_size=IMAGE_PIXELS, patch_size=14, **tower)
+    queries = Blip2QFormerConfig(
+        vocab_size=VOCABULARY, encoder_hidden_size=32, cross_attention_frequency=1, **tower
+    )
+    config = Blip2Config(
+        vision_config=seen.to_dict(),
+        qformer_config=queries.to_dict(),
+        text_config=text.to_dict(),
+        num_query_tokens=IMAGE_TOKENS,
+        image_token_index=3,
+    )
+    model = Blip2ForConditionalGeneration(config)
+    torch.nn.init.normal_(model.query_tokens, std=0.5)
+    model.save_pretrained(directory)
+    sees = BlipImageProcessor(size={"height": IMAGE_PIXELS, "width": IMAGE_PIXELS})
+    Blip2Processor(
+        image_processor=sees, tokenizer=tokenizer(["<image>"]), num_query_tokens=IMAGE_TOKENS
+    ).save_pretrained(directory)
+
+
+def tokenizer(special: list[str]) -> Any:
+    """One of single words, these first."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<s>", "</s>", *special]
+    words += [f"word{number}" for number in range(len(words), VOCABULARY)]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        additional_special_tokens=special,
+    )
+
+
+def build_adapter(name: str, directory: Path) -> None:
+    """A LoRA adapter of `llama` with weights by its name, in the files that peft writes."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(sum(name.encode()))
+    hidden, heads = SHAPE["hidden_size"], SHAPE["num_attention_heads"] * SHAPE["head_dim"]
+    weights = {}
+    for layer in range(3):
+        at = f"base_model.model.model.layers.{layer}.self_attn"
+        weights[f"{at}.q_proj.lora_A.weight"] = torch.randn(LORA_RANK, hidden)
+        weights[f"{at}.q_proj.lora_B.weight"] = torch.randn(heads, LORA_RANK)
+        weights[f"{at}.o_proj.lora_A.weight"] = torch.randn(LORA_RANK, heads)
+        weights[f"{at}.o_proj.lora_B.weight"] = torch.randn(hidden, LORA_RANK)
+    directory.mkdir()
+    save_file(weights, directory / "adapter_model.safetensors")
+    told = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": LORA_RANK, "lora_alpha": LORA_RANK}
+    told |= {"target_modules": ["q_proj", "o_proj"], "bias": "none", "lora_dropout": 0.0}
+    (directory / "adapter_config.json").write_text(json.dumps(told))
 
 
 class Engine:
@@ -104,6 +242,8 @@ class Engine:
             kv_transfer_config=connector if setting else None,
             **{**usual, **options},
         )
+        self._directory = directory
+        self._adapters: list[str] = []
         if events:
             self._listen()
 
@@ -111,12 +251,23 @@ class Engine:
         self.llm.llm_engine.engine_core.shutdown(timeout=STOP_SECONDS)
 
     def generate(
-        self, prompts: list[list[int]], claims: list[str | None], tokens: int
+        self,
+        prompts: list[list[int]],
+        claims: list[str | None],
+        tokens: int,
+        media: dict[str, list[int]] | None = None,
+        adapter: str | None = None,
     ) -> list[dict[str, Any]]:
+        """`media`: the seed of the one `audio` or `image` of each prompt."""
+        asked: list[Any] = [{"prompt_token_ids": one} for one in prompts]
+        for kind, seeds in (media or {}).items():
+            for one, seed in zip(asked, seeds, strict=True):
+                one["multi_modal_data"] = {kind: sound(seed) if kind == "audio" else image(seed)}
         done = self.llm.generate(
-            [{"prompt_token_ids": one} for one in prompts],
+            asked,
             [sampling(claim, tokens) for claim in claims],
             use_tqdm=False,
+            lora_request=self._adapter(adapter) if adapter else None,
         )
         return [
             {
@@ -127,13 +278,22 @@ class Engine:
             for one in done
         ]
 
+    def _adapter(self, name: str) -> Any:
+        from vllm.lora.request import LoRARequest
+
+        directory = self._directory / f"adapter-{name}"
+        if not directory.exists():
+            build_adapter(name, directory)
+        if name not in self._adapters:
+            self._adapters.append(name)
+        return LoRARequest(name, self._adapters.index(name) + 1, str(directory))
+
     def give_up_in_a_load_that_fails(self, prompt: list[int], claim: str) -> int:
         """How many requests that was."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
         from vllm.v1.request import RequestStatus
 
         from kvss_agent.client import Miss
-        from swdriver_shim.data_plane.shard.reads import ColumnViews
 
         engine = self.llm.llm_engine
         scheduler = engine.engine_core.engine_core.scheduler
@@ -149,7 +309,7 @@ class Engine:
 
         worker.computed, shard.view = (
             computing,
-            lambda looks: ColumnViews([Miss.CORRUPT] * len(looks), ()),
+            lambda looks: nullcontext([Miss.CORRUPT] * len(looks)),
         )
         try:
             engine.add_request("given up", {"prompt_token_ids": prompt}, sampling(claim, 12))
@@ -200,6 +360,21 @@ class Engine:
             for one in self.llm.get_metrics()
             if "tidegate" in one.name and hasattr(one, "value")
         }
+
+
+def sound(seed: int) -> Any:
+    import numpy as np
+
+    noise = np.random.default_rng(seed).standard_normal(SOUND_SECONDS * SOUND_HERTZ)
+    return noise.astype("float32"), SOUND_HERTZ
+
+
+def image(seed: int) -> Any:
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (IMAGE_PIXELS, IMAGE_PIXELS, 3))
+    return Image.fromarray(pixels.astype("uint8"))
 
 
 def sampling(claim: str | None, tokens: int) -> Any:

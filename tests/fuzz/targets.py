@@ -124,8 +124,9 @@ def sealed(raw: bytes) -> None:
     copy = memoryview(bytearray(SLOT_BYTES))
     assert seal.copy_out(slot, expected, copy) == found
     place = of_files.Address(bytes(16), expected.tag, expected.key, "full.0")
-    head = bytearray(raw[: seal.HEADER_BYTES].ljust(seal.HEADER_BYTES, b"\0"))
-    column_file.accept(slot, head, len(raw), place)
+    landing = column_file.CLEAR.incoming(slot, place, PYTHON)
+    landing.parts[0][:] = raw[: seal.HEADER_BYTES].ljust(seal.HEADER_BYTES, b"\0")
+    landing.accept(len(raw))
 
 
 def sealed_slots() -> list[bytes]:

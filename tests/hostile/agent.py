@@ -15,12 +15,12 @@ from typing import Any, Final, Self
 
 import httpx
 
-from console.version import tidegate_version
 from kvss_agent.data_plane import wire
 from kvss_agent.process.membership import credential
 from kvss_agent.security.certificates import Role
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
+from telemetry.version import tidegate_version
 from tests.hostile.answers import Answer, Asked, holds, says_json
 from tests.hostile.engine import UNVERIFIED
 

@@ -20,13 +20,13 @@ import redis
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from console.version import tidegate_version
 from kvss_agent.data_plane import wire
 from kvss_agent.process.membership import credential
 from kvss_agent.security.identity import public_pem
 from kvss_agent.security.trust import load_chain
 from telemetry.credentials import user_of
 from telemetry.records import OWN_STREAM
+from telemetry.version import tidegate_version
 from tests.hostile import driver, engine
 from tests.hostile.scene import DRIVER, NODE, ORGS, Scene
 from tests.hostile.telemetry_writer import allowed

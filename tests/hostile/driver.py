@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from console.version import tidegate_version
 from kvss_agent.security.certificates import Role
 from kvss_agent.security.confirmations import DriverStatement, Question, ShardCover, sign
+from telemetry.version import tidegate_version
 from tests.hostile.agent import EvilAgent
 from tests.hostile.answers import Asked, head
 from tests.hostile.scene import DRIVER as VICTIM

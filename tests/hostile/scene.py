@@ -347,7 +347,8 @@ class Scene:
             {"name": SESSION, "boxes": 1, "bytes_per_token": EACH, "wait_seconds": 60},
         )
         wait_until("the driver has joined", self._has_driver, PATIENCE_SECONDS)
-        self._run(f"/sessions/{SESSION}/jobs", {"name": "job", "driver": DRIVER, "wait_seconds": 60})
+        job = {"name": "job", "driver": DRIVER, "orgs": list(ORGS), "wait_seconds": 60}
+        self._run(f"/sessions/{SESSION}/jobs", job)
         with httpx.Client(timeout=10, verify=UNVERIFIED) as http:
             url = f"{self.driver_url}/-/health"
             wait_until("the driver has its shards", lambda: http.get(url).is_success, PATIENCE_SECONDS)
@@ -386,7 +387,7 @@ class Scene:
         with beating(evil):
             told = {"name": evil.name, "boxes": 1, "bytes_per_token": EACH, "wait_seconds": 60}
             self._run("/sessions", told)
-            job = {"name": "evil", "driver": evil.name, "wait_seconds": 60}
+            job = {"name": "evil", "driver": evil.name, "orgs": list(ORGS), "wait_seconds": 60}
             self._run(f"/sessions/{evil.name}/jobs", job)
 
     def ask_process(

@@ -14,12 +14,13 @@ import pytest
 from kvss_agent import native
 from kvss_agent.client import Credentials, ShardClient, Transport, connect
 from kvss_agent.data_plane.breach import Cause
-from kvss_agent.data_plane.connection import TierHandler
 from kvss_agent.data_plane.server import DataPlane
+from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.mover import PYTHON, Mover
 from kvss_agent.shard.arena import Arena, slot_bytes_for
 from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from kvss_agent.shard.seal import Column
+from tests.kvss_agent.integrity import check_integrity
 
 PAYLOAD = 64 * 1024
 TAG = b"org-a".ljust(16, b"\0")
@@ -73,7 +74,7 @@ def running(
     directory: Path,
     *,
     tls: ssl.SSLContext | None = None,
-    tier_requests: TierHandler | None = None,
+    tier_requests: TierRequests | None = None,
     stall_seconds: float = 5.0,
     lease_seconds: float = 5.0,
 ) -> Iterator[Plane]:
@@ -90,7 +91,7 @@ def running(
         plane.drain()
         plane.stop(0)
         for shard in shards.values():
-            shard.check_integrity()
+            check_integrity(shard)
             shard.end(Cause.GONE, "the test is over")
 
 

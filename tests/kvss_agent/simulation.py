@@ -15,9 +15,22 @@ from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Breach
 from kvss_agent.mover import PYTHON
 from kvss_agent.shard import seal
-from kvss_agent.shard.core import Clear, Effect, Fill, Publish, Receive, Reject, Serve, Shard, Truncate
+from kvss_agent.shard.core import (
+    Clear,
+    Effect,
+    Fill,
+    Publish,
+    Receive,
+    Reject,
+    Request,
+    Serve,
+    Shard,
+    Truncate,
+    Verb,
+)
 from kvss_agent.shard.leases import FOREVER
 from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
+from tests.kvss_agent.integrity import check_integrity
 
 SLOT = 160
 LEASE_SECONDS = 3.0
@@ -115,35 +128,18 @@ class AgentSim:
                 frame.headers()
                 link.run = frame
                 self.carry_out(core.evict(me, frame.first, [slot for slot, _ in frame.columns], now))
-            case wire.Refill():
-                wait = frame.wait_ms / 1000
-                self.carry_out(
-                    core.refill(
-                        me,
-                        frame.request,
-                        frame.after,
-                        frame.slots,
-                        now,
-                        wait_seconds=wait,
-                        lease_seconds=LEASE_SECONDS,
-                    )
-                )
-            case wire.Delete():
-                self.carry_out(
-                    core.delete(
-                        me,
-                        frame.request,
-                        frame.after,
-                        frame.slots,
-                        now,
-                        wait_seconds=5,
-                        scrub=frame.scrub,
-                    )
-                )
+            case wire.Refill(request, after, wait_ms, slots):
+                wait = wait_ms / 1000
+                asked = Request(Verb.REFILL, me, request, after, slots, wait, LEASE_SECONDS)
+                self.carry_out(core.ask(asked, now))
+            case wire.Delete(request, after, _, slots, scrub):
+                asked = Request(Verb.DELETE, me, request, after, slots, 5, scrub=scrub)
+                self.carry_out(core.ask(asked, now))
             case wire.Tier():
                 self.tier[frame.request] = frame
-                slots = [column.slot for column in frame.columns]
-                self.carry_out(core.fill(me, frame.request, frame.after, slots, now, wait_seconds=5))
+                places = [column.slot for column in frame.columns]
+                asked = Request(Verb.FILL, me, frame.request, frame.after, places, 5)
+                self.carry_out(core.ask(asked, now))
             case _:
                 raise AssertionError(f"a driver does not send {frame}")
 
@@ -186,7 +182,7 @@ class AgentSim:
                     forever = not isinstance(effect, Serve)
                     until = FOREVER if forever else self.now + LEASE_SECONDS
                     self.held[effect.lease] = until, [(n, bytes(self.memory[n])) for n in places]
-        self.core.check_integrity()
+        check_integrity(self.core)
 
     def begin(self, link: Link, receive: Receive) -> None:
         assert link.run
@@ -565,7 +561,7 @@ class Simulation:
             return
         agent.pulled.clear()
         slot = self.chance.randrange(self.slots)
-        agent.carry_out(agent.core.fill(PULLER, 0, 0, [slot], agent.now, wait_seconds=0))
+        agent.carry_out(agent.core.ask(Request(Verb.FILL, PULLER, 0, 0, [slot], 0), agent.now))
         agent.carry_out(agent.core.tick(agent.now))
         for effect in agent.pulled:
             if isinstance(effect, Fill):

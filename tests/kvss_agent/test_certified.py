@@ -50,7 +50,7 @@ def address(of: AgentProcess, key: str = "") -> str:
 
 
 def client(of: AgentProcess, trust: Trust, secret: bytes | None = None, key: str = "") -> ShardClient:
-    credentials = Credentials(DRIVER, secret, certified=trust.client_context())
+    credentials = Credentials(DRIVER, secret, certified=trust.client_certificate())
     return connect(address(of, key), "s", credentials, transport="stream")
 
 

@@ -6,18 +6,30 @@ import pytest
 
 from kvss_agent.data_plane.breach import Breach
 from kvss_agent.shard import core
-from kvss_agent.shard.core import Clear, Fill, Publish, Receive, Reject, Serve, Shard, Truncate
+from kvss_agent.shard.core import (
+    Clear,
+    Fill,
+    Publish,
+    Receive,
+    Reject,
+    Request,
+    Serve,
+    Shard,
+    Truncate,
+    Verb,
+)
 from kvss_agent.shard.leases import FOREVER
 from kvss_agent.shard.seal import Miss
+from tests.kvss_agent.integrity import check_integrity
 from tests.kvss_agent.world import DRIVER, READER, World
 
 
 def refill(shard: Shard, after: int, *slots: int, now: float = 0.0) -> list[core.Effect]:
-    return shard.refill(READER, 7, after, slots, now, wait_seconds=10, lease_seconds=5)
+    return shard.ask(Request(Verb.REFILL, READER, 7, after, slots, 10, 5), now)
 
 
 def delete(shard: Shard, after: int, *slots: int, now: float = 0.0) -> list[core.Effect]:
-    return shard.delete(READER, 8, after, slots, now, wait_seconds=10, scrub=False)
+    return shard.ask(Request(Verb.DELETE, READER, 8, after, slots, 10), now)
 
 
 def evicted(shard: Shard, *slots: int, now: float = 0.0) -> None:
@@ -44,9 +56,9 @@ def test_a_refill_waits_for_what_it_comes_after_and_for_nothing_else() -> None:
 def test_what_waits_acts_in_the_order_of_what_it_comes_after_then_of_arrival() -> None:
     shard = Shard(4)
     shard.evict(DRIVER, 1, [0, 1], 0)
-    shard.refill(READER, 1, 2, [1], 0, wait_seconds=10, lease_seconds=5)
-    shard.refill(READER, 2, 1, [0], 0, wait_seconds=10, lease_seconds=5)
-    shard.refill(READER, 3, 1, [0], 0, wait_seconds=10, lease_seconds=5)
+    shard.ask(Request(Verb.REFILL, READER, 1, 2, [1], 10, 5), 0)
+    shard.ask(Request(Verb.REFILL, READER, 2, 1, [0], 10, 5), 0)
+    shard.ask(Request(Verb.REFILL, READER, 3, 1, [0], 10, 5), 0)
     served = [effect.request for effect in shard.received(DRIVER, 0) if isinstance(effect, Serve)]
     assert served == [2, 3, 1]
 
@@ -189,13 +201,13 @@ def test_every_queue_has_its_bound() -> None:
     for _ in range(core.PARKED_MAX):
         assert refill(shard, 99, 0) == []
     assert refill(shard, 99, 0) == [Reject(READER, 7, Miss.REFUSED)]
-    assert shard.delete(DRIVER, 1, 99, [0], 0, wait_seconds=1, scrub=False) == [], "who is greedy pays"
-    shard.check_integrity()
+    assert shard.ask(Request(Verb.DELETE, DRIVER, 1, 99, [0], 1), 0) == [], "who is greedy pays"
+    check_integrity(shard)
 
 
 def test_deadlines_have_a_longest() -> None:
     shard = Shard(1)
-    shard.refill(READER, 1, 1, [0], 0, wait_seconds=1e9, lease_seconds=1e9)
+    shard.ask(Request(Verb.REFILL, READER, 1, 1, [0], 1e9, 1e9), 0)
     assert shard.next_deadline() == core.WAIT_SECONDS_MAX
     evicted(shard, 0)
     assert shard.next_deadline() <= core.LEASE_SECONDS_MAX
@@ -206,7 +218,7 @@ def test_integrity_is_checked_for_real() -> None:
     shard.evict(DRIVER, 1, [0], 0)
     shard.accepted = 5
     with pytest.raises(RuntimeError, match="accepted"):
-        shard.check_integrity()
+        check_integrity(shard)
 
 
 def test_the_world_notices_a_broken_promise() -> None:
@@ -222,7 +234,7 @@ def test_the_world_notices_a_broken_promise() -> None:
 
 
 def fill(shard: Shard, after: int, *slots: int, now: float = 0.0) -> list[core.Effect]:
-    return shard.fill(READER, 9, after, slots, now, wait_seconds=10)
+    return shard.ask(Request(Verb.FILL, READER, 9, after, slots, 10), now)
 
 
 def test_a_slot_that_is_being_filled_is_torn_for_readers_and_makes_an_evict_wait() -> None:

@@ -25,12 +25,15 @@ from kvss_agent.client.connection import Address, AgentConnection, Credentials
 from kvss_agent.data_plane import connection, handshake, server, wire
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.connection import TIER_REQUESTS_MAX, TierDone
+from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.data_plane.wire import Role
 from kvss_agent.limits.admission import Places
 from kvss_agent.mover import PYTHON
 from kvss_agent.shard import seal
+from kvss_agent.shard.core import Request, Verb
 from kvss_agent.shard.hosted import HostedShard
 from kvss_agent.shard.leases import FOREVER
+from tests.kvss_agent.integrity import check_integrity
 from tests.kvss_agent.plane import (
     DRIVER,
     PAYLOAD,
@@ -100,10 +103,10 @@ def every_slot_works(plane: Plane) -> None:
             assert isinstance(shard.refill([Wanted(slot, column("w", number))], [into])[0], Header)
             assert into == payload
             assert shard.delete([slot]) is None
-    plane.shards["s"].check_integrity()
+    check_integrity(plane.shards["s"])
 
 
-class Tier:
+class Tier(TierRequests):
     """A tier 2 that has nothing; or that hangs until it is told to go on."""
 
     def __init__(self, *, answers: bool) -> None:
@@ -563,9 +566,8 @@ def delete_soon(plane: Plane, lazy: AgentConnection) -> None:
     hosted = plane.shards["s"]
     wait_until("it is being read", lambda: len(hosted.core.leases) > 0)
     [reader] = [one for one in hosted._members.values() if one.driver == DRIVER]
-    hosted.act(
-        lambda core, now: core.delete(reader.number, 2, 0, [0], now, wait_seconds=30, scrub=False), None
-    )
+    request = Request(Verb.DELETE, reader.number, 2, 0, [0], 30)
+    hosted.act(lambda core, now: core.ask(request, now), None)
 
 
 def test_a_listener_outlives_a_lack_of_threads(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -656,7 +658,7 @@ def test_what_tier_2_gives_back_late_is_free_again_when_its_driver_has_gone(plan
         driver.close()
         wait_until("it is gone", lambda: plane.plane.connections == 2)
         hanging.go_on()
-    plane.shards["s"].check_integrity()
+    check_integrity(plane.shards["s"])
 
 
 def test_requests_of_tier_2_and_others_may_have_the_same_number(plane: Plane) -> None:

@@ -11,7 +11,9 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
+from mmap import mmap
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from kvss_agent.http import api
+from kvss_agent.http import server as server_module
 from kvss_agent.http.api import guarded, large_body_of
 from kvss_agent.http.server import EXTENSION, HttpBounds, HttpPolicy
 from kvss_agent.limits.admission import Places
@@ -98,8 +102,8 @@ class Server:
         self._tls = tls
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
 
     def _run(self) -> None:
         self._loop.run_until_complete(self._serve())
@@ -117,7 +121,7 @@ class Server:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
+        self.thread.join()
 
 
 Start = Callable[..., Server]
@@ -189,11 +193,11 @@ def put(path: str, length: int) -> bytes:
     return f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
-def answers(connection: socket.socket, count: int) -> list[str]:
+def answers(connection: socket.socket, count: int, status: int = 200) -> list[str]:
     """The bodies of so many answers."""
     stream, found = connection.makefile("rb"), []
     for _ in range(count):
-        assert b" 200 " in stream.readline()
+        assert b" %d " % status in stream.readline()
         heads = dict(line.split(b": ") for line in iter(stream.readline, b"\r\n"))
         found.append(stream.read(int(heads[b"content-length"])).decode())
     return found
@@ -221,6 +225,52 @@ def test_bodies_of_requests_behind_each_other_are_not_mixed_up(start: Start) -> 
         connection.sendall(second[50:])
         found = [json.loads(answer)["digest"] for answer in answers(connection, 2)]
     assert found == [sha256(first).hexdigest(), sha256(second).hexdigest()]
+
+
+def test_memory_of_a_body_that_stops_coming_is_given_back_beside_the_loop(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes milliseconds, in which nobody else would be served. Over TLS a connection outlives its
+    request by as long as its peer likes."""
+    given_back: list[threading.Thread] = []
+
+    class Memory(mmap):
+        def __del__(self) -> None:
+            given_back.append(threading.current_thread())
+
+    monkeypatch.setattr(api, "mmap", Memory)
+    certificate, key, authorities = Authority.make(tmp_path).issue("agent")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    server, context = start(tls=tls), ssl.create_default_context(cafile=str(authorities))
+    with context.wrap_socket(server.connected(), server_hostname="agent") as connection:
+        connection.sendall(put("/kept-of-body", 4 << 20) + bytes(1 << 20))
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 408 ")
+        time.sleep(0.5)  # its request has ended
+    wait_until("it is given back", lambda: given_back)
+    assert given_back != [server.thread]
+
+
+def test_bodies_that_nobody_wants_are_read_slowly(start: Start) -> None:
+    """All together: a stranger's body costs as much to read and decrypt as anybody's."""
+    server, size = start(), server_module.UNWANTED_BYTES_PER_SECOND // 8
+    body, began = bytes(size), time.monotonic()
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(server.connected()) for _ in range(3)]
+
+        def send(connection: socket.socket) -> list[str]:
+            head = b"GET /told HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+            connection.sendall(head % size)
+            refused = answers(connection, 1, status=401)
+            connection.sendall(body)
+            connection.sendall(b"GET /how HTTP/1.1\r\nhost: x\r\n\r\n")
+            return [*refused, *answers(connection, 1)]
+
+        with ThreadPoolExecutor(3) as threads:
+            found = list(threads.map(send, connections))
+    assert all("from 127.0.0.1" in answer for _, answer in found)
+    pieces = 3 * (256 << 10)  # that may have come before the first pause
+    assert time.monotonic() - began >= (3 * size - pieces) / server_module.UNWANTED_BYTES_PER_SECOND
 
 
 def test_a_large_body_that_breaks_off_is_none_and_the_next_is_whole(start: Start) -> None:

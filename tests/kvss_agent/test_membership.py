@@ -8,14 +8,16 @@ import ssl
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from console.authority.issuing import Signer, make_root
 from kvss_agent import native
-from kvss_agent.process import membership
+from kvss_agent.process import daemon, membership
 from kvss_agent.process.membership import (
     AGAIN_SECONDS_MAX,
     ANSWER_BYTES_MAX,
@@ -35,6 +37,9 @@ from kvss_agent.security.certificates import Peer, Role
 from kvss_agent.security.identity import ProcessIdentity, fingerprint
 from kvss_agent.security.trust import Trust
 from kvss_agent.settings import parse
+from telemetry.credentials import own_url
+from telemetry.emit.reporter import Reporter
+from telemetry.metrics import LabelLimits
 from tests.hostile import agent as hostile
 from tests.hostile.answers import EXHAUSTING, bomb, says
 from tests.live import wait_until
@@ -336,3 +341,28 @@ def test_a_console_elsewhere_is_https_or_said_to_be_plain(
         found = parse(["--state-dir", state_dir, "--console", url, *more, "--nics", "e0=l1,e1=l2"], {})
         assert found.console == Console(url)
         assert found.nics == (("e0", "l1"), ("e1", "l2"))
+
+
+async def test_an_address_for_telemetry_that_no_client_takes_is_not_the_last_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one wrong setting of the console ends the telemetry of all its fleet until they restart."""
+    reported: list[str | None] = []
+
+    class Noted(Reporter):
+        def __init__(self, redis_url: str | None, *given: Any, **more: Any) -> None:
+            super().__init__(redis_url, *given, **more)
+            reported.append(redis_url)
+
+    monkeypatch.setattr(daemon, "Reporter", Noted)
+    status = MembershipStatus()
+    own = partial(own_url, topic="node:ax-1", token="t" * 20)
+    given = own, None, None, "agent", "ax-1", lambda _: None, LabelLimits(), None, status
+    async with daemon.reporting(*given):
+        for url in ("redis://own@127.0.0.1:9?socket_timeout=soon", "redis://own@127.0.0.1:9/0"):
+            status.telemetry_url = url
+            status.has_telemetry.set()
+            await asyncio.sleep(0.1)
+    assert reported == [None, own("redis://own@127.0.0.1:9/0")]
+    assert "can't be used: Invalid value for 'socket_timeout'" in caplog.text
+    assert "tgt_" not in caplog.text

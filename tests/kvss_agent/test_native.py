@@ -25,7 +25,7 @@ from kvss_agent.client import SharedClient
 from kvss_agent.client.interface import Wanted
 from kvss_agent.client.window import Window, window
 from kvss_agent.mover import PYTHON
-from kvss_agent.native import Unavailable, builder, loader, selection
+from kvss_agent.native import Unavailable, builder, loader
 from kvss_agent.native.builder import BUILDS_MAX
 from kvss_agent.shard import seal
 from tests.kvss_agent.compiled import COMPILER, STRICT, built
@@ -463,6 +463,57 @@ def test_it_can_be_turned_off_and_insisted_on(fresh: Path, monkeypatch: pytest.M
         native.best()
 
 
+def unpacked_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> Path:
+    """The build of a wheel, changed, beside the sources that it was made of."""
+    change_sources(tmp_path, monkeypatch, "module.c", str)
+    path = builder.build_for_wheel(builder.SOURCES)
+    change(path)
+    return path
+
+
+@pytest.mark.slow
+def test_the_build_of_a_wheel_is_used_first_and_needs_no_compiler(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = unpacked_wheel(tmp_path, monkeypatch, Path.stat)
+    monkeypatch.setenv("CC", "/nonexistent")
+    assert native.require().__file__ == str(path)
+    assert native.require(build=True).__file__ == str(path)
+    assert not fresh.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda path: path.write_bytes(b"no machine code"), "it was built but cannot be loaded"),
+        (
+            lambda path: path.rename(path.with_name("cpython-39-0123456789abcdef.wheel.so")),
+            "cpython-39-0123456789abcdef.wheel.so is of another Python or of other sources",
+        ),
+    ],
+)
+def test_a_build_of_a_wheel_that_does_not_fit_is_said_and_another_is_made(
+    fresh: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    change: Callable[[Path], object],
+    why: str,
+) -> None:
+    monkeypatch.setattr(loader, "_logged", set())
+    caplog.set_level(logging.INFO, loader.__name__)
+    unpacked_wheel(tmp_path, monkeypatch, change)
+    assert native.load() is None
+    assert native.require(build=True).__file__ == str(native.build())
+    assert native.build().parent == fresh
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0].startswith(f"The compiled mover of the wheel is not used: {why}")
+    assert said[1].startswith("Bytes are moved by the Python mover: it has not been built yet")
+
+
 def start_building(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", native.__name__, *arguments],
@@ -491,13 +542,16 @@ def test_the_command_says_why_there_is_none(fresh: Path, monkeypatch: pytest.Mon
     assert helping.returncode == 0
 
 
+REASON = ("Because of %s", "a reason of the test")
+
+
 def test_why_is_told_once_though_many_ask_at_the_same_time(caplog: pytest.LogCaptureFixture) -> None:
     class Asking(logging.Filter):
         """Another thread asks while the first one is being told."""
 
         def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002 - as `logging` has it
             if not asking:
-                asking.append(threading.Thread(target=loader._log_once, args=("a reason of the test",)))
+                asking.append(threading.Thread(target=loader._log_once, args=REASON))
                 asking[0].start()
                 asking[0].join(30)
             return True
@@ -507,10 +561,10 @@ def test_why_is_told_once_though_many_ask_at_the_same_time(caplog: pytest.LogCap
     loader._log.addFilter(ask)
     try:
         with caplog.at_level(logging.INFO, loader._log.name):
-            loader._log_once("a reason of the test")
+            loader._log_once(*REASON)
     finally:
         loader._log.removeFilter(ask)
-    assert [record.args for record in caplog.records] == [("a reason of the test",)]
+    assert [record.getMessage() for record in caplog.records] == ["Because of a reason of the test"]
 
 
 class User:
@@ -526,7 +580,7 @@ class User:
 def test_a_process_switches_to_the_mover_that_it_builds_in_the_background(
     fresh: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, selection.__name__)
+    caplog.set_level(logging.INFO, loader.__name__)
     assert native.current() is PYTHON
     user: Any = User(None)
     native.follow(user)
@@ -536,9 +590,8 @@ def test_a_process_switches_to_the_mover_that_it_builds_in_the_background(
     wait_until("it has switched", lambda: user.mover is not PYTHON, 110)
     assert user.mover is native.current() is native.load()
     assert user.mover.name == "compiled"
-    assert [record.getMessage() for record in caplog.records if record.name == selection.__name__] == [
-        "The compiled mover has been built; bytes are moved by it from now on"
-    ]
+    said = [record.getMessage() for record in caplog.records if record.name == loader.__name__]
+    assert said[-1] == f"Bytes are moved by the compiled mover: {user.mover.__file__}"
     native.build_in_background()  # there is nothing left to do
     assert "build mover" not in {thread.name for thread in threading.enumerate()}
 

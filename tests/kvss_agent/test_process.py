@@ -67,7 +67,7 @@ def test_a_document_is_taken_whole_in_order_and_only_if_it_makes_sense(running: 
     assert "multiple of 4096" in refused(document(6, spec() | {"slot_bytes": 5000}), 422)
     assert "not among the peers" in refused(document(6, spec() | {"driver": "nobody"}), 422)
     assert "two entries for shard s" in refused(document(6, spec(), spec()), 422)
-    assert "no setting pth" in refused(
+    assert "unknown field `pth`" in refused(
         document(6, tier2={"kind": "posix", "path": "/x", "pth": 1, "cap_bytes": 1}), 422
     )
     assert running.observed()["generation"] == 5

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kvss_agent.client import Miss, Recalled, TierAnswer, Wanted
+from kvss_agent.tier2.address import Scope
+from kvss_agent.tier2.backend import Failed, Fault
+from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.settings import Tier2Settings
 from kvss_agent.tier2.stores import NotOpen, Stores
 from tests.kvss_agent.plane import TAG, column, kv
@@ -193,7 +196,7 @@ def test_documents_name_each_store_once(running: AgentProcess, tmp_path: Path) -
     for told, said in (
         ({"tier2": tier2(tmp_path), "retiring": [tier2(tmp_path)]}, "in use and retiring"),
         ({"retiring": [tier2(tmp_path)] * 2}, "two entries"),
-        ({"retiring": [{**tier2(tmp_path), "pth": 1}]}, "no setting pth"),
+        ({"retiring": [{**tier2(tmp_path), "pth": 1}]}, "unknown field `pth`"),
     ):
         answer = running.http.put("/v1/desired", json=document(1, **told))
         assert (answer.status_code, said in answer.text) == (422, True), answer.text
@@ -327,17 +330,24 @@ async def test_a_store_that_is_used_again_while_it_is_listed_stays_open(tmp_path
         assert json.loads((tmp_path / "stores.json").read_text())
 
 
-async def test_a_store_that_cannot_be_opened_by_another_name_is_not_forgotten(tmp_path: Path) -> None:
+async def test_a_store_that_cannot_be_opened_by_another_name_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By its former name it had files, and nobody has looked since."""
     here, alias = tmp_path / "here", tmp_path / "alias"
     here.mkdir()
     alias.symlink_to(here)
     known = Tier2Settings("posix", 1 << 30, path=str(here))
+
+    def refuse(_: Posix) -> None:
+        raise Failed(Fault.DENIED, "Permission denied")
+
     async with stores_of(tmp_path) as made:
         await made.use(known)
         assert made.current is not None
         assert await put_many(made.current, TEN) == ["stored"] * 10
-        await made.use(replace(known, path=str(alias), threads=0))
+        monkeypatch.setattr(Posix, "open", refuse)
+        await made.use(replace(known, path=str(alias), threads=4))
         assert made.progress.state == "refused"
         await made.retire(())
         await made.use(None)
@@ -358,3 +368,27 @@ async def test_a_store_that_is_no_longer_named_while_it_is_being_opened_is_looke
         await made.retire([Tier2Settings("posix", SMALL, path=str(tmp_path / "files"))])
         await retire(made)
         assert len(made.everything()) == 1, "or no purge would ever be confirmed"
+
+
+async def test_a_store_is_not_empty_because_a_purge_that_failed_was_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others wrote was listed while it was being purged, and stays."""
+    shared = tmp_path / "shared"
+    told = Tier2Settings("posix", SMALL, path=str(shared))
+    async with opened(shared) as others, stores_of(tmp_path) as made:
+        await retire(made, told)
+        await put_many(others, TEN)
+        [store] = made.opened
+        rebuild = store.rebuild
+
+        async def purged_meanwhile() -> int:
+            with store.closed_to([Scope(TEN[0].tag)]):
+                return await rebuild()
+
+        monkeypatch.setattr(store, "rebuild", purged_meanwhile)
+        await made.expire()
+        assert made.states() == {told.place: "retiring"}
+        monkeypatch.undo()
+        await made.expire()
+        assert store.stats().columns == len(TEN)

@@ -15,7 +15,7 @@ from kvss_agent.client import Evict, Header, Lost, Miss, NotApplied, ShardClient
 from kvss_agent.client.connection import Address, AgentConnection, Credentials
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Cause
-from kvss_agent.data_plane.channel import Channel
+from kvss_agent.data_plane.channel import AnyChannel
 from kvss_agent.data_plane.wire import Role
 from kvss_agent.shard import seal
 from kvss_agent.shard.arena import slot_bytes_for
@@ -311,7 +311,7 @@ def test_neighbouring_versions_speak_with_each_other(
     plane: Plane, kind: str, versions: tuple[int, int], spoken: int
 ) -> None:
     with plane.client(kind, versions=versions) as shard:
-        assert shard.requests.connection.version == spoken  # type: ignore[attr-defined]
+        assert shard.requests.connection.version == spoken
         payload, into = kv(), place()
         number = shard.evict(0, column("a").key, TAG, 64, payload)
         shard.wait_applied(number)
@@ -426,6 +426,14 @@ def test_an_agent_that_ends_is_lost_at_once(plane: Plane) -> None:
             stream.wait_applied(stream.evict(0, column("a").key, TAG, 64, kv()))
 
 
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_client_that_asks_for_nothing_knows_that_its_agent_has_ended(plane: Plane, kind: str) -> None:
+    with plane.client(kind) as stream:
+        assert stream.lost is None
+        plane.shards.pop("s").end(Cause.GONE, "the shard was removed")
+        wait_until("it is known", lambda: stream.lost is not None)
+
+
 def test_what_is_not_applied_in_time_says_so(plane: Plane) -> None:
     with plane.client("shm") as shard, pytest.raises(NotApplied):
         shard.wait_applied(1)
@@ -434,7 +442,7 @@ def test_what_is_not_applied_in_time_says_so(plane: Plane) -> None:
 def test_who_connects_waits_while_others_fill_the_queue_of_a_unix_socket(tmp_path: Path) -> None:
     """Strangers could otherwise keep a driver out by connecting faster than they are looked at."""
     path = tmp_path / "s"
-    opened: list[Channel] = []
+    opened: list[AnyChannel] = []
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
         listener.bind(str(path))
         listener.listen(0)

@@ -9,8 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvss_agent.shard.core import Clear, Effect, Fill, Publish, Receive, Reject, Serve, Shard, Truncate
+from kvss_agent.shard.core import (
+    Clear,
+    Effect,
+    Fill,
+    Publish,
+    Receive,
+    Reject,
+    Request,
+    Serve,
+    Shard,
+    Truncate,
+    Verb,
+)
 from kvss_agent.shard.seal import Miss
+from tests.kvss_agent.integrity import check_integrity
 
 DRIVER, READER = 1, 2
 OPEN = -1  # what a slot holds while it is being written
@@ -68,30 +81,18 @@ class World:
         assert self.shard.accepted == self.shard.applied
 
     def refill(self, slots: Sequence[int], after: int, wait: float = 10.0) -> int:
-        self.after.append(after)
-        self.carry_out(
-            self.shard.refill(
-                READER,
-                self.asked,
-                after,
-                slots,
-                self.now,
-                wait_seconds=wait,
-                lease_seconds=self.lease_seconds,
-            )
-        )
-        return self.asked
+        return self._ask(Verb.REFILL, slots, after, wait)
 
     def delete(self, slots: Sequence[int], after: int, wait: float = 10.0) -> int:
-        self.after.append(after)
-        self.carry_out(
-            self.shard.delete(READER, self.asked, after, slots, self.now, wait_seconds=wait, scrub=False)
-        )
-        return self.asked
+        return self._ask(Verb.DELETE, slots, after, wait)
 
     def fill(self, slots: Sequence[int], after: int, wait: float = 10.0) -> int:
+        return self._ask(Verb.FILL, slots, after, wait)
+
+    def _ask(self, verb: Verb, slots: Sequence[int], after: int, wait: float) -> int:
         self.after.append(after)
-        self.carry_out(self.shard.fill(READER, self.asked, after, slots, self.now, wait_seconds=wait))
+        request = Request(verb, READER, self.asked, after, slots, wait, self.lease_seconds)
+        self.carry_out(self.shard.ask(request, self.now))
         return self.asked
 
     def finish_reading(self, lease: int) -> None:
@@ -159,7 +160,7 @@ class World:
                         self._nobody_reads(slot)
                         del self.memory[slot]
         assert self.published == self.shard.applied
-        self.shard.check_integrity()
+        check_integrity(self.shard)
 
     def _check_served(self, serve: Serve) -> None:
         """A reader sees the latest applied evict of a slot, or nothing."""

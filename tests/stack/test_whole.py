@@ -24,10 +24,11 @@ import pytest
 
 from console.demo import places
 from console.environment import PROJECT
-from console.stack import endpoint
+from console.stack import endpoint, redis
 from console.stack.commands import NOT_RUNNING
-from console.stack.embedded import embedded_servers
+from console.stack.embedded import running
 from console.stack.privileges import Identity, launcher
+from tests.prepared import database, migrated
 from tests.stack.sessions import is_running
 from tests.stack.whole import COMMAND, PATIENCE_SECONDS, Whole, until, whole_stack
 
@@ -99,7 +100,7 @@ def test_each_stage_tells_how_long_it_took(whole: Whole) -> None:
 
 
 class Changes:
-    """A person who changes things without a pause, and knows what was answered."""
+    """A person who changes one thing after the other, and knows what was answered."""
 
     def __init__(self, browser: httpx.Client, prefix: str) -> None:
         self.browser = browser
@@ -370,9 +371,12 @@ def test_what_cannot_work_is_said_in_a_sentence(
     assert not own.pids()
 
 
-def test_a_server_of_ones_own_is_used(own: Whole) -> None:
-    with embedded_servers(own.state.with_name("theirs")) as servers:
-        own.up(DATABASE_URL=servers.database_url, REDIS_URL=servers.redis_url)
+def test_servers_of_ones_own_are_used(own: Whole) -> None:
+    directory = own.state.with_name("theirs")
+    directory.mkdir()
+    theirs = redis.prepare(directory)
+    with database(like=migrated()) as url, running(theirs, directory / "log"):
+        own.up(DATABASE_URL=url, REDIS_URL=theirs.url)
         assert own.rows().keys() == {"prepare", *OURS}
         assert "PostgreSQL" in own.said
         assert log_in(own, own.password).url.path == "/"

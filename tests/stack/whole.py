@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from console.environment import PROJECT
 from console.stack import endpoint, snapshot
 from console.stack.privileges import launcher
 from console.stack.remembered import Remembered
+from tests.live import wait_until
 from tests.stack.sessions import is_running, members
 
 COMMAND = (sys.executable, "-m", "console.stack")
@@ -28,10 +28,7 @@ KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
 
 
 def until(holds: Callable[[], object], seconds_max: float = PATIENCE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds_max
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+    wait_until("what the test waits for", holds, seconds_max)
 
 
 @dataclass

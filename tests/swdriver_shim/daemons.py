@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
 from console.environment import PROJECT
-from swdriver_shim.desired import token_hash
+from swdriver_shim.daemon.stored_document import StoredDocument
+from swdriver_shim.desired import Desired, token_hash
 from swdriver_shim.keys import COLUMN_TOKENS
 from tests.control_api import Tls, control_client
 from tests.kvss_agent.plane import DRIVER, SECRET
@@ -53,6 +55,25 @@ def org(name: str, token: str, **policy: Any) -> dict[str, Any]:
         "tokens": [token_hash(token)],
         "policies": {"policy": policy},
     }
+
+
+def stored_document(state_dir: Path) -> Desired:
+    """What a daemon has stored, opened with the token of its API."""
+    token = (state_dir / "token").read_text().strip()
+    stored = StoredDocument(state_dir / "desired.json", token).read()
+    assert stored
+    return stored.document
+
+
+def stored_bytes(state_dir: Path) -> list[bytes]:
+    """All files of a daemon's state directory, and what is in the sealed ones."""
+    token = (state_dir / "token").read_text().strip()
+    sealed = [state_dir / "desired.json", state_dir / "notes" / "followed"]
+    opened = [StoredDocument(path, token).read() for path in sealed]
+    return [
+        *(path.read_bytes() for path in state_dir.rglob("*") if path.is_file()),
+        *(msgspec.json.encode(one.document) for one in opened if one),
+    ]
 
 
 class Daemon:

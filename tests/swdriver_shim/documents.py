@@ -15,6 +15,7 @@ import contextlib
 import random
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final, Self
@@ -28,6 +29,7 @@ from kvss_agent.http.api import Invalid, decode
 from kvss_agent.process.durable_file import write_durably
 from swdriver_shim import desired, driver
 from swdriver_shim.daemon import shim as shims
+from swdriver_shim.daemon import stored_document
 from swdriver_shim.daemon.shim import Conflict, Shim
 from swdriver_shim.data_plane import homes, tier2
 from swdriver_shim.data_plane.shard import connections, former_homes, moves, reads, slots
@@ -111,7 +113,8 @@ class Documents:
         enter(installed(self._turns, MODULES, ("swdriver_shim", "kvss_agent")))
         enter(mock.patch.object(homes, "connect", self._nobody))
         enter(mock.patch.object(shims, "documents", SimpleNamespace(parse=self._parse)))
-        enter(mock.patch.object(shims, "write_durably", self._keep))
+        enter(mock.patch.object(stored_document, "parse", self._parse))
+        enter(mock.patch.object(stored_document.StoredDocument, "write", self._writer()))
         self._shim = Shim("job", self._state)
         self._shim.start()
         return self
@@ -149,11 +152,19 @@ class Documents:
             decode(raw, _BEFORE)
         return desired.parse(raw)
 
-    def _keep(self, path: Path, raw: bytes) -> None:
-        """As the driver's version writes it."""
-        if self._driver_before:
-            raw = msgspec.json.encode(decode(_without_what_is_new(raw), _BEFORE))
-        write_durably(path, raw)
+    def _writer(self) -> Callable[[stored_document.StoredDocument, bytes], None]:
+        """Writes as the driver's version does: the one before did not seal."""
+        write = stored_document.StoredDocument.write
+
+        def written(document: stored_document.StoredDocument, raw: bytes) -> None:
+            if not self._driver_before:
+                write(document, raw)
+                return
+            document.path.parent.mkdir(parents=True, exist_ok=True)
+            told = msgspec.json.encode(decode(_without_what_is_new(raw), _BEFORE))
+            write_durably(document.path, told)
+
+        return written
 
     def _write(self) -> None:
         chance, generation = self.chance, len(self._written) + 1
@@ -195,13 +206,12 @@ class Documents:
             ),
             agents_removed=("unix:/four",) if chance.random() < 0.3 else (),
             orgs=orgs,
+            claims_key=b"k" * 32 if chance.random() < 0.1 else None,
         )
         raw = msgspec.json.encode(told)
         if is_before:
             raw = _without_what_is_new(raw)
             self.seen["an earlier console wrote"] += 1
-        elif not told.agents_removed:
-            raw = raw.replace(b'"agents_removed":[],', b"")  # left out while there is none
         self._written.append(raw)
 
     def _deliver(self) -> None:
@@ -211,7 +221,7 @@ class Documents:
         raw = self.chance.choice(self._written[-5:])
         if self.chance.random() < 0.05:
             told = msgspec.json.decode(raw)
-            raw = msgspec.json.encode({**told, "orgs": told["orgs"][1:]})
+            raw = msgspec.json.encode({**told, "orgs": told.get("orgs", [])[1:]})
         self._start(raw)
 
     def _start(self, raw: bytes) -> None:
@@ -342,7 +352,8 @@ def _without_what_is_new(raw: bytes) -> bytes:
     """As the version before writes the same intent."""
     told = msgspec.json.decode(raw)
     told.pop("agents_removed", None)
-    for org in told["orgs"]:
+    told.pop("claims_key", None)
+    for org in told.get("orgs", []):
         org.pop("secrets", None)
     for home in told["homes"]:
         if home.get("control"):

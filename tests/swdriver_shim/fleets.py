@@ -24,6 +24,7 @@ from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane
+from tests.swdriver_shim.integrity import check_integrity
 
 C = COLUMN_TOKENS
 PULLED = PullResult(done=True, bytes=0)
@@ -124,7 +125,7 @@ def driving(
     driver.set_policies({org: OrgPolicies(policy=policy) for org, policy in policies.items()})
     try:
         yield Engine(driver)
-        driver.ledger.check_integrity()
+        check_integrity(driver.ledger)
     finally:
         driver.close()
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from kvss_agent.client import Credentials, Miss
+from kvss_agent.client import Credentials, Evict, Miss
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.homes import Home
-from swdriver_shim.data_plane.shard.columns import EvictColumn, ViewColumn
+from swdriver_shim.data_plane.shard.columns import ViewColumn
 from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
 from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.decider.decider import Decider
@@ -20,6 +20,7 @@ from swdriver_shim.keys import Prompt
 from swdriver_shim.policy import OrgPolicies, Policy
 from tests.kvss_agent.plane import DRIVER, SECRET, running
 from tests.swdriver_shim.fleets import LAYOUT, Fleet, kv
+from tests.swdriver_shim.integrity import check_integrity
 
 
 class Halves:
@@ -59,7 +60,7 @@ class Halves:
             group, depth = column.group, column.depth
             for index, name in enumerate(self.names[group]):
                 payload = memoryview(kv(asked, group, index, depth, column.tokens))
-                out = EvictColumn(slot, column.key, asked.maker.tag, column.tokens, payload)
+                out = Evict(slot, column.key, asked.maker.tag, column.tokens, payload)
                 if not self.workers[self.held[name]].shards[name].evict([out]):
                     failed[column] = Reason.AGENT_LOST
         self.driver.end_store(store, failed)
@@ -94,6 +95,6 @@ def halves(directory: Path, **policies: Policy) -> Iterator[Halves]:
         made = Halves(fleet, **policies)
         try:
             yield made
-            made.driver.ledger.check_integrity()
+            check_integrity(made.driver.ledger)
         finally:
             made.close()

@@ -201,6 +201,8 @@ class Judge:
         assert part == written.content(group, shard, end, len(part)), "torn"
         assert written.stored_at is not None, "it was not stored yet"
         assert not written.rules.no_store
+        limit = written.rules.store_tokens_max
+        assert limit is None or end <= limit, "only what is before it was to be stored"
         key = asked.keys[depth] if tokens == C else asked.tail(depth, tokens)
         until = sight.policy.expires_at(written.stored_at, NEVER, self._ttl((group, key), sight.moment))
         assert until > sight.now, f"it had expired {sight.now - until:.3f} s before"

@@ -13,6 +13,7 @@ from swdriver_shim.layout import Group, Layout
 from swdriver_shim.objects import LocalObjects, Objects
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules
 from tests.swdriver_shim.fleets import Fleet
+from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.prompts import keys
 
 LAYOUT = Layout((Group("objects", (64, 32), alone=True),))
@@ -53,7 +54,7 @@ def keeping(
     driver.set_policies({org: OrgPolicies(policy=policy) for org, policy in policies.items()})
     try:
         yield driver
-        driver.ledger.check_integrity()
+        check_integrity(driver.ledger)
     finally:
         driver.close()
 

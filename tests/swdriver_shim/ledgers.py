@@ -10,6 +10,7 @@ from swdriver_shim.cache.removal import Removal
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules
+from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.prompts import FULL
 
 C = COLUMN_TOKENS
@@ -34,7 +35,7 @@ def missed(made: Ledger, asked: Prompt, now: float = 0) -> dict[Reason, int]:
     tally = made._stock.account(asked.org).tally
     before = tally.missed.copy()
     made.release(made.match(asked, now))
-    made.check_integrity()
+    check_integrity(made)
     return dict(tally.missed - before)
 
 

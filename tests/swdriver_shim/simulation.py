@@ -25,6 +25,7 @@ from typing import Self
 from swdriver_shim.cache.prefix_map import State
 from swdriver_shim.driver import Driver
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
+from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.simulated.engine import Engine
 from tests.swdriver_shim.simulated.misfortune import Misfortune
 from tests.swdriver_shim.simulated.world import LAYOUT, ORGS, World, name_of
@@ -77,11 +78,11 @@ class Simulation:
         if self.world.driver:
             ledger = self.world.driver.ledger
             if self.chance.random() < 0.1:
-                ledger.check_integrity()
+                check_integrity(ledger)
                 self.world.inspect()
             else:
                 for account in ledger.accounts.values():
-                    account.tally.check_integrity()
+                    check_integrity(account.tally)
             self._engine.check()
             if not self.world.is_shared:
                 self._check_caps()
@@ -128,7 +129,7 @@ class Simulation:
         engine.start(engine.find_out, "find out")
         self._until(lambda: not engine.asking, "all shards are there again")
         self._until(lambda: self._is_quiet(driver), "housekeeping comes to its end")
-        driver.ledger.check_integrity()
+        check_integrity(driver.ledger)
         for account in driver.ledger.accounts.values():
             for group in range(len(LAYOUT.groups)):
                 states = {column.state for column in account.columns(group)}

@@ -17,6 +17,7 @@ from swdriver_shim.cache.displacement.cost import Cost
 from swdriver_shim.cache.displacement.leaves import Leaves
 from swdriver_shim.cache.displacement.lru import Lru
 from swdriver_shim.cache.displacement.returns import SAMPLE_MAX, Returns, age_of
+from tests.swdriver_shim.integrity import check_integrity
 
 NAMES = sorted(POLICIES)
 
@@ -190,7 +191,7 @@ class Forest(RuleBasedStateMachine):
     def all_fits(self) -> None:
         if hasattr(self, "driver"):
             assert len(self.driver.policy) == len(self.driver.columns)
-            self.driver.policy.check_integrity(self.driver.columns.values())
+            check_integrity(self.driver.policy, self.driver.columns.values())
 
     def teardown(self) -> None:
         """Nothing is left that nobody would ever displace."""
@@ -423,7 +424,7 @@ class TestReturns:
             name = number.to_bytes(2, "big", signed=False) if number < 1 << 16 else key(str(number))
             if returns.follows(name):
                 returns.used([(name, 0)], number / 1000)
-        returns.check_integrity()
+        check_integrity(returns)
         assert len(returns._followed) > SAMPLE_MAX / 4
 
     def test_old_evidence_fades(self) -> None:
@@ -448,7 +449,7 @@ def test_leaves_that_are_held_when_their_turn_comes_leave_nothing_behind() -> No
     for number in range(200):
         driver.store(f"prompt {number}", 0.0).ref_count += 1
     assert driver.displace(1.0) is None
-    driver.policy.check_integrity(driver.columns.values())
+    check_integrity(driver.policy, driver.columns.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -457,7 +458,7 @@ def test_a_last_use_may_be_before_this_machine_started(name: str) -> None:
     driver = Driver(POLICIES[name]())
     for used_at in (-90_000.5, -90_002.5, 1.5):
         driver.store(str(used_at), used_at)
-    driver.policy.check_integrity(driver.columns.values())
+    check_integrity(driver.policy, driver.columns.values())
     while driver.displace(2.0):
-        driver.policy.check_integrity(driver.columns.values())
+        check_integrity(driver.policy, driver.columns.values())
     assert not driver.columns

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvss_agent.client import (
+    Evict,
     Lost,
     Miss,
     StreamClient,
@@ -16,7 +17,7 @@ from kvss_agent.data_plane.breach import Cause
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.shard import Shard, moves
-from swdriver_shim.data_plane.shard.columns import EvictColumn, RecallColumn, RefillColumn
+from swdriver_shim.data_plane.shard.columns import RecallColumn, RefillColumn
 from swdriver_shim.driver import Driver
 from swdriver_shim.policy import Policy
 from tests.live import wait_until
@@ -389,12 +390,12 @@ def test_a_refill_waits_for_no_evict_and_for_no_agent_that_is_away(fleet: Fleet)
     shard = fleet.shard("0.0", "unix")
     assert shard.open()
     payload = memoryview(bytes(64 * C))
-    assert shard.evict([EvictColumn(0, b"k" * 16, b"t" * 16, C, payload)])
+    assert shard.evict([Evict(0, b"k" * 16, b"t" * 16, C, payload)])
     client = shard._homes.client
     assert isinstance(client, StreamClient)
     with client._evicting:  # an evict that takes its time
         evict = threading.Thread(
-            target=shard.evict, args=([EvictColumn(1, b"k" * 16, b"t" * 16, C, payload)],)
+            target=shard.evict, args=([Evict(1, b"k" * 16, b"t" * 16, C, payload)],)
         )
         evict.start()
         wait_until("it is under way", shard._homes.writing.locked)

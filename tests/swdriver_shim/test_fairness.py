@@ -24,6 +24,7 @@ from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.kvss_agent.plane import DRIVER, SECRET, running
 from tests.live import wait_until
+from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.prompts import FULL, prompt
 
 C = COLUMN_TOKENS
@@ -82,7 +83,7 @@ def test_a_purge_waits_for_few_of_anothers_deletes() -> None:
         clear_some(made)
 
     assert turns(purged, turn) <= 3
-    made.check_integrity()
+    check_integrity(made)
 
 
 def test_a_delete_waits_for_little_of_anothers_purge() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt, encode, isolation_tag
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Media, Namespace, Prompt, encode, isolation_tag
 
 SECRET = bytes(range(32))
 NAMESPACE = Namespace("llama", "r1", "bf16", "full:64")
@@ -186,3 +186,75 @@ def test_the_keys_of_a_unit_are_what_the_text_says() -> None:
 def test_a_unit_is_a_number_of_columns(tokens: int) -> None:
     with pytest.raises(ValueError, match="a number of columns"):
         Keys("acme", SECRET, NAMESPACE, tokens)
+
+
+@given(
+    st.integers(0, 400),
+    st.integers(1, 200),
+    st.sampled_from([COLUMN_TOKENS, 2 * COLUMN_TOKENS]),
+    st.lists(st.integers(1, 150), max_size=4),
+)
+def test_two_images_have_other_keys_from_their_first_column_on_and_only_from_there(
+    start: int, length: int, unit: int, parts: list[int]
+) -> None:
+    maker, tokens = Keys("acme", SECRET, NAMESPACE, unit), [7] * 500
+    end = min(start + length, 500)
+    one, two = ([Media(start, end, image)] for image in (b"one", b"two"))
+    first, second = maker.prompt(tokens, media=one), maker.prompt(tokens, media=two)
+    plain = maker.prompt(tokens)
+    before = start // unit * unit // COLUMN_TOKENS
+    assert first.keys[:before] == second.keys[:before] == plain.keys[:before]
+    behind = {*first.keys[before:], *second.keys[before:], *plain.keys[before:]}
+    assert len(behind) == 3 * len(plain.keys[before:])
+    grown, at = maker.prompt(media=one), 0
+    for part in [*parts, 500]:
+        grown.extend(tokens[at : at + part])
+        at += part
+    assert grown.keys == first.keys
+
+
+def test_an_image_elsewhere_or_of_another_length_or_beside_another_is_another_prompt() -> None:
+    tokens = [7] * (3 * COLUMN_TOKENS)
+    seen = [
+        KEYS.prompt(tokens, media=media).keys[1]
+        for media in (
+            [],
+            [Media(70, 80, b"one")],
+            [Media(71, 81, b"one")],
+            [Media(70, 81, b"one")],
+            [Media(10, 80, b"one")],
+            [Media(70, 80, b"on"), Media(80, 81, b"e")],
+            [Media(70, 75, b"one"), Media(75, 80, b"one")],
+            [Media(10, 11, b"one")],
+        )
+    ]
+    assert len(set(seen)) == len(seen)
+    behind = KEYS.prompt(tokens, media=[Media(2 * COLUMN_TOKENS, 3 * COLUMN_TOKENS, b"one")])
+    assert behind.keys[:2] == KEYS.prompt(tokens).keys[:2]
+
+
+def test_an_image_that_a_tail_overlaps_is_in_its_key() -> None:
+    tokens = [7] * 100
+    plain, seen = KEYS.prompt(tokens), KEYS.prompt(tokens, media=[Media(80, 130, b"one")])
+    assert plain.tail(1, 16) == seen.tail(1, 16), "it ends before the image"
+    assert plain.tail(1, 17) != seen.tail(1, 17)
+    assert plain.begins_as(KEYS) == seen.begins_as(KEYS)
+    at_first = KEYS.prompt(tokens, media=[Media(0, 5, b"one")])
+    assert at_first.begins_as(KEYS) == at_first.keys[0] != plain.keys[0]
+
+
+def test_the_keys_of_a_prompt_with_an_image_are_what_the_text_says() -> None:
+    raw = encode(range(2 * COLUMN_TOKENS))
+    image = Media(60, 100, b"an image")
+
+    def mixed(data: bytes) -> bytes:
+        return KEYS._hash(data)
+
+    media = hashlib.sha256(b"tidegate media 1").digest()
+    state = KEYS._root
+    for column, offset in enumerate((60, -4)):
+        place = offset.to_bytes(8, "little", signed=True) + (40).to_bytes(4, "little")
+        state = mixed(media + state + place + len(image.identifier).to_bytes(4, "little") + b"an image")
+        tokens = raw[4 * COLUMN_TOKENS * column :][: 4 * COLUMN_TOKENS]
+        state = mixed(state + COLUMN_TOKENS.to_bytes(4, "little") + tokens)
+        assert KEYS.prompt(raw, media=[image]).keys[column] == state[:16]

@@ -16,6 +16,7 @@ from swdriver_shim.cache.stock import NAMESPACES_MAX, SWEPT_SECONDS
 from swdriver_shim.keys import Keys, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
+from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.ledgers import C, conversation, finish, is_done, ledger, missed, store
 from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, OTHER, SECRET, prompt
 
@@ -90,7 +91,7 @@ def test_a_tail_is_used_by_who_goes_on_from_it_and_is_rewritten_in_place() -> No
     assert store(made, turn) == [2, 3], "the column grows where its longest tail was"
     assert made.query(turn, 1) == 2 * C + 6
     assert made.query(prompt([*conversation(1, rest=20), *[5] * 40]), 1) == C + 20
-    made.check_integrity()
+    check_integrity(made)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,7 @@ def test_within_one_store_others_pay_in_turn_and_who_has_nothing_to_give_is_pass
     assert made.query(asked, 5) == 5 * C
     assert {made._stock.account(org).bytes // COLUMN_BYTES for org in ("acme", "globex")} == {1, 2}
     made.release(pinned)
-    made.check_integrity()
+    check_integrity(made)
 
 
 def test_a_window_needs_only_its_last_tokens_and_all_groups_agree() -> None:
@@ -297,7 +298,7 @@ def test_what_an_engine_has_no_kv_of_any_more_is_not_asked_for() -> None:
     def stored(*first: int) -> list[list[int]]:
         begun = made.begin_store(asked, asked.tokens, 0, first=first)
         made.finish_store(begun, 0)
-        made.check_integrity()
+        check_integrity(made)
         depths: list[list[int]] = [[], [], []]
         for column, _ in begun.places:
             depths[column.group].append(column.depth)
@@ -364,7 +365,7 @@ def test_a_purge_reaches_bytes_that_a_store_was_to_overwrite_and_did_not() -> No
     assert not is_done(receipt), "and are if it has not come to that"
     finish(made)
     assert is_done(receipt)
-    made.check_integrity()
+    check_integrity(made)
 
 
 def test_a_store_that_overwrites_bytes_of_what_is_purged_is_as_good_as_emptying_them() -> None:
@@ -447,7 +448,7 @@ def test_where_slots_are_scrubbed_no_more_goes_than_is_needed() -> None:
     made.set_policies({}, 2)
     assert not made._spills.is_short_of_room
     assert len(store(made, prompt(conversation(300)))) == 1
-    made.check_integrity()
+    check_integrity(made)
 
 
 def test_a_delete_stops_where_others_go_on() -> None:
@@ -463,7 +464,7 @@ def test_a_delete_stops_where_others_go_on() -> None:
     assert made.query(other, 0) == 0
     store(made, prompt(conversation(1)))
     assert made.query(other, 0) == 2 * C, "what is behind the gap comes back with it"
-    made.check_integrity()
+    check_integrity(made)
 
 
 def test_who_never_comes_back_is_given_up() -> None:
@@ -476,7 +477,7 @@ def test_who_never_comes_back_is_given_up() -> None:
     assert missed(made, prompt(conversation(2)), 1) == {Reason.AGENT_LOST: C}
     assert len(store(made, prompt(conversation(3, 4)), 1)) == 2
     made.finish_store(lost, 1)
-    made.check_integrity()
+    check_integrity(made)
 
 
 def test_while_an_agent_is_lost_nothing_is_served_or_stored_and_nothing_goes() -> None:
@@ -521,14 +522,14 @@ def test_tokens_are_counted_once_though_the_prompt_goes_on() -> None:
     asked.extend(conversation(3))
     made.recount(found, 0)
     assert made._stock.account("acme").tally.missed == {Reason.NEVER_STORED: C + 5}
-    made.check_integrity()
+    check_integrity(made)
     more = made.rematch(found, 0, C)
     made.release(more)
     assert made._stock.account("acme").tally.requested == 3 * C + 5
-    made.check_integrity()
+    check_integrity(made)
     asked.rewind(C)
     made.recount(more, 0)
-    made.check_integrity()
+    check_integrity(made)
 
 
 def test_a_prompt_is_explained_column_by_column() -> None:
@@ -570,7 +571,7 @@ def test_of_a_unit_all_columns_are_found_or_none() -> None:
     made.refuse(first, Reason.SEAL_REFUSED)
     assert made.query(asked, 0) == 0
     assert len(made.explain(asked, 0)["full"]) == 4
-    made.check_integrity()
+    check_integrity(made)
 
 
 def test_the_parts_of_a_ledger_are_its_own() -> None:

@@ -36,7 +36,8 @@ from swdriver_shim.cache.stores import Store
 from swdriver_shim.cache.tier2_deletes import TierDelete
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
-from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
+from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tier2Rule, Tiers
+from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, OTHER, prompt
 
 Slot = tuple[int, int]  # group and number
@@ -52,10 +53,13 @@ POLICIES = st.builds(
     priority=st.integers(30, 31),
     displacement=st.sampled_from(["default", "lru", "lfu", "slru", "s3fifo"]),
     scrub=st.booleans(),
+    store_tokens_max=st.sampled_from([None, None, None, None, 0, 70, 128]),
 )
 RULES = st.builds(
     Rules,
     no_store=st.sampled_from([False, False, False, True]),
+    store_tokens_max=st.sampled_from([None, None, None, 64, 130]),
+    tier2=st.sampled_from(Tier2Rule),
     ttl_seconds=SECONDS,
     priority=st.sampled_from([None, 0, 100]),
 )
@@ -204,6 +208,10 @@ class LedgerMachine(RuleBasedStateMachine):
             limit = policy.dram_bytes_max
             assert limit is None or self.ledger.accounts[asked.org].bytes <= limit
             assert not rules.no_store
+            for limit in (rules.store_tokens_max, policy.store_tokens_max):
+                for column, _ in store.places:
+                    end = column.depth * COLUMN_TOKENS + column.tokens
+                    assert limit is None or end <= limit
             assert policy.tiers is not Tiers.NONE
         return store
 
@@ -487,7 +495,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_contradicts_itself(self) -> None:
-        self.ledger.check_integrity()
+        check_integrity(self.ledger)
 
     @invariant()
     def what_is_read_stays_as_it_is(self) -> None:

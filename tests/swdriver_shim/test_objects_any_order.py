@@ -18,6 +18,7 @@ from swdriver_shim.cache.stores import Store
 from swdriver_shim.keys import COLUMN_TOKENS, Named
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
+from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.prompts import keys
 
 SLOTS, TTL, QUOTA = 6, 50, 4
@@ -149,7 +150,7 @@ class Objects(RuleBasedStateMachine):
 
     @invariant()
     def it_holds_together(self) -> None:
-        self.ledger.check_integrity()
+        check_integrity(self.ledger)
         assert self.ledger._stock.account("globex").bytes <= QUOTA * COLUMN
 
     def teardown(self) -> None:
@@ -157,9 +158,9 @@ class Objects(RuleBasedStateMachine):
             self.objects.finish(found, (), self.now)
         for org, asked in self.asked.items():
             tally = self.ledger.tally(org)
-            tally.check_integrity()
+            check_integrity(tally)
             assert tally.requested == asked
-        self.ledger.check_integrity()
+        check_integrity(self.ledger)
 
 
 TestObjects = Objects.TestCase
@@ -171,7 +172,7 @@ def kept() -> Iterator[ObjectLedger]:
     ledger = Ledger(LAYOUT)
     ledger.set_slot_limit(0, SLOTS)
     yield ledger.objects()
-    ledger.check_integrity()
+    check_integrity(ledger)
 
 
 def test_an_object_counts_as_one_column(kept: ObjectLedger) -> None:

@@ -20,12 +20,26 @@ from kvss_agent.security.confirmations import DriverStatement, Question, Scope, 
 from kvss_agent.security.identity import ProcessIdentity
 from swdriver_shim.keys import isolation_tag
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
+from tests.kvss_agent.stores import tier2
 from tests.live import wait_until
-from tests.swdriver_shim.daemons import ACME, CONTROL, EACH, GLOBEX, C, Daemon, kv, org, told
+from tests.swdriver_shim.daemons import (
+    ACME,
+    CONTROL,
+    EACH,
+    GLOBEX,
+    C,
+    Daemon,
+    kv,
+    org,
+    stored_bytes,
+    stored_document,
+    told,
+)
 
 TOKENS = list(range(2 * C))
 SECRET = b"acme".ljust(32, b"!")
 TAG = isolation_tag("acme", SECRET)
+DATA_KEY = b"k" * 31 + b"!"
 
 
 @pytest.fixture
@@ -44,16 +58,18 @@ def driver(one: AgentProcess, tmp_path: Path) -> Iterator[Daemon]:
     made.kill()
 
 
-def ask(driver: Daemon, *tags: bytes) -> tuple[Question, httpx.Response]:
+def ask(driver: Daemon, *tags: bytes, withdrawn: bool = False) -> tuple[Question, httpx.Response]:
     scopes = tuple(Scope(tag.hex()) for tag in tags)
-    asked = Question(str(uuid4()), secrets.token_hex(16), 7, scopes, org="acme", seconds=5.0)
+    asked = Question(
+        str(uuid4()), secrets.token_hex(16), 7, scopes, org="acme", seconds=5.0, withdrawn=withdrawn
+    )
     headers = {"authorization": f"Bearer {CONTROL}"}
     raw = msgspec.json.encode(asked)
     return asked, driver.http.post("/v1/purges", content=raw, headers=headers)
 
 
-def confirm(driver: Daemon, *tags: bytes) -> DriverStatement:
-    asked, answer = ask(driver, *tags)
+def confirm(driver: Daemon, *tags: bytes, withdrawn: bool = False) -> DriverStatement:
+    asked, answer = ask(driver, *tags, withdrawn=withdrawn)
     assert answer.status_code == 200, answer.text
     key = ProcessIdentity.load(driver.log.parent, "driver:job7").public_key_pem
     return opened(answer.content, key, asked, "driver:job7", DriverStatement)
@@ -120,8 +136,8 @@ def test_what_was_purged_is_served_again_by_no_document_of_before(
     assert [(shard.group, shard.index, shard.shard) for shard in said.shards] == [("full", 0, "s")]
     assert occupied(one) == 2
     assert driver.ask(ACME, "query", tokens=TOKENS).status_code == 401
-    kept = (driver.log.parent / "desired.json").read_text()
-    assert base64.b64encode(SECRET).decode() not in kept, "its keys are dropped"
+    kept = stored_document(driver.log.parent)
+    assert "acme" not in {org.name for org in kept.orgs}, "its keys are dropped"
     driver.control("desired", told([one], 2)).raise_for_status()  # an earlier intent that comes late
     assert driver.ask(ACME, "query", tokens=TOKENS).status_code == 401
     assert confirm(driver, TAG).columns == 2, "asked again, it says the same"
@@ -135,6 +151,46 @@ def test_what_was_purged_is_served_again_by_no_document_of_before(
     assert driver.load(ACME, TOKENS)[0] == 0
     assert driver.store(ACME, TOKENS, kv(len(TOKENS))).status_code == 200
     assert driver.load(ACME, TOKENS)[0] == len(TOKENS)
+
+
+@pytest.mark.slow
+def test_an_org_that_is_withdrawn_leaves_nothing_in_memory_or_tier_2_and_may_come_back(
+    one: AgentProcess, tmp_path: Path
+) -> None:
+    files = tmp_path / "files"
+    shard = spec("s", 20, EACH * C, part="full.0", namespace="0" * 32)
+    one.tell(document(2, shard, tier2=tier2(files)))
+    acme = org("acme", ACME, tiers="dram+tier2", encrypt_tier2=True)
+    acme["data_key"] = base64.b64encode(DATA_KEY).decode()
+    others = [org("globex", GLOBEX)]
+    driver = Daemon(tmp_path / "driver", "--name", "job7")
+
+    def stored() -> int:
+        return len([path for path in files.rglob("*.full.0") if path.is_file()])
+
+    try:
+        for generation in (1, 3):
+            driver.control("desired", told([one], generation, orgs=[acme, *others])).raise_for_status()
+            wait_until("it is ready", driver.is_ready)
+            assert driver.load(ACME, TOKENS)[0] == 0, "nothing is left of the time before"
+            driver.store(ACME, TOKENS, kv(len(TOKENS))).raise_for_status()
+            driver.store(GLOBEX, TOKENS, kv(len(TOKENS))).raise_for_status()
+            assert driver.load(ACME, TOKENS)[0] == len(TOKENS)
+            wait_until("tier 2 has it", lambda: stored() == 2)
+            _, early = ask(driver, TAG, withdrawn=True)
+            assert early.status_code == 202, "it is served"
+            assert "has not applied the document" in early.json()["detail"]
+            driver.control("desired", told([one], generation + 1, orgs=others)).raise_for_status()
+            said = confirm(driver, TAG, withdrawn=True)
+            assert (said.withdrawn, said.columns) == (True, 2)
+            assert (occupied(one), stored()) == (2, 0), "globex keeps its own"
+            left = b"".join(stored_bytes(tmp_path / "driver"))
+            for key in (SECRET, DATA_KEY):
+                assert key not in left
+                assert base64.b64encode(key) not in left
+            assert driver.ask(ACME, "query", tokens=TOKENS).status_code == 401
+    finally:
+        driver.kill()
 
 
 def test_who_is_told_nothing_says_so_and_covers_nothing(tmp_path: Path) -> None:

@@ -153,7 +153,8 @@ def test_what_the_engine_has_not_got_is_not_read(engine: Engine) -> None:
     assert engine.load(tokens) == 0
     assert engine.store(tokens, rules=Rules(no_store=True)) == (0, 0)
     assert engine.read == []
-    assert engine.store(tokens) == (3, 0)
+    assert engine.store(tokens, rules=Rules(store_tokens_max=C)) == (1, 0)
+    assert engine.store(tokens) == (2, 0)
     assert engine.load(tokens) == 4 * C
 
 

@@ -302,7 +302,7 @@ def test_a_trace_that_is_none_is_told_where(
         (["{trace}", "--agent", "nowhere", "--secret-file", "{trace}"], "no address"),
         (["{trace}", "--agent", "unix:/nowhere", "--secret-file", "/nowhere"], "/nowhere can't be read"),
         (["{trace}", "--agent", "unix:/nowhere", "--secret-file", "{trace}"], "can't be used"),
-        (["{trace}", "--slots", "9000000000000"], "refuses its document"),
+        (["{trace}", "--slots", "9000000000000"], "An agent can't be used"),
     ],
 )
 def test_what_can_not_be_done_is_a_sentence(

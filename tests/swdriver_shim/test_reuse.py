@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.reuse import sample as sampling
@@ -19,6 +20,7 @@ from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import DisplacementName, OrgPolicies, Policy, Rules, Tiers
 from swdriver_shim.replay.emulator import run_housekeeping
+from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.prompts import FULL, NAMESPACE, keys, prompt
 
 C = COLUMN_TOKENS
@@ -364,7 +366,7 @@ def test_policies_may_change_while_the_sample_is_taken() -> None:
             policy = Policy(ttl_last_use_seconds=1 + number, displacement=names[number // 50 % 5])
             ledger.set_policies({"acme": OrgPolicies(policy=policy)}, number)
         ask(ledger, asked, number)
-    ledger.check_integrity()
+    check_integrity(ledger)
     for name in names:
         told = foretold([sample_of(ledger, 500.0)], FOREVER, Policy(displacement=name))
         assert told.proposed.hit_rate is not None
@@ -380,3 +382,18 @@ def test_a_sample_survives_a_journey() -> None:
     [match, store] = made.events()
     assert [one.tail for one in store.path] == [True]
     assert len(match.path) == 3
+
+
+@pytest.mark.parametrize("first", [None, 50])
+def test_a_limit_of_stored_tokens_is_foretold(first: int | None) -> None:
+    ledger = driver()
+    for now in range(0, 100, 10):
+        ask(ledger, path(1, 2, 3, 4), now)
+    proposed = replace(FOREVER, store_tokens_max=2 * C + 5, ttl_first_use_seconds=first)
+    unlimited = foretold([sample_of(ledger, 100.0)], FOREVER, replace(proposed, store_tokens_max=None))
+    told = foretold([sample_of(ledger, 100.0)], FOREVER, proposed)
+    assert told.now.hit_rate == pytest.approx(0.9)
+    assert told.proposed.hit_rate == pytest.approx((unlimited.proposed.hit_rate or 0) / 2)
+    assert told.freed_bytes == 2 * sum(group.column_bytes for group in FULL.groups)
+    if first is None:
+        assert told.expiring_columns == 2

@@ -15,6 +15,7 @@ from swdriver_shim.cache.spills import Dates
 from swdriver_shim.data_plane.tier2 import _dates, _note
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
+from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.ledgers import conversation, finish, ledger, store
 from tests.swdriver_shim.prompts import FULL, NAMESPACE, SECRET, keys, prompt
 
@@ -39,7 +40,7 @@ def test_one_slow_use_does_not_empty_memory() -> None:
         if spill := made.tier2.begin_spill(1, 64):
             made.tier2.finish_spill(spill, [True] * len(spill.copies))
     assert in_state(made, State.READY) > 900
-    made.check_integrity()
+    check_integrity(made)
 
 
 def test_room_is_kept_for_as_much_as_stores_take_at_once() -> None:
@@ -104,7 +105,7 @@ def test_restoring_leaves_room_for_others() -> None:
         while made.reclaim():
             pass
     assert restored == 63
-    made.check_integrity()
+    check_integrity(made)
 
 
 class Heard:
@@ -246,7 +247,7 @@ def test_a_prompt_may_be_asked_for_again_with_an_old_answer() -> None:
     made.release(made.rematch(first, 1))
     store(made, asked)
     made.release(made.rematch(first, 1))
-    made._stock.account("acme").tally.check_integrity()
+    check_integrity(made._stock.account("acme").tally)
 
 
 def test_what_was_left_since_computing_is_faster_stays_so_when_it_is_counted_again() -> None:
@@ -256,7 +257,7 @@ def test_what_was_left_since_computing_is_faster_stays_so_when_it_is_counted_aga
     made.shorten(match, 0, Reason.NOT_WORTH_IT)
     made.recount(match, 1)
     tally = made._stock.account("acme").tally
-    tally.check_integrity()
+    check_integrity(tally)
     assert +tally.missed == {Reason.NOT_WORTH_IT: 2 * C, Reason.NEVER_STORED: C}
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from swdriver_shim.data_plane.shard.columns import EvictColumn
+from kvss_agent.client import Evict
 from swdriver_shim.data_plane.slow_transfers import KEPT_PER_ORG, ORGS_MAX, SlowestTransfers
 from telemetry.emit import transfers
 from telemetry.emit.transfers import TRANSFERS_MAX
@@ -17,8 +17,8 @@ from tests.swdriver_shim.transfers import transfer
 ACME, GLOBEX = b"a" * 8, b"g" * 8
 
 
-def batch(*slots: int, tag: bytes = ACME) -> list[EvictColumn]:
-    return [EvictColumn(slot, b"k" * 16, tag, 64, memoryview(b"")) for slot in slots]
+def batch(*slots: int, tag: bytes = ACME) -> list[Evict]:
+    return [Evict(slot, b"k" * 16, tag, 64, memoryview(b"")) for slot in slots]
 
 
 def noted(slowest: SlowestTransfers, *each: float, tag: bytes = ACME, direction: str = "out") -> None:

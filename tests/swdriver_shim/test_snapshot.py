@@ -21,6 +21,7 @@ from swdriver_shim.policy import OrgPolicies, Policy, Rules
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
 from tests.swdriver_shim.fleets import LAYOUT, Engine, Fleet, tokens
+from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.prompts import keys, prompt
 
 C = COLUMN_TOKENS
@@ -77,7 +78,7 @@ def life(
     driver.set_policies({org: OrgPolicies(policy=policy) for org, policy in policies.items()})
     try:
         yield Engine(driver)
-        driver.ledger.check_integrity()
+        check_integrity(driver.ledger)
     finally:
         driver.close()
 

@@ -19,6 +19,7 @@ from swdriver_shim.policy import Policy, Rules, Tiers
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
 from tests.swdriver_shim.fleets import PULLED, Engine, Fleet, driving, kv, tokens
+from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.prompts import keys, prompt
 from tests.swdriver_shim.shims import document
 from tests.swdriver_shim.tiers import SOON, kept, tier_requests
@@ -64,7 +65,7 @@ def is_evicted(engine: Engine, fleet: Fleet) -> None:
 def of(engine: Engine, org: str = "acme") -> tuple[int, Counter[Reason]]:
     """Tokens that came from tier 2, and those that were missed."""
     tally = engine.driver.ledger.tally(org)
-    tally.check_integrity()
+    check_integrity(tally)
     return tally.hits[TIER2], +tally.missed
 
 
@@ -329,6 +330,20 @@ def test_a_conversation_that_is_about_to_go_on_is_brought_ahead(fleet: Fleet, fi
         assert not engine.driver.prefetch("globex", "chat-7")
         assert engine.driver.prefetch("acme", "chat-7")
         wait_until("it is here", lambda: engine.driver.query(prompt(tokens(1, 2, 3))) == 3 * C)
+
+
+def test_trails_of_conversations_outlive_the_driver(fleet: Fleet, files: Path, tmp_path: Path) -> None:
+    asked, state = prompt(tokens(1, 2, 3)), tmp_path / "engine"
+    with living(state, document(fleet.plane.unix, {"acme": KEPT, "globex": KEPT})) as engine:
+        engine.store(asked, Rules(continue_id="chat-7"))
+        engine.store(prompt(tokens(5), "globex"), Rules(continue_id="chat-9"))
+        engine.load(asked)
+        is_kept(engine, files, 3)
+    with living(state, document(fleet.plane.unix, {"acme": KEPT})) as engine:
+        is_evicted(engine, fleet)
+        assert not engine.driver.prefetch("globex", "chat-9"), "which is not served any more"
+        assert engine.driver.prefetch("acme", "chat-7")
+        wait_until("it is here", lambda: engine.driver.query(asked) == 3 * C)
 
 
 def test_what_is_slower_than_computing_is_not_fetched(fleet: Fleet, files: Path) -> None:

@@ -37,6 +37,7 @@ from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
 from tests.swdriver_shim.daemons import ACME, GLOBEX, Daemon, org
+from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.tiny_models import (
     CHUNK,
     MODELS,
@@ -98,7 +99,7 @@ class Worlds:
 
     def close(self) -> None:
         for driver in self._drivers:
-            driver.ledger.check_integrity()
+            check_integrity(driver.ledger)
             driver.close()
 
 

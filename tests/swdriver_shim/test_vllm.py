@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from kvss_agent.client import Credentials
 from kvss_agent.data_plane.breach import Cause
+from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.shard.arena import Arena, slot_bytes_for
 from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from swdriver_shim.adapters.vllm.blocks import (
@@ -30,7 +31,12 @@ from swdriver_shim.adapters.vllm.blocks import (
 )
 from swdriver_shim.adapters.vllm.events import UnitEvents
 from swdriver_shim.adapters.vllm.orders import SaveResult, Step, WorkerReport
-from swdriver_shim.adapters.vllm.scheduling import ConnectorScheduler, GroupShape, Requester
+from swdriver_shim.adapters.vllm.scheduling import (
+    ConnectorScheduler,
+    GroupShape,
+    Requester,
+    shown_name,
+)
 from swdriver_shim.adapters.vllm.worker import Save, Worker
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
@@ -38,13 +44,15 @@ from swdriver_shim.data_plane.homes import Home
 from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
 from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.decider.decider import Decider
-from swdriver_shim.keys import COLUMN_TOKENS, Keys
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Media
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules
+from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.live import wait_until
+from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.prompts import NAMESPACE
 from tests.swdriver_shim.prompts import SECRET as ORG_SECRET
+from tests.swdriver_shim.tiers import tier_requests
 
 C = COLUMN_TOKENS
 COUNT = 400  # blocks of an engine
@@ -105,6 +113,7 @@ class FakeRequest:
     skip_reading_prefix_cache: bool | None = None
     org: str = "acme"
     rules: Rules = AS_USUAL
+    media: list[Media] = field(default_factory=list)
     tables: list[list[int]] = field(default_factory=list)
 
     @property
@@ -156,14 +165,13 @@ class Engine:
         self.driver = Decider(layout, "llama", self.far)
         self.events = self.driver.ledger._stock.listener = UnitEvents(self.unit, 32)
         self.scheduling = ConnectorScheduler(
-            self.driver,
             [GroupShape(one.block_tokens, one.window) for one in groups],
             self.unit,
             workers,
             self._who,
-            is_far=is_far,
             events=self.events,
         )
+        self.scheduling.use(self.driver, is_far=is_far)
         self.free = list(range(1, COUNT))
         self.bad: set[int] = set()
         self.saved: list[SaveResult] = []
@@ -183,7 +191,8 @@ class Engine:
     def _who(self, request: FakeRequest) -> Requester | None:
         if not request.org:
             return None
-        return Requester(Keys(request.org, ORG_SECRET, NAMESPACE, self.unit), request.rules)
+        keys = Keys(request.org, ORG_SECRET, NAMESPACE, self.unit)
+        return Requester(keys, request.rules, request.media)
 
     def _told(self, raw: msgspec.Raw) -> None:
         told = msgspec.msgpack.decode(raw, type=SaveResult)
@@ -199,9 +208,10 @@ class Engine:
             worker.close()
 
     def kv(self, request: FakeRequest, worker: int, group: int, layer: int, block: int) -> bytes:
-        """What a model would compute: it depends on all tokens so far."""
+        """What a model would compute: it depends on all tokens and images so far."""
         one = self.groups[group]
-        upto = request.all_token_ids[: (block + 1) * one.block_tokens]
+        end = (block + 1) * one.block_tokens
+        upto = request.all_token_ids[:end], [image for image in request.media if image.start < end]
         what = repr((upto, worker, group, layer)).encode()
         return hashlib.shake_128(what).digest(one.layers[layer] * one.block_tokens)
 
@@ -306,15 +316,16 @@ def engine(
     slots: int = 60,
     *,
     is_far: bool = False,
+    tier: TierRequests | None = None,
 ) -> Iterator[Engine]:
-    with running(directory) as plane:
+    with running(directory, tier_requests=tier) as plane:
         for at, group in enumerate(groups):
             for worker in range(workers):
                 add(plane, f"{at}.{worker}", sum(group.layers) * C, slots)
         made = Engine(plane, groups, workers, is_far=is_far)
         try:
             yield made
-            made.driver.ledger.check_integrity()
+            check_integrity(made.driver.ledger)
         finally:
             made.close()
 
@@ -348,6 +359,31 @@ def test_what_one_request_computes_the_next_one_is_given(
         assert one.serve(request([*some(1, 400), *some(2, 300)])) == 400 // unit * unit
         assert one.serve(request(some(1, 700), "globex")) == 0
         assert one.serve(request(some(1, 700), "")) == 0
+
+
+@pytest.mark.parametrize("block_tokens", [32, 128])
+def test_two_images_never_meet_and_share_what_is_before_them(tmp_path: Path, block_tokens: int) -> None:
+    with engine(tmp_path, [GroupOf((8, 4, 4), block_tokens)]) as one:
+        for image, first, again in [(b"cat", 0, 640), (b"dog", 256, 640)]:
+            asked = [request(some(1, 700)) for _ in range(2)]
+            for each in asked:
+                each.media = [Media(300, 450, image)]
+            assert one.serve(asked[0], step_tokens=256) == first
+            assert one.serve(asked[1]) == again
+        assert one.serve(request(some(1, 700))) == 256, "without any image"
+
+
+@pytest.mark.parametrize(
+    ("internal", "shown"),
+    [
+        ("cmpl-late-0-1a2b3c4d", "cmpl-late"),
+        ("cmpl-a-1-b-12-1a2b3c4d", "cmpl-a-1-b"),
+        ("chatcmpl-abc-12-1a2b3c4d", "chatcmpl-abc-12"),
+        ("7", "7"),
+    ],
+)
+def test_a_request_has_the_name_that_its_caller_knows(internal: str, shown: str) -> None:
+    assert shown_name(internal) == shown
 
 
 def test_the_last_token_is_computed_though_all_are_there(tmp_path: Path) -> None:
@@ -758,6 +794,33 @@ def test_a_step_that_computes_for_others_does_not_stand_still_for_tier_2(tmp_pat
         one.run({})
         assert one.scheduling.matched(waiting, 0) == (None, False)
         assert len(waits) == 2
+
+
+@pytest.mark.parametrize("continue_id", ["chat-7", "of another engine"])
+def test_a_conversation_is_recalled_while_it_waits_in_the_queue(
+    tmp_path: Path, continue_id: str
+) -> None:
+    with tier_requests(tmp_path / "files") as tier, engine(tmp_path, FULL, tier=tier) as one:
+        one.driver.set_policies({"acme": OrgPolicies(policy=Policy(tiers=Tiers.TIER2))})
+        for _ in range(2):
+            one.serve(request(some(1, 700), rules=Rules(continue_id="chat-7")))
+        spilled, recalled = one.driver.ledger.tier2.spilled, one.driver.ledger.tier2.recalled
+        wait_until("it is copied", lambda: spilled.columns >= 10)
+        for slots in (0, 60):
+            for shard in one.plane.shards.values():
+                shard.resize(slots)
+            limit = one.driver.ledger.pools[0]
+            wait_until("memory is lost", lambda: limit.limit == slots)  # noqa: B023
+        stranger = request(some(1, 700))
+        one.scheduling.arrived(stranger)
+        one.scheduling.arrived(request(some(1, 700), "globex", Rules(continue_id=continue_id)))
+        waiting = request(some(1, 700), rules=Rules(continue_id=continue_id))
+        before = recalled.columns
+        one.scheduling.arrived(waiting)
+        assert before == 0, "nobody else has asked tier 2"
+        stored = Keys("acme", ORG_SECRET, NAMESPACE, one.unit).prompt(some(1, 640))
+        wait_until("it is in memory", lambda: one.driver.query(stored) == 640)
+        assert one.serve(waiting) == 640
 
 
 def damage(one: Engine, depth: int) -> None:

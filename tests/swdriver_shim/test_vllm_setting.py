@@ -16,15 +16,16 @@ from msgspec.structs import replace
 
 from kvss_agent.http.api import Invalid
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, mint
+from swdriver_shim.adapters.joining import NameSpec
 from swdriver_shim.adapters.vllm.__main__ import main
 from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unsupported
-from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, NameSpec, file_of, fresh, read
+from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, file_of, fresh, read
 from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts, model_spec
 from swdriver_shim.adapters.vllm.worker import Worker
 from swdriver_shim.data_plane.grants import NotGranted
 from swdriver_shim.data_plane.worker.protocol import WorkerAddress
 from swdriver_shim.data_plane.worker.server import WorkerServer
-from swdriver_shim.policy import Rules
+from swdriver_shim.policy import Rules, Tier2Rule
 from telemetry.emit import transfers
 from telemetry.records import STREAM, decode
 from tests.kvss_agent.process import agent, document, spec
@@ -67,6 +68,10 @@ def test_a_file_is_made_and_its_claims_are_good(
     token = capsys.readouterr().out.strip()
     judge = ClaimVerifier(found.claims_key, "job7")
     assert judge.verify(token) == Claim("acme", Rules(no_store=True, ttl_seconds=60))
+    assert main(["claim", str(file), "--org", "acme", "--store-tokens", "64", "--tier2", "never"]) == 0
+    token = capsys.readouterr().out.strip()
+    strict = Rules(store_tokens_max=64, tier2=Tier2Rule.NEVER)
+    assert judge.verify(token) == Claim("acme", strict)
     assert main(["claim", str(file), "--org", "globex"]) == 1
     assert "has no org globex" in capsys.readouterr().err
     assert main(["claim", str(file), "--org", "acme", "--priority", "101"]) == 1
@@ -99,13 +104,13 @@ def test_engines_beside_each_other_have_a_file_each() -> None:
 
 
 def test_a_model_is_what_its_workers_say() -> None:
-    model = model_spec(setting(), [facts(each=16), facts(each=8)])
+    model = model_spec(NameSpec(name="tiny"), [facts(each=16), facts(each=8)])
     assert model.groups[0].bytes_per_token == (16, 8)
     assert (model.unit_tokens, model.kv_dtype) == (64, "float32")
-    other = model_spec(setting(), [facts(each=16)])
+    other = model_spec(NameSpec(name="tiny"), [facts(each=16)])
     assert other.namespace() != model.namespace(), "each shard has another part of the heads then"
     with pytest.raises(Unsupported, match="differ in their kinds"):
-        model_spec(setting(), [facts(), facts(block_tokens=64)])
+        model_spec(NameSpec(name="tiny"), [facts(), facts(block_tokens=64)])
 
 
 @pytest.mark.parametrize("theirs", ["theirs", "job77.full.0", "job7.b.full.0", "job7.full"])
@@ -179,7 +184,9 @@ def test_a_request_is_asked_in_the_name_of_its_claim_or_nobodys(
         assert org(asking(kv_transfer_params=["tidegate"])) == unsigned
         assert org(asking(mint(told.claims_key, "job7", "globex"))) is None
         assert deciding.refused["unknown_org"] == 1
-        assert org(asking(good, mm_features=["an image"])) is None
+        image = SimpleNamespace(mm_position=SimpleNamespace(offset=3, length=5), identifier="a1b2")
+        assert org(asking(good, mm_features=[image])) == "acme"
+        assert org(asking(good, prompt_embeds=object())) is None, "nobody can tell what they are"
         assert org(asking(good, resumable=True)) is None
         claimed = mint(told.claims_key, "job7", "strangers")
         assert org(asking(claimed)) == (None if unsigned else "strangers")

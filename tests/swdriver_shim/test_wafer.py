@@ -26,6 +26,7 @@ from swdriver_shim.driver import Driver, Part, ResumableLoad
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.policy import Rules
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
+from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.prompts import SECRET as ORG_SECRET
 
 C = COLUMN_TOKENS
@@ -216,7 +217,7 @@ def test_numbers_alone_hit_as_bytes_do() -> None:
     emulator = Emulator(LedgerCache(ledger, clock=lambda: 1.0))
     assert emulator.serve(keys(wafer), TOKENS, output=[5] * 100).hit == 0
     assert emulator.serve(keys(wafer), TOKENS + [5] * 100 + [6]).hit == len(TOKENS) + 100
-    ledger.check_integrity()
+    check_integrity(ledger)
 
 
 def test_what_is_not_to_be_stored_is_not() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
-from kvss_agent.tier2.store import Difference, Tier2
+from kvss_agent.tier2.store import Tier2
+from tests.kvss_agent.integrity import Difference, differences
 
 SOON = 20.0  # seconds: long for a test, and it ends as soon as all is there
 
@@ -28,7 +29,7 @@ def tier_requests(files: Path) -> Iterator[TierRequests]:
     made.store = store
     try:
         yield made
-        there = asyncio.run_coroutine_threadsafe(store.check_integrity(), loop).result()
+        there = asyncio.run_coroutine_threadsafe(differences(store), loop).result()
         assert there == Difference((), (), ())
     finally:
         asyncio.run_coroutine_threadsafe(store.close(), loop).result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -129,3 +130,18 @@ def test_nothing_is_folded_to_nothing() -> None:
     told = Record("a", 1, "agent", "ax1", "1", "host", 1, 1.0, 1000.0, shape.digest, Cells([], [], []))
     [row] = Folder().fold([(told, shape)], 0.0)
     assert (row.topic, row.cells) == ("node:ax1", Cells([], [], []))
+
+
+def test_targets_of_earlier_hours_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of its series a source may add depends on what it told first in that hour."""
+    monkeypatch.setattr("telemetry.ingest.folder.SERIES_KEPT", 60)
+    monkeypatch.setattr(quotas, "SHARE_OF_TOPIC_MAX", 5)
+    series = [Series(Kind.COUNTER, "test_total", (("tier", f"{number}"),)) for number in range(10)]
+    whole, pairs = Shape(series), [Shape(pair) for pair in combinations(series, 2)]
+    folder, sizes = Folder(), list[int]()
+    for hour, pair in enumerate(pairs):
+        at = hour * 3600.0
+        for shape in (pair, whole):
+            folder.fold([told_by("one", shape, at)], at)
+        sizes.append(sum(len(numbers) for target in folder._targets for numbers in target.numbers))
+    assert max(sizes) <= 60 + 20 + 4

@@ -112,6 +112,26 @@ def test_a_source_teaches_no_more_than_its_quota_and_others_as_before(
     assert len(shapes) == times + 1
 
 
+@pytest.mark.parametrize(("shapes_max", "series", "each"), [(1000, 25, 1), (100, 1, 25)])
+def test_sources_that_fill_the_table_together_displace_no_shape_of_others(
+    shapes_max: int, series: int, each: int, shapes: KnownShapes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them beyond its own quota: by many series, or by many shapes."""
+    monkeypatch.setattr(known_shapes, "SHAPES_MAX", shapes_max)
+    monkeypatch.setattr(known_shapes, "SERIES_MAX", 100 if series > 1 else 1000)
+    honest = shape_of(0, 20)
+    teach(shapes, "driver:honest", honest)
+    for source in range(5):
+        shapes.release()
+        for number in range(each):
+            teach(shapes, f"driver:{source}", shape_of(1 + source * each + number, series))
+    assert shapes.use(honest.digest)
+    late = shape_of(500, 20)
+    shapes.release()
+    teach(shapes, "driver:late", late)
+    assert shapes.use(late.digest)
+
+
 def test_nonsense_counts_as_a_shape(shapes: KnownShapes) -> None:
     for number in range(SHAPES_MAX):
         shapes.learn("driver:flood", b"%016d" % number, b"\xc1")

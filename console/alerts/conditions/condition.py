@@ -48,6 +48,17 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True)
+class LostNode:
+    """A node of a session that is lost, and what is done about its streams."""
+
+    session: str
+    node: str
+    verdict: str  # console.sessions.plans.losses.Verdict
+    sentence: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class TargetState:
     """An agent or driver as the console last saw it."""
 
@@ -69,6 +80,7 @@ class Snapshot:
     leaves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of each node's NICs
     crossings: tuple[Crossing, ...] = ()  # of sessions
     session_drivers: frozenset[str] = frozenset()
+    lost_nodes: tuple[LostNode, ...] = ()
     link_gbits: Mapping[str, int] = field(default_factory=dict)
     targets: Mapping[str, TargetState] = field(default_factory=dict)
     plaintext_control: bool = False  # TIDEGATE_PLAIN_CONTROL

@@ -15,7 +15,8 @@ from console.alerts.conditions.condition import (
     name_of,
     verdict,
 )
-from telemetry.topics import FLEET
+from console.sessions.plans.losses import Verdict as Replacement
+from telemetry.topics import FLEET, of_session
 from telemetry.units import duration
 
 SILENT_SECONDS: Final = "silent_seconds"
@@ -86,6 +87,19 @@ def leaf_down(_tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator
         evidence = {"not_reporting": ", ".join(silent)}
         found = verdict(breach=breach)
         yield Finding(topic, found, sentence, len(silent), len(members), evidence=evidence)
+
+
+def not_replaced(_tables: Tables, snapshot: Snapshot, _values: ValuesOf) -> Iterator[Finding]:
+    """Breach for each lost node of a session whose streams can't be placed on other nodes."""
+    for one in snapshot.lost_nodes:
+        evidence = {"lost_since": f"{one.since:%Y-%m-%d %H:%M:%S} UTC", "replacement": one.verdict}
+        yield Finding(
+            of_session(one.session),
+            verdict(breach=one.verdict == Replacement.BLOCKED),
+            one.sentence[:1].lower() + one.sentence[1:].rstrip("."),
+            labels={"node": one.node},
+            evidence=evidence,
+        )
 
 
 def telemetry_late(_tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:

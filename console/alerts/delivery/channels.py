@@ -24,7 +24,7 @@ from console.alerts.models import Channel, Notification
 from console.alerts.rules.rule import Severity
 from console.alerts.services import role_over
 from console.alerts.state.matchers import BadMatcher, parse
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.orgs.models import Org
 from console.visibility import of_orgs
 from telemetry.topics import ALERTS, of_org
@@ -65,7 +65,7 @@ def create_channel(
     channel = Channel(org=org, kind=kind)
     _set(channel, **values)
     channel.save()
-    _record(principal, "channel.create", channel, None, reason)
+    record(principal, "channel.create", _about(channel), after=channel.snapshot(), reason=reason)
     return channel
 
 
@@ -79,14 +79,15 @@ def update_channel(
     if channel.snapshot() != before or (channel.address, channel.secret) != old:
         channel.version += 1
         channel.save()
-        _record(principal, "channel.update", channel, before, reason)
+        after = channel.snapshot()
+        record(principal, "channel.update", _about(channel), before=before, after=after, reason=reason)
     return channel
 
 
 @transaction.atomic
 def delete_channel(principal: Principal, channel: Channel, reason: str = "") -> None:
     """Delete a channel with its log."""
-    _record(principal, "channel.delete", channel, channel.snapshot(), reason, is_deleted=True)
+    record(principal, "channel.delete", _about(channel), before=channel.snapshot(), reason=reason)
     channel.delete()
 
 
@@ -97,9 +98,15 @@ def send_test(principal: Principal, channel_id: int) -> Notification:
         test = Notification.objects.create(
             channel=channel, what=Notification.What.TEST, tries=1, next_try_at=timezone.now()
         )
-        _record(principal, "channel.test", channel, None, "")
+        record(principal, "channel.test", _about(channel), after=channel.snapshot())
     settle([test], send(channel, [message_of(test)]), timezone.now())
     return test
+
+
+def _about(channel: Channel) -> Subject:
+    org = channel.org
+    topics = [ALERTS, *([of_org(org.slug)] if org else [])]
+    return Subject("channel", channel.pk, channel.name, channel.org_id, topics)
 
 
 def _set(
@@ -164,30 +171,6 @@ def _check_receivers(text: str) -> str:
             raise ValidationError({"address": f"“{receiver}” is not an e-mail address."}) from None
     more = f" and {len(receivers) - 1} more" if len(receivers) > 1 else ""
     return f"{receivers[0]}{more}"[:200]
-
-
-def _record(
-    principal: Principal,
-    action: str,
-    channel: Channel,
-    before: dict[str, Any] | None,
-    reason: str,
-    *,
-    is_deleted: bool = False,
-) -> None:
-    org = channel.org
-    record(
-        principal,
-        action,
-        object_type="channel",
-        object_id=channel.pk,
-        object_name=channel.name,
-        org_id=org.pk if org else None,
-        before=before,
-        after=None if is_deleted else channel.snapshot(),
-        reason=reason,
-        topics=[ALERTS, *([of_org(org.slug)] if org else [])],
-    )
 
 
 def with_counts(channels: QuerySet[Channel]) -> QuerySet[Channel, Any]:

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -48,22 +48,7 @@ def as_webhook(messages: Sequence[Message]) -> dict[str, Any]:
 
 
 def _plain(one: Message) -> dict[str, Any]:
-    return {
-        "dedup_key": one.dedup_key,
-        "what": one.what,
-        "rule": one.rule,
-        "severity": one.severity,
-        "title": one.title,
-        "subject": one.subject,
-        "sentence": one.sentence,
-        "labels": dict(one.labels),
-        "since": one.since.isoformat(),
-        "value": one.value,
-        "threshold": one.threshold,
-        "suggested_fix": one.suggested_fix,
-        "address": one.address,
-        "runbook": one.runbook,
-    }
+    return {**asdict(one), "since": one.since.isoformat()}
 
 
 def signature(secret: str, body: bytes, at: int) -> str:

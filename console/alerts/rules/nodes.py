@@ -16,11 +16,12 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         slug="agent-not-reporting",
         title="Agent not reporting",
-        severity=Severity.PAGE,
+        severity=Severity.TICKET,
         scope=Scope.NODE,
-        description="An agent sends no telemetry while other processes do. Its columns count as misses.",
+        description="An agent sends no telemetry while other processes do. If it is lost, its streams "
+        "are placed on other nodes. Where that is impossible, an alert of the session pages.",
         unit="seconds",
-        suggested_fix="Start the agent, or drain the node to move its shards to other nodes.",
+        suggested_fix="Start the agent, or remove the node if the machine will not return.",
         runbook="agent-not-reporting.md",
         actions=("drain",),
         condition=reporting.not_reporting("node"),
@@ -28,6 +29,20 @@ RULES: Final[tuple[Rule, ...]] = (
         keep_firing_seconds=20,
         ignores_missing_data=True,
         prometheus=("TidegateAgentNotReporting",),
+    ),
+    Rule(
+        slug="lost-node-not-replaced",
+        title="Lost node not replaced",
+        severity=Severity.PAGE,
+        scope=Scope.SESSION,
+        description="A node is lost, and the session's streams there can't be placed on other nodes. "
+        "Its drivers have no hits and store nothing.",
+        suggested_fix="Start the agent, or act on the reason: add memory, change rules, drain the node.",
+        runbook="lost-node-not-replaced.md",
+        actions=("drain",),
+        condition=reporting.not_replaced,
+        keep_firing_seconds=20,
+        ignores_missing_data=True,
     ),
     Rule(
         slug="leaf-down",

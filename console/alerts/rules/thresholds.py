@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -19,7 +18,7 @@ from console.alerts.models import Thresholds
 from console.alerts.rules.catalogue import BY_SLUG, RULES
 from console.alerts.rules.rule import Rule
 from console.audit.models import AuditEntry
-from console.audit.services import CannotUndo, record, undoable
+from console.audit.services import CannotUndo, Subject, record, undoable
 from console.orgs.models import SLUG, Org
 from console.orgs.services import for_change, get_org
 from telemetry.topics import ALERTS, of_org
@@ -122,7 +121,16 @@ def set_thresholds(
     if current.snapshot() != before:
         current.version += 1
         current.save()
-        _record(principal, current, before, reason, undoes)
+        after = current.snapshot()
+        record(
+            principal,
+            "alerts.thresholds",
+            _about(current),
+            before=before,
+            after=after,
+            reason=reason,
+            undoes=undoes,
+        )
     return current
 
 
@@ -141,27 +149,11 @@ def _checked(rule: Rule, values: Mapping[str, float]) -> dict[str, float]:
     return checked
 
 
-def _record(
-    principal: Principal,
-    current: Thresholds,
-    before: dict[str, Any],
-    reason: str,
-    undoes: AuditEntry | None,
-) -> None:
+def _about(current: Thresholds) -> Subject:
     org = current.org
-    record(
-        principal,
-        "alerts.thresholds",
-        object_type="thresholds",
-        object_id=f"{current.rule}/{org.slug}" if org else current.rule,
-        object_name=str(current),
-        org_id=org.pk if org else None,
-        before=before,
-        after=current.snapshot(),
-        reason=reason,
-        undoes=undoes,
-        topics=[ALERTS, *([of_org(org.slug)] if org else [])],
-    )
+    key = f"{current.rule}/{org.slug}" if org else current.rule
+    topics = [ALERTS, *([of_org(org.slug)] if org else [])]
+    return Subject("thresholds", key, str(current), current.org_id, topics)
 
 
 @undoable("alerts.thresholds")

@@ -16,7 +16,7 @@ from console.accounts.roles import Role
 from console.alerts.models import SILENCE_MAX, Alert, Silence
 from console.alerts.services import role_over
 from console.alerts.state.matchers import BadMatcher, match, parse
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.orgs.models import Org
 from console.visibility import of_orgs
 from telemetry.topics import ALERTS, of_org
@@ -86,7 +86,8 @@ def create_silence(
     _check_times(silence, now)
     silence.full_clean()
     silence.save()
-    _record(principal, "silence.create", silence)
+    after = silence.snapshot()
+    record(principal, "silence.create", _about(silence), after=after, reason=silence.reason)
     return silence
 
 
@@ -99,7 +100,14 @@ def end_silence(principal: Principal, silence: Silence, reason: str = "") -> Sil
         silence.starts_at, silence.ends_at = min(silence.starts_at, now), now
         silence.version += 1
         silence.save()
-        _record(principal, "silence.end", silence, before, reason)
+        record(
+            principal,
+            "silence.end",
+            _about(silence),
+            before=before,
+            after=silence.snapshot(),
+            reason=reason or silence.reason,
+        )
     return silence
 
 
@@ -123,23 +131,7 @@ def _check_times(silence: Silence, now: datetime) -> None:
         raise ValidationError({"reason": "Enter a reason."})
 
 
-def _record(
-    principal: Principal,
-    action: str,
-    silence: Silence,
-    before: dict[str, object] | None = None,
-    reason: str = "",
-) -> None:
+def _about(silence: Silence) -> Subject:
     org = silence.org
-    record(
-        principal,
-        action,
-        object_type="silence",
-        object_id=silence.pk,
-        object_name=str(silence),
-        org_id=org.pk if org else None,
-        before=before,
-        after=silence.snapshot(),
-        reason=reason or silence.reason,
-        topics=[ALERTS, *([of_org(org.slug)] if org else [])],
-    )
+    topics = [ALERTS, *([of_org(org.slug)] if org else [])]
+    return Subject("silence", silence.pk, str(silence), silence.org_id, topics)

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import Max, Sum
 
-from console.alerts.conditions.condition import Crossing, Snapshot, Tables, TargetState
+from console.alerts.conditions.condition import Crossing, LostNode, Snapshot, Tables, TargetState
 from console.alerts.rules.rule import Rule
 from console.authority import services as authority
 from console.control.models import Kind, Target
@@ -20,7 +20,7 @@ from console.fleet.models import Driver, Nic, Node, Removed, SpineLink
 from console.metrics.catalog import METRICS
 from console.placement import sentences
 from console.placement.topology import State, Tier
-from console.sessions.models import Job, Stream
+from console.sessions.models import Job, Loss, Stream
 from console.sessions.rules import effective_rules
 from telemetry.ingest.sources import ALIVE
 from telemetry.models import Source
@@ -51,6 +51,7 @@ def take_snapshot(now: datetime) -> Snapshot:
         leaves={node: tuple(dict.fromkeys(names)) for node, names in leaves.items()},
         crossings=_crossings(),
         session_drivers=frozenset(Job.objects.values_list("driver__name", flat=True)),
+        lost_nodes=_lost_nodes(),
         link_gbits=dict(SpineLink.objects.values_list("name", "gbits")),
         targets={topic: one for topic, one in _targets() if topic not in left_out},
         plaintext_control=settings.PLAIN_CONTROL,
@@ -93,6 +94,13 @@ def _crossings() -> tuple[Crossing, ...]:
             )
         )
     return tuple(found)
+
+
+def _lost_nodes() -> tuple[LostNode, ...]:
+    return tuple(
+        LostNode(loss.session.name, loss.node.name, loss.verdict, loss.sentence, loss.since)
+        for loss in Loss.objects.select_related("session", "node")
+    )
 
 
 def _targets() -> Iterator[tuple[str, TargetState]]:

@@ -15,6 +15,7 @@ from console.alerts.state.lifecycle import OPEN, State
 TELEMETRY_LATE: Final = "telemetry-late"
 NODE_CAUSE: Final = "agent-not-reporting"
 LEAF_CAUSE: Final = "leaf-down"
+NOT_REPLACED: Final = "lost-node-not-replaced"  # pages, while its cause does not
 CAUSES: Final = (TELEMETRY_LATE, NODE_CAUSE, LEAF_CAUSE)
 
 
@@ -61,7 +62,7 @@ def _cause(
     down = [by_leaf[leaf] for leaf in leaves.get(f"node:{node}", ()) if leaf in by_leaf]
     if down:
         yield down[0]
-    elif node in by_node and one.rule != NODE_CAUSE:
+    elif node in by_node and one.rule not in (NODE_CAUSE, NOT_REPLACED):
         yield by_node[node]
     elif late is not None and one.state == State.NO_DATA:
         yield late

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest
 from django.utils import timezone
 from ninja import Field, Path, Router, Schema, Status
+from pydantic import BeforeValidator
 
 from console.accounts.browser import requester
 from console.accounts.models import NAME
-from console.accounts.principal import Principal
 from console.alerts import services
-from console.alerts.models import Alert, Comment, Silence
+from console.alerts.models import Alert, Comment, Silence, Transition
 from console.alerts.services import Filters
 from console.alerts.state.silences import active_silences, silence_of
 from console.alerts.suggested_fixes import services as suggested_fixes
-from console.alerts.suggested_fixes.definition import Call, SuggestedFix
+from console.alerts.suggested_fixes.definition import SuggestedFix
 from console.api.fields import NO_NUL, Input, Reason, SearchText
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import documented
+from console.api.shown import Context, KeyOf, SlugOf, UsernameOf
 from console.orgs.services import NoSuchUser, get_org
 
 router = Router(tags=["alerts"])
@@ -54,14 +57,16 @@ class AlertOut(Schema):
     title: str
     severity: SeverityName
     state: AlertState = Field(description="`no_data`: no metrics arrive, so the state is unknown.")
-    since: datetime = Field(description="When it entered this state.")
+    since: datetime = Field(validation_alias="state_since", description="When it entered this state.")
     begun_at: datetime = Field(description="First breach of this episode.")
     fired_at: datetime | None
     observed_at: datetime = Field(description="Last evaluation.")
     topic: str
     subject: str
-    org: str | None
-    labels: dict[str, str] = Field(description="The labels that matchers compare with.")
+    org: SlugOf | None
+    labels: dict[str, str] = Field(
+        validation_alias="all_labels", description="The labels that matchers compare with."
+    )
     sentence: str
     value: float | None
     threshold: float | None
@@ -69,13 +74,30 @@ class AlertOut(Schema):
     episode: int
     acknowledged_at: datetime | None
     acknowledged_by: str
-    assignee: str | None
+    assignee: UsernameOf | None
     suppressed_by: int | None = Field(
         description="The alert that causes this one, for users who may see the fleet."
     )
-    silenced_by: int | None
+    silenced_by: KeyOf | None
     suggested_fix: str = Field(description="General advice of the rule.")
     runbook: str
+
+    @staticmethod
+    def resolve_evidence(alert: Alert, context: Context) -> dict[str, Any]:
+        return services.evidence(requester(context["request"]), alert)
+
+    @staticmethod
+    def resolve_suppressed_by(alert: Alert, context: Context) -> int | None:
+        sees_causes = services.sees_causes(requester(context["request"]))
+        return alert.suppressed_by_id if sees_causes else None
+
+    @staticmethod
+    def resolve_suggested_fix(alert: Alert) -> str:
+        return alert.definition.suggested_fix if alert.definition else ""
+
+    @staticmethod
+    def resolve_runbook(alert: Alert) -> str:
+        return f"docs/runbooks/{alert.definition.runbook}" if alert.definition else ""
 
 
 class PlannedChangeOut(Schema):
@@ -86,7 +108,7 @@ class PlannedChangeOut(Schema):
 
 class CallOut(Schema):
     method: Literal["POST", "PUT"]
-    path: str
+    path: Annotated[str, BeforeValidator("/api/v1{}".format)]
     headers: dict[str, str] = Field(description="In addition to those of every request.")
     body: dict[str, Any]
 
@@ -104,6 +126,14 @@ class AlertWithHistory(AlertOut):
     transitions: list[TransitionOut]
     comments: list[CommentOut]
 
+    @staticmethod
+    def resolve_transitions(alert: Alert) -> QuerySet[Transition]:
+        return alert.transitions.order_by("-number")[:100]
+
+    @staticmethod
+    def resolve_comments(alert: Alert) -> QuerySet[Comment]:
+        return alert.comments.order_by("-pk")[:100]
+
 
 class ReasonIn(Input):
     reason: Reason = Field("", description="Stored in the audit trail.")
@@ -118,87 +148,17 @@ class AssigneeIn(Input):
     reason: Reason = ""
 
 
-def show_alert(alert: Alert, active: list[Silence], principal: Principal) -> AlertOut:
-    return AlertOut(**_fields(alert, active, principal))
+def with_silence(alert: Alert, active: list[Silence]) -> Alert:
+    """The alert as the API shows it, with the silence among these that matches it."""
+    alert.silenced_by = silence_of(alert, active)
+    return alert
 
 
-def _fields(alert: Alert, active: list[Silence], principal: Principal) -> dict[str, Any]:
-    rule, silence = alert.definition, silence_of(alert, active)
-    return {
-        "id": alert.pk,
-        "rule": alert.rule,
-        "title": alert.title,
-        "severity": alert.severity,
-        "state": alert.state,
-        "since": alert.state_since,
-        "begun_at": alert.begun_at,
-        "fired_at": alert.fired_at,
-        "observed_at": alert.observed_at,
-        "topic": alert.topic,
-        "subject": alert.subject,
-        "org": alert.org.slug if alert.org else None,
-        "labels": alert.all_labels,
-        "sentence": alert.sentence,
-        "value": alert.value,
-        "threshold": alert.threshold,
-        "evidence": services.evidence(principal, alert),
-        "episode": alert.episode,
-        "acknowledged_at": alert.acknowledged_at,
-        "acknowledged_by": alert.acknowledged_by,
-        "assignee": alert.assignee.username if alert.assignee else None,
-        "suppressed_by": alert.suppressed_by_id if services.sees_causes(principal) else None,
-        "silenced_by": silence.pk if silence else None,
-        "suggested_fix": rule.suggested_fix if rule else "",
-        "runbook": f"docs/runbooks/{rule.runbook}" if rule else "",
-    }
+def _whole(alert: Alert) -> Alert:
+    return with_silence(alert, active_silences(timezone.now()))
 
 
-def _whole(alert: Alert, principal: Principal) -> AlertWithHistory:
-    transitions = alert.transitions.order_by("-number")[:100]
-    comments = alert.comments.order_by("-pk")[:100]
-    return AlertWithHistory(
-        **_fields(alert, active_silences(timezone.now()), principal),
-        transitions=[
-            TransitionOut(
-                number=transition.number,
-                episode=transition.episode,
-                at=transition.at,
-                before=_state(transition.before),
-                after=_state(transition.after),
-                sentence=transition.sentence,
-            )
-            for transition in transitions
-        ],
-        comments=[show_comment(one) for one in comments],
-    )
-
-
-def show_fix(fix: SuggestedFix) -> SuggestedFixOut:
-    return SuggestedFixOut(
-        action=fix.action,
-        text=fix.text,
-        plan=[PlannedChangeOut(what=one.what, before=one.before, after=one.after) for one in fix.plan],
-        refusal=fix.refusal,
-        call=_show_call(fix.call) if fix.call else None,
-        operation_page=fix.operation_page,
-    )
-
-
-def _show_call(call: Call) -> CallOut:
-    return CallOut(
-        method=call.method, path=f"/api/v1{call.path}", headers=dict(call.headers), body=dict(call.body)
-    )
-
-
-def _state(text: str) -> Any:
-    return text
-
-
-def show_comment(comment: Comment) -> CommentOut:
-    return CommentOut(id=comment.pk, at=comment.at, author=comment.author, text=comment.text)
-
-
-@router.get("/alerts", response={200: Page[AlertOut], **documented(404)}, summary="List alerts")
+@listing(router, "/alerts", AlertOut, 404, by="-pk", summary="List alerts")
 def list_alerts(
     request: HttpRequest,
     state: Literal["open", "all", "pending", "firing", "no_data", "resolved"] = "open",
@@ -209,9 +169,7 @@ def list_alerts(
     q: SearchText = "",
     *,
     suppressed: bool = False,
-    cursor: Cursor = None,
-    limit: Limit = LIMIT_DEFAULT,
-) -> dict[str, object]:
+) -> Rows:
     """The newest first. Suppressed alerts, which have a known cause, are left out by default."""
     principal = requester(request)
     filters = Filters(
@@ -224,16 +182,16 @@ def list_alerts(
         suppressed=suppressed,
     )
     alerts = filters.apply(principal)
-    show = partial(show_alert, active=active_silences(timezone.now()), principal=principal)
-    return paginate(alerts, "-pk", cursor, limit, show)
+    show = partial(with_silence, active=active_silences(timezone.now()))
+    return alerts, show
 
 
 @router.get(
     "/alerts/{alert_id}", response={200: AlertWithHistory, **documented(404)}, summary="Get an alert"
 )
-def get_alert(request: HttpRequest, alert_id: Number) -> AlertWithHistory:
+def get_alert(request: HttpRequest, alert_id: Number) -> Alert:
     principal = requester(request)
-    return _whole(services.get_alert(principal, alert_id), principal)
+    return _whole(services.get_alert(principal, alert_id))
 
 
 @router.get(
@@ -241,13 +199,10 @@ def get_alert(request: HttpRequest, alert_id: Number) -> AlertWithHistory:
     response={200: list[SuggestedFixOut], **documented(404)},
     summary="Suggested fixes of an alert",
 )
-def list_suggested_fixes(request: HttpRequest, alert_id: Number) -> list[SuggestedFixOut]:
+def list_suggested_fixes(request: HttpRequest, alert_id: Number) -> Sequence[SuggestedFix]:
     """Each with its plan, made at the time of the request, and the `call` that applies it."""
     principal = requester(request)
-    return [
-        show_fix(fix)
-        for fix in suggested_fixes.suggest(principal, services.get_alert(principal, alert_id))
-    ]
+    return suggested_fixes.suggest(principal, services.get_alert(principal, alert_id))
 
 
 @router.post(
@@ -255,11 +210,11 @@ def list_suggested_fixes(request: HttpRequest, alert_id: Number) -> list[Suggest
     response={200: AlertWithHistory, **documented(404)},
     summary="Acknowledge an alert",
 )
-def acknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> AlertWithHistory:
+def acknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> Alert:
     principal = requester(request)
     with transaction.atomic():
         alert = services.for_change(principal, alert_id)
-        return _whole(services.acknowledge(principal, alert, payload.reason), principal)
+        return _whole(services.acknowledge(principal, alert, payload.reason))
 
 
 @router.post(
@@ -267,11 +222,11 @@ def acknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> Al
     response={200: AlertWithHistory, **documented(404)},
     summary="Take an acknowledgement back",
 )
-def unacknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> AlertWithHistory:
+def unacknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> Alert:
     principal = requester(request)
     with transaction.atomic():
         alert = services.for_change(principal, alert_id)
-        return _whole(services.unacknowledge(principal, alert, payload.reason), principal)
+        return _whole(services.unacknowledge(principal, alert, payload.reason))
 
 
 @router.post(
@@ -279,11 +234,11 @@ def unacknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> 
     response={201: CommentOut, **documented(404)},
     summary="Comment on an alert",
 )
-def comment(request: HttpRequest, alert_id: Number, payload: CommentIn) -> Status[CommentOut]:
+def comment(request: HttpRequest, alert_id: Number, payload: CommentIn) -> Status[Comment]:
     principal = requester(request)
     with transaction.atomic():
         alert = services.for_change(principal, alert_id)
-        return Status(201, show_comment(services.comment(principal, alert, payload.text)))
+        return Status(201, services.comment(principal, alert, payload.text))
 
 
 @router.put(
@@ -291,12 +246,12 @@ def comment(request: HttpRequest, alert_id: Number, payload: CommentIn) -> Statu
     response={200: AlertWithHistory, **documented(404)},
     summary="Assign an alert, or unassign it with null",
 )
-def assign(request: HttpRequest, alert_id: Number, payload: AssigneeIn) -> AlertWithHistory:
+def assign(request: HttpRequest, alert_id: Number, payload: AssigneeIn) -> Alert:
     principal = requester(request)
     with transaction.atomic():
         alert = services.for_change(principal, alert_id)
         try:
             alert = services.assign(principal, alert, payload.username or "", payload.reason)
-            return _whole(alert, principal)
+            return _whole(alert)
         except NoSuchUser as error:
             raise Http404(str(error)) from None

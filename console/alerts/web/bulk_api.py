@@ -15,10 +15,11 @@ from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.alerts import bulk, statistics
 from console.alerts.state.silences import active_silences
-from console.alerts.web.api import AlertOut, show_alert
+from console.alerts.web.api import AlertOut, with_silence
 from console.api.fields import Input, Moment, Reason
 from console.api.idempotency import Answer, idempotent
 from console.api.problems import documented
+from console.api.shown import read
 from console.orgs.services import NoSuchUser
 
 router = Router(tags=["alerts"])
@@ -84,7 +85,7 @@ def change_many(request: HttpRequest, payload: AlertsIn) -> Answer:
     return Answer(
         200,
         [Authority(org, Role.ON_CALL) for org in orgs],
-        AlertsOut(items=[show_alert(alert, active, principal) for alert in changed]),
+        read(AlertsOut, {"items": [with_silence(alert, active) for alert in changed]}, request),
     )
 
 
@@ -93,23 +94,5 @@ def change_many(request: HttpRequest, payload: AlertsIn) -> Answer:
     response={200: StatisticsOut, **documented()},
     summary="How often rules fired, time to acknowledge and time to resolve",
 )
-def get_statistics(request: HttpRequest, days: Days = statistics.DAYS_DEFAULT) -> StatisticsOut:
-    found = statistics.statistics(requester(request), days)
-    return StatisticsOut(
-        days=found.days,
-        at=found.at,
-        all=_row(found.all),
-        rules=[_row(row) for row in found.rules],
-        left_out=found.left_out,
-    )
-
-
-def _row(row: statistics.Row) -> RuleStatistics:
-    return RuleStatistics(
-        rule=row.rule,
-        episodes=row.episodes,
-        acknowledged=row.acknowledged,
-        noise=row.noise,
-        seconds_to_acknowledge=row.seconds_to_acknowledge,
-        seconds_open=row.seconds_open,
-    )
+def get_statistics(request: HttpRequest, days: Days = statistics.DAYS_DEFAULT) -> statistics.Statistics:
+    return statistics.statistics(requester(request), days)

@@ -10,9 +10,8 @@ from django.db import transaction
 from django.forms import Form
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page, post_page, read_page
 from console.accounts.roles import Role
 from console.alerts.delivery import channels
 from console.alerts.models import Channel
@@ -22,8 +21,7 @@ from console.orgs.services import visible_orgs
 LOG_ROWS = 50
 
 
-@require_safe
-@signed_in
+@read_page
 def list_channels(request: SignedInRequest) -> HttpResponse:
     context = {
         "channels": channels.with_counts(channels.visible_channels(request.principal)),
@@ -32,8 +30,7 @@ def list_channels(request: SignedInRequest) -> HttpResponse:
     return render(request, "alerts/channels.html", context)
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def new_channel(request: SignedInRequest) -> HttpResponse:
     request.principal.check_platform(Role.PLATFORM_ADMIN)
     form = NewChannelForm(request.POST or None, orgs=visible_orgs(request.principal))
@@ -48,8 +45,7 @@ def new_channel(request: SignedInRequest) -> HttpResponse:
     return render(request, "alerts/channel_new.html", {"form": form})
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def show_channel(request: SignedInRequest, channel_id: int) -> HttpResponse:
     channel = channels.get_channel(request.principal, channel_id)
     may_change = request.principal.on_platform(Role.PLATFORM_ADMIN)
@@ -85,8 +81,7 @@ def _add_errors(form: Form, error: ValidationError) -> None:
         form.add_error(field if field in form.fields else None, details)
 
 
-@require_POST
-@signed_in
+@post_page
 def send_test(request: SignedInRequest, channel_id: int) -> HttpResponse:
     test = channels.send_test(request.principal, channel_id)
     notify = messages.success if test.state == test.State.SENT else messages.error
@@ -94,8 +89,7 @@ def send_test(request: SignedInRequest, channel_id: int) -> HttpResponse:
     return redirect("alert-channel", channel_id)
 
 
-@require_POST
-@signed_in
+@post_page
 def delete_channel(request: SignedInRequest, channel_id: int) -> HttpResponse:
     with transaction.atomic():
         channel = channels.for_change(request.principal, channel_id)

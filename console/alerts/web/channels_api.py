@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from ninja import Field, Router, Schema, Status
-from pydantic import StrictBool
+from pydantic import BeforeValidator, StrictBool
 
 from console.accounts.browser import requester
 from console.accounts.principal import Authority, Principal
@@ -17,11 +17,12 @@ from console.alerts.delivery import channels
 from console.alerts.models import Channel, Notification
 from console.alerts.web.api import Number, SeverityName
 from console.alerts.web.silences_api import MatcherText, OrgSlug
-from console.api.etags import IfMatch, check_match, etag
+from console.api.etags import IfMatch, check_match, etag, tagged
 from console.api.fields import NO_NUL, Input, Line, Reason
 from console.api.idempotency import Answer, idempotent
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import documented
+from console.api.shown import KeyOf, SlugOf, read
 from console.orgs.services import get_org
 
 router = Router(tags=["alerts"])
@@ -31,9 +32,9 @@ class ChannelOut(Schema):
     id: int
     name: str
     kind: Literal["webhook", "email", "slack", "pagerduty"]
-    org: str | None
-    address: str = Field(description="The part that may be shown.")
-    has_secret: bool
+    org: SlugOf | None
+    address: str = Field(validation_alias="shown", description="The part that may be shown.")
+    has_secret: Annotated[bool, BeforeValidator(bool)] = Field(validation_alias="secret")
     matchers: list[str]
     min_severity: SeverityName
     send_resolved: bool
@@ -67,7 +68,7 @@ class NotificationOut(Schema):
     id: int
     what: Literal["firing", "resolved", "test"]
     state: Literal["waiting", "sent", "given_up"]
-    alert: int | None
+    alert: KeyOf | None
     dedup_key: str
     tries: int
     created_at: datetime
@@ -75,48 +76,14 @@ class NotificationOut(Schema):
     sent_at: datetime | None
     answer: str = Field(description="The receiver's answer to the last try.")
 
-
-def show_channel(channel: Channel) -> ChannelOut:
-    kind: Any = channel.kind
-    severity: Any = channel.min_severity
-    return ChannelOut(
-        id=channel.pk,
-        name=channel.name,
-        kind=kind,
-        org=channel.org.slug if channel.org else None,
-        address=channel.shown,
-        has_secret=bool(channel.secret),
-        matchers=channel.matchers,
-        min_severity=severity,
-        send_resolved=channel.send_resolved,
-        enabled=channel.enabled,
-        version=channel.version,
-    )
+    @staticmethod
+    def resolve_next_try_at(one: Notification) -> datetime | None:
+        return one.next_try_at if one.state == one.State.WAITING else None
 
 
-def show_notification(one: Notification) -> NotificationOut:
-    what: Any = one.what
-    state: Any = one.state
-    return NotificationOut(
-        id=one.pk,
-        what=what,
-        state=state,
-        alert=one.alert_id,
-        dedup_key=one.dedup_key,
-        tries=one.tries,
-        created_at=one.created_at,
-        next_try_at=one.next_try_at if one.state == one.State.WAITING else None,
-        sent_at=one.sent_at,
-        answer=one.answer,
-    )
-
-
-@router.get("/alert-channels", response={200: Page[ChannelOut], **documented()}, summary="List channels")
-def list_channels(
-    request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
-    found = channels.visible_channels(requester(request))
-    return paginate(found, "pk", cursor, limit, show_channel)
+@listing(router, "/alert-channels", ChannelOut, by="pk", summary="List channels")
+def list_channels(request: HttpRequest) -> Rows:
+    return channels.visible_channels(requester(request))
 
 
 @router.post(
@@ -131,7 +98,7 @@ def create_channel(request: HttpRequest, payload: ChannelIn) -> Answer:
     )
     headers = {"Location": f"/api/v1/alert-channels/{channel.pk}", "ETag": etag(channel.version)}
     needs = [Authority(None, Role.PLATFORM_ADMIN)]
-    return Answer(201, needs, show_channel(channel), headers)
+    return Answer(201, needs, read(ChannelOut, channel, request), headers)
 
 
 def _values(payload: ChannelSettings) -> dict[str, Any]:
@@ -143,10 +110,8 @@ def _values(payload: ChannelSettings) -> dict[str, Any]:
     response={200: ChannelOut, **documented(404)},
     summary="Get a channel",
 )
-def get_channel(request: HttpRequest, response: HttpResponse, channel_id: Number) -> ChannelOut:
-    channel = channels.get_channel(requester(request), channel_id)
-    response["ETag"] = etag(channel.version)
-    return show_channel(channel)
+def get_channel(request: HttpRequest, response: HttpResponse, channel_id: Number) -> Channel:
+    return tagged(response, channels.get_channel(requester(request), channel_id))
 
 
 @router.put(
@@ -160,13 +125,12 @@ def update_channel(
     channel_id: Number,
     payload: ChannelSettings,
     if_match: IfMatch,
-) -> ChannelOut:
+) -> Channel:
     principal = requester(request)
     with transaction.atomic():
         channel = _for_change(principal, channel_id, if_match)
         channel = channels.update_channel(principal, channel, reason=payload.reason, **_values(payload))
-    response["ETag"] = etag(channel.version)
-    return show_channel(channel)
+    return tagged(response, channel)
 
 
 @router.delete(
@@ -192,18 +156,18 @@ def _for_change(principal: Principal, channel_id: int, if_match: str) -> Channel
     response={200: NotificationOut, **documented(404)},
     summary="Send a test notification",
 )
-def test_channel(request: HttpRequest, channel_id: Number) -> NotificationOut:
-    return show_notification(channels.send_test(requester(request), channel_id))
+def test_channel(request: HttpRequest, channel_id: Number) -> Notification:
+    return channels.send_test(requester(request), channel_id)
 
 
-@router.get(
+@listing(
+    router,
     "/alert-channels/{channel_id}/notifications",
-    response={200: Page[NotificationOut], **documented(404)},
+    NotificationOut,
+    404,
+    by="-pk",
     summary="List the notifications of a channel",
 )
-def list_notifications(
-    request: HttpRequest, channel_id: Number, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
+def list_notifications(request: HttpRequest, channel_id: Number) -> Rows:
     channel = channels.get_channel(requester(request), channel_id)
-    found = channel.notifications.select_related("alert")
-    return paginate(found, "-pk", cursor, limit, show_notification)
+    return channel.notifications.select_related("alert")

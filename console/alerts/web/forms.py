@@ -126,7 +126,7 @@ class ThresholdsForm(ReasonMixin):
                 label=one.name.replace("_", " ").capitalize(),
                 help_text=one.text,
                 widget=forms.NumberInput(
-                    attrs={"placeholder": f"{inherited[one.name]:g}", "step": "any"}
+                    attrs={"placeholder": f"{inherited[one.name]:.12g}", "step": "any"}
                 ),
             )
         self.order_fields([*(one.name for one in rule.thresholds), "enabled", "reason"])

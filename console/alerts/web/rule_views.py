@@ -8,9 +8,8 @@ from django.contrib import messages
 from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods, require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page, read_page
 from console.accounts.principal import Principal
 from console.alerts import services
 from console.alerts.models import Evaluation
@@ -22,8 +21,7 @@ from console.orgs.models import Org
 from console.orgs.services import visible_orgs
 
 
-@require_safe
-@signed_in
+@read_page
 def list_rules(request: SignedInRequest) -> HttpResponse:
     evaluated, current = Evaluation.objects.in_bulk(), thresholds.for_all()
     context = {
@@ -33,8 +31,7 @@ def list_rules(request: SignedInRequest) -> HttpResponse:
     return render(request, "alerts/rules.html", context)
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def show_rule(request: SignedInRequest, slug: str) -> HttpResponse:
     """A rule with its thresholds for all, or with `?org=` for an org."""
     rule, principal = thresholds.get_rule(slug), request.principal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
@@ -59,43 +59,38 @@ class ThresholdsIn(Input):
     reason: Reason = Field("", description="Stored in the audit trail.")
 
 
-def show_rule(rule: Rule, current: Thresholds, for_all: Thresholds) -> RuleOut:
-    severity: Any = rule.severity.value
-    shown: list[Any] = [
-        {"name": one.name, "value": one.value, "source": one.source, "text": one.text}
-        for one in thresholds.effective(rule, current, for_all)
-    ]
-    return RuleOut(
-        slug=rule.slug,
-        title=rule.title,
-        severity=severity,
-        scope=rule.scope,
-        per_org=rule.per_org,
-        description=rule.description,
-        suggested_fix=rule.suggested_fix,
-        runbook=f"docs/runbooks/{rule.runbook}",
-        metrics=rule.metrics,
-        enabled=current.enabled,
-        thresholds=shown,
-        version=current.version,
-    )
+def _shown(rule: Rule, current: Thresholds, for_all: Thresholds) -> dict[str, object]:
+    return {
+        "slug": rule.slug,
+        "title": rule.title,
+        "severity": rule.severity.value,
+        "scope": rule.scope,
+        "per_org": rule.per_org,
+        "description": rule.description,
+        "suggested_fix": rule.suggested_fix,
+        "metrics": rule.metrics,
+        "runbook": f"docs/runbooks/{rule.runbook}",
+        "enabled": current.enabled,
+        "thresholds": thresholds.effective(rule, current, for_all),
+        "version": current.version,
+    }
 
 
 @router.get("/alert-rules", response={200: list[RuleOut], **documented()}, summary="List rules")
-def list_rules(request: HttpRequest) -> list[RuleOut]:
+def list_rules(request: HttpRequest) -> list[dict[str, object]]:
     requester(request)
     current = thresholds.for_all()
-    return [show_rule(rule, current[rule.slug], current[rule.slug]) for rule in RULES]
+    return [_shown(rule, current[rule.slug], current[rule.slug]) for rule in RULES]
 
 
 @router.get("/alert-rules/{rule_slug}", response={200: RuleOut, **documented(404)}, summary="Get a rule")
 def get_rule(
     request: HttpRequest, response: HttpResponse, rule_slug: RuleSlug, org: OrgQuery = ""
-) -> RuleOut:
+) -> dict[str, object]:
     rule = thresholds.get_rule(rule_slug)
     current = thresholds.get(rule, thresholds.org_of(requester(request), rule, org))
     response["ETag"] = etag(current.version)
-    return show_rule(rule, current, thresholds.get(rule, None))
+    return _shown(rule, current, thresholds.get(rule, None))
 
 
 @router.put(
@@ -110,7 +105,7 @@ def set_thresholds(
     payload: ThresholdsIn,
     if_match: IfMatch,
     org: OrgQuery = "",
-) -> RuleOut:
+) -> dict[str, object]:
     principal, rule = requester(request), thresholds.get_rule(rule_slug)
     with transaction.atomic():
         current = thresholds.thresholds_for_change(principal, rule, org)
@@ -119,4 +114,4 @@ def set_thresholds(
             principal, current, values=payload.values, enabled=payload.enabled, reason=payload.reason
         )
     response["ETag"] = etag(current.version)
-    return show_rule(rule, current, thresholds.get(rule, None))
+    return _shown(rule, current, thresholds.get(rule, None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
@@ -15,11 +15,12 @@ from console.accounts.roles import Role
 from console.alerts.models import Silence
 from console.alerts.state import silences
 from console.alerts.web.api import Number
-from console.api.etags import IfMatch, check_match, etag
+from console.api.etags import IfMatch, check_match, etag, tagged
 from console.api.fields import NO_NUL, Input, Moment
 from console.api.idempotency import Answer, idempotent
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import documented
+from console.api.shown import SlugOf, read
 from console.orgs.models import SLUG
 from console.orgs.services import get_org
 
@@ -32,7 +33,7 @@ OrgSlug = Annotated[str, Field(pattern=SLUG, max_length=48)]
 class SilenceOut(Schema):
     id: int
     state: Literal["pending", "active", "expired"]
-    org: str | None
+    org: SlugOf | None
     matchers: list[str]
     starts_at: datetime
     ends_at: datetime
@@ -49,27 +50,9 @@ class SilenceIn(Input):
     reason: Annotated[str, Field(min_length=1, max_length=500, pattern=NO_NUL)]
 
 
-def show_silence(silence: Silence) -> SilenceOut:
-    state: Any = silence.state
-    return SilenceOut(
-        id=silence.pk,
-        state=state,
-        org=silence.org.slug if silence.org else None,
-        matchers=silence.matchers,
-        starts_at=silence.starts_at,
-        ends_at=silence.ends_at,
-        author=silence.author,
-        reason=silence.reason,
-        version=silence.version,
-    )
-
-
-@router.get("/silences", response={200: Page[SilenceOut], **documented()}, summary="List silences")
-def list_silences(
-    request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
-    found = silences.visible_silences(requester(request))
-    return paginate(found, "-pk", cursor, limit, show_silence)
+@listing(router, "/silences", SilenceOut, by="-pk", summary="List silences")
+def list_silences(request: HttpRequest) -> Rows:
+    return silences.visible_silences(requester(request))
 
 
 @router.post("/silences", response={201: SilenceOut, **documented(404, 409)}, summary="Create a silence")
@@ -86,16 +69,14 @@ def create_silence(request: HttpRequest, payload: SilenceIn) -> Answer:
     )
     headers = {"Location": f"/api/v1/silences/{silence.pk}", "ETag": etag(silence.version)}
     needs = [Authority(silence.org_id, Role.ON_CALL)]
-    return Answer(201, needs, show_silence(silence), headers)
+    return Answer(201, needs, read(SilenceOut, silence, request), headers)
 
 
 @router.get(
     "/silences/{silence_id}", response={200: SilenceOut, **documented(404)}, summary="Get a silence"
 )
-def get_silence(request: HttpRequest, response: HttpResponse, silence_id: Number) -> SilenceOut:
-    silence = silences.get_silence(requester(request), silence_id)
-    response["ETag"] = etag(silence.version)
-    return show_silence(silence)
+def get_silence(request: HttpRequest, response: HttpResponse, silence_id: Number) -> Silence:
+    return tagged(response, silences.get_silence(requester(request), silence_id))
 
 
 @router.delete(
@@ -103,10 +84,10 @@ def get_silence(request: HttpRequest, response: HttpResponse, silence_id: Number
     response={200: SilenceOut, **documented(404, 412, 428)},
     summary="End a silence now",
 )
-def end_silence(request: HttpRequest, silence_id: Number, if_match: IfMatch) -> SilenceOut:
+def end_silence(request: HttpRequest, silence_id: Number, if_match: IfMatch) -> Silence:
     """It stays on record."""
     principal = requester(request)
     with transaction.atomic():
         silence = silences.for_change(principal, silence_id)
         check_match(if_match, silence.version)
-        return show_silence(silences.end_silence(principal, silence))
+        return silences.end_silence(principal, silence)

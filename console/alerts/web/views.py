@@ -2,16 +2,13 @@ from __future__ import annotations
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.core.paginator import Paginator
 from django.db import transaction
-from django.forms import Form
 from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page, post_page, read_page
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.alerts import bulk, services, statistics, timeline
@@ -33,9 +30,10 @@ from console.fleet.nodes import Impossible
 from console.operations.services import Busy
 from console.orgs.services import NoSuchUser, visible_orgs
 from console.sessions.plans.proposals import CannotPlan
+from console.shell.pages import Telling, paged, render_live, show_faults, wants_part
 
-PER_PAGE = 50
 SILENCES_SHOWN = 200
+SUPPRESSED_SHOWN = 50
 NUMBER_DIGITS_MAX = 19
 
 
@@ -54,25 +52,21 @@ def _filters(form: FilterForm) -> Filters:
     )
 
 
-@require_safe
-@signed_in
+@read_page
 def list_alerts(request: SignedInRequest) -> HttpResponse:
     form = FilterForm(request.GET, orgs=visible_orgs(request.principal))
     alerts = _filters(form).apply(request.principal)
-    page = Paginator(services.gravest_first(alerts), PER_PAGE).get_page(request.GET.get("page"))
-    query = request.GET.copy()
-    query.pop("page", None)
+    listed = paged(request, services.gravest_first(alerts))
     active = active_silences(timezone.now())
     sees_causes = services.sees_causes(request.principal)
     suppressed = services.visible_alerts(request.principal).exclude(suppressed_by=None)
     context = {
+        **listed,
         "form": form,
-        "page": page,
         "rows": [
-            (alert, silence_of(alert, active), ", ".join(timeline.matchers_of(alert))) for alert in page
+            (alert, silence_of(alert, active), ", ".join(timeline.matchers_of(alert)))
+            for alert in listed["page"]
         ],
-        "query": query.urlencode(),
-        "filtered": any(query.values()),
         "evaluator": services.Evaluator.now(),
         "sees_causes": sees_causes,
         "suppressed": suppressed.count() if sees_causes else 0,
@@ -80,12 +74,10 @@ def list_alerts(request: SignedInRequest) -> HttpResponse:
         "may_change": _may_on_call(request.principal),
         "hours": HOURS,
     }
-    fragment = request.headers.get("HX-Request") == "true"
-    return render(request, "alerts/list_live.html" if fragment else "alerts/list.html", context)
+    return render_live(request, "alerts/list", context)
 
 
-@require_safe
-@signed_in
+@read_page
 def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
     alert = services.get_alert(request.principal, alert_id)
     live = {
@@ -95,7 +87,7 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
         "evidence": services.evidence(request.principal, alert),
         "entries": timeline.of(request.principal, alert),
     }
-    if request.headers.get("HX-Request") == "true":
+    if wants_part(request):
         return render(request, "alerts/live.html", live)
     role = services.role_over(request.principal, alert.org_id)
     rule = alert.definition
@@ -109,7 +101,9 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
         "around": timeline.around(alert, timezone.now()),
         "changes": services.changed_before(request.principal, alert),
         "silence": silence_of(alert, active_silences(timezone.now())),
-        "suppresses": services.visible_alerts(request.principal).filter(suppressed_by=alert)[:PER_PAGE],
+        "suppresses": services.visible_alerts(request.principal).filter(suppressed_by=alert)[
+            :SUPPRESSED_SHOWN
+        ],
         "may_change": role is not None and role >= Role.ON_CALL,
         "acknowledge_form": AcknowledgeForm(),
         "comment_form": CommentForm(),
@@ -121,8 +115,7 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
     return render(request, "alerts/alert.html", context)
 
 
-@require_POST
-@signed_in
+@post_page
 def acknowledge(request: SignedInRequest, alert_id: int) -> HttpResponse:
     form = AcknowledgeForm(request.POST)
     with transaction.atomic():
@@ -132,16 +125,14 @@ def acknowledge(request: SignedInRequest, alert_id: int) -> HttpResponse:
     return redirect("alert", alert_id)
 
 
-@require_POST
-@signed_in
+@post_page
 def unacknowledge(request: SignedInRequest, alert_id: int) -> HttpResponse:
     with transaction.atomic():
         services.unacknowledge(request.principal, services.for_change(request.principal, alert_id))
     return redirect("alert", alert_id)
 
 
-@require_POST
-@signed_in
+@post_page
 def comment(request: SignedInRequest, alert_id: int) -> HttpResponse:
     form = CommentForm(request.POST)
     with transaction.atomic():
@@ -149,48 +140,32 @@ def comment(request: SignedInRequest, alert_id: int) -> HttpResponse:
         if form.is_valid():
             services.comment(request.principal, alert, form.cleaned_data["text"])
         else:
-            _show_errors(request, form)
+            show_faults(request, form)
     return redirect("alert", alert_id)
 
 
-@require_POST
-@signed_in
+@post_page
 def assign(request: SignedInRequest, alert_id: int) -> HttpResponse:
     form = AssignForm(request.POST)
     with transaction.atomic():
         alert = services.for_change(request.principal, alert_id)
         if form.is_valid():
-            try:
+            with Telling(request, NoSuchUser):
                 services.assign(request.principal, alert, form.cleaned_data["username"])
-            except NoSuchUser as error:
-                messages.error(request, str(error))
         else:
-            _show_errors(request, form)
+            show_faults(request, form)
     return redirect("alert", alert_id)
 
 
-@require_POST
-@signed_in
+@post_page
 def apply_fix(request: SignedInRequest, alert_id: int) -> HttpResponse:
     alert = services.get_alert(request.principal, alert_id, Role.ON_CALL)
-    try:
-        address = suggested_fixes.apply(request.principal, alert, request.POST.get("action", ""))
-    except (Busy, CannotPlan, Impossible) as error:
-        messages.error(request, str(error))
-        return redirect("alert", alert_id)
-    except ValidationError as error:
-        messages.error(request, " ".join(error.messages))
-        return redirect("alert", alert_id)
-    return redirect(address)
+    with Telling(request, Busy, CannotPlan, Impossible, ValidationError):
+        return redirect(suggested_fixes.apply(request.principal, alert, request.POST.get("action", "")))
+    return redirect("alert", alert_id)
 
 
-def _show_errors(request: SignedInRequest, form: Form) -> None:
-    for field, errors in form.errors.items():
-        messages.error(request, f"{field}: {' '.join(map(str, errors))}")
-
-
-@require_POST
-@signed_in
+@post_page
 def change_many(request: SignedInRequest) -> HttpResponse:
     """Apply a bulk change, and return to the list with its filters."""
     form = BulkForm(request.POST)
@@ -198,7 +173,7 @@ def change_many(request: SignedInRequest) -> HttpResponse:
         messages.error(request, "Choose what to do with the selected alerts.")
         return _to_list(request)
     values = form.cleaned_data
-    try:
+    with Telling(request, NoSuchUser, ValidationError):
         changed = bulk.do(
             request.principal,
             _selected(request),
@@ -207,9 +182,6 @@ def change_many(request: SignedInRequest) -> HttpResponse:
             ends_at=form.ends_at,
             reason=values["reason"],
         )
-    except (NoSuchUser, ValidationError) as error:
-        messages.error(request, " ".join(getattr(error, "messages", [str(error)])))
-    else:
         done = {"acknowledge": "acknowledged", "assign": "assigned", "silence": "silenced"}
         count = f"{len(changed)} alert{'s' if len(changed) > 1 else ''}"
         messages.success(request, f"{count} {done[values['verb']]}.")
@@ -226,8 +198,7 @@ def _to_list(request: SignedInRequest) -> HttpResponse:
     return redirect(f"{reverse('alerts')}{'?' if query else ''}{query}")
 
 
-@require_safe
-@signed_in
+@read_page
 def show_history(request: SignedInRequest) -> HttpResponse:
     days = request.GET.get("days", "")
     chosen = int(days) if days in map(str, statistics.DAYS) else statistics.DAYS_DEFAULT
@@ -246,8 +217,7 @@ def _may_on_call(principal: Principal) -> bool:
     return bool(principal.on_platform(Role.ON_CALL) or principal.orgs_where(Role.ON_CALL))
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def list_silences(request: SignedInRequest) -> HttpResponse:
     orgs = visible_orgs(request.principal)
     initial = {"matchers": request.GET.get("matchers", ""), "org": request.GET.get("org", "")}
@@ -286,8 +256,7 @@ def _may_end(principal: Principal, org_id: int | None) -> bool:
     return role is not None and role >= Role.ON_CALL
 
 
-@require_POST
-@signed_in
+@post_page
 def end_silence(request: SignedInRequest, silence_id: int) -> HttpResponse:
     with transaction.atomic():
         silences.end_silence(request.principal, silences.for_change(request.principal, silence_id))

@@ -31,10 +31,20 @@ REASONS: Final = {
     "deleted": "deleted by a caller",
     "other_namespace": "stored for another model, revision, dtype, layout or adapter",
     "no_store": "not stored, by the policy or the request",
+    "prefix_only": "behind the part of a prompt that the policy or the request stores",
     "tier2_late": "in tier 2, and not recalled in time",
     "not_worth_it": "computing was faster than fetching from tier 2",
     "agent_lost": "a node with a part of them was lost",
     "seal_refused": "the seal did not match: wrong or damaged bytes in the slot",
+}
+# Why columns in memory are not copied to tier 2. The policy's own reason is on its page.
+NO_SPILL: Final = {
+    "policy": "",
+    "request": "memory only, by the request",
+    "not_encrypted": "memory only: the request needs encryption, and tier 2 is not encrypted",
+    "no_data_key": "memory only: tier 2 is encrypted, and the org has no data key",
+    "own_ttl": "memory only: they have a TTL of their own",
+    "tail": "memory only: less than a whole column",
 }
 
 
@@ -85,6 +95,13 @@ def outcome_words(outcome: str) -> SafeString | str:
     if outcome not in REASONS:
         return ""
     return format_html('<span class="quiet">{}</span>', REASONS[outcome])
+
+
+@register.simple_tag
+def no_spill_words(reason: str | None) -> SafeString | str:
+    """Why columns are not copied to tier 2, in words; empty if they may be."""
+    words = NO_SPILL.get(reason or "", "")
+    return format_html(' <span class="quiet">{}</span>', words) if words else ""
 
 
 register.simple_tag(units.age, name="ago")

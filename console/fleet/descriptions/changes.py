@@ -20,7 +20,7 @@ from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.diff import changes
 from console.audit.models import AuditEntry
-from console.audit.services import CannotUndo, record, undoable
+from console.audit.services import CannotUndo, Subject, record, undoable
 from console.control import services as control
 from console.fleet import retired_stores, services
 from console.fleet.descriptions import document, rows, tier2
@@ -295,9 +295,7 @@ def _record(principal: Principal, found: Difference, reason: str, undoes: AuditE
     entry = record(
         principal,
         "fleet.import",
-        object_type="fleet",
-        object_id="fleet",
-        object_name=said,
+        Subject("fleet", "fleet", said),
         before={f"{one.kind} {one.name}": one.before for one in found.changes if one.before is not None},
         after={f"{one.kind} {one.name}": one.after for one in found.changes if one.after is not None},
         reason=reason,

@@ -17,7 +17,8 @@ from console.fleet.models import Box, Node
 from console.operations.models import Operation
 from console.operations.services import running_on
 from console.placement.topology import Tier
-from console.sessions.models import SessionBox, Stream
+from console.sessions.models import Loss, SessionBox, Stream
+from console.sessions.plans.losses import Verdict
 from telemetry.topics import of_source
 
 SHOWN_MAX: Final = 100
@@ -122,6 +123,18 @@ def paths() -> Paths:
             found.over_spine[port_leaf] += count
             found.over_spine[nic_leaf] += count
     return found
+
+
+def replaced_nodes() -> set[str]:
+    """Lost nodes whose streams are all on other nodes."""
+    left = Loss.objects.exclude(verdict=Verdict.REPLACED)
+    replaced = Loss.objects.filter(verdict=Verdict.REPLACED).exclude(node__in=left.values("node"))
+    return set(replaced.values_list("node__name", flat=True))
+
+
+def losses_on(node: Node) -> list[Loss]:
+    """What is done about its streams while it is lost, session by session."""
+    return list(node.losses.select_related("session", "operation").order_by("session__name"))
 
 
 def streams_by_node() -> dict[str, int]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from django.db.models import Count, Q
 from django.utils import timezone
@@ -20,6 +20,7 @@ from console.fleet.models import Domain, Driver, Leaf, Nic, Node, Port, SpineLin
 from console.placement.topology import State
 from telemetry.units import size
 
+REPLACED: Final = "lost, replaced"
 PICTURES_MAX: Final = 8  # of stamps; of more the page has a table, and a picture of the one asked for
 LOOKS: Final[dict[str, Look]] = {
     State.READY.value: "ok",
@@ -30,9 +31,14 @@ LOOKS: Final[dict[str, Look]] = {
 }
 
 
-def look_of(state: str, *, has_joined: bool) -> tuple[Look, str]:
-    """How a node's state is shown: shape and colour, and in words."""
-    return (LOOKS[state], state) if has_joined else ("off", NOT_JOINED)
+def look_of(state: str, *, has_joined: bool, replaced: bool = False) -> tuple[Look, str]:
+    """How a node's state is shown: shape and colour, and in words. `replaced`: its streams are on
+    other nodes."""
+    if not has_joined:
+        return "off", NOT_JOINED
+    if replaced and state == State.LOST.value:
+        return "warn", REPLACED
+    return LOOKS[state], state
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,7 @@ def overview(principal: Principal, only: str = "") -> Overview:
     for row in Leaf.objects.all():
         stamps[row.stamp_id].leaves.append(row.name)
     taken, shards = activity.paths(), activity.streams_by_node()
+    replaced = activity.replaced_nodes()
     for link in SpineLink.objects.select_related("leaf"):
         leaf = link.leaf.name
         stamps[link.leaf.stamp_id].links.append(
@@ -120,7 +127,7 @@ def overview(principal: Principal, only: str = "") -> Overview:
         )
     leaves = _sets(Nic.objects.values_list("node__name", "leaf__name").distinct())
     for node in nodes:
-        look, said = look_of(node.state, has_joined=node.joined_at is not None)
+        look, said = _look(node, replaced)
         detail = size(node.memory_bytes) if node.memory_bytes else ""
         if count := shards.get(node.name):
             detail = f"{detail}, {count} shard{'s' if count > 1 else ''}"
@@ -137,9 +144,7 @@ def overview(principal: Principal, only: str = "") -> Overview:
     newest = Node.objects.order_by("-last_heartbeat_at").exclude(last_heartbeat_at=None).first()
     return Overview(
         stamps=shown,
-        states=_in_order(
-            Counter(look_of(node.state, has_joined=node.joined_at is not None) for node in nodes)
-        ),
+        states=_in_order(Counter(_look(node, replaced) for node in nodes)),
         memory_ready=sum(node.memory_bytes for node in nodes if node.state == State.READY.value),
         drivers_alive=lost.count(None),
         drivers_lost=len(lost) - lost.count(None),
@@ -152,11 +157,13 @@ def overview(principal: Principal, only: str = "") -> Overview:
 def states(principal: Principal) -> list[tuple[Look, str, int]]:
     """How many nodes are in which state, counted by the database."""
     services.check_fleet(principal)
-    joined = Node.objects.annotate(joined=Q(joined_at__isnull=False))
-    counted = joined.values_list("state", "joined").annotate(Count("pk"))
+    joined = Node.objects.annotate(
+        joined=Q(joined_at__isnull=False), replaced=Q(name__in=activity.replaced_nodes())
+    )
+    counted = joined.values_list("state", "joined", "replaced").annotate(Count("pk"))
     counts: Counter[tuple[Look, str]] = Counter()
-    for state, has_joined, count in counted.order_by():
-        counts[look_of(state, has_joined=has_joined)] += count
+    for state, has_joined, replaced, count in counted.order_by():
+        counts[look_of(state, has_joined=has_joined, replaced=replaced)] += count
     return _in_order(counts)
 
 
@@ -184,8 +191,12 @@ def _sets(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
     return defaultdict(tuple, {name: tuple(sorted(leaves)) for name, leaves in found.items()})
 
 
+def _look(node: Any, replaced: Collection[str]) -> tuple[Look, str]:
+    return look_of(node.state, has_joined=node.joined_at is not None, replaced=node.name in replaced)
+
+
 def _in_order(counts: Counter[tuple[Look, str]]) -> list[tuple[Look, str, int]]:
     """How many nodes are in which state, the good first."""
-    order = [*LOOKS, NOT_JOINED]
+    order = [*LOOKS, REPLACED, NOT_JOINED]
     found = [(look, said, count) for (look, said), count in counts.items()]
     return sorted(found, key=lambda one: order.index(one[1]))

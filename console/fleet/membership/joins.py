@@ -19,7 +19,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.authority.services import Issued, issue
 from console.fleet.membership import tokens
 from console.fleet.membership.liveness import has_gone_silent
@@ -67,10 +67,22 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
+    """`model` of an engine, which may be another one after a restart; None of a daemon."""
+
     control_url: str
     software_version: str
     trusts: str = ""
     mover: str = ""
+    engine: str = ""
+    model: Mapping[str, Any] | None = None
+
+    def of(self, driver: Driver) -> dict[str, Any]:
+        """What holds of them. The model that a job was planned for stays until the job ends: until then
+        the engine refuses its document, and says why."""
+        found = asdict(self)
+        if self.model is None or hasattr(driver, "job"):
+            found["model"] = driver.model
+        return found
 
 
 J = TypeVar("J", Node, Driver)
@@ -157,7 +169,7 @@ def join_driver(
     driver = driver or Driver(name=name)
     driver.model = driver.model or (dict(model) if model else None)
     _come_in(driver, control_token, its_topic, key)
-    _follow(driver, facts)
+    _follow(driver, facts.of(driver))
     driver.lost_at = None
     driver.full_clean(exclude=["heartbeat_sha256"])
     driver.save()
@@ -265,9 +277,7 @@ def _record(
     entry = record(
         SYSTEM,
         action,
-        object_type=kind,
-        object_id=joined.name,
-        object_name=joined.name,
+        Subject(kind, joined.name, joined.name),
         before=before,
         after={**_shown(joined), "join_token": token.prefix},
     )
@@ -282,17 +292,17 @@ def node_beats(name: str, shown: str, facts: NodeFacts) -> bool:
     node = Node.objects.filter(name=name).first()
     if node is None or not _may_say(node, shown, facts):
         return False
-    if node.state == State.LOST.value or not _says_the_same(node, facts, node.reported):
+    if node.state == State.LOST.value or not _says_the_same(node, asdict(facts), node.reported):
         return _node_changes(node.pk, shown, facts)
     Node.objects.filter(pk=node.pk).update(last_heartbeat_at=timezone.now())
     return True
 
 
 def driver_beats(name: str, shown: str, facts: DriverFacts) -> bool:
-    driver = Driver.objects.filter(name=name).first()
+    driver = Driver.objects.select_related("job").filter(name=name).first()
     if driver is None or not _may_say(driver, shown, facts):
         return False
-    if driver.lost_at is not None or not _says_the_same(driver, facts):
+    if driver.lost_at is not None or not _says_the_same(driver, facts.of(driver)):
         return _driver_changes(driver.pk, shown, facts)
     Driver.objects.filter(pk=driver.pk).update(last_heartbeat_at=timezone.now())
     return True
@@ -323,7 +333,7 @@ def _driver_changes(key: int, shown: str, facts: DriverFacts) -> bool:
     if driver is None or not _may_say(driver, shown, facts):
         return False
     was_lost, version = driver.lost_at is not None, driver.software_version
-    _follow(driver, facts)
+    _follow(driver, facts.of(driver))
     driver.lost_at, driver.last_heartbeat_at = None, timezone.now()
     driver.version += 1
     driver.save()
@@ -374,14 +384,7 @@ def _bind(joined: Node | Driver, shown: str, key: str) -> None:
     found.save()
     kind = "node" if isinstance(found, Node) else "driver"
     its_topic = of_source("agent" if isinstance(found, Node) else "driver", found.name)
-    entry = record(
-        SYSTEM,
-        f"{kind}.key",
-        object_type=kind,
-        object_id=found.name,
-        object_name=found.name,
-        after=_shown(found),
-    )
+    entry = record(SYSTEM, f"{kind}.key", Subject(kind, found.name, found.name), after=_shown(found))
     sentence = f"{found.name} has a key now: it had joined before there were any."
     note(f"{kind}.key", [its_topic], sentence, {"audit_entry": entry.pk}, entry.at)
 
@@ -399,24 +402,24 @@ def _may_say(joined: Node | Driver, shown: str, facts: NodeFacts | DriverFacts) 
 
 
 def _says_the_same(
-    joined: Node | Driver, facts: NodeFacts | DriverFacts, reported: Mapping[str, Any] | None = None
+    joined: Node | Driver, facts: Mapping[str, Any], reported: Mapping[str, Any] | None = None
 ) -> bool:
     """What follows from what is declared is compared with what was reported before."""
     before = reported or {}
     return all(
         (before[name] if name in before else getattr(joined, name)) == value
-        for name, value in asdict(facts).items()
+        for name, value in facts.items()
     )
 
 
 def _follow_node(node: Node, facts: NodeFacts) -> None:
-    _follow(node, facts)
+    _follow(node, asdict(facts))
     node.reported = {"memory_bytes": facts.memory_bytes, "cpus": facts.cpus}
     settle(node)
 
 
-def _follow(joined: Node | Driver, facts: NodeFacts | DriverFacts) -> None:
-    for name, value in asdict(facts).items():
+def _follow(joined: Node | Driver, facts: Mapping[str, Any]) -> None:
+    for name, value in facts.items():
         setattr(joined, name, value)
 
 

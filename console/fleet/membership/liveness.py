@@ -31,8 +31,13 @@ def silent_since(now: datetime) -> datetime | None:
     """Who was heard last before this has been silent for too long; None where the console itself has not
     listened for so long, or nobody has looked whether it has: it may have been off, and just start."""
     since = now - timedelta(seconds=settings.LOST_AFTER_SECONDS)
+    return since if has_listened(since, now) else None
+
+
+def has_listened(since: datetime, now: datetime) -> bool:
+    """Whether the console has listened to heartbeats since then without a break."""
     listened = Watch.objects.filter(listening_since__lte=since, swept_at__gte=now - BREAK)
-    return since if listened.exists() else None
+    return listened.exists()
 
 
 def has_gone_silent(heard_at: datetime | None, now: datetime) -> bool:

@@ -11,7 +11,7 @@ import hmac
 import re
 import secrets
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from django.db import transaction
 from django.db.models import F, QuerySet
@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.fleet import services
 from console.fleet.models import JoinToken
 from telemetry.topics import FLEET
@@ -61,7 +61,7 @@ def issue(
     )
     token.full_clean(exclude=["secret_sha256", "last_used_at", "revoked_at"])
     token.save()
-    _record(principal, "join_token.create", token, after=token.snapshot())
+    record(principal, "join_token.create", _about(token), after=token.snapshot())
     return token, f"{token.prefix}_{secret}"
 
 
@@ -75,7 +75,7 @@ def revoke(principal: Principal, public_id: str) -> JoinToken:
     if token.revoked_at is None:
         token.revoked_at = timezone.now()
         token.save(update_fields=["revoked_at"])
-        _record(principal, "join_token.revoke", token, before=token.snapshot())
+        record(principal, "join_token.revoke", _about(token), before=token.snapshot())
     return token
 
 
@@ -103,21 +103,5 @@ def digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
-def _record(
-    principal: Principal,
-    action: str,
-    token: JoinToken,
-    *,
-    before: dict[str, Any] | None = None,
-    after: dict[str, Any] | None = None,
-) -> None:
-    record(
-        principal,
-        action,
-        object_type="join_token",
-        object_id=token.public_id,
-        object_name=token.note or token.prefix,
-        before=before,
-        after=after,
-        topics=[FLEET],
-    )
+def _about(token: JoinToken) -> Subject:
+    return Subject("join_token", token.public_id, token.note or token.prefix, topics=[FLEET])

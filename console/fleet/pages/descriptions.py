@@ -3,9 +3,8 @@ from __future__ import annotations
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods, require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page, read_page
 from console.accounts.roles import Role
 from console.fleet import services
 from console.fleet.descriptions import changes
@@ -34,8 +33,7 @@ SHOWN_MAX = 200
 THINGS_MAX = 300  # that anybody changes in a page; of more the text is to be had as a file
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def describe(request: SignedInRequest) -> HttpResponse:
     """The fleet as a description: to look at, to change, to see what that changes, and to do it."""
     principal = request.principal
@@ -81,8 +79,7 @@ def describe(request: SignedInRequest) -> HttpResponse:
     return render(request, "fleet/description.html", {**context, "form": form})
 
 
-@require_safe
-@signed_in
+@read_page
 def export(request: SignedInRequest) -> HttpResponse:
     response = HttpResponse(changes.export(request.principal), content_type="application/yaml")
     response["Content-Disposition"] = 'attachment; filename="fleet.yaml"'

@@ -1,17 +1,12 @@
 from __future__ import annotations
 
-from typing import Any
-
 from django.conf import settings
 from django.contrib import messages
-from django.core.paginator import Paginator
 from django.db import transaction
-from django.db.models import QuerySet
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_POST, require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, post_page, read_page
 from console.accounts.roles import Role
 from console.api.etags import etag
 from console.audit.services import visible_entries
@@ -25,15 +20,14 @@ from console.fleet.models import Driver, Node, RetiringStore
 from console.fleet.nodes import Impossible
 from console.fleet.pages.forms import LabelsForm, NodeFilterForm, SearchForm, StateForm
 from console.operations.services import Busy
+from console.shell.pages import Telling, paged, render_live
 from telemetry.events import events_of
 from telemetry.topics import of_source
 
-PER_PAGE = 50
 RECENT = 12
 
 
-@require_safe
-@signed_in
+@read_page
 def show_fleet(request: SignedInRequest) -> HttpResponse:
     found = overview(request.principal, request.GET.get("stamp", "")[:63])
     context = {
@@ -43,27 +37,32 @@ def show_fleet(request: SignedInRequest) -> HttpResponse:
         "lost_after": lost_after(),
         "tab": "fleet",
     }
-    fragment = request.headers.get("HX-Request") == "true"
-    return render(request, "fleet/live.html" if fragment else "fleet/fleet.html", context)
+    return render_live(request, "fleet/fleet", context)
 
 
-@require_safe
-@signed_in
+@read_page
 def list_nodes(request: SignedInRequest) -> HttpResponse:
     form = NodeFilterForm(request.GET)
     values = form.cleaned_data if form.is_valid() else {}
     filters = NodeFilters(**values)
     found = filters.apply(services.visible_nodes(request.principal)).order_by("name")
-    context = {**_page(request, found), "form": form, "filtered": filters.are_set, "tab": "nodes"}
+    context = {
+        **paged(request, found),
+        "lost_after": lost_after(),
+        "form": form,
+        "filtered": filters.are_set,
+        "tab": "nodes",
+    }
+    replaced = activity.replaced_nodes()
     for node in context["page"]:
-        node.look, node.said = look_of(node.state, has_joined=node.has_joined)
+        node.look, node.said = look_of(
+            node.state, has_joined=node.has_joined, replaced=node.name in replaced
+        )
         node.skew = skew(settings.VERSION, node.software_version)
-    fragment = request.headers.get("HX-Request") == "true"
-    return render(request, "fleet/nodes_live.html" if fragment else "fleet/nodes.html", context)
+    return render_live(request, "fleet/nodes", context)
 
 
-@require_safe
-@signed_in
+@read_page
 def show_node(request: SignedInRequest, name: str) -> HttpResponse:
     return _node_page(request, services.get(services.visible_nodes(request.principal), name))
 
@@ -73,7 +72,8 @@ def _node_page(
 ) -> HttpResponse:
     principal = request.principal
     may_change = principal.on_platform(Role.PLATFORM_ADMIN)
-    look, said = look_of(node.state, has_joined=node.has_joined)
+    replaced = node.name in activity.replaced_nodes()
+    look, said = look_of(node.state, has_joined=node.has_joined, replaced=replaced)
     wanted, wanted_reason = nodes.wanted(node)
     lines = "\n".join(f"{key}={value}" for key, value in sorted(node.labels.items()))
     context = {
@@ -83,6 +83,7 @@ def _node_page(
         "said": said,
         "wanted": wanted.value,
         "wanted_reason": wanted_reason,
+        "losses": activity.losses_on(node),
         "skew": skew(settings.VERSION, node.software_version),
         "retiring": _retiring(node, asks_others=may_change),
         "running": activity.on_node(node, nodes.topic(node)),
@@ -98,8 +99,7 @@ def _node_page(
         "lost_after": lost_after(),
         "tab": "nodes",
     }
-    fragment = request.headers.get("HX-Request") == "true"
-    return render(request, "fleet/node_live.html" if fragment else "fleet/node.html", context)
+    return render_live(request, "fleet/node", context)
 
 
 def _retiring(node: Node, *, asks_others: bool) -> list[tuple[RetiringStore, str]]:
@@ -110,8 +110,7 @@ def _retiring(node: Node, *, asks_others: bool) -> list[tuple[RetiringStore, str
     return [(store, retired_stores.named(others.get(store.pk, ()))) for store in stores]
 
 
-@require_POST
-@signed_in
+@post_page
 def set_state(request: SignedInRequest, name: str) -> HttpResponse:
     form = StateForm(request.POST)
     with transaction.atomic():
@@ -119,33 +118,25 @@ def set_state(request: SignedInRequest, name: str) -> HttpResponse:
         if not form.is_valid():
             messages.error(request, "Choose what it should be.")
             return redirect("fleet-node", name)
-        try:
+        with Telling(request, Busy, Impossible):
             nodes.set_state(request.principal, node, **form.cleaned_data)
-        except (Busy, Impossible) as error:
-            messages.error(request, str(error))
-        else:
             said = "will be" if node.state != form.cleaned_data["state"].value else "is"
             messages.success(request, f"{node.name} {said} {form.cleaned_data['state'].value}.")
     return redirect("fleet-node", name)
 
 
-@require_POST
-@signed_in
+@post_page
 def drain_store(request: SignedInRequest, name: str, store: int) -> HttpResponse:
     also_others = "also_others" in request.POST
     with transaction.atomic():
         node = _for_change(request, name, Role.PLATFORM_ADMIN)
-        try:
+        with Telling(request, Impossible):
             drained = retired_stores.drain(request.principal, node, store, also_others=also_others)
-        except Impossible as error:
-            messages.error(request, str(error))
-        else:
             messages.success(request, f"The files of {drained.place} are being removed.")
     return redirect("fleet-node", name)
 
 
-@require_POST
-@signed_in
+@post_page
 def set_labels(request: SignedInRequest, name: str) -> HttpResponse:
     form = LabelsForm(request.POST, auto_id="labels_%s")
     with transaction.atomic():
@@ -165,41 +156,47 @@ def _for_change(request: SignedInRequest, name: str, at_least: Role) -> Node:
     return services.for_change(request.principal, visible, name, at_least)
 
 
-@require_safe
-@signed_in
+@read_page
 def list_boxes(request: SignedInRequest) -> HttpResponse:
     form = SearchForm(request.GET)
     query = form.cleaned_data["q"] if form.is_valid() else ""
     found = services.visible_boxes(request.principal).filter(name__contains=query).order_by("name")
-    context = {**_page(request, found), "form": form, "filtered": bool(query), "tab": "boxes"}
+    context = {
+        **paged(request, found),
+        "lost_after": lost_after(),
+        "form": form,
+        "filtered": bool(query),
+        "tab": "boxes",
+    }
     return render(request, "fleet/boxes.html", context)
 
 
-@require_safe
-@signed_in
+@read_page
 def show_box(request: SignedInRequest, name: str) -> HttpResponse:
     box = services.get(services.visible_boxes(request.principal), name)
     context = {"box": box, "running": activity.on_box(box), "tab": "boxes"}
-    fragment = request.headers.get("HX-Request") == "true"
-    return render(request, "fleet/box_live.html" if fragment else "fleet/box.html", context)
+    return render_live(request, "fleet/box", context)
 
 
-@require_safe
-@signed_in
+@read_page
 def list_drivers(request: SignedInRequest) -> HttpResponse:
     form = SearchForm(request.GET)
     query = form.cleaned_data["q"] if form.is_valid() else ""
     found = services.visible_drivers(request.principal).filter(name__contains=query).order_by("name")
-    context = {**_page(request, found), "form": form, "filtered": bool(query), "tab": "drivers"}
+    context = {
+        **paged(request, found),
+        "lost_after": lost_after(),
+        "form": form,
+        "filtered": bool(query),
+        "tab": "drivers",
+    }
     for driver in context["page"]:
         driver.look, driver.said = _look_of_driver(driver)
         driver.skew = skew(settings.VERSION, driver.software_version)
-    fragment = request.headers.get("HX-Request") == "true"
-    return render(request, "fleet/drivers_live.html" if fragment else "fleet/drivers.html", context)
+    return render_live(request, "fleet/drivers", context)
 
 
-@require_safe
-@signed_in
+@read_page
 def show_driver(request: SignedInRequest, name: str) -> HttpResponse:
     driver = services.get(services.visible_drivers(request.principal), name)
     look, said = _look_of_driver(driver)
@@ -216,21 +213,10 @@ def show_driver(request: SignedInRequest, name: str) -> HttpResponse:
         "may_change": request.principal.on_platform(Role.PLATFORM_ADMIN),
         "tab": "drivers",
     }
-    fragment = request.headers.get("HX-Request") == "true"
-    return render(request, "fleet/driver_live.html" if fragment else "fleet/driver.html", context)
+    return render_live(request, "fleet/driver", context)
 
 
 def _look_of_driver(driver: Driver) -> tuple[str, str]:
     if driver.joined_at is None:
         return "off", "not joined"
     return ("bad", "lost") if driver.lost_at else ("ok", "alive")
-
-
-def _page(request: SignedInRequest, found: QuerySet[Any]) -> dict[str, Any]:
-    query = request.GET.copy()
-    query.pop("page", None)
-    return {
-        "page": Paginator(found, PER_PAGE).get_page(request.GET.get("page")),
-        "query": query.urlencode(),
-        "lost_after": lost_after(),
-    }

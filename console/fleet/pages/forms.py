@@ -3,13 +3,16 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.db.models import QuerySet
 
 from console.accounts.forms import ReasonMixin
 from console.fleet.filters import NOT_JOINED
 from console.fleet.labels import NotALabel, check_labels
 from console.fleet.membership import tokens
 from console.fleet.models import STATES, JoinToken
+from console.orgs.models import Org
 from console.placement.topology import State
+from swdriver_shim.adapters.claims import SECONDS_MAX
 
 UPLOAD_BYTES_MAX = 1 << 20
 TO_BE = {
@@ -80,8 +83,23 @@ class JoinForm(forms.Form):
         coerce=int,
         choices=[(1, "an hour"), (24, "a day"), (24 * 7, "a week"), (24 * 30, "30 days")],
         initial=24,
-        label="Scope",
+        label="Valid for",
     )
+
+
+class ClaimForm(ReasonMixin):
+    org = forms.ChoiceField(label="Org")
+    seconds = forms.TypedChoiceField(
+        coerce=int,
+        choices=[(60, "a minute"), (3600, "an hour"), (SECONDS_MAX, "a day")],
+        initial=3600,
+        label="Valid for",
+    )
+    field_order = ["org", "seconds", "reason"]
+
+    def __init__(self, *arguments: Any, orgs: QuerySet[Org], **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.fields["org"].choices = [(org.slug, org.name) for org in orgs]  # type: ignore[attr-defined]
 
 
 class DescriptionForm(ReasonMixin):

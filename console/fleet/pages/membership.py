@@ -7,9 +7,8 @@ from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
-from django.views.decorators.http import require_http_methods, require_POST
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page, post_page
 from console.fleet import services
 from console.fleet.membership import tokens
 from console.fleet.pages.forms import JoinForm
@@ -18,8 +17,7 @@ from kvss_agent.process.membership import Console
 SHOWN_MAX = 100
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def join(request: SignedInRequest) -> HttpResponse:
     """Join tokens, and the command to join with. A new one is shown in the answer that made it, and
     never again."""
@@ -51,8 +49,7 @@ def join(request: SignedInRequest) -> HttpResponse:
     return render(request, "fleet/join.html", context)
 
 
-@require_POST
-@signed_in
+@post_page
 def revoke(request: SignedInRequest, public_id: str) -> HttpResponse:
     token = tokens.revoke(request.principal, public_id)
     messages.success(request, f"{token.prefix} is revoked: it lets nobody in any more.")

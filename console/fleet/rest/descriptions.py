@@ -13,7 +13,7 @@ from console.api.etags import ETAG, IfMatch
 from console.api.fields import NO_NUL, Input, Reason
 from console.api.problems import ApiError, FieldError, documented
 from console.fleet.descriptions import changes, document
-from console.fleet.descriptions.changes import Change, Difference, Moved
+from console.fleet.descriptions.changes import Difference, Moved
 from console.fleet.descriptions.document import Wrong
 
 router = Router(tags=["fleet"])
@@ -45,21 +45,8 @@ class DifferenceOut(Schema):
     changes: list[FleetChangeOut]
 
 
-def show_change(change: Change) -> FleetChangeOut:
-    what: Any = change.what
-    return FleetChangeOut(
-        kind=change.kind,
-        name=change.name,
-        what=what,
-        before=change.before,
-        after=change.after,
-        refused=change.refused,
-        follows=change.follows,
-    )
-
-
-def show(found: Difference, *, applied: bool) -> DifferenceOut:
-    return DifferenceOut(applied=applied, changes=[show_change(change) for change in found.changes])
+def _shown(found: Difference, *, applied: bool) -> dict[str, object]:
+    return {"applied": applied, "changes": found.changes}
 
 
 @router.get(
@@ -80,15 +67,15 @@ def get_description(request: HttpRequest, response: HttpResponse) -> Description
 )
 def set_description(
     request: HttpRequest, payload: DescriptionIn, if_match: IfMatch, validate_only: ValidateOnly = False
-) -> DifferenceOut:
+) -> dict[str, object]:
     principal = requester(request)
     try:
         if validate_only:
             principal.check_may_change()
             found, _ = changes.preview(principal, payload.yaml)
-            return show(found, applied=False)
+            return _shown(found, applied=False)
         seen = None if if_match.strip() == "*" else _named(if_match)
-        return show(
+        return _shown(
             changes.apply(principal, payload.yaml, seen=seen, reason=payload.reason), applied=True
         )
     except Wrong as error:

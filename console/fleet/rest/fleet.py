@@ -11,27 +11,35 @@ from ninja import Field, Path, Router, Schema
 
 from console.accounts.browser import requester
 from console.accounts.roles import Role
-from console.api.etags import IfMatch, check_match, etag
+from console.api.etags import IfMatch, check_match, tagged
 from console.api.fields import Input, Reason, SearchText
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import documented
+from console.api.shown import OR_NULL, NameOf
 from console.fleet import nodes, retired_stores, services
 from console.fleet.filters import NodeFilters
 from console.fleet.labels import LABELS_MAX
-from console.fleet.models import NAME, Box, Driver, Leaf, Node, SpineLink
+from console.fleet.models import NAME, Box, Domain, Driver, Leaf, Node, SpineLink
 from console.placement.topology import State
 
 router = Router(tags=["fleet"])
 
 Name = Annotated[str, Path(pattern=NAME, max_length=63)]
 StateName = Literal["ready", "cordoned", "draining", "maintenance", "lost"]
+Mover = Annotated[
+    Literal["compiled", "python"] | None,
+    OR_NULL,
+    Field(
+        description="What moves bytes: compiled code, or Python, which is slower. Null: not reported."
+    ),
+]
 LabelName = Annotated[str, Field(max_length=63)]
 LabelValue = Annotated[str, Field(max_length=63)]
 
 
 class NicOut(Schema):
     name: str
-    leaf: str
+    leaf: NameOf
     wio: int
     gbits: int
 
@@ -41,7 +49,8 @@ class RetiringStoreOut(Schema):
     place: str
     since: datetime
     drains: bool = Field(
-        description="Whether its files are being deleted; otherwise they expire or are purged."
+        validation_alias="is_drained",
+        description="Whether its files are being deleted; otherwise they expire or are purged.",
     )
     state: str = Field(description="As its agent reports: indexing, retiring or refused.")
     reason: str
@@ -53,7 +62,7 @@ class RetiringStoreOut(Schema):
 class NodeOut(Schema):
     name: str
     version: int = Field(description="Incremented with each change; the ETag.")
-    stamp: str
+    stamp: NameOf
     state: StateName
     state_reason: str
     state_since: datetime
@@ -62,6 +71,10 @@ class NodeOut(Schema):
     )
     cpus: int
     shards_max: int
+    cores_used: float | None = Field(
+        description="Cores that its shards took in the busiest minute of ten. Null: not measured."
+    )
+    measured_at: datetime | None
     nics: list[NicOut]
     tier2: dict[str, Any] | None = Field(description="From the description; null: memory only.")
     retiring_stores: list[RetiringStoreOut] = Field(
@@ -69,14 +82,16 @@ class NodeOut(Schema):
     )
     labels: dict[str, str]
     software_version: str
-    mover: Literal["compiled", "python"] | None = Field(
-        description="What moves bytes: compiled code, or Python, which is slower. Null: not reported."
-    )
+    mover: Mover
     protocol_min: int
     protocol_max: int
     data_address: str
     joined_at: datetime | None
     last_heartbeat_at: datetime | None
+
+    @staticmethod
+    def resolve_tier2(node: Node) -> object:
+        return node.declared.get("tier2")
 
 
 class StateIn(Input):
@@ -105,24 +120,28 @@ class DomainOut(Schema):
     wio: int
     leaves: list[str]
 
+    @staticmethod
+    def resolve_leaves(domain: Domain) -> list[str]:
+        return [port.leaf.name for port in domain.ports.all()]
+
 
 class BoxOut(Schema):
     name: str
     version: int
-    stamp: str
+    stamp: NameOf
     domains: list[DomainOut]
 
 
 class LeafOut(Schema):
     name: str
     version: int
-    stamp: str
+    stamp: NameOf
 
 
 class SpineLinkOut(Schema):
     name: str
     version: int
-    leaf: str
+    leaf: NameOf
     spine: str
     gbits: int
 
@@ -131,103 +150,15 @@ class DriverOut(Schema):
     name: str
     version: int
     model: dict[str, Any] | None
+    engine: str = Field(description="The engine that it is part of; empty for a daemon.")
     software_version: str
-    mover: Literal["compiled", "python"] | None = Field(
-        description="What moves bytes: compiled code, or Python, which is slower. Null: not reported."
-    )
+    mover: Mover
     joined_at: datetime | None
     last_heartbeat_at: datetime | None
     lost_at: datetime | None = Field(description="When it was reported lost; null if it is not.")
 
 
-def show_node(node: Node) -> NodeOut:
-    state: Any = node.state
-    mover: Any = node.mover or None
-    return NodeOut(
-        name=node.name,
-        version=node.version,
-        stamp=node.stamp.name,
-        state=state,
-        state_reason=node.state_reason,
-        state_since=node.state_since,
-        memory_bytes=node.memory_bytes,
-        cpus=node.cpus,
-        shards_max=node.shards_max,
-        nics=[
-            NicOut(name=nic.name, leaf=nic.leaf.name, wio=nic.wio, gbits=nic.gbits)
-            for nic in node.nics.all()
-        ],
-        tier2=node.declared.get("tier2"),
-        retiring_stores=[
-            RetiringStoreOut(
-                id=store.pk,
-                place=store.place,
-                since=store.since,
-                drains=store.is_drained,
-                state=store.state,
-                reason=store.reason,
-                files=store.files,
-                bytes=store.bytes,
-                seen_at=store.seen_at,
-            )
-            for store in node.retiring_stores.all()
-        ],
-        labels=node.labels,
-        software_version=node.software_version,
-        mover=mover,
-        protocol_min=node.protocol_min,
-        protocol_max=node.protocol_max,
-        data_address=node.data_address,
-        joined_at=node.joined_at,
-        last_heartbeat_at=node.last_heartbeat_at,
-    )
-
-
-def show_box(box: Box) -> BoxOut:
-    return BoxOut(
-        name=box.name,
-        version=box.version,
-        stamp=box.stamp.name,
-        domains=[
-            DomainOut(
-                index=domain.index,
-                wio=domain.wio,
-                leaves=[port.leaf.name for port in domain.ports.all()],
-            )
-            for domain in box.domains.all()
-        ],
-    )
-
-
-def show_leaf(leaf: Leaf) -> LeafOut:
-    return LeafOut(name=leaf.name, version=leaf.version, stamp=leaf.stamp.name)
-
-
-def show_spine_link(link: SpineLink) -> SpineLinkOut:
-    return SpineLinkOut(
-        name=link.name, version=link.version, leaf=link.leaf.name, spine=link.spine, gbits=link.gbits
-    )
-
-
-def show_driver(driver: Driver) -> DriverOut:
-    mover: Any = driver.mover or None
-    return DriverOut(
-        name=driver.name,
-        version=driver.version,
-        model=driver.model,
-        software_version=driver.software_version,
-        mover=mover,
-        joined_at=driver.joined_at,
-        last_heartbeat_at=driver.last_heartbeat_at,
-        lost_at=driver.lost_at,
-    )
-
-
-@router.get(
-    "/nodes",
-    response={200: Page[NodeOut], **documented(404)},
-    summary="List nodes",
-)
+@listing(router, "/nodes", NodeOut, 404, by="name", summary="List nodes")
 def list_nodes(
     request: HttpRequest,
     q: SearchText = "",
@@ -235,19 +166,15 @@ def list_nodes(
     stamp: SearchText = "",
     leaf: SearchText = "",
     label: SearchText = "",
-    cursor: Cursor = None,
-    limit: Limit = LIMIT_DEFAULT,
-) -> dict[str, object]:
+) -> Rows:
     filters = NodeFilters(q=q, state=state or "", stamp=stamp, leaf=leaf, label=label)
-    found = filters.apply(services.visible_nodes(requester(request)))
-    return paginate(found, "name", cursor, limit, show_node)
+    return filters.apply(services.visible_nodes(requester(request)))
 
 
 @router.get("/nodes/{name}", response={200: NodeOut, **documented(404)}, summary="Get a node")
-def get_node(request: HttpRequest, response: HttpResponse, name: Name) -> NodeOut:
+def get_node(request: HttpRequest, response: HttpResponse, name: Name) -> Node:
     node = services.get(services.visible_nodes(requester(request)), name)
-    response["ETag"] = etag(node.version)
-    return show_node(node)
+    return tagged(response, node)
 
 
 @router.put(
@@ -255,14 +182,13 @@ def get_node(request: HttpRequest, response: HttpResponse, name: Name) -> NodeOu
     response={200: NodeOut, **documented(404, 409)},
     summary="Set the state of a node: ready, cordoned or maintenance",
 )
-def set_state(request: HttpRequest, response: HttpResponse, name: Name, payload: StateIn) -> NodeOut:
+def set_state(request: HttpRequest, response: HttpResponse, name: Name, payload: StateIn) -> Node:
     principal = requester(request)
     with transaction.atomic():
         visible = services.visible_nodes(principal)
         node = services.for_change(principal, visible, name, Role.ON_CALL)
         nodes.set_state(principal, node, State(payload.state), reason=payload.reason)
-    response["ETag"] = etag(node.version)
-    return show_node(node)
+    return tagged(response, node)
 
 
 @router.put(
@@ -272,7 +198,7 @@ def set_state(request: HttpRequest, response: HttpResponse, name: Name, payload:
 )
 def drain_store(
     request: HttpRequest, response: HttpResponse, name: Name, store: int, payload: DrainStoreIn
-) -> NodeOut:
+) -> Node:
     principal = requester(request)
     with transaction.atomic():
         visible = services.visible_nodes(principal)
@@ -281,8 +207,7 @@ def drain_store(
             principal, node, store, also_others=payload.also_others, reason=payload.reason
         )
         node = services.get(visible, name)  # with its stores as they are now
-    response["ETag"] = etag(node.version)
-    return show_node(node)
+    return tagged(response, node)
 
 
 @router.patch(
@@ -292,93 +217,71 @@ def drain_store(
 )
 def update_node(
     request: HttpRequest, response: HttpResponse, name: Name, payload: NodePatch, if_match: IfMatch
-) -> NodeOut:
+) -> Node:
     principal = requester(request)
     with transaction.atomic():
         visible = services.visible_nodes(principal)
         node = services.for_change(principal, visible, name, Role.PLATFORM_ADMIN)
         check_match(if_match, node.version)
         nodes.set_labels(principal, node, payload.labels, reason=payload.reason)
-    response["ETag"] = etag(node.version)
-    return show_node(node)
+    return tagged(response, node)
 
 
-@router.get("/boxes", response={200: Page[BoxOut], **documented(404)}, summary="List boxes")
-def list_boxes(
-    request: HttpRequest,
-    q: SearchText = "",
-    stamp: SearchText = "",
-    cursor: Cursor = None,
-    limit: Limit = LIMIT_DEFAULT,
-) -> dict[str, object]:
+@listing(router, "/boxes", BoxOut, 404, by="name", summary="List boxes")
+def list_boxes(request: HttpRequest, q: SearchText = "", stamp: SearchText = "") -> Rows:
     found = services.visible_boxes(requester(request)).filter(name__contains=q)
     if stamp:
         found = found.filter(stamp__name=stamp)
-    return paginate(found, "name", cursor, limit, show_box)
+    return found
 
 
 @router.get("/boxes/{name}", response={200: BoxOut, **documented(404)}, summary="Get a box")
-def get_box(request: HttpRequest, response: HttpResponse, name: Name) -> BoxOut:
+def get_box(request: HttpRequest, response: HttpResponse, name: Name) -> Box:
     box = services.get(services.visible_boxes(requester(request)), name)
-    response["ETag"] = etag(box.version)
-    return show_box(box)
+    return tagged(response, box)
 
 
-@router.get("/leaves", response={200: Page[LeafOut], **documented(404)}, summary="List leaves")
-def list_leaves(
-    request: HttpRequest,
-    stamp: SearchText = "",
-    cursor: Cursor = None,
-    limit: Limit = LIMIT_DEFAULT,
-) -> dict[str, object]:
+@listing(router, "/leaves", LeafOut, 404, by="name", summary="List leaves")
+def list_leaves(request: HttpRequest, stamp: SearchText = "") -> Rows:
     found = services.visible_leaves(requester(request))
     if stamp:
         found = found.filter(stamp__name=stamp)
-    return paginate(found, "name", cursor, limit, show_leaf)
+    return found
 
 
 @router.get("/leaves/{name}", response={200: LeafOut, **documented(404)}, summary="Get a leaf")
-def get_leaf(request: HttpRequest, name: Name) -> LeafOut:
-    return show_leaf(services.get(services.visible_leaves(requester(request)), name))
+def get_leaf(request: HttpRequest, name: Name) -> Leaf:
+    return services.get(services.visible_leaves(requester(request)), name)
 
 
-@router.get(
+@listing(
+    router,
     "/spine-links",
-    response={200: Page[SpineLinkOut], **documented(404)},
+    SpineLinkOut,
+    404,
+    by="name",
     summary="List the links from leaves to the spine",
 )
-def list_spine_links(
-    request: HttpRequest,
-    leaf: SearchText = "",
-    cursor: Cursor = None,
-    limit: Limit = LIMIT_DEFAULT,
-) -> dict[str, object]:
+def list_spine_links(request: HttpRequest, leaf: SearchText = "") -> Rows:
     found = services.visible_spine_links(requester(request))
     if leaf:
         found = found.filter(leaf__name=leaf)
-    return paginate(found, "name", cursor, limit, show_spine_link)
+    return found
 
 
 @router.get(
     "/spine-links/{name}", response={200: SpineLinkOut, **documented(404)}, summary="Get a spine link"
 )
-def get_spine_link(request: HttpRequest, name: Name) -> SpineLinkOut:
-    return show_spine_link(services.get(services.visible_spine_links(requester(request)), name))
+def get_spine_link(request: HttpRequest, name: Name) -> SpineLink:
+    return services.get(services.visible_spine_links(requester(request)), name)
 
 
-@router.get("/drivers", response={200: Page[DriverOut], **documented(404)}, summary="List drivers")
-def list_drivers(
-    request: HttpRequest,
-    q: SearchText = "",
-    cursor: Cursor = None,
-    limit: Limit = LIMIT_DEFAULT,
-) -> dict[str, object]:
-    found = services.visible_drivers(requester(request)).filter(name__contains=q)
-    return paginate(found, "name", cursor, limit, show_driver)
+@listing(router, "/drivers", DriverOut, 404, by="name", summary="List drivers")
+def list_drivers(request: HttpRequest, q: SearchText = "") -> Rows:
+    return services.visible_drivers(requester(request)).filter(name__contains=q)
 
 
 @router.get("/drivers/{name}", response={200: DriverOut, **documented(404)}, summary="Get a driver")
-def get_driver(request: HttpRequest, response: HttpResponse, name: Name) -> DriverOut:
+def get_driver(request: HttpRequest, response: HttpResponse, name: Name) -> Driver:
     driver = services.get(services.visible_drivers(requester(request)), name)
-    response["ETag"] = etag(driver.version)
-    return show_driver(driver)
+    return tagged(response, driver)

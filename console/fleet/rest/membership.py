@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
+from django.conf import settings
 from django.http import HttpRequest
 from django.utils import timezone
 from ninja import Field, Path, Router, Schema, Status
@@ -17,7 +18,7 @@ from pydantic import AfterValidator, StringConstraints
 from console.accounts.browser import requester
 from console.api.auth import INVALID
 from console.api.fields import Input
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import ApiError, documented
 from console.authority.services import bundle
 from console.fleet.membership import joins, tokens
@@ -121,21 +122,34 @@ class DriverSays(Input):
     software_version: Version
     trusts: Digest = ""
     mover: MoverName = ""
+    engine: Version = Field("", description="The engine that it is part of; empty for a daemon.")
+    model: Annotated[dict[str, Any], AfterValidator(_model)] | None = Field(
+        None, description="Engines report it with each heartbeat; daemons when they join."
+    )
 
     def facts(self) -> DriverFacts:
-        return DriverFacts(self.control_url, self.software_version, self.trusts, self.mover)
+        return DriverFacts(
+            self.control_url,
+            self.software_version,
+            self.trusts,
+            self.mover,
+            self.engine,
+            self.model if self.engine else None,
+        )
 
 
 class DriverJoins(DriverSays):
     control_token: Token
     certificate_request: CertificateRequest = ""
-    model: Annotated[dict[str, Any], AfterValidator(_model)] | None = None
 
 
 class HeartbeatOut(Schema):
     heartbeat_seconds: float = Field(description="Interval until the next heartbeat.")
     authorities: str = Field(
         description="Digest of the roots to trust. If it differs, request a certificate."
+    )
+    telemetry_url: str = Field(
+        description="Redis for telemetry of processes without a setting of their own; may be empty."
     )
 
 
@@ -162,7 +176,7 @@ class JoinTokenOut(Schema):
     kind: Kind
     note: str
     state: str
-    uses: int
+    uses: int = Field(validation_alias="uses_max")
     uses_left: int
     created_by: str
     created_at: datetime
@@ -199,7 +213,11 @@ def _unauthenticated(sentence: str) -> ApiError:
 
 def _heard(request: HttpRequest, kind: Kind, name: str) -> HeartbeatOut:
     note_known(request, f"{kind}:{name}")
-    return HeartbeatOut(heartbeat_seconds=joins.heartbeat_seconds(), authorities=bundle().digest)
+    return HeartbeatOut(
+        heartbeat_seconds=joins.heartbeat_seconds(),
+        authorities=bundle().digest,
+        telemetry_url=settings.OWN_TELEMETRY_URL or "",
+    )
 
 
 def _unknown(request: HttpRequest, kind: Kind, name: str) -> ApiError:
@@ -225,37 +243,15 @@ def _certified(request: HttpRequest, kind: Kind, name: str, payload: Certificate
     )
 
 
-def token_facts(token: JoinToken) -> dict[str, object]:
-    return {
-        "public_id": token.public_id,
-        "prefix": token.prefix,
-        "kind": token.kind,
-        "note": token.note,
-        "state": token.state,
-        "uses": token.uses_max,
-        "uses_left": token.uses_left,
-        "created_by": token.created_by,
-        "created_at": token.created_at,
-        "expires_at": token.expires_at,
-        "last_used_at": token.last_used_at,
-    }
-
-
-def show_token(token: JoinToken) -> JoinTokenOut:
-    return JoinTokenOut.model_validate(token_facts(token))
-
-
-@router.get("/join-tokens", response={200: Page[JoinTokenOut], **documented(404)}, summary="Join tokens")
-def list_join_tokens(
-    request: HttpRequest, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
-    return paginate(tokens.visible_tokens(requester(request)), "-pk", cursor, limit, show_token)
+@listing(router, "/join-tokens", JoinTokenOut, 404, by="-pk", summary="Join tokens")
+def list_join_tokens(request: HttpRequest) -> Rows:
+    return tokens.visible_tokens(requester(request))
 
 
 @router.post(
     "/join-tokens", response={201: JoinTokenMade, **documented(404)}, summary="Create a join token"
 )
-def create_join_token(request: HttpRequest, payload: JoinTokenIn) -> Status[JoinTokenMade]:
+def create_join_token(request: HttpRequest, payload: JoinTokenIn) -> Status[JoinToken]:
     token, text = tokens.issue(
         requester(request),
         kind=payload.kind,
@@ -263,7 +259,8 @@ def create_join_token(request: HttpRequest, payload: JoinTokenIn) -> Status[Join
         uses=payload.uses,
         expires_at=timezone.now() + timedelta(hours=payload.hours),
     )
-    return Status(201, JoinTokenMade.model_validate({**token_facts(token), "token": text}))
+    token.token = text
+    return Status(201, token)
 
 
 @router.delete(

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from django.utils import timezone
 
-from console.control.services import applied
 from console.orgs.models import Org
 from console.policies import documents, sentences, services
-from console.policies.evidence.purges import receipts_of
+from console.policies.evidence.receipts import receipts_of
 from console.policies.models import PolicyVersion, PurgeReceipt
+from console.policies.rollout import applied_on
 from console.policies.services import ActivePolicy
 from kvss_agent.metrics import TIER2_OVERSTAY
 from swdriver_shim.daemon.metrics import EXPIRED, ORG_BYTES, ORG_OVERSTAY
@@ -105,7 +105,7 @@ def report(org: Org, days: int) -> Report:
     end = timezone.now()
     start = end - timedelta(days=days)
     held = services.active_policy(org)
-    reach = applied(held.version.change if held.version else None)
+    reach = applied_on(held)
     step, topic = _STEPS[days], of_org(org.slug)
     return Report(
         org=org,

@@ -7,17 +7,15 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods, require_POST
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page, post_page
 from console.accounts.roles import Role
 from console.orgs.services import for_change, get_org
 from console.policies import callers
 from console.policies.pages.forms import CallerForm
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def show_callers(request: SignedInRequest, slug: str) -> HttpResponse:
     """List the engine tokens of an org; a new one's token is shown this once."""
     org = get_org(request.principal, slug, Role.ORG_ADMIN)
@@ -35,8 +33,7 @@ def show_callers(request: SignedInRequest, slug: str) -> HttpResponse:
     return render(request, "policies/callers.html", context)
 
 
-@require_POST
-@signed_in
+@post_page
 def remove_caller(request: SignedInRequest, slug: str, public_id: str) -> HttpResponse:
     with transaction.atomic():
         org = for_change(request.principal, slug)

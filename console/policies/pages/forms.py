@@ -9,7 +9,7 @@ from django.core.exceptions import ValidationError
 from console.policies import documents, sentences
 from console.policies.documents import Limits, Malformed
 from console.policies.models import REASON_MAX
-from swdriver_shim.policy import PRIORITY_MAX, Policy, Tiers
+from swdriver_shim.policy import PRIORITY_MAX, STORE_TOKENS_MAX, Policy, Tiers
 from telemetry import units
 
 DISPLACEMENTS = [
@@ -99,6 +99,15 @@ class PolicyForm(forms.Form):
         help_text="Overwrite memory with zeros when columns are deleted.",
     )
 
+    store_tokens_max = forms.IntegerField(
+        required=False,
+        min_value=0,
+        max_value=STORE_TOKENS_MAX,
+        label=sentences.LABELS["store_tokens_max"],
+        widget=forms.NumberInput(attrs={"placeholder": "no limit"}),
+        help_text="From its start, such as the system prefix that prompts share. Empty: all.",
+    )
+
     def __init__(self, *args: Any, limits: Limits | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.limits = limits
@@ -162,6 +171,12 @@ class ChangedQuantityField(QuantityField):
         return NONE if str(value or "").strip().lower() == NONE else super().clean(value)
 
 
+def _tokens(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > STORE_TOKENS_MAX:
+        raise units.Unreadable(f"A number of tokens, up to {STORE_TOKENS_MAX:,}.")
+    return int(text)
+
+
 def _changed_time(name: str) -> ChangedQuantityField:
     return ChangedQuantityField(units.parse_seconds, units.exact_duration, label=sentences.LABELS[name])
 
@@ -195,6 +210,7 @@ class BulkForm(forms.Form):
         required=False, label=sentences.LABELS["encrypt_tier2"], choices=YES_OR_NO
     )
     scrub = forms.ChoiceField(required=False, label=sentences.LABELS["scrub"], choices=YES_OR_NO)
+    store_tokens_max = ChangedQuantityField(_tokens, str, label=sentences.LABELS["store_tokens_max"])
     reason = forms.CharField(
         max_length=REASON_MAX,
         required=False,

@@ -8,9 +8,8 @@ from django.core.paginator import Paginator
 from django.db import transaction
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_POST, require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, post_page, read_page
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.orgs.models import Org
@@ -20,8 +19,7 @@ from console.policies import history, services
 VERSIONS_PER_PAGE = 10
 
 
-@require_safe
-@signed_in
+@read_page
 def show_history(request: SignedInRequest, slug: str) -> HttpResponse:
     """Every version, with what it changed and who wanted it."""
     org = get_org(request.principal, slug)
@@ -36,8 +34,7 @@ def show_history(request: SignedInRequest, slug: str) -> HttpResponse:
     return render(request, "policies/history.html", context)
 
 
-@require_POST
-@signed_in
+@post_page
 def restore(request: SignedInRequest, slug: str, number: int) -> HttpResponse:
     with transaction.atomic():
         org = for_change(request.principal, slug)

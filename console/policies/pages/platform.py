@@ -10,9 +10,8 @@ from django.core.paginator import Paginator
 from django.db.models import Q
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods, require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page, read_page
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.operations.plans import StalePlan
@@ -26,8 +25,7 @@ PER_PAGE = 50
 FORETOLD_MAX = 8  # orgs whose hit rates are shown before a bulk edit: each asks drivers
 
 
-@require_safe
-@signed_in
+@read_page
 def list_policies(request: SignedInRequest) -> HttpResponse:
     asked = request.GET.get("q", "").strip().replace("\x00", "")[:120]
     found = visible_orgs(request.principal)
@@ -56,8 +54,7 @@ def _may_change(principal: Principal, org_id: int) -> bool:
     return role is not None and role >= Role.ORG_ADMIN
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def edit_many(request: SignedInRequest) -> HttpResponse:
     """Choose, look, save: the same form each time, with what it would do below."""
     source = request.POST if request.method == "POST" else request.GET
@@ -102,8 +99,7 @@ def _foretold(one: bulk.Planned, at: int) -> Any:
     return estimates.foretell(one.org, one.held.policies, one.wanted).preview
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def edit_cluster(request: SignedInRequest) -> HttpResponse:
     request.principal.check_platform(Role.PLATFORM_ADMIN)
     held = services.cluster()

@@ -12,9 +12,8 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.http import urlencode
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page, post_page, read_page
 from console.accounts.roles import Role
 from console.orgs.models import Org
 from console.orgs.services import for_change, get_org
@@ -37,8 +36,7 @@ class Edited:
     policy: Policy
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def edit(request: SignedInRequest, slug: str) -> HttpResponse:
     """The one page of an org's policy: what holds, who has it, and for admins the form."""
     org = get_org(request.principal, slug)
@@ -134,8 +132,7 @@ def _page(request: SignedInRequest, held: ActivePolicy, model: str, form: Editor
     return render(request, "policies/policy.html", context)
 
 
-@require_POST
-@signed_in
+@post_page
 def preview(request: SignedInRequest, slug: str) -> HttpResponse:
     """What the form would do, as a part of its page. Changes nothing."""
     held = services.active_policy(get_org(request.principal, slug, Role.ORG_ADMIN))
@@ -144,8 +141,7 @@ def preview(request: SignedInRequest, slug: str) -> HttpResponse:
     return render(request, "policies/preview.html", _preview_context(request, held, model, form))
 
 
-@require_safe
-@signed_in
+@read_page
 def show_reach(request: SignedInRequest, slug: str) -> HttpResponse:
     """Who has what is in force, as a part of pages."""
     held = services.active_policy(get_org(request.principal, slug))
@@ -278,8 +274,7 @@ def _rows(held: ActivePolicy, model: str) -> list[tuple[str, str, str]]:
     ]
 
 
-@require_POST
-@signed_in
+@post_page
 def choose_model(request: SignedInRequest, slug: str) -> HttpResponse:
     """From the name of a model to the form of its policy."""
     get_org(request.principal, slug, Role.ORG_ADMIN)
@@ -292,8 +287,7 @@ def choose_model(request: SignedInRequest, slug: str) -> HttpResponse:
     )
 
 
-@require_POST
-@signed_in
+@post_page
 def drop_model(request: SignedInRequest, slug: str) -> HttpResponse:
     """From now on the model is held as all others are."""
     with transaction.atomic():
@@ -309,8 +303,7 @@ def drop_model(request: SignedInRequest, slug: str) -> HttpResponse:
     return redirect("policy", slug)
 
 
-@require_POST
-@signed_in
+@post_page
 def follow_default(request: SignedInRequest, slug: str) -> HttpResponse:
     with transaction.atomic():
         org = for_change(request.principal, slug)
@@ -319,8 +312,7 @@ def follow_default(request: SignedInRequest, slug: str) -> HttpResponse:
     return redirect("policy", slug)
 
 
-@require_POST
-@signed_in
+@post_page
 def unschedule(request: SignedInRequest, slug: str, number: int) -> HttpResponse:
     with transaction.atomic():
         org = for_change(request.principal, slug)

@@ -9,14 +9,14 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_POST, require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, post_page, read_page
 from console.accounts.roles import Role
 from console.operations import services as operations
 from console.orgs.services import for_change, get_org
 from console.policies.evidence import purges, reports, signatures
 from console.policies.evidence.reports import DAYS, Report
+from console.policies.evidence.standings import standings_of
 from console.policies.pages.forms import PurgeForm
 from console.policies.rollout import own_drivers
 
@@ -32,15 +32,14 @@ def _report(request: SignedInRequest, slug: str) -> Report:
     return reports.report(get_org(request.principal, slug, Role.ON_CALL), _days(request))
 
 
-@require_safe
-@signed_in
+@read_page
 def show(request: SignedInRequest, slug: str) -> HttpResponse:
     told = _report(request, slug)
     running = operations.running_on(f"org:{told.org.slug}")
     is_staff = request.principal.on_platform(Role.VIEWER)
     own = own_drivers(slug)
     receipts = [
-        (receipt, purges.standings(receipt.places, own, is_staff=is_staff)) for receipt in told.receipts
+        (receipt, standings_of(receipt.places, own, is_staff=is_staff)) for receipt in told.receipts
     ]
     role = request.principal.role_in(told.org.pk)
     context = {
@@ -52,20 +51,18 @@ def show(request: SignedInRequest, slug: str) -> HttpResponse:
         "form": PurgeForm(),
         "receipts": receipts,
         "running": running,
-        "standings": purges.standings(running.notes, own, is_staff=is_staff) if running else [],
+        "standings": standings_of(running.notes, own, is_staff=is_staff) if running else [],
     }
     return render(request, "policies/retention.html", context)
 
 
-@require_safe
-@signed_in
+@read_page
 def as_csv(request: SignedInRequest, slug: str) -> HttpResponse:
     told = _report(request, slug)
     return _file(reports.as_csv(told), "text/csv", f"retention-{slug}.csv")
 
 
-@require_safe
-@signed_in
+@read_page
 def as_json(request: SignedInRequest, slug: str) -> HttpResponse:
     """The statement, and the same signed."""
     statement = _report(request, slug).statement()
@@ -78,8 +75,7 @@ def _file(text: str, kind: str, name: str) -> HttpResponse:
     return HttpResponse(text, content_type=f"{kind}; charset=utf-8", headers=headers)
 
 
-@require_POST
-@signed_in
+@post_page
 def purge(request: SignedInRequest, slug: str) -> HttpResponse:
     form = PurgeForm(request.POST)
     with transaction.atomic():

@@ -16,6 +16,7 @@ from console.control.sending import Call, Endpoint, ask_all, invalid, refusal
 from console.fleet.models import Driver
 from console.fleet.services import reachable_drivers
 from console.orgs.models import Org
+from console.sessions.driver_orgs import drivers_serving
 from kvss_agent.http.exchange import Budget, Reply
 from swdriver_shim.cache.reuse.preview import COLUMNS, Preview, Traffic, preview
 from swdriver_shim.cache.reuse.sample import Sample
@@ -81,7 +82,7 @@ def known_of(org: Org) -> Known:
 
 
 def _asked(org: Org) -> Known:
-    there = list(reachable_drivers().order_by("name"))
+    there = list((drivers_serving(org) & reachable_drivers()).order_by("name"))
     asked = there[:: max(1, -(-len(there) // DRIVERS_MAX))]  # spread over all of them
     calls = [Call(Endpoint.of(one), "GET", f"/v1/reuse?org={org.slug}") for one in asked]
     answers = list(zip(asked, map(_traffic, ask_all(calls, BUDGET)), strict=True))

@@ -12,7 +12,7 @@ from ninja import Field, Path, Router, Schema, Status
 from console.accounts.browser import requester
 from console.accounts.roles import Role
 from console.api.fields import Input, Line, Reason
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import documented
 from console.orgs.api import Slug
 from console.orgs.services import for_change, get_org
@@ -23,7 +23,7 @@ router = Router(tags=["policies"])
 
 
 class CallerOut(Schema):
-    id: str
+    id: str = Field(validation_alias="public_id")
     name: str
     prefix: str
     created_by: str
@@ -39,16 +39,12 @@ class NewCallerOut(CallerOut):
     token: str = Field(description="Shown only once. Engines send it to drivers as a bearer token.")
 
 
-@router.get(
-    "/orgs/{slug}/callers",
-    response={200: Page[CallerOut], **documented(404)},
-    summary="List the engine tokens of an org",
+@listing(
+    router, "/orgs/{slug}/callers", CallerOut, 404, by="pk", summary="List the engine tokens of an org"
 )
-def list_callers(
-    request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
+def list_callers(request: HttpRequest, slug: Slug) -> Rows:
     org = get_org(requester(request), slug, Role.ORG_ADMIN)
-    return paginate(callers.callers_of(org), "pk", cursor, limit, show_caller)
+    return callers.callers_of(org)
 
 
 @router.post(
@@ -56,12 +52,13 @@ def list_callers(
     response={201: NewCallerOut, **documented(404)},
     summary="Create an engine token; it is shown once",
 )
-def add_caller(request: HttpRequest, slug: Slug, payload: CallerIn) -> Status[NewCallerOut]:
+def add_caller(request: HttpRequest, slug: Slug, payload: CallerIn) -> Status[Caller]:
     principal = requester(request)
     with transaction.atomic():
         org = for_change(principal, slug)
         caller, token = callers.add_caller(principal, org, name=payload.name, reason=payload.reason)
-    return Status(201, NewCallerOut(**show_caller(caller).model_dump(), token=token))
+    caller.token = token
+    return Status(201, caller)
 
 
 @router.delete(
@@ -77,13 +74,3 @@ def remove_caller(
         org = for_change(principal, slug)
         callers.remove_caller(principal, org, public_id)
     return Status(204, None)
-
-
-def show_caller(caller: Caller) -> CallerOut:
-    return CallerOut(
-        id=caller.public_id,
-        name=caller.name,
-        prefix=caller.prefix,
-        created_by=caller.created_by,
-        created_at=caller.created_at,
-    )

@@ -8,7 +8,7 @@ import msgspec
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from console.policies.documents import Limits, Malformed, read_struct, spelled_out
-from swdriver_shim.policy import Policy
+from swdriver_shim.policy import Policy, Rules
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -51,4 +51,10 @@ LimitsField = Annotated[
     PlainValidator(_reader(Limits)),
     PlainSerializer(spelled_out),
     WithJsonSchema(_schema(Limits)),
+]
+RulesField = Annotated[
+    Rules,
+    PlainValidator(_reader(Rules)),
+    PlainSerializer(msgspec.to_builtins),
+    WithJsonSchema(_schema(Rules)),
 ]

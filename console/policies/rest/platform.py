@@ -15,9 +15,9 @@ from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import Input
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.problems import documented
+from console.api.shown import SlugOf, read
 from console.orgs.models import SLUG
 from console.policies import bulk, documents, sentences, services
-from console.policies.bulk import Planned
 from console.policies.documents import ClusterPolicies
 from console.policies.rest.fields import LimitsField, PolicyField
 from console.policies.rest.policies import PlanToken, Why
@@ -29,10 +29,14 @@ SlugIn = Annotated[str, Field(pattern=SLUG, max_length=48)]
 
 
 class ClusterOut(Schema):
-    version: int
-    default: PolicyField
-    limits: LimitsField
+    version: int = Field(validation_alias="number")
+    default: PolicyField = Field(validation_alias="policies.default")
+    limits: LimitsField = Field(validation_alias="policies.limits")
     in_words: str
+
+    @staticmethod
+    def resolve_in_words(held: Cluster) -> str:
+        return sentences.sentence(held.policies.default)
 
 
 class ClusterPut(Input):
@@ -51,9 +55,11 @@ class BulkIn(Input):
 
 
 class BulkOrgOut(Schema):
-    org: str
-    version: int
-    changes: list[tuple[str, str, str]] = Field(description="Field, old value, new value.")
+    org: SlugOf
+    version: int = Field(validation_alias="held.number")
+    changes: list[tuple[str, str, str]] = Field(
+        validation_alias="differences", description="Field, old value, new value."
+    )
     refused: list[str]
 
 
@@ -67,11 +73,11 @@ class BulkOut(Schema):
     response={200: ClusterOut, **documented()},
     summary="Get the default policy and the limits",
 )
-def get_cluster(request: HttpRequest, response: HttpResponse) -> ClusterOut:
+def get_cluster(request: HttpRequest, response: HttpResponse) -> Cluster:
     requester(request)
     held = services.cluster()
     response["ETag"] = etag(held.number)
-    return show_cluster(held)
+    return held
 
 
 @router.put(
@@ -92,16 +98,7 @@ def put_cluster(
     wanted = ClusterPolicies(default=payload.default, limits=payload.limits)
     held = services.set_cluster(principal, wanted, reason=payload.reason, if_number=number)
     needs = [Authority(None, Role.PLATFORM_ADMIN)]
-    return Answer(200, needs, show_cluster(held), {"ETag": etag(held.number)})
-
-
-def show_cluster(held: Cluster) -> ClusterOut:
-    return ClusterOut(
-        version=held.number,
-        default=held.policies.default,
-        limits=held.policies.limits,
-        in_words=sentences.sentence(held.policies.default),
-    )
+    return Answer(200, needs, read(ClusterOut, held, request), {"ETag": etag(held.number)})
 
 
 def _check_platform_admin(principal: Principal) -> None:
@@ -131,19 +128,5 @@ def change_many(request: HttpRequest, payload: BulkIn, validate_only: ValidateOn
     except documents.Malformed as error:
         raise ValidationError({f"changes/{error.at}".rstrip("/"): [str(error)]}) from None
     needs = [Authority(one.org.pk, Role.ORG_ADMIN) for one in planned]
-    return Answer(200, needs, show_bulk(planned))
-
-
-def show_bulk(planned: list[Planned]) -> BulkOut:
-    return BulkOut(
-        plan_token=bulk.token_of(planned),
-        orgs=[
-            BulkOrgOut(
-                org=one.org.slug,
-                version=one.held.number,
-                changes=one.differences,
-                refused=one.refused,
-            )
-            for one in planned
-        ],
-    )
+    shown = {"plan_token": bulk.token_of(planned), "orgs": planned}
+    return Answer(200, needs, read(BulkOut, shown, request))

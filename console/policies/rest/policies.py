@@ -6,7 +6,9 @@ from datetime import datetime
 from typing import Annotated
 
 from django.http import HttpRequest, HttpResponse
+from msgspec.structs import asdict
 from ninja import Field, Path, Router, Schema
+from pydantic import BeforeValidator
 
 from console.accounts.browser import requester
 from console.accounts.principal import Authority
@@ -14,20 +16,19 @@ from console.accounts.roles import Role
 from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import NO_NUL, Input
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import ApiError, FieldError, documented
+from console.api.shown import read
 from console.control.services import Reach
 from console.orgs.api import Slug
 from console.orgs.services import for_change, get_org
 from console.policies import documents, sentences, services
-from console.policies.models import PolicyVersion
+from console.policies.models import PolicyVersion, ScheduledPolicy
 from console.policies.preview import estimates, tokens
-from console.policies.preview.estimates import Foretold
 from console.policies.rest.fields import PolicyField
 from console.policies.rollout import reach
 from console.policies.services import ActivePolicy
-from swdriver_shim.cache.reuse.preview import Effect, Point
-from swdriver_shim.policy import OrgPolicies
+from swdriver_shim.policy import OrgPolicies, Policy
 
 router = Router(tags=["policies"])
 
@@ -71,15 +72,18 @@ class RestoreIn(Input):
 
 
 class LaggingOut(Schema):
-    driver: str = Field(description="Empty, as is `why`, for drivers of other orgs' sessions.")
-    why: str
+    driver: str = Field(
+        validation_alias="name",
+        description="Empty, as is `why`, for drivers of other orgs' sessions.",
+    )
+    why: str = Field(validation_alias="why_not")
     as_of: datetime | None
 
 
 class ReachOut(Schema):
     """How far it has come. `seconds` is what it took until the last driver had it; null until then."""
 
-    drivers: int
+    drivers: Annotated[int, BeforeValidator(len)] = Field(validation_alias="standings")
     has_it: int
     seconds: float | None
     lagging: list[LaggingOut]
@@ -101,12 +105,31 @@ class PolicyOut(Schema):
     plan_token: str | None = Field(None, description="With validate_only: applies exactly this plan.")
 
 
-class VersionOut(Schema):
+class ReadsDocument(Schema):
+    """For what shows the policies of an org from the document that they are stored as."""
+
+    @staticmethod
+    def resolve_policy(stored: PolicyVersion | ScheduledPolicy) -> Policy | None:
+        said = documents.read_org(stored.document)
+        return said.policy if said else None
+
+    @staticmethod
+    def resolve_models(stored: PolicyVersion | ScheduledPolicy) -> dict[str, Policy]:
+        said = documents.read_org(stored.document)
+        return said.models if said else {}
+
+    @staticmethod
+    def resolve_in_words(stored: PolicyVersion | ScheduledPolicy) -> str:
+        said = documents.read_org(stored.document)
+        return sentences.sentence(said.policy) if said else "It follows the cluster's default."
+
+
+class VersionOut(ReadsDocument):
     number: int
     policy: PolicyField | None
     models: dict[str, PolicyField]
     in_words: str
-    author: str
+    author: str = Field(validation_alias="author_name")
     reason: str
     made_at: datetime
     same_as: int | None = Field(description="The version that it restored.")
@@ -144,47 +167,23 @@ class PreviewOut(Schema):
     warnings: list[str]
 
 
-def show(held: ActivePolicy, reached: Reach, plan_token: str | None = None) -> PolicyOut:
+def show(held: ActivePolicy, reached: Reach, plan_token: str | None = None) -> dict[str, object]:
     version = held.version
-    return PolicyOut(
-        org=held.org.slug,
-        version=held.number,
-        follows_default=held.own is None,
-        policy=held.said.policy,
-        models=held.said.models,
-        effective=held.policy,
-        effective_models=held.policies.models,
-        in_words=sentences.sentence(held.policy),
-        reason=version.reason if version else "",
-        author=version.author_name if version else "",
-        made_at=version.made_at if version else None,
-        applied=show_reach(reached),
-        plan_token=plan_token,
-    )
-
-
-def show_reach(reached: Reach) -> ReachOut:
-    lagging = [LaggingOut(driver=one.name, why=one.why_not, as_of=one.as_of) for one in reached.lagging]
-    return ReachOut(
-        drivers=len(reached.standings),
-        has_it=reached.has_it,
-        seconds=reached.seconds,
-        lagging=lagging,
-    )
-
-
-def show_version(version: PolicyVersion) -> VersionOut:
-    said = documents.read_org(version.document)
-    return VersionOut(
-        number=version.number,
-        policy=said.policy if said else None,
-        models=said.models if said else {},
-        in_words=sentences.sentence(said.policy) if said else "It follows the cluster's default.",
-        author=version.author_name,
-        reason=version.reason,
-        made_at=version.made_at,
-        same_as=version.same_as,
-    )
+    return {
+        "org": held.org.slug,
+        "version": held.number,
+        "follows_default": held.own is None,
+        "policy": held.said.policy,
+        "models": held.said.models,
+        "effective": held.policy,
+        "effective_models": held.policies.models,
+        "in_words": sentences.sentence(held.policy),
+        "reason": version.reason if version else "",
+        "author": version.author_name if version else "",
+        "made_at": version.made_at if version else None,
+        "applied": reached,
+        "plan_token": plan_token,
+    }
 
 
 @router.get(
@@ -192,7 +191,7 @@ def show_version(version: PolicyVersion) -> VersionOut:
     response={200: PolicyOut, **documented(404)},
     summary="Get the active policy and its rollout",
 )
-def get_policy(request: HttpRequest, response: HttpResponse, slug: Slug) -> PolicyOut:
+def get_policy(request: HttpRequest, response: HttpResponse, slug: Slug) -> dict[str, object]:
     principal = requester(request)
     held = services.active_policy(get_org(principal, slug))
     response["ETag"] = etag(held.number)
@@ -224,7 +223,7 @@ def put_policy(
     held = services.set_policy(principal, org, wanted, reason=payload.reason)
     token = tokens.token_of(before, document) if validate_only else None
     needs = [Authority(org.pk, Role.ORG_ADMIN)]
-    shown = show(held, reach(principal, held), token)
+    shown = read(PolicyOut, show(held, reach(principal, held), token), request)
     return Answer(200, needs, shown, {"ETag": etag(held.number)})
 
 
@@ -233,66 +232,42 @@ def put_policy(
     response={200: PreviewOut, **documented(404)},
     summary="Preview a policy on the org's own traffic",
 )
-def preview_policy(request: HttpRequest, slug: Slug, payload: PreviewIn) -> PreviewOut:
+def preview_policy(request: HttpRequest, slug: Slug, payload: PreviewIn) -> dict[str, object]:
     """Changes nothing. `plan_token` applies just this, if nothing has changed until then."""
     held = services.active_policy(get_org(requester(request), slug))
     wanted = payload.wanted()
     services.check(wanted, held.cluster.policies.limits)
     proposed = wanted or OrgPolicies(policy=held.cluster.policies.default)
     told = estimates.foretell(held.org, held.policies, proposed, payload.model)
-    return show_preview(told, tokens.token_of(held, documents.write(wanted)))
-
-
-def show_preview(told: Foretold, plan_token: str) -> PreviewOut:
-    found, known = told.preview, told.known
-    confidence = found.confidence
-    return PreviewOut(
-        plan_token=plan_token,
-        now=_effect(found.now),
-        proposed=_effect(found.proposed),
-        measured_hit_rate=found.measured_hit_rate,
-        freed_bytes=found.freed_bytes,
-        expiring_columns=found.expiring_columns,
-        expiring_bytes=found.expiring_bytes,
-        by_ttl=_points(found.by_ttl),
-        by_bytes=_points(found.by_bytes),
-        drivers_asked=known.asked,
-        drivers=known.drivers,
-        drivers_silent=known.silent,
-        as_of=known.at,
-        traffic=confidence is not None,
-        reaches_back_seconds=confidence.reaches_back_seconds if confidence else None,
-        idle_seconds=confidence.idle_seconds if confidence else None,
-        warnings=list(confidence.warnings) if confidence else [],
-    )
-
-
-def _effect(effect: Effect) -> EffectOut:
-    return EffectOut(
-        hit_rate=effect.hit_rate,
-        tier2_hit_rate=effect.tier2_hit_rate,
-        bytes=effect.bytes,
-        error=effect.error,
-    )
-
-
-def _points(points: tuple[Point, ...]) -> list[PointOut]:
-    return [PointOut(at=one.at, hit_rate=one.hit_rate) for one in points]
+    confidence, known = told.preview.confidence, told.known
+    return {
+        **asdict(told.preview),
+        "plan_token": tokens.token_of(held, documents.write(wanted)),
+        "drivers_asked": known.asked,
+        "drivers": known.drivers,
+        "drivers_silent": known.silent,
+        "as_of": known.at,
+        "traffic": confidence is not None,
+        "reaches_back_seconds": confidence.reaches_back_seconds if confidence else None,
+        "idle_seconds": confidence.idle_seconds if confidence else None,
+        "warnings": confidence.warnings if confidence else (),
+    }
 
 
 # Versions
 
 
-@router.get(
+@listing(
+    router,
     "/orgs/{slug}/policy/versions",
-    response={200: Page[VersionOut], **documented(404)},
+    VersionOut,
+    404,
+    by="-number",
     summary="List policy versions, newest first",
 )
-def list_versions(
-    request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
+def list_versions(request: HttpRequest, slug: Slug) -> Rows:
     org = get_org(requester(request), slug)
-    return paginate(services.versions_of(org), "-number", cursor, limit, show_version)
+    return services.versions_of(org)
 
 
 @router.get(
@@ -300,8 +275,8 @@ def list_versions(
     response={200: VersionOut, **documented(404)},
     summary="Get a version",
 )
-def get_version(request: HttpRequest, slug: Slug, number: Number) -> VersionOut:
-    return show_version(services.get_version(get_org(requester(request), slug), number))
+def get_version(request: HttpRequest, slug: Slug, number: Number) -> PolicyVersion:
+    return services.get_version(get_org(requester(request), slug), number)
 
 
 @router.post(
@@ -323,7 +298,8 @@ def restore_version(
     check_match(if_match, services.active_policy(org).number)
     held = services.restore(principal, org, number, reason=payload.reason)
     needs = [Authority(org.pk, Role.ORG_ADMIN)]
-    return Answer(200, needs, show(held, reach(principal, held)), {"ETag": etag(held.number)})
+    shown = read(PolicyOut, show(held, reach(principal, held)), request)
+    return Answer(200, needs, shown, {"ETag": etag(held.number)})
 
 
 # Inside

@@ -16,12 +16,12 @@ from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.fields import NO_NUL, Input
 from console.api.idempotency import Answer, with_dry_run
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import documented
 from console.operations.api import OperationOut, accepted
 from console.orgs.api import Slug
 from console.orgs.services import for_change, get_org
-from console.policies.evidence import purges, reports, signatures
+from console.policies.evidence import purges, receipts, reports, signatures
 from console.policies.models import PurgeConfirmation, PurgeReceipt
 from console.policies.rest.policies import Why
 from telemetry.decoder import decode
@@ -42,6 +42,9 @@ class ReceiptOut(Schema):
     id: int
     org: str
     model: str | None
+    driver: str | None = Field(
+        None, description="The driver that the org was taken off; null: of all drivers."
+    )
     operation: UUID
     asked_by: str
     asked_at: datetime
@@ -114,18 +117,14 @@ def purge_org(
     return accepted(operation, Authority(org.pk, Role.ORG_ADMIN))
 
 
-@router.get(
-    "/orgs/{slug}/purges",
-    response={200: Page[ReceiptOut], **documented(404)},
-    summary="List purge receipts, newest first",
+@listing(
+    router, "/orgs/{slug}/purges", ReceiptOut, 404, by="-pk", summary="List purge receipts, newest first"
 )
-def list_purges(
-    request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
+def list_purges(request: HttpRequest, slug: Slug) -> Rows:
     org = get_org(requester(request), slug, Role.ON_CALL)
     is_staff = requester(request).on_platform(Role.VIEWER)
     show = partial(show_receipt, is_staff=is_staff)
-    return paginate(purges.receipts_of(org), "-pk", cursor, limit, show)
+    return receipts.receipts_of(org), show
 
 
 def show_receipt(receipt: PurgeReceipt, *, is_staff: bool) -> ReceiptOut:

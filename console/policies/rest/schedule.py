@@ -7,22 +7,23 @@ from typing import Annotated
 
 from django.db import transaction
 from django.http import HttpRequest
-from ninja import Field, Path, Router, Schema, Status
+from ninja import Field, Path, Router, Status
 
 from console.accounts.browser import requester
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.fields import Moment
 from console.api.idempotency import Answer, with_dry_run
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import documented
+from console.api.shown import read
 from console.orgs.api import Slug
 from console.orgs.models import SLUG
 from console.orgs.services import for_change, get_org
-from console.policies import documents, schedule, sentences
+from console.policies import schedule
 from console.policies.models import ScheduledPolicy
 from console.policies.rest.fields import PolicyField
-from console.policies.rest.policies import PoliciesIn, Why
+from console.policies.rest.policies import PoliciesIn, ReadsDocument, Why
 
 router = Router(tags=["policies"])
 
@@ -41,7 +42,7 @@ class ScheduleIn(PoliciesIn):
     reason: Why
 
 
-class ScheduledOut(Schema):
+class ScheduledOut(ReadsDocument):
     id: int
     policy: PolicyField | None
     models: dict[str, PolicyField]
@@ -50,37 +51,21 @@ class ScheduledOut(Schema):
     ends_at: datetime | None
     state: str
     note: str
-    author: str
+    author: str = Field(validation_alias="author_name")
     reason: str
 
 
-def show_scheduled(planned: ScheduledPolicy) -> ScheduledOut:
-    said = documents.read_org(planned.document)
-    return ScheduledOut(
-        id=planned.pk,
-        policy=said.policy if said else None,
-        models=said.models if said else {},
-        in_words=sentences.sentence(said.policy) if said else "It follows the cluster's default.",
-        starts_at=planned.starts_at,
-        ends_at=planned.ends_at,
-        state=planned.state,
-        note=planned.note,
-        author=planned.author_name,
-        reason=planned.reason,
-    )
-
-
-@router.get(
+@listing(
+    router,
     "/orgs/{slug}/policy/scheduled",
-    response={200: Page[ScheduledOut], **documented(404)},
+    ScheduledOut,
+    404,
+    by="-pk",
     summary="List scheduled policies",
 )
-def list_scheduled(
-    request: HttpRequest, slug: Slug, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
+def list_scheduled(request: HttpRequest, slug: Slug) -> Rows:
     org = get_org(requester(request), slug)
-    rows = ScheduledPolicy.objects.select_related("org").filter(org=org)
-    return paginate(rows, "-pk", cursor, limit, show_scheduled)
+    return ScheduledPolicy.objects.select_related("org").filter(org=org)
 
 
 @router.post(
@@ -104,7 +89,7 @@ def schedule_policy(
         lasts=timedelta(seconds=payload.lasts_seconds) if payload.lasts_seconds else None,
         reason=payload.reason,
     )
-    return Answer(201, [Authority(org.pk, Role.ORG_ADMIN)], show_scheduled(planned))
+    return Answer(201, [Authority(org.pk, Role.ORG_ADMIN)], read(ScheduledOut, planned, request))
 
 
 @router.delete(

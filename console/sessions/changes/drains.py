@@ -10,7 +10,7 @@ from django.db.models import Q
 
 from console.accounts.principal import SYSTEM, Principal
 from console.accounts.roles import Role
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.fleet.models import Node
 from console.fleet.nodes import Impossible, set_state, wanted
 from console.fleet.services import for_change, lock_fleet, visible_nodes
@@ -82,13 +82,10 @@ def _begin(
     record(
         principal,
         kind,
-        object_type="node",
-        object_id=node.name,
-        object_name=node.name,
+        Subject("node", node.name, node.name, topics=[topic]),
         before=before,
         after=plan,
         reason=reason,
-        topics=[topic],
         sentence=f"{sentence}.",
     )
     return operation
@@ -149,7 +146,7 @@ def _send_away(operation: Operation, node: Node) -> str:
         session.name: effective_rules(session.org, session.path).limit(float("inf"))
         for session in {stream.job.session for stream in streams}
     }
-    placed, unplaced = away_from(snapshot, node.name, streams, limits)
+    placed, unplaced = away_from(snapshot, {node.name: State.DRAINING}, streams, limits)
     nodes = {one.name: one for one in Node.objects.filter(name__in=[at.node for _, at in placed])}
     for stream, at in placed:
         why = sentences.why(at.refused, at)[:500]

@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.control import services as control
 from console.fleet.models import Driver, Removed
 from console.fleet.services import check_fleet, for_change, visible_drivers
@@ -166,10 +166,18 @@ def _record(principal: Principal, found: Consequences, reason: str) -> None:
     record(
         principal,
         "driver.remove",
-        object_type="driver",
-        object_id=driver.name,
-        object_name=driver.name,
-        org_id=org.pk if org else None,
+        Subject(
+            "driver",
+            driver.name,
+            driver.name,
+            org.pk if org else None,
+            [
+                FLEET,
+                topic(driver),
+                *([of_session(job.session.name)] if job else []),
+                *([of_org(org.slug)] if org else []),
+            ],
+        ),
         before={
             "model": (driver.model or {}).get("name", ""),
             "joined_at": driver.joined_at,
@@ -179,12 +187,6 @@ def _record(principal: Principal, found: Consequences, reason: str) -> None:
             "waited_for_by": len(found.waiting) + len(found.moving),
         },
         reason=reason,
-        topics=[
-            FLEET,
-            topic(driver),
-            *([of_session(job.session.name)] if job else []),
-            *([of_org(org.slug)] if org else []),
-        ],
         sentence=f"Driver {driver.name} was removed from the fleet.",
     )
 

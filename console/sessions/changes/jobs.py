@@ -12,7 +12,9 @@ from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.fleet.models import Driver
 from console.operations.models import Operation
+from console.sessions import driver_orgs
 from console.sessions.changes.requests import now_or_later, record, start, wait_or_not
+from console.sessions.driver_orgs import Orgs, Said
 from console.sessions.models import Job, Session
 from console.sessions.plans import reservations
 from console.sessions.plans.proposals import Proposal
@@ -34,16 +36,18 @@ def start_job(
     driver: Driver,
     boxes: Sequence[str] = (),
     *,
+    orgs: Said | None = None,
     wait_seconds: int = 0,
     plan_token: str | None = None,
     reason: str = "",
 ) -> Operation:
     """Register a job on these boxes of a session that came from `for_change`, or on those that it needs.
 
-    Its streams are made and its driver is told. Raises CannotPlan, Misconfigured, StalePlan,
-    ValidationError, and operations' Busy.
+    Its streams are made and its driver is told. `orgs`: those that the driver may serve, by default the
+    session's own. Raises CannotPlan, Misconfigured, StalePlan, ValidationError, Refused, and operations'
+    Busy.
     """
-    _check_new_job(session, name, driver)
+    served = check_new_job(principal, session, name, driver, orgs)
     operation = start(
         principal,
         "session.start-job",
@@ -53,6 +57,7 @@ def start_job(
             "job": name,
             "driver": driver.name,
             "boxes": list(boxes),
+            "orgs": driver_orgs.slugs(served),
             "wait_seconds": wait_seconds,
         },
     )
@@ -64,7 +69,12 @@ def start_job(
     wait_or_not(session, proposal)
     session.version += 1
     session.save()
-    told = {"job": name, "driver": driver.name, "boxes": list(boxes)}
+    told = {
+        "job": name,
+        "driver": driver.name,
+        "boxes": list(boxes),
+        "orgs": driver_orgs.slugs(served),
+    }
     record(principal, operation, session, after=told, reason=reason)
     if proposal is not None:
         machines.take_job(operation, session, driver, proposal)
@@ -90,9 +100,15 @@ def end_job(principal: Principal, session: Session, name: str, *, reason: str = 
     return operation
 
 
-def _check_new_job(session: Session, name: str, driver: Driver) -> None:
+def check_new_job(
+    principal: Principal, session: Session, name: str, driver: Driver, orgs: Said | None
+) -> Orgs:
+    """The orgs that its driver is to serve. Raises ValidationError, and Refused."""
     if session.jobs.filter(name=name).exists():
         raise ValidationError({"name": f"{session.name} has a job {name} already."})
     # Which job it is may be none of their business: who knows of it finds it on the driver's page.
     if Job.objects.filter(driver=driver).exists():
         raise ValidationError({"driver": f"Driver {driver.name} has a job already."})
+    served = driver_orgs.resolve(principal, session, orgs)
+    driver_orgs.plan_orgs(driver, served)
+    return served

@@ -80,13 +80,15 @@ def record(
     audit.record(
         principal,
         operation.kind,
-        object_type="session",
-        object_id=session.name,
-        object_name=session.name,
-        org_id=session.org_id,
+        audit.Subject(
+            "session",
+            session.name,
+            session.name,
+            session.org_id,
+            [of_session(session.name), *([of_org(org.slug)] if org else [])],
+        ),
         before=before,
         after=after,
         reason=reason,
-        topics=[of_session(session.name), *([of_org(org.slug)] if org else [])],
         sentence=f"{operation.sentence}.",
     )

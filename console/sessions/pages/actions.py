@@ -9,9 +9,8 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods, require_POST
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page, post_page
 from console.accounts.forms import ReasonMixin
 from console.accounts.roles import Role
 from console.fleet.nodes import Impossible
@@ -25,11 +24,11 @@ from console.sessions.changes import drains, jobs, moves
 from console.sessions.pages.forms import JobForm, LeavingForm, MoveForm
 from console.sessions.pages.sessions import planned, refusal
 from console.sessions.plans.proposals import CannotPlan, Proposal
+from console.shell.pages import show_faults
 from console.visibility import sees_fleet
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def start_job(request: SignedInRequest, name: str) -> HttpResponse:
     session = services.get_session(request.principal, name, Role.ORG_ADMIN)
     form = JobForm(
@@ -46,6 +45,7 @@ def start_job(request: SignedInRequest, name: str) -> HttpResponse:
             values["name"],
             values["driver"],
             values["boxes"],
+            orgs=values["orgs"],
             wait_seconds=values["wait_minutes"] * 60,
             plan_token=values["plan_token"] or None,
             reason=values["reason"],
@@ -53,14 +53,14 @@ def start_job(request: SignedInRequest, name: str) -> HttpResponse:
 
     def plan() -> Proposal:
         values = form.cleaned_data
+        jobs.check_new_job(request.principal, session, values["name"], values["driver"], values["orgs"])
         return jobs.plan_job(session, values["name"], values["driver"], values["boxes"])
 
     context = {"form": form, "session": session}
     return planned(request, form, plan, begin, "sessions/new_job.html", context)
 
 
-@require_POST
-@signed_in
+@post_page
 def end_job(request: SignedInRequest, name: str, job: str) -> HttpResponse:
     def begin() -> Operation:
         session = services.for_change(request.principal, name)
@@ -69,8 +69,7 @@ def end_job(request: SignedInRequest, name: str, job: str) -> HttpResponse:
     return _begun(request, begin, "session", name)
 
 
-@require_POST
-@signed_in
+@post_page
 def move(request: SignedInRequest, name: str) -> HttpResponse:
     session = services.get_session(request.principal, name, Role.ON_CALL)
     form = MoveForm(
@@ -91,8 +90,7 @@ def move(request: SignedInRequest, name: str) -> HttpResponse:
     return _begun(request, begin, "session", name)
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def restore_rails(request: SignedInRequest, name: str) -> HttpResponse:
     session = services.get_session(request.principal, name, Role.ON_CALL)
     form = ReasonMixin(request.POST or None)
@@ -126,14 +124,12 @@ def restore_rails(request: SignedInRequest, name: str) -> HttpResponse:
     return render(request, "sessions/restore_rails.html", context)
 
 
-@require_POST
-@signed_in
+@post_page
 def drain(request: SignedInRequest, name: str) -> HttpResponse:
     return _left(request, name, ReasonMixin(request.POST), drains.drain)
 
 
-@require_POST
-@signed_in
+@post_page
 def upgrade(request: SignedInRequest, name: str) -> HttpResponse:
     return _left(request, name, LeavingForm(request.POST), drains.upgrade)
 
@@ -145,8 +141,7 @@ def _left(
         return _begun(
             request, lambda: leave(request.principal, name, **form.cleaned_data), "fleet-node", name
         )
-    for field, errors in form.errors.items():
-        messages.error(request, f"{field}: {' '.join(map(str, errors))}")
+    show_faults(request, form)
     return redirect("fleet-node", name)
 
 

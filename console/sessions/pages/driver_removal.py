@@ -6,9 +6,8 @@ from django.contrib import messages
 from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page
 from console.accounts.roles import Role
 from console.authority.capabilities import STEP_SECONDS
 from console.fleet import services
@@ -19,8 +18,7 @@ from console.sessions.changes import driver_removal
 from console.sessions.pages.forms import RemovalForm
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def remove(request: SignedInRequest, name: str) -> HttpResponse:
     services.check_fleet(request.principal, Role.PLATFORM_ADMIN)
     driver = services.get(services.visible_drivers(request.principal), name)

@@ -3,14 +3,22 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.core.validators import RegexValidator
 from django.db.models import QuerySet
 
 from console.accounts.forms import ReasonMixin
 from console.fleet.models import Driver, Node
 from console.orgs.models import SLUG, Org
-from console.sessions.models import BOXES_MAX, PATHS, WAIT_SECONDS_MAX
+from console.sessions.driver_orgs import ALL, NAMED_MAX, OWN, Said
+from console.sessions.models import (
+    BOXES_MAX,
+    PATHS,
+    REPLACE_LOST_AFTER_SECONDS_MAX,
+    WAIT_SECONDS_MAX,
+)
 
 WAIT_MINUTES_MAX = WAIT_SECONDS_MAX // 60
+ORGS = r"^[a-z0-9, -]*$"
 AS_THE_RULES_SAY = [("", "default of the rules"), *PATHS]
 
 
@@ -79,6 +87,31 @@ class NewSessionForm(PlannedForm):
                 field.empty_label = None
 
 
+class OrgsField(forms.CharField):
+    """`all`, `session`, or short names of orgs, with commas."""
+
+    default_validators = [RegexValidator(ORGS, "Short names with commas, “all” or “session”.")]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(max_length=50 * NAMED_MAX, label="Orgs", **kwargs)
+
+    def clean(self, value: Any) -> Said | None:
+        said = str(super().clean(value)).strip()
+        if said in (ALL, OWN):
+            return ALL if said == ALL else OWN
+        names = [name.strip() for name in said.split(",") if name.strip()]
+        return names or None
+
+
+class DriverOrgsForm(ReasonMixin):
+    orgs = OrgsField(
+        help_text="Comma-separated short names; “session” for the org of its session; “all” for all "
+        "orgs, also those to come."
+    )
+    version = forms.IntegerField(widget=forms.HiddenInput)
+    field_order = ["orgs", "reason"]
+
+
 class JobForm(PlannedForm):
     name = forms.RegexField(SLUG, max_length=48, help_text="Lower-case letters, digits and dashes.")
     driver = forms.ModelChoiceField(
@@ -92,7 +125,12 @@ class JobForm(PlannedForm):
         max_length=2000,
         help_text="Comma-separated names. Empty: as many as the model needs.",
     )
-    field_order = ["name", "driver", "boxes", "wait_minutes", "reason"]
+    orgs = OrgsField(
+        required=False,
+        help_text="Whose secrets the driver is told: comma-separated short names, or “all”. Empty: the "
+        "session's org.",
+    )
+    field_order = ["name", "driver", "orgs", "boxes", "wait_minutes", "reason"]
 
     def __init__(self, *args: Any, drivers: QuerySet[Driver], are_named: bool, **kwargs: Any) -> None:
         """`are_named`: whether they are offered by name; else a name has to be known, and is typed."""
@@ -185,9 +223,21 @@ class RulesForm(ReasonMixin):
         label="Box quota",
         help_text="For all sessions of the org. Set by a platform admin.",
     )
+    replace_lost = forms.BooleanField(
+        required=False,
+        label="Replace lost nodes",
+        help_text="Streams of a node that is lost are placed on other nodes.",
+    )
+    replace_lost_after_seconds = forms.IntegerField(
+        min_value=0,
+        max_value=REPLACE_LOST_AFTER_SECONDS_MAX,
+        label="Replace lost nodes after, in seconds",
+        help_text="A node that returns earlier keeps its streams and their memory.",
+    )
     field_order = [
         *("path", "refuse_spine", "wait_for_rail_seconds", "boxes_min", "boxes_increment"),
-        *("boxes_max", "grant_percent", "boxes_quota", "reason"),
+        *("boxes_max", "grant_percent", "boxes_quota", "replace_lost", "replace_lost_after_seconds"),
+        "reason",
     ]
 
     def __init__(self, *args: Any, has_quota: bool, may_set_quota: bool, **kwargs: Any) -> None:

@@ -5,9 +5,8 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page
 from console.accounts.roles import Role
 from console.audit.services import visible_entries
 from console.orgs.models import Org
@@ -20,14 +19,12 @@ from console.sessions.pages.forms import RulesForm
 RECENT = 10
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def cluster_rules(request: SignedInRequest) -> HttpResponse:
     return _page(request, None)
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def org_rules(request: SignedInRequest, slug: str) -> HttpResponse:
     return _page(request, get_org(request.principal, slug))
 

@@ -6,14 +6,12 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.core.paginator import Paginator
 from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from console.accounts.browser import SignedInRequest, signed_in
+from console.accounts.browser import SignedInRequest, form_page, post_page, read_page
 from console.accounts.roles import Role
 from console.audit.services import visible_entries
 from console.fleet.models import Node
@@ -38,11 +36,11 @@ from console.sessions.pages.forms import (
     ResizeForm,
 )
 from console.sessions.plans.proposals import CannotPlan, Proposal
+from console.shell.pages import Telling, paged, render_live, wants_part
 from console.visibility import Sight, without_places
 from telemetry.events import events_of
 from telemetry.topics import of_session
 
-PER_PAGE = 50
 RECENT = 10
 STREAMS_SHOWN_MAX = 200
 
@@ -50,29 +48,17 @@ Plan = Callable[[], Proposal]
 Begin = Callable[[], Operation]
 
 
-@require_safe
-@signed_in
+@read_page
 def list_sessions(request: SignedInRequest) -> HttpResponse:
     form = FilterForm(request.GET)
     values = form.cleaned_data if form.is_valid() else {}
     found = services.filtered(services.visible_sessions(request.principal), **values).order_by("name")
-    page = Paginator(found, PER_PAGE).get_page(request.GET.get("page"))
-    query = request.GET.copy()
-    query.pop("page", None)
-    context = {
-        "form": form,
-        "page": page,
-        "rows": [(session, services.sizes(session)) for session in page],
-        "query": query.urlencode(),
-        "filtered": any(query.values()),
-        "may_add": any(_orgs_for_new(request)),
-    }
-    fragment = request.headers.get("HX-Request") == "true"
-    return render(request, "sessions/list_live.html" if fragment else "sessions/list.html", context)
+    context = {**paged(request, found), "form": form, "may_add": any(_orgs_for_new(request))}
+    context["rows"] = [(session, services.sizes(session)) for session in context["page"]]
+    return render_live(request, "sessions/list", context)
 
 
-@require_safe
-@signed_in
+@read_page
 def show_session(request: SignedInRequest, name: str) -> HttpResponse:
     session = services.get_session(request.principal, name)
     role = services.role_on(request.principal, session)
@@ -87,6 +73,7 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
         "topic": topic,
         "rules": session_rules.effective_rules(session.org, session.path),
         "operation": _running_on(request, topic),
+        "losses": session.losses.all(),
         "jobs": services.jobs_of(session),
         "memory": memory_of(request.principal, session, timezone.now()),
         "streams": streams[:STREAMS_SHOWN_MAX],
@@ -105,10 +92,7 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
         ),
         "nodes_ready": _nodes_ready() if request.principal.on_platform(Role.VIEWER) else (),
     }
-    fragment = request.headers.get("HX-Request") == "true"
-    return render(
-        request, "sessions/session_live.html" if fragment else "sessions/session.html", context
-    )
+    return render_live(request, "sessions/session", context)
 
 
 def _running_on(request: SignedInRequest, topic: str) -> Operation | None:
@@ -129,8 +113,7 @@ def _drawn(stream: Stream) -> diagram.StreamEnds:
     )
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def new_session(request: SignedInRequest) -> HttpResponse:
     may_share, orgs = _orgs_for_new(request)
     if not may_share and not orgs:
@@ -159,8 +142,7 @@ def new_session(request: SignedInRequest) -> HttpResponse:
     return planned(request, form, plan, begin, "sessions/new.html", context)
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@signed_in
+@form_page
 def resize_session(request: SignedInRequest, name: str) -> HttpResponse:
     session = services.get_session(request.principal, name, Role.ORG_ADMIN)
     form = ResizeForm(request.POST or None, initial={"boxes": session.boxes_desired})
@@ -182,24 +164,17 @@ def resize_session(request: SignedInRequest, name: str) -> HttpResponse:
     return planned(request, form, plan, begin, "sessions/resize.html", context)
 
 
-@require_POST
-@signed_in
+@post_page
 def delete_session(request: SignedInRequest, name: str) -> HttpResponse:
     form = DeleteForm(request.POST)
-    try:
-        with transaction.atomic():
-            session = services.for_change(request.principal, name)
-            if not form.is_valid() or form.cleaned_data["typed"] != name:
-                messages.error(request, f"Not deleted: type “{name}” to confirm.")
-                return redirect("session-resize", name)
-            values = form.cleaned_data
-            operation = sizes.delete(
-                request.principal, session, end_jobs=values["end_jobs"], reason=values["reason"]
+    with Telling(request, Busy, JobsRun), transaction.atomic():
+        session = services.for_change(request.principal, name)
+        if form.is_valid() and form.cleaned_data.pop("typed") == name:
+            return redirect(
+                "operation", sizes.delete(request.principal, session, **form.cleaned_data).pk
             )
-    except (Busy, JobsRun) as error:
-        messages.error(request, str(error))
-        return redirect("session-resize", name)
-    return redirect("operation", operation.pk)
+        messages.error(request, f"Not deleted: type “{name}” to confirm.")
+    return redirect("session-resize", name)
 
 
 def _asked(form: PlannedForm) -> dict[str, Any]:
@@ -221,7 +196,7 @@ def planned(
 ) -> HttpResponse:
     """A form with a plan below it: asked for by a script while somebody types, or by its button; and
     sent, which begins the operation."""
-    wants_plan = "preview" in request.POST or request.headers.get("HX-Request") == "true"
+    wants_plan = "preview" in request.POST or wants_part(request)
     found: dict[str, Any] = {}
     if request.method == "POST" and form.is_valid():
         try:
@@ -232,7 +207,7 @@ def planned(
                 transaction.set_rollback(True)
         except (CannotPlan, Misconfigured, StalePlan, Busy, ValidationError) as error:
             found = {"refused": refusal(error)}
-    if request.headers.get("HX-Request") == "true":
+    if wants_part(request):
         return render(request, "sessions/plan.html", {**found, "form": form})
     return render(request, template, {**context, **found})
 

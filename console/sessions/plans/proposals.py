@@ -320,20 +320,28 @@ def _less(fleet: Fleet, taken: Sequence[tuple[Stream, str]]) -> Fleet:
 
 
 def away_from(
-    snapshot: Snapshot, node: str, streams: Sequence[models.Stream], limits: Mapping[str, Limit]
+    snapshot: Snapshot,
+    closed: Mapping[str, State],
+    streams: Sequence[models.Stream],
+    limits: Mapping[str, Limit],
+    part: float = 1,
 ) -> tuple[list[tuple[models.Stream, Placed]], list[Unplaced]]:
-    """Where these streams of a node go, within the limits of their sessions, and those without a place.
+    """Where these streams go, within the limits of their sessions, and those without a place.
 
-    The node takes nothing new, whatever its state is.
+    `closed` are nodes that take nothing new, by the state that they are taken to have. `part`: how much
+    of its slots a stream gets.
     """
     wanted = {
         replace(
-            snapshot.by_key[key_of(stream)].stream(stream.slots), limit=limits[stream.job.session.name]
+            snapshot.by_key[key_of(stream)].stream(fewer_slots(stream.slots, part)),
+            limit=limits[stream.job.session.name],
         ): stream
         for stream in streams
     }
-    nodes = tuple(
-        replace(one, state=State.DRAINING) if one.name == node else one for one in snapshot.fleet.nodes
-    )
+    nodes = tuple(replace(one, state=closed.get(one.name, one.state)) for one in snapshot.fleet.nodes)
     found = plan(Fleet(nodes, snapshot.fleet.boxes), wanted, snapshot.running)
     return [(wanted[one.stream], one) for one in found.placed], list(found.unplaced)
+
+
+def fewer_slots(slots: int, part: float) -> int:
+    return max(1, int(slots * part))

@@ -128,7 +128,7 @@ def _placement_job(snapshot: Snapshot, job: Job) -> grants.Job:
 def _check_settled(session: Session) -> None:
     if session.pk and (moves := Operation.objects.filter(streams__job__session=session).first()):
         # A drain is the platform's: what it is called is not for an org to know.
-        is_own = moves.target == of_session(session.name)
+        is_own = moves.topic == of_session(session.name)
         what = f"“{moves.sentence}”" if is_own else "An operation on the fleet"
         raise CannotPlan(
             Cause.WAITING_FOR_DRAIN, f"{what} is moving some of its streams: waiting for it to finish."

@@ -13,11 +13,13 @@ from console.accounts.roles import Role
 from console.api.fields import Input, Reason
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.problems import documented
+from console.api.shown import NameOf, read
 from console.fleet import services
 from console.fleet.rest.fleet import Name
 from console.operations.api import OperationOut, accepted
 from console.sessions.changes import driver_removal
 from console.sessions.changes.driver_removal import Consequences
+from console.sessions.models import Session
 from console.sessions.rest.schemas import PlanToken
 
 router = Router(tags=["fleet"])
@@ -31,11 +33,11 @@ class RemoveDriverIn(Input):
 class RemovalOut(Schema):
     """What would become of it. Nothing has."""
 
-    plan_token: str
-    alive: bool = Field(description="If true, stop its process first.")
-    last_heartbeat_at: datetime | None
-    session: str | None = Field(description="The session of its job, which ends.")
-    job: str | None
+    plan_token: str = Field(validation_alias="token")
+    alive: bool = Field(validation_alias="is_alive", description="If true, stop its process first.")
+    last_heartbeat_at: datetime | None = Field(validation_alias="driver.last_heartbeat_at")
+    session: NameOf | None = Field(description="The session of its job, which ends.")
+    job: NameOf | None
     streams: int
     memory_bytes: int
     nodes: list[str] = Field(description="Nodes whose memory is freed.")
@@ -43,19 +45,13 @@ class RemovalOut(Schema):
         description="Operations that wait for it or change its streams; they continue without it."
     )
 
+    @staticmethod
+    def resolve_session(found: Consequences) -> Session | None:
+        return found.job.session if found.job else None
 
-def show_removal(found: Consequences) -> RemovalOut:
-    return RemovalOut(
-        plan_token=found.token,
-        alive=found.is_alive,
-        last_heartbeat_at=found.driver.last_heartbeat_at,
-        session=found.job.session.name if found.job else None,
-        job=found.job.name if found.job else None,
-        streams=found.streams,
-        memory_bytes=found.memory_bytes,
-        nodes=list(found.nodes),
-        waiting=[str(one.pk) for one in (*found.waiting, *found.moving)],
-    )
+    @staticmethod
+    def resolve_waiting(found: Consequences) -> list[str]:
+        return [str(one.pk) for one in (*found.waiting, *found.moving)]
 
 
 @router.post(
@@ -76,7 +72,7 @@ def remove_driver(
         driver = services.for_change(
             principal, services.visible_drivers(principal), name, Role.PLATFORM_ADMIN
         )
-        return Answer(200, [needs], show_removal(driver_removal.consequences(driver)))
+        return Answer(200, [needs], read(RemovalOut, driver_removal.consequences(driver), request))
     operation = driver_removal.remove(
         principal, name, plan_token=payload.plan_token, reason=payload.reason
     )

@@ -11,19 +11,26 @@ from pydantic import StrictBool
 
 from console.accounts.browser import requester
 from console.accounts.principal import Principal
-from console.api.etags import IfMatch, check_match, etag
+from console.api.etags import IfMatch, check_match, tagged
 from console.api.fields import Input, Reason
 from console.api.problems import ApiError, documented
 from console.orgs.models import SLUG, Org
 from console.orgs.services import get_org
 from console.sessions import rules as services
-from console.sessions.models import BOXES_MAX, WAIT_SECONDS_MAX, RuleSet
+from console.sessions.models import (
+    BOXES_MAX,
+    REPLACE_LOST_AFTER_SECONDS,
+    REPLACE_LOST_AFTER_SECONDS_MAX,
+    WAIT_SECONDS_MAX,
+    RuleSet,
+)
 from console.sessions.rest.schemas import PathName
 
 router = Router(tags=["sessions"])
 
 Slug = Annotated[str, Path(pattern=SLUG, max_length=48, description="The org.")]
 Count = Annotated[int, Field(ge=1, le=BOXES_MAX)]
+GraceSeconds = Annotated[int, Field(ge=0, le=REPLACE_LOST_AFTER_SECONDS_MAX)]
 
 
 class RulesBody(Schema):
@@ -38,6 +45,12 @@ class RulesBody(Schema):
     )
     boxes_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = Field(
         description="For all sessions of an org; set by a platform admin."
+    )
+    replace_lost: bool = Field(
+        description="Place streams of a lost node on other nodes. The cluster's switch, or an org's."
+    )
+    replace_lost_after_seconds: GraceSeconds = Field(
+        description="How long a node has to be lost before that."
     )
 
 
@@ -54,6 +67,8 @@ class RulesIn(Input):
     boxes_max: Count | None = None
     grant_percent: Annotated[int, Field(ge=1, le=100)] = 100
     boxes_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = None
+    replace_lost: StrictBool = True
+    replace_lost_after_seconds: GraceSeconds = REPLACE_LOST_AFTER_SECONDS
     reason: Reason = ""
 
 
@@ -62,8 +77,8 @@ class RulesIn(Input):
     response={200: RulesOut, **documented(404)},
     summary="Get the session rules of the cluster",
 )
-def get_cluster_rules(request: HttpRequest, response: HttpResponse) -> RulesOut:
-    return _shown(response, services.get_rules(requester(request), None))
+def get_cluster_rules(request: HttpRequest, response: HttpResponse) -> RuleSet:
+    return tagged(response, services.get_rules(requester(request), None))
 
 
 @router.put(
@@ -73,8 +88,8 @@ def get_cluster_rules(request: HttpRequest, response: HttpResponse) -> RulesOut:
 )
 def set_cluster_rules(
     request: HttpRequest, response: HttpResponse, payload: RulesIn, if_match: IfMatch
-) -> RulesOut:
-    return _shown(response, _set(requester(request), None, payload, if_match))
+) -> RuleSet:
+    return tagged(response, _set(requester(request), None, payload, if_match))
 
 
 @router.get(
@@ -82,9 +97,9 @@ def set_cluster_rules(
     response={200: RulesOut, **documented(404)},
     summary="Get the session rules of an org",
 )
-def get_org_rules(request: HttpRequest, response: HttpResponse, slug: Slug) -> RulesOut:
+def get_org_rules(request: HttpRequest, response: HttpResponse, slug: Slug) -> RuleSet:
     principal = requester(request)
-    return _shown(response, services.get_rules(principal, get_org(principal, slug)))
+    return tagged(response, services.get_rules(principal, get_org(principal, slug)))
 
 
 @router.put(
@@ -94,9 +109,9 @@ def get_org_rules(request: HttpRequest, response: HttpResponse, slug: Slug) -> R
 )
 def set_org_rules(
     request: HttpRequest, response: HttpResponse, slug: Slug, payload: RulesIn, if_match: IfMatch
-) -> RulesOut:
+) -> RuleSet:
     principal = requester(request)
-    return _shown(response, _set(principal, get_org(principal, slug), payload, if_match))
+    return tagged(response, _set(principal, get_org(principal, slug), payload, if_match))
 
 
 @transaction.atomic
@@ -109,8 +124,3 @@ def _set(principal: Principal, org: Org | None, payload: RulesIn, if_match: str)
         return services.set_rules(principal, rules, values, reason=reason)
     except services.Impossible as error:
         raise ApiError("Conflict", str(error)) from None
-
-
-def _shown(response: HttpResponse, rules: RuleSet) -> RulesOut:
-    response["ETag"] = etag(rules.version)
-    return RulesOut(version=rules.version, **rules.snapshot())

@@ -7,19 +7,23 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 from ninja import Field, Schema
+from pydantic import BeforeValidator
 
+from console.accounts.browser import requester
 from console.api.fields import Input, Reason
+from console.api.shown import OR_NULL, Context, NameOf, SlugOf
 from console.fleet.models import NAME
 from console.orgs.models import SLUG
-from console.placement.plan import RailsPlan
 from console.placement.topology import Tier
-from console.sessions.memory import Memory
+from console.sessions.driver_orgs import NAMED_MAX
 from console.sessions.models import BOXES_MAX, WAIT_SECONDS_MAX, Job, Session, Stream
-from console.sessions.plans.proposals import Proposal
-from console.sessions.services import sizes
+from console.sessions.plans.proposals import Planned, Proposal
+from console.sessions.services import Sizes, sizes
 from console.visibility import Sight
 
+TierName = Annotated[str, BeforeValidator(lambda tier: Tier(tier).name.lower())]
 PathName = Literal["require_rail", "prefer_rail", "any"]
+ReplacementName = Literal["waiting", "replacing", "blocked", "replaced"]
 Boxes = Annotated[int, Field(ge=1, le=BOXES_MAX)]
 WaitSeconds = Annotated[
     int,
@@ -47,26 +51,54 @@ class SizesOut(Schema):
 
 class WaitingOut(Schema):
     cause: str
-    never: bool = Field(description="Whether waiting can't help.")
+    never: bool = Field(validation_alias="is_never", description="Whether waiting can't help.")
+    sentence: str = Field(validation_alias="cause_sentence")
+    since: datetime = Field(validation_alias="waiting_since")
+
+
+class LostNodeOut(Schema):
+    node: NameOf
+    since: datetime = Field(description="When its drivers were first seen to have lost it.")
+    replacement: ReplacementName = Field(
+        validation_alias="verdict",
+        description="What is done about its streams; `blocked` needs a person.",
+    )
     sentence: str
-    since: datetime
+    operation: UUID | None = Field(
+        validation_alias="operation_id", description="The operation that places its streams anew."
+    )
 
 
 class SessionOut(Schema):
     name: str
     version: int = Field(description="Incremented with each change; the ETag.")
-    org: str | None = Field(description="The owner; null for a shared session.")
+    org: SlugOf | None = Field(description="The owner; null for a shared session.")
     boxes: SizesOut
     box_names: list[str]
     waiting: WaitingOut | None
     deleting: bool
-    path: PathName | None = Field(description="Stricter than the rules, if set.")
+    path: Annotated[PathName | None, OR_NULL] = Field(description="Stricter than the rules, if set.")
     bytes_per_token: int
-    jobs: int
+    jobs: int = Field(validation_alias="job_count")
     memory_bytes: int
-    spine_streams: int
-    operation: UUID | None = Field(description="The running operation.")
+    spine_streams: int = Field(validation_alias="spine_count")
+    operation: UUID | None = Field(validation_alias="operation_id", description="The running operation.")
+    lost_nodes: list[LostNodeOut] = Field(
+        validation_alias="losses", description="Its nodes that are lost."
+    )
     created_at: datetime
+
+    @staticmethod
+    def resolve_boxes(session: Session) -> Sizes:
+        return sizes(session)
+
+    @staticmethod
+    def resolve_box_names(session: Session) -> list[str]:
+        return [one.box.name for one in session.boxes.all()]
+
+    @staticmethod
+    def resolve_waiting(session: Session) -> Session | None:
+        return session if session.waiting_since else None
 
 
 class SessionIn(Input):
@@ -87,9 +119,23 @@ class ResizeIn(Input):
     reason: Reason = ""
 
 
+OrgsIn = Annotated[
+    Literal["all", "session"] | Annotated[list[Slug], Field(max_length=NAMED_MAX)],
+    Field(
+        description="The orgs whose secrets the driver is told: that of its `session`, those named, or "
+        "`all`, which takes a platform admin.",
+        examples=[["acme"]],
+    ),
+]
+OrgsOut = Literal["all"] | list[str]
+
+
 class JobIn(Input):
     name: Slug
     driver: FleetName
+    orgs: OrgsIn | None = Field(
+        None, description="Null: the org of the session. A session without an org has to say which."
+    )
     boxes: Annotated[
         list[FleetName],
         Field(max_length=1000, description="Boxes of the session; empty: as many as the model needs."),
@@ -101,11 +147,17 @@ class JobIn(Input):
 
 class JobOut(Schema):
     name: str
-    driver: str
-    driver_address: str = Field(description="Address of its control API.")
+    driver: NameOf
+    driver_address: str = Field(
+        validation_alias="driver.control_url", description="Address of its control API."
+    )
     boxes: list[str]
     running: bool = Field(description="Whether its driver knows the homes of its streams.")
     created_at: datetime
+
+    @staticmethod
+    def resolve_boxes(job: Job) -> list[str]:
+        return [one.session_box.box.name for one in job.boxes.all()]
 
 
 class MoveIn(Input):
@@ -119,8 +171,14 @@ class RestoreRailsIn(Input):
     reason: Reason = ""
 
 
-class PlannedOut(Schema):
-    stream: str
+class _WhyOut(Schema):
+    @staticmethod
+    def resolve_why(stream: Planned | Stream, context: Context) -> str:
+        return Sight(requester(context["request"])).why(stream.why)
+
+
+class PlannedOut(_WhyOut):
+    stream: str = Field(validation_alias="name")
     box: str
     domain: int
     wio: int
@@ -133,6 +191,10 @@ class PlannedOut(Schema):
     memory_bytes_before: int
     why: str = Field(description="Why it is not on a rail.")
 
+    @staticmethod
+    def resolve_memory_bytes_before(stream: Planned) -> int:
+        return stream.slots_before * stream.slot_bytes
+
 
 class WorthOut(Schema):
     job: str
@@ -144,7 +206,7 @@ class WorthOut(Schema):
 class PlanOut(Schema):
     """What would be done. Nothing has been."""
 
-    plan_token: str
+    plan_token: str = Field(validation_alias="token")
     boxes: list[str]
     added: list[str]
     removed: list[str]
@@ -152,55 +214,63 @@ class PlanOut(Schema):
         description="The session has no job yet: the plan is for one job on all boxes."
     )
     summary: str
-    rail: int
-    leaf: int
-    spine: int
+    rail: int = Field(validation_alias="paths.rail")
+    leaf: int = Field(validation_alias="paths.leaf")
+    spine: int = Field(validation_alias="paths.spine")
     cause: str
     never: bool
     sentence: str
     streams: list[PlannedOut]
     worth: list[WorthOut]
 
+    @staticmethod
+    def resolve_cause(plan: Proposal) -> str:
+        return plan.cause.value if plan.cause else ""
+
+    @staticmethod
+    def resolve_never(plan: Proposal) -> bool:
+        return plan.cause is not None and plan.cause.is_never
+
 
 class MovePlanOut(Schema):
-    stream: str
+    stream: NameOf
     source: str
     target: str
-    path_before: str
-    path_after: str
-    memory_bytes: int
+    path_before: TierName = Field(validation_alias="tier_before")
+    path_after: TierName = Field(validation_alias="tier_after")
+    memory_bytes: int = Field(validation_alias="stream.memory_bytes")
 
 
 class RestoreRailsOut(Schema):
     """What would be moved, and what that gains."""
 
     moves: list[MovePlanOut]
-    spine_wio_before: int
-    spine_wio_after: int
+    spine_wio_before: int = Field(validation_alias="before.spine_wio")
+    spine_wio_after: int = Field(validation_alias="after.spine_wio")
     bytes: int
-    left: int = Field(description="Streams that remain off rails.")
+    left: Annotated[int, BeforeValidator(len)] = Field(description="Streams that remain off rails.")
 
 
-class StreamOut(Schema):
+class StreamOut(_WhyOut):
     name: str
-    job: str
+    job: NameOf
     group: str
     index: int
-    box: str
+    box: NameOf
     domain: int
     wio: int
-    node: str
+    node: NameOf
     path: str
     port_leaf: str
     nic_leaf: str
     memory_bytes: int
     why: str
-    next_node: str | None = Field(description="The node to which it moves, or where it is resized.")
-    phase: str
+    next_node: NameOf | None = Field(description="The node to which it moves, or where it is resized.")
+    phase: str = Field(validation_alias="get_phase_display")
 
 
 class TakenOut(Schema):
-    org: str | None = Field(description="Null: all orgs that you may not see, together.")
+    org: SlugOf | None = Field(description="Null: all orgs that you may not see, together.")
     bytes: int
 
 
@@ -210,135 +280,3 @@ class MemoryOut(Schema):
     at: datetime | None = Field(description="When drivers last reported; null: never.")
     granted_bytes: int
     by_org: list[TakenOut]
-
-
-def show_memory(session: Session, memory: Memory | None) -> MemoryOut:
-    return MemoryOut(
-        at=memory.at if memory else None,
-        granted_bytes=getattr(session, "memory_bytes", 0),
-        by_org=[
-            TakenOut(org=taken.org.slug if taken.org else None, bytes=taken.bytes)
-            for taken in (memory.by_org if memory else ())
-        ],
-    )
-
-
-def show_session(session: Session) -> SessionOut:
-    size = sizes(session)
-    waiting = None
-    if session.waiting_since:
-        waiting = WaitingOut(
-            cause=session.cause,
-            never=session.is_never,
-            sentence=session.cause_sentence,
-            since=session.waiting_since,
-        )
-    path: PathName | None = session.path or None  # type: ignore[assignment]
-    return SessionOut(
-        name=session.name,
-        version=session.version,
-        org=session.org.slug if session.org else None,
-        boxes=SizesOut(desired=size.desired, granted=size.granted, actual=size.actual),
-        box_names=[one.box.name for one in session.boxes.all()],
-        waiting=waiting,
-        deleting=session.deleting,
-        path=path,
-        bytes_per_token=session.bytes_per_token,
-        jobs=getattr(session, "job_count", 0),
-        memory_bytes=getattr(session, "memory_bytes", 0),
-        spine_streams=getattr(session, "spine_count", 0),
-        operation=getattr(session, "operation_id", None),
-        created_at=session.created_at,
-    )
-
-
-def show_plan(plan: Proposal, sight: Sight) -> PlanOut:
-    return PlanOut(
-        plan_token=plan.token,
-        boxes=list(plan.boxes),
-        added=list(plan.added),
-        removed=list(plan.removed),
-        is_trial=plan.is_trial,
-        summary=plan.summary,
-        **plan.paths,
-        cause=plan.cause.value if plan.cause else "",
-        never=plan.cause is not None and plan.cause.is_never,
-        sentence=plan.sentence,
-        streams=[
-            PlannedOut(
-                stream=one.name,
-                box=one.box,
-                domain=one.domain,
-                wio=one.wio,
-                node=one.node,
-                path=one.path,
-                port_leaf=one.port_leaf,
-                nic_leaf=one.nic_leaf,
-                memory_bytes=one.memory_bytes,
-                node_before=one.node_before,
-                memory_bytes_before=one.slots_before * one.slot_bytes,
-                why=sight.why(one.why),
-            )
-            for one in plan.streams
-        ],
-        worth=[
-            WorthOut(
-                job=one.job,
-                memory_bytes=one.memory_bytes,
-                tokens=one.tokens,
-                tokens_equal=one.tokens_equal,
-            )
-            for one in plan.worth
-        ],
-    )
-
-
-def show_rails_plan(found: RailsPlan) -> RestoreRailsOut:
-    return RestoreRailsOut(
-        moves=[
-            MovePlanOut(
-                stream=move.stream.name,
-                source=move.source,
-                target=move.target,
-                path_before=move.tier_before.name.lower(),
-                path_after=move.tier_after.name.lower(),
-                memory_bytes=move.stream.memory_bytes,
-            )
-            for move in found.moves
-        ],
-        spine_wio_before=found.before.spine_wio,
-        spine_wio_after=found.after.spine_wio,
-        bytes=found.bytes,
-        left=len(found.left),
-    )
-
-
-def show_job(job: Job) -> JobOut:
-    return JobOut(
-        name=job.name,
-        driver=job.driver.name,
-        driver_address=job.driver.control_url,
-        boxes=[one.session_box.box.name for one in job.boxes.all()],
-        running=job.running,
-        created_at=job.created_at,
-    )
-
-
-def show_stream(stream: Stream, sight: Sight) -> StreamOut:
-    return StreamOut(
-        name=stream.name,
-        job=stream.job.name,
-        group=stream.group,
-        index=stream.index,
-        box=stream.box.name,
-        domain=stream.domain,
-        wio=stream.wio,
-        node=stream.node.name,
-        path=Tier(stream.tier).name.lower(),
-        port_leaf=stream.port_leaf,
-        nic_leaf=stream.nic_leaf,
-        memory_bytes=stream.memory_bytes,
-        why=sight.why(stream.why),
-        next_node=stream.next_node.name if stream.next_node else None,
-        phase=stream.get_phase_display(),
-    )

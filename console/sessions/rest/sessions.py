@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 from django.http import HttpRequest, HttpResponse
@@ -12,10 +11,11 @@ from ninja import Path, Query, Router
 from console.accounts.browser import requester
 from console.accounts.principal import Authority, Principal
 from console.accounts.roles import Role
-from console.api.etags import IfMatch, check_match, etag
+from console.api.etags import IfMatch, check_match, etag, tagged
 from console.api.idempotency import Answer, ValidateOnly, idempotent, with_dry_run
-from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
+from console.api.pagination import Rows, listing
 from console.api.problems import documented
+from console.api.shown import read
 from console.operations.api import OperationOut, accepted
 from console.orgs.models import SLUG, Org
 from console.orgs.services import get_org
@@ -36,14 +36,7 @@ from console.sessions.rest.schemas import (
     SessionIn,
     SessionOut,
     StreamOut,
-    show_job,
-    show_memory,
-    show_plan,
-    show_rails_plan,
-    show_session,
-    show_stream,
 )
-from console.visibility import Sight
 
 router = Router(tags=["sessions"])
 
@@ -52,17 +45,14 @@ JobName = Annotated[str, Path(pattern=SLUG, max_length=48)]
 PLANNED: dict[Any, Any] = {200: PlanOut, 202: OperationOut, **documented(404, 409, 412, 428)}
 
 
-@router.get("/sessions", response={200: Page[SessionOut], **documented()}, summary="List sessions")
+@listing(router, "/sessions", SessionOut, by="name", summary="List sessions")
 def list_sessions(
     request: HttpRequest,
     org: Annotated[str, Query(max_length=48, pattern=r"^[a-z0-9-]*$")] = "",
     waiting: Annotated[bool | None, Query(description="Only sessions that are waiting, or not.")] = None,
-    cursor: Cursor = None,
-    limit: Limit = LIMIT_DEFAULT,
-) -> dict[str, object]:
+) -> Rows:
     found = services.visible_sessions(requester(request))
-    found = services.filtered(found, org=org, waiting=waiting)
-    return paginate(found, "name", cursor, limit, show_session)
+    return services.filtered(found, org=org, waiting=waiting)
 
 
 @router.post(
@@ -79,9 +69,7 @@ def create_session(
     services.check_may_create(principal, org)
     session = _new(payload, org)
     if validate_only:
-        return Answer(
-            200, [_needs(session)], _shown_plan(principal, sizes.plan_size(session, payload.boxes))
-        )
+        return _planned(request, session, sizes.plan_size(session, payload.boxes))
     operation = sizes.create(
         principal,
         session,
@@ -103,10 +91,8 @@ def _new(payload: SessionIn, org: Org | None) -> Session:
 
 
 @router.get("/sessions/{name}", response={200: SessionOut, **documented(404)}, summary="Get a session")
-def get_session(request: HttpRequest, response: HttpResponse, name: Name) -> SessionOut:
-    session = services.get_session(requester(request), name)
-    response["ETag"] = etag(session.version)
-    return show_session(session)
+def get_session(request: HttpRequest, response: HttpResponse, name: Name) -> Session:
+    return tagged(response, services.get_session(requester(request), name))
 
 
 @router.post(
@@ -125,9 +111,7 @@ def resize_session(
     principal = requester(request)
     session = _for_change(principal, name, if_match)
     if validate_only:
-        return Answer(
-            200, [_needs(session)], _shown_plan(principal, sizes.plan_size(session, payload.boxes))
-        )
+        return _planned(request, session, sizes.plan_size(session, payload.boxes))
     operation = sizes.resize(
         principal,
         session,
@@ -164,8 +148,8 @@ def _for_change(
     return session
 
 
-def _shown_plan(principal: Principal, plan: Proposal) -> PlanOut:
-    return show_plan(plan, Sight(principal))
+def _planned(request: HttpRequest, session: Session, plan: Proposal) -> Answer:
+    return Answer(200, [_needs(session)], read(PlanOut, plan, request))
 
 
 def _needs(session: Session, role: Role = Role.ORG_ADMIN) -> Authority:
@@ -175,16 +159,9 @@ def _needs(session: Session, role: Role = Role.ORG_ADMIN) -> Authority:
 # Jobs and streams
 
 
-@router.get(
-    "/sessions/{name}/jobs",
-    response={200: Page[JobOut], **documented(404)},
-    summary="List the jobs of a session",
-)
-def list_jobs(
-    request: HttpRequest, name: Name, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
-    session = services.get_session(requester(request), name)
-    return paginate(services.jobs_of(session), "pk", cursor, limit, show_job)
+@listing(router, "/sessions/{name}/jobs", JobOut, 404, by="pk", summary="List the jobs of a session")
+def list_jobs(request: HttpRequest, name: Name) -> Rows:
+    return services.jobs_of(services.get_session(requester(request), name))
 
 
 @router.post(
@@ -204,14 +181,16 @@ def start_job(
     session = _for_change(principal, name, if_match)
     driver = services.get_driver(principal, payload.driver)
     if validate_only:
+        jobs.check_new_job(principal, session, payload.name, driver, payload.orgs)
         plan = jobs.plan_job(session, payload.name, driver, payload.boxes)
-        return Answer(200, [_needs(session)], _shown_plan(principal, plan))
+        return _planned(request, session, plan)
     operation = jobs.start_job(
         principal,
         session,
         payload.name,
         driver,
         payload.boxes,
+        orgs=payload.orgs,
         wait_seconds=payload.wait_seconds,
         plan_token=payload.plan_token,
         reason=payload.reason,
@@ -232,18 +211,11 @@ def end_job(request: HttpRequest, name: Name, job: JobName, if_match: IfMatch) -
     return accepted(operation, _needs(session), ETag=etag(session.version))
 
 
-@router.get(
-    "/sessions/{name}/streams",
-    response={200: Page[StreamOut], **documented(404)},
-    summary="List the streams of a session",
+@listing(
+    router, "/sessions/{name}/streams", StreamOut, 404, by="pk", summary="List the streams of a session"
 )
-def list_streams(
-    request: HttpRequest, name: Name, cursor: Cursor = None, limit: Limit = LIMIT_DEFAULT
-) -> dict[str, object]:
-    principal = requester(request)
-    session, sight = services.get_session(principal, name), Sight(principal)
-    shown = partial(show_stream, sight=sight)
-    return paginate(services.streams_of(session), "pk", cursor, limit, shown)
+def list_streams(request: HttpRequest, name: Name) -> Rows:
+    return services.streams_of(services.get_session(requester(request), name))
 
 
 @router.get(
@@ -251,10 +223,15 @@ def list_streams(
     response={200: MemoryOut, **documented(404)},
     summary="Get the memory of a session by org",
 )
-def get_memory(request: HttpRequest, name: Name) -> MemoryOut:
+def get_memory(request: HttpRequest, name: Name) -> dict[str, object]:
     principal = requester(request)
     session = services.get_session(principal, name)
-    return show_memory(session, memory_of(principal, session, timezone.now()))
+    memory = memory_of(principal, session, timezone.now())
+    return {
+        "at": memory and memory.at,
+        "granted_bytes": getattr(session, "memory_bytes", 0),
+        "by_org": memory.by_org if memory else (),
+    }
 
 
 # Moving
@@ -292,7 +269,7 @@ def restore_rails(
     session = _for_change(principal, name, if_match, Role.ON_CALL)
     if validate_only:
         plan = moves.plan_rails(session, payload.moves_max)
-        return Answer(200, [_needs(session, Role.ON_CALL)], show_rails_plan(plan))
+        return Answer(200, [_needs(session, Role.ON_CALL)], read(RestoreRailsOut, plan, request))
     operation = moves.restore_rails(
         principal, session, moves_max=payload.moves_max, reason=payload.reason
     )

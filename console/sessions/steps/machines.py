@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from django.utils import timezone
 
+from console.accounts.principal import SYSTEM
 from console.control import services as control
 from console.fleet.models import Driver, Node
 from console.fleet.services import lock_fleet
@@ -14,6 +15,7 @@ from console.operations.core import Done, Failed, Outcome, Waiting
 from console.operations.machines import Machine, Step, machine
 from console.operations.models import Operation
 from console.placement.topology import Misconfigured, State
+from console.sessions import driver_orgs
 from console.sessions.models import WAIT_SECONDS_MAX, Job, Session, Stream
 from console.sessions.plans.proposals import CannotPlan, Proposal
 from console.sessions.plans.reservations import (
@@ -168,6 +170,8 @@ def _place_job(operation: Operation) -> Outcome:
 
 def take_job(operation: Operation, session: Session, driver: Driver, proposal: Proposal) -> None:
     make_job(session, operation.plan["job"], driver, proposal)
+    said = operation.plan.get("orgs", driver_orgs.ALL)  # of an earlier version: all
+    driver_orgs.set_orgs(SYSTEM, driver, driver_orgs.from_slugs(said), reason=f"{operation.sentence}.")
     stop_waiting(session)
     operation.notes["placed"] = True
     send_all(operation, session, [one for one in proposal.streams if one.changes])

@@ -287,12 +287,17 @@ def _elsewhere(places: Mapping[int, Place]) -> list[Stream]:
 
 def forget_unbegun(operation: Operation) -> None:
     """Let go of next places to which no driver has gone on yet."""
+    forget(_unbegun(operation), operation.sentence)
+
+
+def forget(streams: Iterable[Stream], why: str) -> None:
+    """Let go of the next places of streams whose driver has not gone on there yet."""
     changes = _Changes()
-    for stream in _unbegun(operation):
+    for stream in streams:
         if stream.next_node is not None:
             changes.nodes.add(stream.next_node.name)
         forget_next(stream)
-    changes.publish(operation.sentence)
+    changes.publish(why)
 
 
 def _unbegun(operation: Operation) -> list[Stream]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from console.fleet.models import Driver
 from console.placement.topology import Tier
+from console.sessions.driver_orgs import ALL_WARNING, leaving_of, orgs_of
 from console.sessions.pages.forms import LeavingForm
 from console.shell.templatetags.console import bar, status
 
@@ -20,6 +24,12 @@ NO_PATH = {"": "no node", "unknown": "path not told"}
 def leaving_form() -> LeavingForm:
     """For the page of a node, which is the fleet's."""
     return LeavingForm(auto_id="leaving_%s")
+
+
+@register.simple_tag
+def driver_orgs(driver: Driver) -> dict[str, Any]:
+    """For the page of a driver, which is the fleet's: the orgs that it may serve; None for all."""
+    return {"orgs": orgs_of(driver), "leaving": leaving_of(driver), "warning": ALL_WARNING}
 
 
 @register.simple_tag

@@ -30,8 +30,6 @@ class Execution:
     """Two pools of threads, and an event for whatever changes. Belongs to one event loop."""
 
     def __init__(self, threads: int) -> None:
-        if not 0 < threads <= THREADS_MAX:
-            raise ValueError(f"tier 2 uses 1 to {THREADS_MAX} threads, not {threads}")
         self.threads = threads
         # Recalls, which somebody waits for, do not queue behind spills, which nobody does.
         self.reads = ThreadPoolExecutor(threads, "tier2-read")

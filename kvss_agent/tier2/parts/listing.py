@@ -43,17 +43,19 @@ class Lister:
             self._state.counts.count_fault(failed)
             return [None] * len(addresses)
 
-    async def rebuild(self, progress: Progress) -> None:
+    async def rebuild(self, progress: Progress) -> int:
         before = list(self._state.index.idle())
         found = await self.files(progress)
         found.sort(key=lambda file: file.modified)
-        damaged = []
+        damaged, purging = [], 0
         for count, file in enumerate(found):
             if not count % _STEP:
                 await asyncio.sleep(0)
             if not plausible(file.bytes):
                 damaged.append(file.address)
-            elif not self._state.is_purging(file.address):
+            elif self._state.is_purging(file.address):
+                purging += 1
+            else:
                 self._state.index.adopt(
                     file.address, file.bytes, written=file.modified, beyond_caps=True
                 )
@@ -62,6 +64,7 @@ class Lister:
             self._state.counts.damaged += len(damaged)
             await self._remover.delete(damaged)
         await self._remover.trim_all()
+        return purging
 
     async def files(self, progress: Progress) -> list[Found]:
         loop = asyncio.get_running_loop()
@@ -72,7 +75,7 @@ class Lister:
         return await self._work.run(self._work.writes, lambda: list(self._state.backend.files(report)))
 
     async def _remove_missing(self, before: Sequence[Address], found: set[Address]) -> None:
-        """Forget what was known before a listing, is not in it, and is indeed not there."""
+        """Drop columns that were known before a listing, are not in it, and do not exist."""
         missing = [a for a in before if a not in found and self._state.index.knows(a)]
         for address, seen in zip(
             missing, await self._work.run(self._work.reads, self._state.look_at, missing), strict=True

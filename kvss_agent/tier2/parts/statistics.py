@@ -62,15 +62,6 @@ class Stats:
     work: Mapping[str, Work]  # by the method's name
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How files and index differ. Between agents that share a store, they may."""
-
-    missing: tuple[Address, ...]  # known, but there is no such file
-    unknown: tuple[Address, ...]  # a file that is not known
-    resized: tuple[Address, ...]  # known with another size
-
-
 @dataclass(slots=True)
 class Counts:
     """Counts and times since the start."""

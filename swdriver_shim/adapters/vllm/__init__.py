@@ -1,7 +1,6 @@
 """vLLM: prefixes of prompts are stored outside the engine's own cache, and loaded instead of computed.
 
-    vllm serve … --kv-transfer-config '{"kv_connector": "TidegateConnector",
-        "kv_connector_module_path": "swdriver_shim.adapters.vllm", "kv_role": "kv_both",
+    vllm serve … --kv-transfer-config '{"kv_connector": "TidegateConnector", "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"tidegate": "/etc/tidegate/job7.json"}}'
 
@@ -13,9 +12,10 @@ that do not import vLLM:
 - `scheduling`: which prefixes are loaded and stored, and when
 - `worker`: the bytes: threads that load, and one that saves
 - `config`: the file that an engine names; `engine_driver`: the driver that is made from it
+- `plugin`: makes the connector known to an installed vLLM by its name
 - `stats`: counts for vLLM's metrics; `events`: KV events of blocks
 
-Only `connector` imports vLLM. See docs/engines/vllm.md.
+Only `connector` and `plugin` import vLLM. See docs/engines/vllm.md.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ import msgspec
 from kvss_agent.http.api import Invalid
 from kvss_agent.process.durable_file import write_durably
 from swdriver_shim.adapters.claims import SECONDS, mint
-from swdriver_shim.adapters.vllm.config import AgentSpec, NameSpec, fresh, read
-from swdriver_shim.policy import Rules
+from swdriver_shim.adapters.joining import NameSpec
+from swdriver_shim.adapters.vllm.config import AgentSpec, fresh, read
+from swdriver_shim.policy import Rules, Tier2Rule
 from telemetry.units import Unreadable, parse_seconds, parse_size
 
 EXAMPLES: Final = """\
@@ -86,6 +87,15 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--ttl", type=_seconds, metavar="DURATION", help="such as 15m: shorter than the org's policy"
     )
+    one.add_argument(
+        "--store-tokens", type=int, metavar="N", help="store only the first N tokens of the request"
+    )
+    one.add_argument(
+        "--tier2",
+        choices=[rule.value for rule in Tier2Rule],
+        default=Tier2Rule.ALLOWED.value,
+        help="`never` stores in memory only, `encrypted` also in a tier 2 that is encrypted",
+    )
     one.add_argument("--priority", type=int, metavar="N", help="0 to 100")
     one.add_argument("--continue-id", default="", help="of a conversation")
     return parser
@@ -122,6 +132,8 @@ def _claim(given: argparse.Namespace) -> None:
         raise Invalid(f"{given.file} has no org {given.org}.")
     rules = Rules(
         no_store=given.no_store,
+        store_tokens_max=given.store_tokens,
+        tier2=Tier2Rule(given.tier2),
         ttl_seconds=given.ttl,
         priority=given.priority,
         continue_id=given.continue_id,

@@ -1,4 +1,9 @@
-"""The file that an engine's configuration names: the driver, its orgs and its agents.
+"""What an engine's configuration says of its driver: the console that it joins, or a file.
+
+    {"console": "https://console.example.org", "join": "/run/secrets/join", "name": "job7"}
+
+With a console the rest comes from there, see `joining`. Without one a file says it all: the driver, its
+orgs and its agents.
 
     {
       "driver": "job7", "secret": "…base64…",
@@ -29,24 +34,24 @@ from kvss_agent.desired import Document, Name
 from kvss_agent.http.api import Invalid, decode
 from kvss_agent.process.options import redis_url
 from kvss_agent.settings import REDIS_URL
-from swdriver_shim.adapters.claims import KEY_BYTES_MIN
+from swdriver_shim.adapters.joining import RANK, JoinConfig, NameSpec
 from swdriver_shim.adapters.vllm.blocks import Unsupported
-from swdriver_shim.desired import Desired, HomeSpec, ModelSpec, OrgSpec, Text, parse
+from swdriver_shim.desired import (
+    CLAIMS_KEY_BYTES_MIN,
+    Desired,
+    HomeSpec,
+    ModelSpec,
+    OrgSpec,
+    Text,
+    parse,
+)
 from swdriver_shim.layout import SHARDS_MAX
 
 WAIT_SECONDS: Final = 0.2
 WAIT_SECONDS_MAX: Final = 60.0
 SECRET_BYTES: Final = 32
-RANK: Final = "{rank}"
 
 Secret = Annotated[bytes, Meta(min_length=SECRET_BYTES_MIN, max_length=256)]
-
-
-class NameSpec(Document, frozen=True):
-    """The name of the weights. Engines with an equal one share KV."""
-
-    name: Annotated[str, Meta(min_length=1, max_length=500)]
-    revision: Text = ""
 
 
 class AgentSpec(Document, frozen=True):
@@ -72,7 +77,7 @@ class EngineConfig(Document, frozen=True):
     driver: Name
     secret: Secret  # which agents know it by
     model: NameSpec
-    claims_key: Annotated[bytes, Meta(min_length=KEY_BYTES_MIN, max_length=256)]
+    claims_key: Annotated[bytes, Meta(min_length=CLAIMS_KEY_BYTES_MIN, max_length=256)]
     orgs: Annotated[tuple[OrgSpec, ...], Meta(min_length=1)]
     agent: AgentSpec | None = None
     homes: Annotated[tuple[HomeSpec, ...], Meta(max_length=SHARDS_MAX)] = field(default_factory=tuple)
@@ -108,6 +113,33 @@ class EngineConfig(Document, frozen=True):
 
 
 _DECODER: Final = msgspec.json.Decoder(EngineConfig)
+
+
+class GovernedConfig(JoinConfig, frozen=True):
+    """The console that a vLLM joins. `model`: the weights; by default what vLLM was told to load. All
+    else is as in `EngineConfig`."""
+
+    model: NameSpec | None = None
+    unsigned_org: Name | None = None
+    wait_seconds: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = WAIT_SECONDS
+    only_if_faster: bool = True
+
+
+def config_of(told: object, rank: int, engines: int) -> EngineConfig | GovernedConfig:
+    """What `kv_connector_extra_config` says as `tidegate`, for one of so many engines beside each other.
+    Raises Invalid, and Unsupported where engines would share a driver."""
+    if isinstance(told, str) and told:
+        return read(file_of(told, rank, engines))
+    if not isinstance(told, dict):
+        raise Invalid(
+            'kv_connector_extra_config names a console or a file: {"tidegate": {"console": "https://…", '
+            '"join": "/run/secrets/join", "name": "job7"}}, or {"tidegate": "/etc/tidegate/job7.json"}.'
+        )
+    try:
+        found: GovernedConfig = msgspec.convert(told, GovernedConfig)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"`tidegate`: {error}.") from error
+    return found.of_rank(rank, engines)
 
 
 def file_of(told: str, rank: int, engines: int) -> Path:

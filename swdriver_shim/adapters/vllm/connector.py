@@ -39,10 +39,16 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from kvss_agent import native
 from swdriver_shim.adapters.vllm.blocks import BlockGroup, Blocks, Layer, Unsupported, unit_tokens
-from swdriver_shim.adapters.vllm.config import file_of, read
+from swdriver_shim.adapters.vllm.config import config_of
 from swdriver_shim.adapters.vllm.device import DeviceBlocks, DeviceLayer, rows_of
-from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts
+from swdriver_shim.adapters.vllm.engine_driver import (
+    EngineDriver,
+    GroupFacts,
+    WorkerFacts,
+    weights_of,
+)
 from swdriver_shim.adapters.vllm.orders import Step, WorkerReport
 from swdriver_shim.adapters.vllm.scheduling import goes_on_from_blocks
 from swdriver_shim.adapters.vllm.stats import MEANING, Counts, StatsSource, added
@@ -51,6 +57,7 @@ from swdriver_shim.data_plane.worker.server import WorkerServer
 
 log = logging.getLogger(__name__)
 
+OUR_LOGGERS: Final = ("swdriver_shim", "kvss_agent", "telemetry")
 FORMAT: Final = "vllm.1"  # of what is in a column
 FULL: Final = (FullAttentionSpec, MLAAttentionSpec)
 
@@ -117,6 +124,7 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        _log_as_vllm()
         parallel = vllm_config.parallel_config
         if max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size) > 1:
             raise Unsupported("With context parallelism, a block's tokens are spread over workers.")
@@ -131,12 +139,8 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         self._deciding: EngineDriver | None = None
         self._cache: Any = None  # vLLM's own, once it is there
         if role is KVConnectorRole.SCHEDULER:
-            path = self._kv_transfer_config.get_from_extra_config("tidegate", None)
-            if not path:
-                raise Unsupported('kv_connector_extra_config has to name a file: {"tidegate": "/path"}')
-            self._setting = read(
-                file_of(path, parallel.data_parallel_index, parallel.data_parallel_size)
-            )
+            told = self._kv_transfer_config.get_from_extra_config("tidegate", None)
+            self._config = config_of(told, parallel.data_parallel_index, parallel.data_parallel_size)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -172,6 +176,7 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         staged = bool(self._kv_transfer_config.get_from_extra_config("staged", False))
         groups, facts = _groups(self._kv_cache_config, kv_caches, staged=staged)
+        native.build_in_background()  # this process moves the bytes
         self._half = WorkerServer()
         self._worker = Worker(
             [group.name for group in facts],
@@ -256,7 +261,16 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Handshake]) -> None:
         """All workers are there: the driver begins."""
         workers = [metadata[rank].facts for rank in sorted(metadata)]
-        self._deciding = EngineDriver(self._setting, workers, self._hash_tokens(workers[0]))
+        loaded = self._vllm_config.model_config
+        self._deciding = EngineDriver(
+            self._config,
+            workers,
+            self._hash_tokens(workers[0]),
+            weights=weights_of(
+                loaded.model, loaded.revision, getattr(loaded.hf_config, "_commit_hash", None)
+            ),
+            engine=f"vllm {vllm.__version__}",
+        )
         self._numbers = StatsSource(self._deciding)
 
     def _hash_tokens(self, worker: WorkerFacts) -> int | None:
@@ -290,6 +304,9 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         if self._deciding is None:
             raise RuntimeError("vLLM tells of its workers before the first request")
         return self._deciding
+
+    def on_new_request(self, request: Any) -> None:
+        self._driver.scheduling.arrived(request)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -348,6 +365,16 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker:
             self._worker.close()
             self._worker = None
+
+
+def _log_as_vllm() -> None:
+    """What we log appears where vLLM's own lines do, at its level; by itself it shows only its own."""
+    theirs = logging.getLogger("vllm")
+    for name in OUR_LOGGERS:
+        ours = logging.getLogger(name)
+        if theirs.handlers and not ours.handlers:
+            ours.handlers, ours.propagate = list(theirs.handlers), False
+            ours.setLevel(theirs.level)
 
 
 def _groups(

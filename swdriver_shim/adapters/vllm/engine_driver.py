@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import threading
 import time
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -19,8 +20,9 @@ from kvss_agent.client import Address
 from kvss_agent.http.api import Invalid
 from kvss_agent.process import daemon
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
+from swdriver_shim.adapters.joining import JoinedDriver, NameSpec, RemoteShards
 from swdriver_shim.adapters.vllm.blocks import Unsupported
-from swdriver_shim.adapters.vllm.config import AgentSpec, ApiSpec, EngineConfig
+from swdriver_shim.adapters.vllm.config import ApiSpec, EngineConfig, GovernedConfig
 from swdriver_shim.adapters.vllm.events import UnitEvents
 from swdriver_shim.adapters.vllm.orders import SaveResult
 from swdriver_shim.adapters.vllm.scheduling import ConnectorScheduler, GroupShape, Requester
@@ -35,7 +37,7 @@ from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
 from swdriver_shim.data_plane.worker.protocol import WorkerAddress, read
 from swdriver_shim.decider.removals import Receipt
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
-from swdriver_shim.keys import isolation_tag
+from swdriver_shim.keys import Media, isolation_tag
 from telemetry.emit.reporter import Reporter
 
 log = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ class WorkerFacts:
     dtype: str
 
 
-def model_spec(setting: EngineConfig, workers: Sequence[WorkerFacts]) -> ModelSpec:
+def model_spec(weights: NameSpec, workers: Sequence[WorkerFacts]) -> ModelSpec:
     """The model as these workers have it, one shard each. Raises Unsupported."""
     first = workers[0]
     for worker in workers[1:]:
@@ -79,8 +81,8 @@ def model_spec(setting: EngineConfig, workers: Sequence[WorkerFacts]) -> ModelSp
             raise Unsupported("The cache groups of the workers differ in their kinds or block sizes.")
     layouts = ",".join(dict.fromkeys(worker.layout for worker in workers))
     return ModelSpec(
-        name=setting.model.name,
-        revision=setting.model.revision,
+        name=weights.name,
+        revision=weights.revision,
         kv_dtype=first.dtype,
         layout=f"{len(workers)}x{layouts}",
         unit_tokens=first.groups[0].unit_tokens,
@@ -95,90 +97,120 @@ def model_spec(setting: EngineConfig, workers: Sequence[WorkerFacts]) -> ModelSp
     )
 
 
+def media_of(request: Any) -> list[Media]:
+    """The images, sounds and other inputs of a vLLM request, by its hashes of them."""
+    return [
+        Media(
+            one.mm_position.offset,
+            one.mm_position.offset + one.mm_position.length,
+            one.identifier.encode(),
+        )
+        for one in request.mm_features
+    ]
+
+
+def weights_of(model: str, revision: str | None, commit: str | None) -> NameSpec:
+    """The name of weights that vLLM has loaded. Other weights must never have an equal one.
+
+    `commit`: of a repository. A directory may be filled anew under the same path, so that its files are
+    in the name, by size and time: a copy that does not keep times shares nothing, and misses.
+    """
+    directory = Path(model)
+    if not directory.is_dir():
+        return NameSpec(name=model, revision=commit or revision or "")
+    files = [(file.name, file.stat()) for file in sorted(directory.iterdir()) if file.is_file()]
+    said = repr([(name, found.st_size, found.st_mtime_ns) for name, found in files])
+    digest = hashlib.sha256(said.encode()).hexdigest()[:32]
+    return NameSpec(name=directory.resolve().name, revision=f"files:{digest}")
+
+
+class DriverProcess(Protocol):
+    """The driver of an engine, and what surrounds it: a console's fleet, or a file."""
+
+    shim: Shim
+
+    def claims(self) -> ClaimVerifier | None:
+        """None while there is no key that claims could be signed with."""
+
+    def close(self) -> None: ...
+
+
 class EngineDriver:
-    """Decides for an engine. Raises Unsupported, Invalid or NotGranted, each with a sentence."""
+    """Decides for an engine. Raises Unsupported, Invalid, NotGranted, OSError or Unusable, each with a
+    sentence."""
 
     def __init__(
-        self, setting: EngineConfig, workers: Sequence[WorkerFacts], hash_tokens: int | None = None
+        self,
+        config: EngineConfig | GovernedConfig,
+        workers: Sequence[WorkerFacts],
+        hash_tokens: int | None = None,
+        *,
+        weights: NameSpec | None = None,
+        engine: str = "vllm",
     ) -> None:
-        """`hash_tokens`: the tokens of one of vLLM's hashes; None if KV events are not wanted."""
+        """`hash_tokens`: the tokens of one of vLLM's hashes; None if KV events are not wanted.
+        `weights`: what the engine has loaded, if the configuration does not name it. `engine`: its name
+        and version."""
         self.refused: Counter[str] = Counter()  # requests that are cached for nobody, by reason
-        self._setting = setting
+        self._config = config
         self._document: Desired | None = None
         self._orgs: dict[str, OrgSpec] = {}  # of what was told
-        self._verifier = ClaimVerifier(setting.claims_key, setting.driver)
-        model = model_spec(setting, workers)
-        homes = self._granted(setting.agent, model) if setting.agent else setting.homes
+        self._is_used = False
+        if (name := config.model or weights) is None:
+            raise Invalid("Nobody says which weights these are: set `model`, their name and revision.")
+        model = model_spec(name, workers)
+        homes = _granted(config, model) if isinstance(config, EngineConfig) else ()
         self._lines = [WorkerConnection(worker.address, self._receive) for worker in workers]
-
-        notes = Path(setting.state_dir) if setting.state_dir else None
-
-        def remote_shard(group: str, index: int, home: Home, path: PathSpec | None) -> RemoteShard:
-            return RemoteShard(f"{group}.{index}", self._lines[index], home, notes, path)
-
-        self.shim = Shim(setting.driver, None, daemon.software(), remote_shard=remote_shard, notes=notes)
-        told = setting.desired(model, homes)
-        self.shim.set_desired(msgspec.json.encode(told))
+        self._process: DriverProcess
+        if isinstance(config, EngineConfig):
+            self._process = Standalone(config, model, homes, self._lines)
+        else:
+            self._process = Governed(config, model, engine, self._lines)
+        self.shim = self._process.shim
         self.events = UnitEvents(model.unit_tokens, hash_tokens) if hash_tokens else None
-        if self.events:
-            self.shim.driver.ledger.set_listener(self.events)
         self.scheduling = ConnectorScheduler(
-            self.shim.driver,
             [group.shape() for group in workers[0].groups],
             model.unit_tokens,
             len(workers),
             self.who,
             self.is_served,
-            wait_seconds=setting.wait_seconds,
-            only_if_faster=setting.only_if_faster,
+            wait_seconds=config.wait_seconds,
+            only_if_faster=config.only_if_faster,
             events=self.events,
-            is_far=any(not Address.parse(home.address).path for home in homes),
         )
-        self._api = Api(self.shim, setting.api) if setting.api else None
-        self._reporter = Reporter(
-            setting.telemetry,
-            None,
-            "driver",
-            daemon.software(),
-            name=setting.driver,
-            collect=partial(metrics.collect, self.shim),
-            limits=self.shim.limits,
-            slowest=self.shim.take_slowest,
+        log.info("The driver has started; model: %s", msgspec.json.encode(model))
+        if not self._use():
+            log.warning(
+                "Nothing is cached yet: this engine has no desired document. It follows one as soon as "
+                "the console sends it: start a job in a session there, with driver %s.",
+                self.shim.name,
+            )
+
+    def close(self) -> None:
+        self.scheduling.close()
+        self._process.close()
+        for line in self._lines:
+            line.close()
+
+    def _use(self) -> bool:
+        """Begin to cache as soon as there is a document. Returns whether there is one."""
+        if self._is_used:
+            return True
+        told = self.shim.desired
+        if told is None or not self.shim.has_driver:
+            return False
+        self._is_used = True
+        driver = self.shim.driver
+        if self.events:
+            driver.ledger.set_listener(self.events)
+        self.scheduling.use(
+            driver, is_far=any(not Address.parse(home.address).path for home in told.homes)
         )
         for shard in self.shim.observed()["shards"]:
             if shard["state"] != "here":
                 log.warning("Shard %s is not open: %s", shard["shard"], shard["reason"])
-        log.info(
-            "Prefixes are stored for %d orgs; model: %s", len(told.orgs), msgspec.json.encode(model)
-        )
-
-    def close(self) -> None:
-        if self._api:
-            self._api.close()
-        self._reporter.stop()  # while shards can still be asked
-        self.scheduling.close()
-        self.shim.stop()
-        for line in self._lines:
-            line.close()
-
-    def _granted(self, agent: AgentSpec, model: ModelSpec) -> tuple[HomeSpec, ...]:
-        setting, shape = self._setting, model.shape()
-        slots = shape.slots_for(agent.memory_bytes)
-        if not slots:
-            raise Invalid(f"`memory_bytes` is {agent.memory_bytes}: less than one column needs.")
-        namespace = model.namespace().digest().hex()
-        control = AgentControl(agent.url, agent.token)
-        grant(control, shape, setting.driver, setting.secret, slots, namespace, agent.tier2)
-        return tuple(
-            HomeSpec(
-                group=group.name,
-                index=index,
-                address=agent.address,
-                shard=shard_name(setting.driver, part_name(group.name, index)),
-            )
-            for group in shape.groups
-            for index in range(len(group.bytes_per_token))
-        )
+        log.info("Prefixes are stored for %d orgs", len(told.orgs))
+        return True
 
     def _receive(self, raw: msgspec.Raw) -> None:
         self.scheduling.saved(read(raw, _SAVED))
@@ -187,14 +219,18 @@ class EngineDriver:
 
     def who(self, request: Any) -> Requester | None:
         """Whom a vLLM request is cached for. None if it is not cached, and the reason is counted."""
-        if request.mm_features or request.prompt_embeds is not None or request.pooling_params:
-            self.refused["not_only_tokens"] += 1  # its KV depends on more than its tokens
+        if request.prompt_embeds is not None or request.pooling_params:
+            self.refused["prompt_embeddings" if request.prompt_embeds is not None else "pooling"] += 1
             return None
         if request.resumable:
             self.refused["streamed_input"] += 1  # its tokens may change
             return None
-        claim = self._verifier.verify(carried_by(request.kv_transfer_params))
-        unsigned = self._setting.unsigned_org
+        claims = self._process.claims() if self._use() else None
+        if claims is None:
+            self.refused["no_document"] += 1  # the console has not sent one yet
+            return None
+        claim = claims.verify(carried_by(request.kv_transfer_params))
+        unsigned = self._config.unsigned_org
         if not isinstance(claim, Claim):
             self.refused[claim.value] += 1
             if unsigned is None:
@@ -209,7 +245,7 @@ class EngineDriver:
             return None
         lora = request.lora_request
         adapter = f"{lora.lora_name} {lora.lora_path}" if lora else ""
-        return Requester(self.shim.keys(org, adapter), claim.rules)
+        return Requester(self.shim.keys(org, adapter), claim.rules, media_of(request))
 
     def is_served(self, asker: Requester) -> bool:
         """Whether the org still exists and has the same secret."""
@@ -225,9 +261,10 @@ class EngineDriver:
 
     def reset(self) -> bool:
         """Purge everything of every org from all tiers. Returns whether nothing is left."""
-        told, driver = self.shim.desired, self.shim.driver
-        if told is None:
+        told = self.shim.desired
+        if told is None or not self.shim.has_driver:
             return True
+        driver = self.shim.driver
         self.scheduling.let_go_all()
         until = time.monotonic() + RESET_SECONDS
         receipts = {
@@ -240,6 +277,97 @@ class EngineDriver:
         }
         log.info("The cache was reset: %s", {org: _short(one) for org, one in receipts.items()})
         return all(one.done for one in receipts.values())
+
+
+class Standalone:
+    """A driver that a file configures. It asks no console anything."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelSpec,
+        homes: tuple[HomeSpec, ...],
+        lines: Sequence[WorkerConnection],
+    ) -> None:
+        notes = Path(config.state_dir) if config.state_dir else None
+        self.shim = Shim(
+            config.driver,
+            None,
+            daemon.software(),
+            remote_shard=_remote_shards(lines, notes),
+            notes=notes,
+        )
+        self._claims = ClaimVerifier(config.claims_key, config.driver)
+        self.shim.set_desired(msgspec.json.encode(config.desired(model, homes)))
+        self._api = Api(self.shim, config.api) if config.api else None
+        self._reporter = Reporter(
+            config.telemetry,
+            None,
+            "driver",
+            daemon.software(),
+            name=config.driver,
+            collect=partial(metrics.collect, self.shim),
+            limits=self.shim.limits,
+            slowest=self.shim.take_slowest,
+        )
+
+    def claims(self) -> ClaimVerifier:
+        return self._claims
+
+    def close(self) -> None:
+        if self._api:
+            self._api.close()
+        self._reporter.stop()  # while shards can still be asked
+        self.shim.stop()
+
+
+class Governed(JoinedDriver):
+    """A driver that a console configures."""
+
+    def __init__(
+        self, config: GovernedConfig, model: ModelSpec, engine: str, lines: Sequence[WorkerConnection]
+    ) -> None:
+        super().__init__(config, model, engine, lambda notes: _remote_shards(lines, notes))
+        self._verifier: tuple[bytes, ClaimVerifier] | None = None
+
+    def claims(self) -> ClaimVerifier | None:
+        told = self.shim.desired
+        key = told.claims_key if told else None
+        if key is None:
+            return None
+        if self._verifier is None or self._verifier[0] != key:
+            self._verifier = key, ClaimVerifier(key, self.shim.name)
+        return self._verifier[1]
+
+
+def _remote_shards(lines: Sequence[WorkerConnection], notes: Path | None) -> RemoteShards:
+    def made(group: str, index: int, home: Home, path: PathSpec | None) -> RemoteShard:
+        return RemoteShard(f"{group}.{index}", lines[index], home, notes, path)
+
+    return made
+
+
+def _granted(config: EngineConfig, model: ModelSpec) -> tuple[HomeSpec, ...]:
+    """The homes of the file, or of shards that its agent has been told to make."""
+    if (agent := config.agent) is None:
+        return config.homes
+    shape = model.shape()
+    slots = shape.slots_for(agent.memory_bytes)
+    if not slots:
+        raise Invalid(f"`memory_bytes` is {agent.memory_bytes}: less than one column needs.")
+    namespace = model.namespace().digest().hex()
+    control = AgentControl(agent.url, agent.token)
+    grant(control, shape, config.driver, config.secret, slots, namespace, agent.tier2)
+    return tuple(
+        HomeSpec(
+            group=group.name,
+            index=index,
+            address=agent.address,
+            shard=shard_name(config.driver, part_name(group.name, index)),
+        )
+        for group in shape.groups
+        for index in range(len(group.bytes_per_token))
+    )
 
 
 def _short(receipt: Receipt) -> str:

@@ -1,10 +1,10 @@
 """The scheduler's half: which prefixes are loaded and stored, and when. Knows requests, and no vLLM.
 
-A request is asked about until it is scheduled (`matched`), gets blocks (`allocated`), is in steps
-(`step`), and ends (`finished`), perhaps after it was preempted and all of this came anew. What of it is
-loaded is whole units, and its last token is computed in any case: its logits are wanted. What is stored
-is whole units of tokens that are known and whose KV is there at the end of a step: no draft, no
-placeholder.
+A request arrives (`arrived`), is asked about until it is scheduled (`matched`), gets blocks
+(`allocated`), is in steps (`step`), and ends (`finished`), perhaps after it was preempted and all of
+this came anew. What of it is loaded is whole units, and its last token is computed in any case: its
+logits are wanted. What is stored is whole units of tokens that are known and whose KV is there at the
+end of a step: no draft, no placeholder.
 
 While a load is under way nothing is stored of its request, nor of others that share its blocks: what
 was computed behind columns that turn out not to be there is worth nothing.
@@ -13,6 +13,7 @@ was computed behind columns that turn out not to be there is worth nothing.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import Counter, deque
@@ -35,7 +36,7 @@ from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.stores import Store
 from swdriver_shim.decider.decider import Decider, Load
-from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Media, Prompt
 from swdriver_shim.policy import AS_USUAL, Rules
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ MEASURED_PART_MIN: Final = 0.8  # of the step's tokens
 ASKED_SECONDS_MAX: Final = 60.0  # after so long in vLLM's queue, tier 2 is asked anew
 LOOK_SECONDS: Final = 0.005  # between looks at what is there by now
 IDLE_SECONDS: Final = 0.005  # for an engine that has nothing else to do
+_INTERNAL_ID: Final = re.compile(r"(?:(?P<completion>cmpl-.+)-\d+|(?P<other>.+))-[0-9a-f]{8}")
 NULL_BLOCK: Final = 0  # vLLM's name for one that is not there, as before a window
 
 
@@ -67,10 +69,11 @@ class Request(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """In whose name a request is asked, and what it wishes."""
+    """In whose name a request is asked, what it wishes, and its inputs that are not tokens."""
 
     keys: Keys
     rules: Rules = AS_USUAL
+    media: Sequence[Media] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,13 @@ class GroupShape:
 
     block_tokens: int
     window: int | None = None
+
+
+def shown_name(request_id: str) -> str:
+    """The id that the caller of a request knows: vLLM adds the number of the prompt to that of a
+    completion, and characters of its own to all."""
+    found = _INTERNAL_ID.fullmatch(request_id)
+    return found["completion"] or found["other"] if found else request_id
 
 
 def goes_on_from_blocks(groups: Sequence[GroupShape]) -> bool:
@@ -142,7 +152,6 @@ class ConnectorScheduler:
 
     def __init__(
         self,
-        driver: Decider,
         groups: Sequence[GroupShape],
         unit_tokens: int,
         workers: int,
@@ -150,24 +159,23 @@ class ConnectorScheduler:
         is_served: Callable[[Requester], bool] = lambda _: True,
         *,
         wait_seconds: float = 0.0,
-        is_far: bool = False,
         only_if_faster: bool = True,
         events: UnitEvents | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`who` asks with a request; None if it is cached for nobody. `is_served`: whether it still is,
         as it was; an org may be taken out while its requests go on. `wait_seconds`: how long a request
-        waits, at most, for what tier 2 has of it. `is_far`: agents are not on the workers' nodes.
-        `only_if_faster`: what was found to take longer than computing is not loaded."""
+        waits, at most, for what tier 2 has of it. `only_if_faster`: what was found to take longer than
+        computing is not loaded. Before `use`, `who` has to say None."""
         self.counts: Counter[str] = Counter()  # since the start
-        self._driver = driver
+        self._decider: Decider | None = None
         self._groups = groups
         self._unit = unit_tokens
         self._workers = workers
         self._who = who
         self._is_served = is_served
         self._wait_seconds = wait_seconds
-        self._is_far = is_far
+        self._is_far = False
         self._only_if_faster = only_if_faster
         self._events = events
         self._steps: deque[tuple[float, str, int]] = deque()  # under way: since when, whose, how much
@@ -184,6 +192,17 @@ class ConnectorScheduler:
         self._ended: deque[TrackedRequest] = deque()  # with something that may still be stored
         self._lock = threading.Lock()  # of `_stores`
 
+    def use(self, driver: Decider, *, is_far: bool) -> None:
+        """Cache with this driver from here on. `is_far`: agents are not on the workers' nodes."""
+        if self._decider is None:
+            self._decider, self._is_far = driver, is_far
+
+    @property
+    def _driver(self) -> Decider:
+        if self._decider is None:
+            raise RuntimeError("no request is tracked before there is a driver")
+        return self._decider
+
     @property
     def loads_ahead(self) -> bool:
         """Whether requests wait for their loads, instead of being computed layer by layer beside them.
@@ -194,6 +213,18 @@ class ConnectorScheduler:
         return self._is_far or not goes_on_from_blocks(self._groups)
 
     # Loads
+
+    def arrived(self, request: Request) -> None:
+        """It is in vLLM's queue. A conversation that continues is recalled from tier 2 meanwhile: by its
+        trail, or by its own columns where this driver has no trail of it."""
+        one = self._of(request)
+        if one is None or not (continue_id := one.asker.rules.continue_id):
+            return
+        if self._driver.prefetch(one.asker.keys.org, continue_id):
+            return
+        if limit := request.num_tokens // self._unit * self._unit:
+            self._extend(one, limit)
+            self._driver.prefetch_prompt(one.prompt)
 
     def matched(self, request: Request, computed: int) -> tuple[int | None, bool]:
         """How many tokens behind those that vLLM has itself are there; None to be asked again. And
@@ -507,7 +538,10 @@ class ConnectorScheduler:
         name = request.request_id
         if name not in self._ongoing:
             asker = self._who(request)
-            made = TrackedRequest(request, asker, asker.keys.prompt(request=name)) if asker else None
+            made = None
+            if asker:
+                prompt = asker.keys.prompt(request=shown_name(name), media=asker.media)
+                made = TrackedRequest(request, asker, prompt)
             self._ongoing[name] = made
         return self._ongoing[name]
 

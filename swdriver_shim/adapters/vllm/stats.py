@@ -55,7 +55,8 @@ class StatsSource:
         deciding = self._deciding
         done = deciding.scheduling.counts
         tokens: dict[str, int] = {}
-        for org in deciding.shim.driver.statistics.orgs():
+        driver = deciding.shim.driver if deciding.shim.has_driver else None
+        for org in driver.statistics.orgs() if driver else ():
             for tier, count in org.hit_tokens.items():
                 tokens[f"hit_{tier}"] = tokens.get(f"hit_{tier}", 0) + count
             for reason, count in org.missed_tokens.items():

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvss_agent.client import Miss
+from kvss_agent.client import Evict, Miss
 from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.adapters.vllm.blocks import SKIP_BLOCK, BlockGroup, Mark
 from swdriver_shim.adapters.vllm.orders import (
@@ -38,7 +38,7 @@ from swdriver_shim.adapters.vllm.orders import (
 )
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.data_plane.shard import Shard
-from swdriver_shim.data_plane.shard.columns import EvictColumn, ViewColumn
+from swdriver_shim.data_plane.shard.columns import ViewColumn
 from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.keys import COLUMN_TOKENS
 
@@ -238,7 +238,7 @@ class Worker:
             for first in range(0, len(columns), at_once):
                 batch = columns[first : first + at_once]
                 out = [
-                    EvictColumn(
+                    Evict(
                         one.slot,
                         one.key,
                         save.order.tag,

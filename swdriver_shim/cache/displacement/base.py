@@ -8,7 +8,7 @@ driver pins columns in use; a pin counts as a child does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 
@@ -92,7 +92,3 @@ class DisplacementPolicy(ABC, Generic[C]):
     def removed(self, column: C) -> None:
         """It was displaced, expired or purged; a purge also removes columns that have children. Called
         before `leaf` for its parent."""
-
-    @abstractmethod
-    def check_integrity(self, columns: Iterable[C]) -> None:
-        """AssertionError unless its state fits these columns, which are all that it has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final, TypeAlias
@@ -122,27 +122,6 @@ class Cost(DisplacementPolicy[C]):
     def removed(self, column: C) -> None:
         self._count -= 1
         self._forget(column)
-
-    def check_integrity(self, columns: Iterable[C]) -> None:
-        columns = set(columns)
-        assert self._count == len(columns)
-        assert self._waiting.keys() <= columns
-        assert all(column.ref_count or column in self._waiting for column in columns)
-        for sign, heaps_of_end in zip((1, -1), zip(*self._kinds, strict=True), strict=True):
-            entries = sum(len(heap) for heap in heaps_of_end)
-            assert entries <= self._entries <= 2 * len(self._waiting) + _SLACK
-            here = {
-                entry[3]: (kind, entry)
-                for kind, heap in enumerate(heaps_of_end)
-                for entry in heap
-                if self._waiting.get(entry[3]) == entry[2]
-            }
-            assert here.keys() == self._waiting.keys()
-            for column, (kind, entry) in here.items():
-                assert column.ref_count or kind == _kind(column, column.uses), "of another kind by now"
-                used = sign * entry[0]  # below zero for what was used before this machine started
-                assert column.ref_count or used == column.used_at // SAME_AGE_S, "used since"
-        self._returns.check_integrity()
 
     def _offer(self, kind: int, now: float) -> _Offer[C]:
         """Who is worth least of a kind: the oldest or the youngest, the deeper of equals.

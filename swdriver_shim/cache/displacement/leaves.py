@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Generic, TypeAlias
 
@@ -60,15 +60,6 @@ class Leaves(Generic[C]):
             else:
                 heapreplace(heap, self._entry(column, rank))
         return None
-
-    def check_integrity(self, columns: Iterable[C]) -> None:
-        """AssertionError unless these are the columns of this heap, leaves or not."""
-        for column in columns:
-            assert column.ref_count or column in self._entries, "each leaf is queued"
-        queued = {id(entry) for entry in self._heap}
-        assert all(id(entry) in queued for entry in self._entries.values())
-        assert all(entry[0] <= (self._rank(entry[-1]) or entry[0]) for entry in self._entries.values())
-        assert len(self._heap) <= self._limit
 
     def _entry(self, column: C, rank: Rank) -> tuple[Rank, int, int, C]:
         self._pushed += 1

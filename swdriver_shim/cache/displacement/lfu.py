@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from swdriver_shim.cache.displacement.base import C, DisplacementPolicy
+from swdriver_shim.cache.displacement.base import C
 from swdriver_shim.cache.displacement.leaves import Leaves
+from swdriver_shim.cache.displacement.lru import Lru
 
 
-class Lfu(DisplacementPolicy[C]):
+class Lfu(Lru[C]):
     """Displaces the leaf with the fewest uses, counted from the rank that victims had when it was last
     used.
 
@@ -17,7 +18,7 @@ class Lfu(DisplacementPolicy[C]):
     """
 
     name = "lfu"
-    __slots__ = ("_age", "_leaves")
+    __slots__ = ("_age",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,31 +26,16 @@ class Lfu(DisplacementPolicy[C]):
         self._leaves = Leaves[C](lambda column: (column.uses + column.mark, column.used_at))
 
     def stored(self, column: C, now: float) -> None:
-        self._count += 1
         column.mark = self._age
-        if not column.ref_count:
-            self._leaves.put(column)
+        super().stored(column, now)
 
     def used(self, path: Sequence[C], now: float) -> None:
         age = self._age
         for column in path:
             column.mark = age
 
-    def leaf(self, column: C) -> None:
-        self._leaves.put(column)
-
     def victim(self, now: float) -> C | None:
         column = self._leaves.first()
         if column is not None:
             self._age = max(self._age, column.uses + column.mark)
         return column
-
-    def removed(self, column: C) -> None:
-        self._count -= 1
-        self._leaves.drop(column)
-
-    def check_integrity(self, columns: Iterable[C]) -> None:
-        columns = list(columns)
-        assert self._count == len(columns)
-        assert all(0 <= column.mark <= self._age for column in columns)
-        self._leaves.check_integrity(columns)

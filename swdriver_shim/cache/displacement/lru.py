@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from swdriver_shim.cache.displacement.base import C, DisplacementPolicy
 from swdriver_shim.cache.displacement.leaves import Leaves
@@ -35,8 +35,3 @@ class Lru(DisplacementPolicy[C]):
     def removed(self, column: C) -> None:
         self._count -= 1
         self._leaves.drop(column)
-
-    def check_integrity(self, columns: Iterable[C]) -> None:
-        columns = list(columns)
-        assert self._count == len(columns)
-        self._leaves.check_integrity(columns)

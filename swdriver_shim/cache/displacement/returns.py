@@ -103,11 +103,6 @@ class Returns:
     def displaced(self, age_s: float) -> None:
         self._span_s += (age_s - self._span_s) / _SMOOTH
 
-    def check_integrity(self) -> None:
-        assert len(self._followed) <= SAMPLE_MAX
-        assert all(self.follows(key) for key in self._followed)
-        assert all(rate > 0 for rates in self.rate for rate in rates)
-
     def _make_room(self, now: float) -> None:
         """Follow a smaller share, or drop the column whose last use is longest ago."""
         key = next(iter(self._followed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from swdriver_shim.cache.displacement.base import C, DisplacementPolicy
@@ -69,15 +69,6 @@ class S3Fifo(DisplacementPolicy[C]):
         while len(self._ghosts) > GHOST_SHARE * self._count:
             del self._ghosts[next(iter(self._ghosts))]
         self._victim = None
-
-    def check_integrity(self, columns: Iterable[C]) -> None:
-        columns = list(columns)
-        assert self._count == len(columns)
-        main = [column for column in columns if column.mark is not None]
-        assert self._main_count == len(main)
-        assert len(self._ghosts) <= max(1, GHOST_SHARE * self._count)
-        self._main.check_integrity(main)
-        self._small.check_integrity(column for column in columns if column.mark is None)
 
     def _from_small(self) -> C | None:
         while (column := self._small.first()) is not None and column.uses >= USES_TO_STAY:

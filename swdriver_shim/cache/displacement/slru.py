@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
@@ -61,14 +61,6 @@ class Slru(DisplacementPolicy[C]):
         self._protected_count -= column.mark is self
         self._probation.drop(column)
         self._protected.drop(column)
-
-    def check_integrity(self, columns: Iterable[C]) -> None:
-        columns = list(columns)
-        assert self._count == len(columns)
-        protected = [column for column in columns if column.mark is self]
-        assert self._protected_count == len(protected)
-        self._protected.check_integrity(protected)
-        self._probation.check_integrity(column for column in columns if column.mark is not self)
 
     def _protect(self, column: C) -> None:
         column.mark = self

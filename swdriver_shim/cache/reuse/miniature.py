@@ -68,6 +68,7 @@ class Outcome:
     held_max: int = 0
     stored_at: Sequence[float] = ()  # of the columns present in the end
     used_at: Sequence[float] = ()
+    depths: Sequence[int] = ()
 
 
 class Miniature:
@@ -83,6 +84,7 @@ class Miniature:
         self._room = room
         self._first = policy.ttl_first_use_seconds
         self._last = policy.ttl_last_use_seconds
+        self._most = policy.columns_max
         self._columns: dict[bytes, Column] = {}
         self._used: deque[tuple[float, Column]] = deque()  # in order; checked when they may have expired
         self._stored: deque[tuple[float, Column]] = deque()
@@ -105,16 +107,21 @@ class Miniature:
                         missed[one.key[-1] % FOLDS] += 1
             else:
                 if event.kind is Kind.MORE:
-                    tip = self._store([*matched, *event.path], found, now)
+                    path = [*matched, *event.path]
                 else:
-                    found = 0
-                    tip = self._store(event.path, found, now)
+                    found, path = 0, list(event.path)
+                length = event.length
+                if self._most is not None:
+                    path = [one for one in path if one.depth < self._most]
+                    found, length = min(found, self._most), min(length, self._most)
+                tip = self._store(path, found, now)
                 if tip and self._first is not None:
-                    self._went_on(tip, found, event.length, now)
+                    self._went_on(tip, found, length, now)
                 outcome.held_max = max(outcome.held_max, self._held)
         here = [column for column in self._columns.values() if column.present]
         outcome.stored_at = array("d", [column.stored_at for column in here])
         outcome.used_at = array("d", [column.used_at for column in here])
+        outcome.depths = array("I", [column.needs for column in here])
         return outcome
 
     def _match(self, path: Sequence[Reference], now: float) -> int:

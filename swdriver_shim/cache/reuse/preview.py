@@ -79,8 +79,8 @@ class Preview(Struct, frozen=True, kw_only=True):
     confidence: Confidence | None  # None: there was no traffic yet
 
 
-# What a result depends on: the two TTLs, the room, and the displacement policy.
-_Key: TypeAlias = tuple[int | None, int | None, float | None, str]
+# What a result depends on: the two TTLs, the limit of columns, the room, and the displacement policy.
+_Key: TypeAlias = tuple[int | None, int | None, int | None, float | None, str]
 
 
 @dataclass
@@ -145,11 +145,11 @@ class Traffic:
 
     def run(self, policy: Policy, room_bytes: float) -> Outcome:
         """Try a policy. With room for all columns none is displaced, whatever the policy."""
-        times = policy.ttl_first_use_seconds, policy.ttl_last_use_seconds
+        limits = policy.ttl_first_use_seconds, policy.ttl_last_use_seconds, policy.columns_max
         room = room_bytes / self.sample.column_bytes * self.share.of_all / self.factor
-        found = self._cached((*times, None, ""), policy, None)
+        found = self._cached((*limits, None, ""), policy, None)
         if found.held_max > room:
-            found = self._cached((*times, room, policy.displacement), policy, room)
+            found = self._cached((*limits, room, policy.displacement), policy, room)
         return found
 
     def _cached(self, key: _Key, policy: Policy, room: float | None) -> Outcome:
@@ -320,14 +320,16 @@ def _through(points: Sequence[Point], shift: float) -> tuple[Point, ...]:
 
 def _expiring(traffic: Traffic, in_memory: Outcome, now: Policy, proposed: Policy) -> int:
     """How many of the columns in memory the proposed policy expires."""
-    present = [
-        stamps
-        for stamps in zip(in_memory.stored_at, in_memory.used_at, strict=True)
-        if now.expires_at(*stamps) > traffic.sample.now
-    ]
+    columns = zip(in_memory.depths, in_memory.stored_at, in_memory.used_at, strict=True)
+    at = traffic.sample.now
+    present = [one for one in columns if now.expires_at(one[1], one[2]) > at]
     if proposed.tiers is Tiers.NONE:
         return len(present)
-    return sum(proposed.expires_at(*stamps) <= traffic.sample.now for stamps in present)
+    most = inf if proposed.columns_max is None else proposed.columns_max
+    return sum(
+        depth >= most or proposed.expires_at(stored_at, used_at) <= at
+        for depth, stored_at, used_at in present
+    )
 
 
 def _confidence(traffics: Sequence[Traffic], now: Policy, proposed: Policy) -> Confidence:

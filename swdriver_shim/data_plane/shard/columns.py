@@ -1,18 +1,9 @@
-"""Columns as callers name them to a shard, one class for each operation."""
+"""Columns as callers name them to a shard, one class for each operation but evicts: see
+`kvss_agent.client.Evict`."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
-
-
-class EvictColumn(NamedTuple):
-    """A column to store in a slot."""
-
-    slot: int
-    key: bytes
-    tag: bytes
-    tokens: int
-    payload: memoryview
 
 
 class RefillColumn(NamedTuple):

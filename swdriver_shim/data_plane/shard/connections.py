@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from kvss_agent.client import Lost, NotApplied, ShardClient
-from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.cache.snapshot import ShardSnapshot, read_once, write
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.data_plane.shard.former_homes import TAGS_MAX, Connect, FormerHome, FormerHomes
@@ -228,11 +227,9 @@ class HomeConnections:
 def empty(client: ShardClient) -> None:
     """Empty all slots: another driver, or an earlier process, may have left columns there that no purge
     would find. Raises Lost."""
-    for first in range(0, client.slots, BATCH_MAX):
-        slots = range(first, min(client.slots, first + BATCH_MAX))
-        if client.delete(slots) is not None:
-            client.close()
-            raise Lost("its slots could not be emptied")
+    if client.delete(range(client.slots)) is not None:
+        client.close()
+        raise Lost("its slots could not be emptied")
 
 
 def _ignore() -> None:

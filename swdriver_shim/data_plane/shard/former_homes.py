@@ -18,7 +18,6 @@ from typing import Final
 
 from kvss_agent.client import Lost, ShardClient
 from kvss_agent.data_plane.breach import Cause
-from kvss_agent.shard.core import BATCH_MAX
 
 log = logging.getLogger(__name__)
 
@@ -206,12 +205,10 @@ class FormerHomes:
     def _delete(
         self, home: FormerHome, client: ShardClient, slots: Collection[int], *, scrub: bool
     ) -> bool:
-        order = list(slots)
         try:
-            for first in range(0, len(order), BATCH_MAX):
-                if reason := client.delete(order[first : first + BATCH_MAX], scrub=scrub):
-                    home.reason = f"its slots can't be emptied: {reason}"
-                    return False
+            if reason := client.delete(list(slots), scrub=scrub):
+                home.reason = f"its slots can't be emptied: {reason}"
+                return False
         except Lost as error:
             home.reason = str(error)
             with self._lock:

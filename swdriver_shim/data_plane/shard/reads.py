@@ -6,33 +6,12 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
-from kvss_agent.client import Header, Lost, Miss, ShardClient, Views, Wanted
+from kvss_agent.client import Header, Lost, Miss, ShardClient, Wanted
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.data_plane.shard.columns import RefillColumn, ViewColumn
 from swdriver_shim.data_plane.shard.connections import HomeConnections
 from swdriver_shim.data_plane.shard.metrics import TransferMetrics
-
-
-class ColumnViews:
-    """Columns to read in place, checked. Nobody writes to them until the end of the `with`."""
-
-    def __init__(self, columns: list[memoryview | Miss], views: Sequence[Views]) -> None:
-        self._columns = columns
-        self._views = views
-
-    def __enter__(self) -> list[memoryview | Miss]:
-        return self._columns
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for views in self._views:
-            views.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +73,30 @@ class ShardReader:
         for place, answer in zip(places, answers, strict=True):
             found[place] = answer
 
-    def view(self, columns: Sequence[ViewColumn], request: str) -> ColumnViews:
-        views: list[Views] = []
-        with self._reading(columns) as plan:
-            found: list[memoryview | Miss] = [*plan.missing]
-            for batch in plan.batches:
-                began = time.perf_counter()
-                try:
-                    views.append(batch.client.view([plan.wanted[at] for at in batch.places]))
-                except Lost as error:
-                    self._homes.lose(batch.client, error)
-                    answers: Sequence[memoryview | Miss] = [Miss.LOST] * len(batch.places)
-                else:
-                    answers, seconds = views[-1].columns, time.perf_counter() - began
-                    asked = [columns[at] for at in batch.places]
-                    size = sum(len(one) for one in answers if not isinstance(one, Miss))
-                    self._metrics.record("in", batch.path, seconds, asked, size, request)
-                for place, answer in zip(batch.places, answers, strict=True):
-                    found[place] = answer
-        # What is leased stays mapped if the home changes from here on: its views hold the memory.
-        return ColumnViews(found, views)
+    @contextlib.contextmanager
+    def view(self, columns: Sequence[ViewColumn], request: str) -> Iterator[list[memoryview | Miss]]:
+        with contextlib.ExitStack() as views:
+            with self._reading(columns) as plan:
+                found: list[memoryview | Miss] = [*plan.missing]
+                for batch in plan.batches:
+                    began = time.perf_counter()
+                    try:
+                        wanted = [plan.wanted[at] for at in batch.places]
+                        answers: Sequence[memoryview | Miss] = views.enter_context(
+                            batch.client.view(wanted)
+                        )
+                    except Lost as error:
+                        self._homes.lose(batch.client, error)
+                        answers = [Miss.LOST] * len(batch.places)
+                    else:
+                        seconds = time.perf_counter() - began
+                        asked = [columns[at] for at in batch.places]
+                        size = sum(len(one) for one in answers if not isinstance(one, Miss))
+                        self._metrics.record("in", batch.path, seconds, asked, size, request)
+                    for place, answer in zip(batch.places, answers, strict=True):
+                        found[place] = answer
+            # What is leased stays mapped if the home changes from here on: its views hold the memory.
+            yield found
 
     @contextlib.contextmanager
     def _reading(self, columns: Sequence[RefillColumn] | Sequence[ViewColumn]) -> Iterator[_Plan]:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from kvss_agent.client import Evict, Header, Lost, Miss, NotApplied, ShardClient
-from kvss_agent.shard.core import BATCH_MAX
 from swdriver_shim.data_plane.paths import PathSpec, PathTraffic
-from swdriver_shim.data_plane.shard.columns import EvictColumn, RefillColumn, ViewColumn
+from swdriver_shim.data_plane.shard.columns import RefillColumn, ViewColumn
 from swdriver_shim.data_plane.shard.connections import HomeConnections
 from swdriver_shim.data_plane.shard.former_homes import Connect
 from swdriver_shim.data_plane.shard.metrics import TransferMetrics
 from swdriver_shim.data_plane.shard.moves import Pull, ShardMover
-from swdriver_shim.data_plane.shard.reads import ColumnViews, ShardReader
+from swdriver_shim.data_plane.shard.reads import ShardReader
 from swdriver_shim.data_plane.shard.tier2 import ShardTier2
 from swdriver_shim.data_plane.slow_transfers import SlowTransfer
 
@@ -86,7 +86,7 @@ class Shard:
 
     # Evicts and refills
 
-    def evict(self, columns: Sequence[EvictColumn], request: str = "") -> bool:
+    def evict(self, columns: Sequence[Evict], request: str = "") -> bool:
         """Write these columns of one org to their slots, in this order. Returns False if the agent is
         lost. `request`: the name of the request that they are for, if it has one."""
         homes, slots = self._homes, self._homes.slots
@@ -101,7 +101,7 @@ class Shard:
                 path = homes.path
             began = time.perf_counter()
             try:
-                last = client.evict_batch([Evict(*column) for column in columns])
+                last = client.evict_batch(columns)
             except Lost as error:
                 homes.lose(client, error)
                 return False
@@ -127,8 +127,11 @@ class Shard:
         its memory is a miss."""
         return self._reader.fetch(columns, request)
 
-    def view(self, columns: Sequence[ViewColumn], request: str = "") -> ColumnViews:
-        """Read columns in place where the transport can, else copy them."""
+    def view(
+        self, columns: Sequence[ViewColumn], request: str = ""
+    ) -> AbstractContextManager[list[memoryview | Miss]]:
+        """Read columns in place where the transport can, else copy them, and check them. Nobody writes
+        to them until the end of the `with`."""
         return self._reader.view(columns, request)
 
     # Clears
@@ -181,10 +184,7 @@ class Shard:
                 late = [slot for slot in slots if not homes.slots.is_written(slot)]
             if client is None:
                 return not late
-            return all(
-                self._delete(client, late[first : first + BATCH_MAX], scrub=True)
-                for first in range(0, len(late), BATCH_MAX)
-            )
+            return self._delete(client, late, scrub=True)
 
     def _delete(self, client: ShardClient, slots: Sequence[int], *, scrub: bool) -> bool:
         try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from kvss_agent.client import Column, Lost, Miss, Purged, TierAnswer, Wanted
+from kvss_agent.client import Column, Lost, Miss, Purged, ShardClient, TierAnswer, Wanted
 from swdriver_shim.data_plane.shard.columns import RecallColumn, SpillColumn
 from swdriver_shim.data_plane.shard.connections import HomeConnections
+
+T = TypeVar("T")
 
 
 class ShardTier2:
@@ -16,14 +19,8 @@ class ShardTier2:
         self._homes = homes
 
     def exists(self, columns: Sequence[tuple[bytes, bytes]]) -> list[bool]:
-        client = self._homes.client
-        if client is None:
-            return [False] * len(columns)
-        try:
-            return client.exists([Column(key, tag, 0) for key, tag in columns])
-        except Lost as error:
-            self._homes.lose(client, error)
-            return [False] * len(columns)
+        asked = [Column(key, tag, 0) for key, tag in columns]
+        return self._ask(lambda client: client.exists(asked), [False] * len(columns))
 
     def spill(self, columns: Sequence[SpillColumn], data_key: bytes = b"") -> list[bool]:
         homes, slots = self._homes, self._homes.slots
@@ -80,22 +77,20 @@ class ShardTier2:
         return [answer if isinstance(answer, Miss) else answer.note for answer in found]
 
     def delete(self, columns: Sequence[tuple[bytes, bytes]]) -> bool:
-        client = self._homes.client
-        if client is None:
-            return False
-        try:
-            answers = client.tier_delete([Column(key, tag, 0) for key, tag in columns])
-        except Lost as error:
-            self._homes.lose(client, error)
-            return False
+        asked = [Column(key, tag, 0) for key, tag in columns]
+        lost: list[TierAnswer | Miss] = [Miss.LOST]
+        answers = self._ask(lambda client: client.tier_delete(asked), lost)
         return all(answer is TierAnswer.DONE for answer in answers)
 
     def purge(self, tag: bytes) -> Purged | None:
+        return self._ask(lambda client: client.purge(tag), None)
+
+    def _ask(self, ask: Callable[[ShardClient], T], if_lost: T) -> T:
         client = self._homes.client
         if client is None:
-            return None
+            return if_lost
         try:
-            return client.purge(tag)
+            return ask(client)
         except Lost as error:
             self._homes.lose(client, error)
-            return None
+            return if_lost

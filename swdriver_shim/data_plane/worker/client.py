@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from kvss_agent.client import Miss, Purged
+from swdriver_shim.data_plane.agent_control import AgentControl
 from swdriver_shim.data_plane.homes import Home, SlotPull
 from swdriver_shim.data_plane.paths import PathSpec, PathTraffic
 from swdriver_shim.data_plane.shard.columns import RecallColumn, SpillColumn
@@ -23,7 +24,9 @@ from swdriver_shim.data_plane.slow_transfers import SlowTransfer
 from swdriver_shim.data_plane.worker.protocol import (
     FRAME_BYTES_MAX,
     Answer,
+    CertificateSpec,
     Changed,
+    ControlSpec,
     HomeSpec,
     Method,
     PullSpec,
@@ -213,8 +216,7 @@ class RemoteShard:
         """The worker's shard stays open: it is the worker's to close."""
 
     def move(self, home: Home, pull: SlotPull, path: PathSpec | None = None) -> bool:
-        control = (pull.control.url, pull.control.token) if pull.control else None
-        spec = PullSpec(control, pull.source, pull.source_shard)
+        spec = PullSpec(_control(pull.control), pull.source, pull.source_shard)
         has_moved = self._move(_spec(home), spec, path)
         if has_moved:
             self._home, self._path = home, path
@@ -306,9 +308,24 @@ class RemoteShard:
 
 def _spec(home: Home) -> HomeSpec:
     credentials = home.credentials()
+    certified = credentials.certified
     return HomeSpec(
-        home.address, home.shard, credentials.driver, credentials.secret or b"", home.slot_bytes
+        home.address,
+        home.shard,
+        credentials.driver,
+        credentials.secret or b"",
+        home.slot_bytes,
+        CertificateSpec(certified.certificate, certified.key_pem, certified.authorities)
+        if certified
+        else None,
     )
+
+
+def _control(control: AgentControl | None) -> ControlSpec | None:
+    if control is None:
+        return None
+    capability = control.capability() if control.capability else None
+    return ControlSpec(control.url, control.token, capability, control.key)
 
 
 def _ignore() -> None:

@@ -50,6 +50,14 @@ class WorkerAddress:
     secret: str
 
 
+class CertificateSpec(Struct, frozen=True):
+    """A `ClientCertificate`."""
+
+    certificate: str
+    key_pem: bytes
+    authorities: str
+
+
 class HomeSpec(Struct, frozen=True):
     """A `Home` with the credentials that are valid now."""
 
@@ -58,12 +66,22 @@ class HomeSpec(Struct, frozen=True):
     driver: str
     secret: bytes
     slot_bytes: int
+    certificate: CertificateSpec | None = None
+
+
+class ControlSpec(Struct, frozen=True):
+    """An `AgentControl`, with the capability that is valid now if it has one in place of a token."""
+
+    url: str
+    token: str
+    capability: str | None
+    key: str
 
 
 class PullSpec(Struct, frozen=True):
-    """A `SlotPull`. `control`: the URL and the token of the new agent's API."""
+    """A `SlotPull`. `control`: the new agent's API."""
 
-    control: tuple[str, str] | None
+    control: ControlSpec | None
     source: str
     source_shard: str
 

@@ -25,6 +25,7 @@ import logging
 import secrets
 import shutil
 import socket
+import ssl
 import tempfile
 import threading
 from collections.abc import Callable
@@ -39,6 +40,7 @@ import msgspec
 from msgspec import Raw
 
 from kvss_agent.client import Credentials
+from kvss_agent.security.trust import ClientCertificate
 from swdriver_shim.data_plane.agent_control import AgentControl
 from swdriver_shim.data_plane.homes import Home, SlotPull
 from swdriver_shim.data_plane.paths import PathSpec
@@ -47,6 +49,7 @@ from swdriver_shim.data_plane.worker.protocol import (
     FRAME_BYTES_MAX,
     Answer,
     Changed,
+    ControlSpec,
     HomeSpec,
     Method,
     PullSpec,
@@ -195,14 +198,32 @@ class WorkerServer:
 
     def _move(self, name: str, home: HomeSpec, pull: PullSpec, path: PathSpec | None) -> bool:
         new = self._home(name, home)
-        control = AgentControl(*pull.control) if pull.control else None
+        control = self._control(name, pull.control) if pull.control else None
         slot_pull = SlotPull(control, home.shard, pull.source, pull.source_shard, home.driver)
         return self.shards[name].move(new, slot_pull, path)
 
     def _home(self, name: str, home: HomeSpec) -> Home:
         """All homes of a shard are reached with the credentials that were received last."""
-        self._credentials[name] = Credentials(home.driver, home.secret)
+        shown = home.certificate
+        certified = (
+            ClientCertificate(shown.certificate, shown.key_pem, shown.authorities) if shown else None
+        )
+        self._credentials[name] = Credentials(home.driver, home.secret, certified=certified)
         return Home(home.address, home.shard, lambda: self._credentials[name], home.slot_bytes)
+
+    def _control(self, name: str, told: ControlSpec) -> AgentControl:
+        def context() -> ssl.SSLContext | None:
+            certified = self._credentials[name].certified
+            return certified.context if certified else None
+
+        capability = told.capability
+        return AgentControl(
+            told.url,
+            told.token,
+            (lambda: capability) if capability is not None else None,
+            told.key,
+            context,
+        )
 
     def _report(self, name: str) -> None:
         self._send(Changed(name, self._state(name)))

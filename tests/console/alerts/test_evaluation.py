@@ -198,7 +198,8 @@ def test_the_farthest_cause_explains() -> None:
     well = make_alert("queue-deep", "node:ax-3", labels={"shard": "a"})
     lost = make_alert("refill-slow", "org:acme", state="no_data")
     late = make_alert("telemetry-late", "fleet")
-    alerts = [leaf, one, two, of_one, of_two, well, lost, late]
+    pages = make_alert("lost-node-not-replaced", "session:chat", labels={"node": "ax-2"})
+    alerts = [leaf, one, two, of_one, of_two, well, lost, late, pages]
     assert causes(alerts, {"node:ax-1": ("leaf-1", "leaf-9")}) == {
         one.pk: leaf.pk,
         of_one.pk: leaf.pk,

@@ -19,7 +19,7 @@ from console.accounts.roles import Role
 from console.audit import services as audit
 from console.audit.diff import changes
 from console.audit.models import AuditEntry
-from console.audit.services import CannotUndo
+from console.audit.services import CannotUndo, Subject
 from console.orgs import services as orgs
 from console.orgs.models import Membership, Org
 from tests.conftest import People
@@ -95,7 +95,7 @@ def test_a_change_that_fails_leaves_no_entry(people: People, rows_of_audit: Call
 @pytest.mark.django_db(transaction=True)
 def test_recording_outside_of_a_transaction_is_a_bug_that_is_told(people: People) -> None:
     with pytest.raises(RuntimeError, match="transaction"):
-        audit.record(people.principal("viewer"), "x", object_type="x", object_id=1, object_name="x")
+        audit.record(people.principal("viewer"), "x", Subject("x", 1, "x"))
 
 
 def test_the_name_of_the_actor_is_frozen(people: People) -> None:

@@ -15,7 +15,7 @@ from console.accounts.models import ApiToken, User
 from console.accounts.principal import SYSTEM
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.orgs.models import Membership, Org
 from console.shell.texts import cut
 from tests.conftest import make_user
@@ -67,14 +67,7 @@ def test_a_member_with_the_longest_name_of_an_org_with_the_longest_is_recorded(
 @pytest.mark.django_db
 def test_a_sentence_that_stands_for_a_name_is_cut_and_says_so() -> None:
     with transaction.atomic():
-        entry = record(
-            SYSTEM,
-            "tests.long",
-            object_type="test",
-            object_id=1,
-            object_name="n" * 400,
-            reason="r" * 600,
-        )
+        entry = record(SYSTEM, "tests.long", Subject("test", 1, "n" * 400), reason="r" * 600)
     entry.refresh_from_db()
     assert entry.object_name == "n" * 159 + "…"
     assert entry.reason == "r" * 499 + "…"

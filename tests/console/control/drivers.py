@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from console.control import documents
 from console.fleet.models import Driver
+from console.sessions.models import DriverOrg
 from kvss_agent.security.identity import ProcessIdentity
 from tests.kvss_agent.plane import SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
@@ -22,7 +23,7 @@ MODEL = {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [EACH]}
 
 def join(name: str, url: str, token: str = CONTROL, model: Any = MODEL, public_key: str = "") -> Driver:
     now = timezone.now()
-    return Driver.objects.create(
+    driver = Driver.objects.create(
         name=name,
         control_url=url,
         control_token=token,
@@ -32,6 +33,8 @@ def join(name: str, url: str, token: str = CONTROL, model: Any = MODEL, public_k
         heartbeat_sha256=b"x" * 32,
         public_key=public_key,
     )
+    DriverOrg.objects.create(driver=driver)  # all orgs
+    return driver
 
 
 @dataclass

@@ -27,12 +27,14 @@ JOIN = """
 import json, sys
 from django.utils import timezone
 from console.fleet.models import Driver
+from console.sessions.models import DriverOrg
 for name, url, token, model in json.loads(sys.stdin.read()):
     now = timezone.now()
-    Driver.objects.create(
+    driver = Driver.objects.create(
         name=name, control_url=url, control_token=token, model=model, joined_at=now,
         last_heartbeat_at=now, heartbeat_sha256=b"x" * 32,
     )
+    DriverOrg.objects.create(driver=driver)
 """
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
+from django.db.models import Max
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
 from console.alerts.state.snapshot import take_snapshot as known
+from console.control.models import Change, Target
 from console.fleet import retired_stores
 from console.fleet.descriptions import changes
 from console.fleet.membership import joins
-from console.fleet.models import Node, RetiringStore
+from console.fleet.models import Node, Removed, RetiringStore
 from console.fleet.nodes import Impossible
 from console.sessions.desired import agents_removed
+from kvss_agent.security.identity import ProcessIdentity
 from swdriver_shim.desired import Desired
 from telemetry.models import Source
 from tests.console.fleet.worlds import CONTROL_TOKEN, FACTS, World, new_token
@@ -111,3 +116,47 @@ def test_a_shared_store_of_its_is_remembered_until_another_node_has_it(world: Wo
     described = FLEET.format("").replace("ax-2: {", f"ax-2: {{{shared}, ")
     changes.apply(SYSTEM, described)
     assert stores() == []
+
+
+@pytest.mark.parametrize(
+    ("has_joined_again", "is_drained", "left"),
+    [
+        (False, False, ["posix:/mnt/kv"]),  # any agent may say so
+        (True, False, []),
+        (False, True, []),  # an admin had it remove the files
+    ],
+)
+def test_an_agent_vouches_for_its_own_files_and_for_those_that_an_admin_had_it_remove(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    has_joined_again: bool,
+    is_drained: bool,
+    left: list[str],
+) -> None:
+    keys = [_key(tmp_path / name) for name in ("ax-0", "ax-1")]
+    removed = Removed.objects.create(
+        kind="node", name="ax-0", public_key=keys[0], stores=["posix:/mnt/kv"]
+    )
+    Node.objects.filter(name="ax-1").update(public_key=keys[not has_joined_again])
+    last = Change.objects.aggregate(last=Max("pk"))["last"] or 0
+    Target.objects.update_or_create(kind="node", name="ax-1", defaults={"generation": 1, "change": last})
+    RetiringStore.objects.create(
+        node=world.here,
+        place="posix:/mnt/kv",
+        said={"kind": "posix", "path": "/mnt/kv", "cap": "1G"},
+        since=world.here.created_at,
+        is_drained=is_drained,
+    )
+    stores = {"retiring": [{"place": "posix:/mnt/kv", "state": "empty"}]}
+    answer = {"generation": 1, "observed_generation": 1, "tier2": stores}
+    monkeypatch.setattr(retired_stores, "ask_all", lambda _: [httpx.Response(200, json=answer)])
+    assert retired_stores.look() == 0
+    removed.refresh_from_db()
+    assert removed.stores == left
+
+
+def _key(directory: Path) -> str:
+    directory.mkdir()
+    return ProcessIdentity.load(directory, "node:ax").public_key_pem

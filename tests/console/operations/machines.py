@@ -7,14 +7,14 @@ from typing import Any
 
 from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
-from console.audit.services import record
+from console.audit.services import Subject, record
 from console.operations.core import Done, Failed, Outcome, Waiting
 from console.operations.machines import Machine, Step, machine
 from console.operations.models import Operation
 
 
 def effect(operation: Operation, name: str) -> None:
-    record(SYSTEM, "tests.effect", object_type="tests", object_id=operation.pk, object_name=name)
+    record(SYSTEM, "tests.effect", Subject("tests", operation.pk, name))
 
 
 def effects(operation: Operation | None = None) -> list[str]:

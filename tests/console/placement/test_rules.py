@@ -21,6 +21,8 @@ RULES = st.builds(
     boxes_increment=st.sampled_from([1, 2, 4]),
     boxes_max=st.none() | st.integers(8, 12),
     grant_percent=st.integers(1, 100),
+    replace_lost=st.booleans(),
+    replace_lost_after_seconds=st.integers(0, 3),
 )
 
 
@@ -80,6 +82,10 @@ def test_stricter_rules_allow_what_both_allow(one: Rules, other: Rules, boxes: i
     )
     assert both.limit(waited).worst <= min(one.limit(waited).worst, other.limit(waited).worst)
     assert both.grant_percent == min(one.grant_percent, other.grant_percent)
+    assert both.replace_lost == (one.replace_lost and other.replace_lost)
+    assert both.replace_lost_after_seconds == max(
+        one.replace_lost_after_seconds, other.replace_lost_after_seconds
+    )
 
 
 def test_rules_that_contradict_themselves_are_refused() -> None:

@@ -21,7 +21,7 @@ from console.operations import services as operations
 from console.operations.models import Operation
 from console.orgs import services as orgs
 from console.policies import callers, org_keys
-from console.policies.evidence import purges
+from console.policies.evidence import confirmations, purges
 from console.policies.models import PurgeConfirmation, PurgeReceipt
 from console.policies.org_keys import keys_of
 from kvss_agent.security.confirmations import PURPOSE, DriverStatement, ShardCover
@@ -35,7 +35,7 @@ from tests.hostile.answers import Answer, says_json
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.kvss_agent.stores import tier2
 from tests.live import wait_until
-from tests.swdriver_shim.daemons import ACME, EACH, C, Daemon, kv, org, told
+from tests.swdriver_shim.daemons import ACME, EACH, C, Daemon, kv, org, stored_document, told
 
 __all__ = ["drivers"]
 
@@ -159,8 +159,8 @@ def test_a_driver_that_lost_its_state_covers_less_than_its_job_has() -> None:
         files=0,
         file_bytes=0,
     )
-    assert purges._lacking_of_driver({("full", 0)}, statement) == ""
-    assert "shard full.1" in purges._lacking_of_driver({("full", 0), ("full", 1)}, statement)
+    assert confirmations.lacking_of_driver({("full", 0)}, statement) == ""
+    assert "shard full.1" in confirmations.lacking_of_driver({("full", 0), ("full", 1)}, statement)
 
 
 @pytest.mark.slow
@@ -214,8 +214,8 @@ def test_the_data_key_is_destroyed_when_the_last_driver_has_dropped_it(
     assert receipt.data_key_destroyed_at is not None
     assert receipt.data_key_destroyed_at.isoformat() >= last
     assert (receipt.epoch, receipt.columns) == (2, 2), "the killed one's memory was empty again"
-    kept = [(drivers.directory / name / "desired.json").read_text() for name in ("one", "two")]
-    assert not any(base64.b64encode(key).decode() in text for text in kept)
+    kept = [stored_document(drivers.directory / name) for name in ("one", "two")]
+    assert not any(key in (org.secret, org.data_key) for told in kept for org in told.orgs)
 
     told = {one.identity: one for one in PurgeConfirmation.objects.all()}
     assert set(told) == {"driver:one", "driver:two"}

@@ -28,7 +28,7 @@ from console.operations import services as operations
 from console.operations.models import Operation
 from console.orgs import services as orgs
 from console.policies import callers, history, services
-from console.policies.evidence import purges, reports
+from console.policies.evidence import confirmations, purges, reports, standings
 from console.policies.models import PolicyVersion, PurgeReceipt
 from console.policies.org_keys import keys_of
 from swdriver_shim.desired import ModelSpec
@@ -189,7 +189,7 @@ def test_a_purge_leaves_nothing_and_ends_with_a_receipt_from_every_driver(
     assert (receipt["columns"], receipt["reason"]) == (4, "the contract has ended")
     # Of no session of acme's, so it is not told their names.
     told_by = receipt["places"]["drivers"]
-    assert [(name, one["drivers"]) for name, one in told_by.items()] == [(purges.NOT_OWN, 2)]
+    assert [(name, one["drivers"]) for name, one in told_by.items()] == [(confirmations.NOT_OWN, 2)]
     assert receipt["data_key_destroyed_at"]
     assert bytes(keys_of([people.acme])[people.acme.pk].data_key) != key_before
     keys = jwt.PyJWKSet.from_dict(olga.get("/api/v1/signing-keys").json())
@@ -209,7 +209,7 @@ def test_a_purge_waits_for_a_driver_that_is_away(drivers: DriverFleet, people: P
     def waits_for_it() -> bool:
         operations.advance(operation.pk)
         operation.refresh_from_db()
-        return operation.message.startswith(f"{purges.NOT_OWN}: It does not answer")
+        return operation.message.startswith(f"{confirmations.NOT_OWN}: It does not answer")
 
     wait_until("it is waited for", waits_for_it)
     assert not operation.done
@@ -340,11 +340,12 @@ def test_who_may_not_know_names_is_told_how_many_have_confirmed() -> None:
     at = "2026-11-22T18:29:24+00:00"
     done = {"done": True, "confirmed_at": at, "columns": 1, "tier2_files": 2}
     places: dict[str, Any] = {
-        "drivers": {"job7": done, purges.NOT_OWN: {"done": True, "drivers": 2, "columns": 3}},
+        "drivers": {"job7": done, confirmations.NOT_OWN: {"done": True, "drivers": 2, "columns": 3}},
         "nodes": {"ax-1": done, "ax-2": done, "ax-3": {"done": False, "problem": "It does not answer."}},
     }
     seen = [
-        (one.name, one.done, one.problem) for one in purges.standings(places, {"job7"}, is_staff=False)
+        (one.name, one.done, one.problem)
+        for one in standings.standings_of(places, {"job7"}, is_staff=False)
     ]
     assert seen == [
         ("a node of the fleet", False, ""),
@@ -352,8 +353,8 @@ def test_who_may_not_know_names_is_told_how_many_have_confirmed() -> None:
         ("2 nodes of the fleet", True, ""),
         ("driver job7", True, ""),
     ]
-    [_, _, nodes, _] = purges.standings(places, {"job7"}, is_staff=False)
+    [_, _, nodes, _] = standings.standings_of(places, {"job7"}, is_staff=False)
     assert (nodes.counts["columns"], nodes.counts["tier2_files"]) == (2, 4)
-    staff = [(one.name, one.problem) for one in purges.standings(places, set(), is_staff=True)]
+    staff = [(one.name, one.problem) for one in standings.standings_of(places, set(), is_staff=True)]
     assert staff[0] == ("node ax-3", "It does not answer.")
     assert len(staff) == 5

@@ -46,6 +46,13 @@ from swdriver_shim.policy import Policy, Tiers
                 "They use at most 1.5 GiB of tier 2."
             ),
         ),
+        (
+            Policy(store_tokens_max=2048),
+            (
+                "Prompts are stored in memory only for 1 h after their last use. "
+                "Only the first 2,048 tokens of each prompt are stored."
+            ),
+        ),
         (Policy(tiers=Tiers.NONE), "Prompts are not stored: every prompt is recomputed."),
     ],
 )
@@ -60,6 +67,9 @@ def test_every_field_has_a_name_and_every_difference_is_told() -> None:
         ("Storage tiers", "memory only", "none: nothing is stored"),
         ("Memory limit", "no limit", "1 TiB"),
         ("Priority", "35", "10"),
+    ]
+    assert sentences.differences(Policy(), Policy(store_tokens_max=2048)) == [
+        ("Stored tokens per prompt", "no limit", "the first 2,048")
     ]
     close = Policy(dram_bytes_max=1 << 40), Policy(dram_bytes_max=(1 << 40) + 1)
     assert sentences.differences(*close) == [("Memory limit", "1 TiB", "1099511627777 B")]

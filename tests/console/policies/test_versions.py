@@ -26,6 +26,7 @@ from console.policies.models import PolicyInForce, PolicyVersion
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from telemetry.models import Event
 from tests.conftest import People
+from tests.console.sessions.fleets import make_driver
 
 pytestmark = pytest.mark.django_db
 
@@ -45,6 +46,7 @@ def limit(people: People, **limits: object) -> None:
 def test_a_change_is_one_version_one_audit_row_one_event_and_is_told_to_drivers(
     people: People, rows_of_audit: Callable[[], int]
 ) -> None:
+    make_driver("job7")
     save(people, "GDPR", ttl_last_use_seconds=600)
     [version] = PolicyVersion.objects.all()
     [entry] = AuditEntry.objects.all()
@@ -57,7 +59,7 @@ def test_a_change_is_one_version_one_audit_row_one_event_and_is_told_to_drivers(
     assert (entry.after or {})["policies"]["policy"]["ttl_last_use_seconds"] == 600
     assert (event.kind, sorted(event.topics)) == ("policy.set", ["fleet", "org:acme"])
     assert version.change == change
-    assert change.targets == [["driver", "*"]]
+    assert change.targets == [["driver", "job7"]], "which serves all orgs"
     assert of_nodes.targets == [["node", "*"]]  # files in tier 2 may lie for as long, too
     save(people, "again", ttl_last_use_seconds=600)  # the same changes nothing
     assert (rows_of_audit(), PolicyVersion.objects.count(), Change.objects.count()) == (1, 1, 2)

@@ -14,7 +14,7 @@ from console.orgs.models import Org
 from console.placement.topology import State, Tier
 from console.sessions import services
 from console.sessions.changes import jobs
-from console.sessions.models import Job, Session, SessionBox, Stream
+from console.sessions.models import DriverOrg, Job, Session, SessionBox, Stream
 from console.sessions.steps import relocation
 from tests.conftest import People
 
@@ -67,7 +67,9 @@ def make_driver(name: str, model: Any = MODEL, **more: Any) -> Driver:
         "last_heartbeat_at": now,
         "heartbeat_sha256": b"x" * 32,
     }
-    return Driver.objects.create(name=name, model=model, **(defaults | more))
+    driver = Driver.objects.create(name=name, model=model, **(defaults | more))
+    DriverOrg.objects.create(driver=driver)  # all orgs, as one of an earlier version
+    return driver
 
 
 def make_fleet(boxes: int = 4, **node: Any) -> None:

@@ -26,8 +26,8 @@ from telemetry.queries import Fold, Question, ask
 from telemetry.store.rollup import RollUp
 from tests.console.sessions import network
 from tests.console.sessions.fleets import leaf, make_box, make_driver, make_node
-from tests.console.sessions.network import WITH_US, Network
-from tests.console.sessions.planes import Plane
+from tests.console.sessions.network import WITH_US, Namespace, Network
+from tests.console.sessions.planes import Plane, declared_with
 from tests.control_api import NO_CONSOLE, as_console, certified
 from tests.kvss_agent.process import agent
 from tests.swdriver_shim.daemons import CONTROL, C, Daemon
@@ -52,6 +52,7 @@ class Laboratory(Plane):
     """The node `ax1` and the box `cs1` on leaf `l1`; `ax2` on leaf `l2`, across the spine."""
 
     network: Network = field(default_factory=lambda: Network(LEAVES))
+    hosts: dict[str, Namespace] = field(default_factory=dict)  # of nodes
 
     def __post_init__(self) -> None:
         self.stack.callback(self.network.close)
@@ -63,9 +64,11 @@ class Laboratory(Plane):
         self._ingest.join()
         self._began = time.time()
 
-    def add_node(self, name: str, *leaves: str, memory_bytes: int = MEMORY_BYTES) -> Node:
+    def add_node(
+        self, name: str, *leaves: str, memory_bytes: int = MEMORY_BYTES, tier2: Path | None = None
+    ) -> Node:
         [on] = leaves
-        host = self.network.host(name, on)
+        host = self.hosts[name] = self.network.host(name, on)
         number = self.network.number(host)
         data = f"{Network.DATA}.{number}:{DATA_PORT}"
         identity = certified(self.directory / name, Role.NODE, name)
@@ -87,7 +90,17 @@ class Laboratory(Plane):
             control_token=(made.directory / "token").read_text().strip(),
             data_address=f"tcp:{data}",
             public_key=identity.public_key_pem,
+            declared=declared_with(tier2),
         )
+
+    def cut_off(self, name: str) -> None:
+        """Nobody reaches this node, and its heartbeats do not arrive."""
+        self.still.add(name)
+        self.network.plug(self.hosts[name], name, "down")
+
+    def join_again(self, name: str) -> None:
+        self.network.plug(self.hosts[name], name, "up")
+        self.still.discard(name)
 
     def add_driver(self, name: str) -> Driver:
         host = self.network.host(name, "l1")

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import httpx
+from django.db import transaction
 
+from console.accounts.principal import SYSTEM
+from console.orgs import services as orgs
+from console.policies import callers
+from console.policies import services as policies
+from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.console.sessions.planes import EACH
 from tests.swdriver_shim.daemons import C, Daemon
 
@@ -36,6 +42,16 @@ def kv(prompt: int, tokens: int) -> bytes:
 def tokens_of(prompt: int) -> list[int]:
     """Between two and four columns, which no other prompt begins with."""
     return [prompt * 100_000 + number for number in range(C * (2 + prompt % 3))]
+
+
+def engine_with_tier2(org: str) -> str:
+    """The token of a new caller of an org whose columns may be in tier 2."""
+    with transaction.atomic():
+        found = orgs.for_change(SYSTEM, org)
+        allowed = OrgPolicies(policy=Policy(tiers=Tiers.TIER2))
+        policies.set_policy(SYSTEM, found, allowed, reason="tier 2 outlives an agent")
+        _, token = callers.add_caller(SYSTEM, found, name="engine")
+    return token
 
 
 @dataclass

@@ -149,6 +149,12 @@ class Network:
             ip("address", "add", f"{address}/24", "dev", name)
             ip("link", "set", name, "up")
 
+    def plug(self, host: Namespace, name: str, state: str) -> None:
+        """Plug the links of a host in (`up`), or out (`down`)."""
+        with host.entered():
+            for link in (name, f"{name}-nic"):
+                ip("link", "set", link, state)
+
     def limit_spine(self, leaf: str, bytes_a_second: int) -> None:
         """From now on a leaf's link to the spine carries no more than that, up as down."""
         with self._switches.entered():

@@ -5,13 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
+
+from django.utils import timezone
 
 from console.control import services as control
-from console.fleet.models import Driver, Node
+from console.fleet.membership import liveness
+from console.fleet.models import Driver, Node, Watch
 from console.operations import services as operations
 from console.operations.models import Operation
+from console.placement.topology import State
+from console.sessions.changes import replacements
 from kvss_agent.security.certificates import Role
+from telemetry.models import Source
 from tests.console.sessions.fleets import make_box, make_driver, make_node
 from tests.control_api import NO_CONSOLE, as_console, certified
 from tests.kvss_agent.process import AgentProcess, agent
@@ -29,8 +37,11 @@ class Plane:
     stack: contextlib.ExitStack
     agents: dict[str, AgentProcess] = field(default_factory=dict)
     drivers: dict[str, Daemon] = field(default_factory=dict)
+    still: set[str] = field(default_factory=set)  # agents whose heartbeats do not arrive
 
-    def add_node(self, name: str, *leaves: str, memory_bytes: int = MEMORY_BYTES) -> Node:
+    def add_node(
+        self, name: str, *leaves: str, memory_bytes: int = MEMORY_BYTES, tier2: Path | None = None
+    ) -> Node:
         identity = certified(self.directory / name, Role.NODE, name)
         options = ("--name", name, "--console", NO_CONSOLE)
         started = self.stack.enter_context(
@@ -45,6 +56,7 @@ class Plane:
             control_token=(started.directory / "token").read_text().strip(),
             data_address=f"unix:{started.directory}/data.sock",
             public_key=identity.public_key_pem,
+            declared=declared_with(tier2),
         )
 
     def add_driver(self, name: str) -> Driver:
@@ -64,6 +76,49 @@ class Plane:
     def slots(self, node: str) -> dict[str, int]:
         """The shards that an agent says it has, and how large."""
         return {one["name"]: one["slots"] for one in self.agents[node].observed()["shards"]}
+
+    def beat(self) -> None:
+        """Heartbeats of the agents and drivers that run, as the console takes them."""
+        now = timezone.now()
+        began = now - timedelta(hours=1)
+        Watch.objects.update_or_create(pk=1, defaults={"listening_since": began, "swept_at": now})
+        web = {
+            "kind": "web",
+            "topic": "web:here",
+            "version": "1",
+            "host": "here",
+            "process_id": 1,
+            "sequence": 0,
+        }
+        Source.objects.update_or_create(
+            name="web@here", defaults={**web, "started_at": began, "seen_at": now}
+        )
+        alive = [
+            name
+            for name, one in self.agents.items()
+            if one.process.poll() is None and name not in self.still
+        ]
+        for node in Node.objects.filter(name__in=alive, state=State.LOST.value):
+            node.state, node.held_state = node.held_state, ""
+            node.save()
+        Node.objects.filter(name__in=alive).update(last_heartbeat_at=now)
+        drivers = [name for name, one in self.drivers.items() if one.process.poll() is None]
+        Driver.objects.filter(name__in=drivers).update(last_heartbeat_at=now, lost_at=None)
+
+    def tend(self) -> None:
+        """One round of what a running console does all the time."""
+        self.beat()
+        liveness.find_lost(timezone.now())
+        replacements.look(timezone.now())
+        for operation in operations.take_due(timezone.now()):
+            while operations.advance(operation):
+                pass
+        push()
+
+
+def declared_with(tier2: Path | None) -> dict[str, Any]:
+    """What is declared of a node that has its tier 2 in this directory."""
+    return {"tier2": {"kind": "posix", "path": str(tier2), "cap": "1GiB"}} if tier2 else {}
 
 
 def push() -> None:
@@ -86,12 +141,12 @@ def run(operation: Operation) -> Operation:
 
 
 @contextlib.contextmanager
-def plane(directory: Path, nodes: int = 2, boxes: int = 4) -> Iterator[Plane]:
-    """Agents `ax1` and on, all with a NIC on every leaf, a driver `job7`, and boxes `cs1` and on."""
+def plane(directory: Path, nodes: int = 2, boxes: int = 4, tier2: Path | None = None) -> Iterator[Plane]:
+    """Agents `ax1` and on, all with a NIC on every leaf, boxes `cs1` and on, and one tier 2 for all."""
     with contextlib.ExitStack() as stack:
         made = Plane(directory, stack)
         for number in range(1, nodes + 1):
-            made.add_node(f"ax{number}", "l1", "l2", "l3", "l4")
+            made.add_node(f"ax{number}", "l1", "l2", "l3", "l4", tier2=tier2)
         for number in range(1, boxes + 1):
             make_box(f"cs{number}")
         yield made

@@ -24,7 +24,7 @@ from console.operations.core import State
 from console.operations.models import Operation
 from console.operations.plans import StalePlan
 from console.orgs import services as orgs
-from console.policies.evidence import purges
+from console.policies.evidence import confirmations, purges
 from console.policies.models import PurgeReceipt
 from console.sessions import services
 from console.sessions.changes import driver_removal, jobs, moves
@@ -277,7 +277,7 @@ def test_one_that_joins_under_the_name_is_asked_for_itself(people: People) -> No
 def test_a_purge_that_was_given_up_is_tried_again(people: People) -> None:
     purging = purge_that_waits(people)
     Operation.objects.filter(pk=purging.pk).update(
-        step_since=timezone.now() - 2 * purges.PATIENCE, wake_at=timezone.now()
+        step_since=timezone.now() - 2 * confirmations.PATIENCE, wake_at=timezone.now()
     )
     assert advanced(purging).state == State.STUCK
     remove(people)

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from kvss_agent.shard import seal
 from kvss_agent.shard.arena import slot_bytes_for
-from kvss_agent.shard.seal import HEADER_BYTES, Column, Header
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Backend
+from kvss_agent.tier2.column_file import CLEAR, Form
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
-from kvss_agent.tier2.store import Tier2
+from kvss_agent.tier2.store import Outcome, Tier2
+from tests.kvss_agent.integrity import check_integrity
 
 PAGE = 4096
 NAMESPACE = b"model-and-layout"
@@ -62,13 +64,13 @@ def holds(slot: memoryview, address: Address, sequence: int, length: int = 10_00
 
 async def put(store: Tier2, address: Address, length: int = 10_000) -> str:
     slot, column = evicted(address, length=length)
-    return await store.spill(address, slot, column)
+    return await spill(store, address, slot, column)
 
 
 async def get(store: Tier2, address: Address, length: int = 10_000) -> str:
     """`hit` if the right bytes came back, or the reason of the miss. Anything else is a failed test."""
     slot = new_slot(length)
-    found = await store.recall(address, slot, 99)
+    found = await recall(store, address, slot, 99)
     if isinstance(found, Header):
         assert holds(slot, address, 99, length)
         return "hit"
@@ -106,7 +108,7 @@ async def opened(
     await store.open()
     try:
         yield store
-        store._state.index.check_integrity()
+        check_integrity(store._state.index)
     finally:
         await store.close()
 
@@ -118,3 +120,22 @@ def files_in(root: Path) -> list[Path]:
 def disk_bytes(root: Path) -> int:
     """What the files occupy, as the file system says."""
     return sum(path.stat().st_blocks * 512 for path in files_in(root))
+
+
+async def spill(
+    store: Tier2,
+    address: Address,
+    slot: memoryview,
+    column: Column,
+    note: int = 0,
+    form: Form = CLEAR,
+) -> Outcome | Miss:
+    [outcome] = await store.spill_many([(address, slot, column, note)], form)
+    return outcome
+
+
+async def recall(
+    store: Tier2, address: Address, slot: memoryview, sequence: int, form: Form = CLEAR
+) -> Header | Miss:
+    [found] = await store.recall_many([(address, slot, sequence)], form)
+    return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from kvss_agent.mover import PYTHON
 from kvss_agent.shard import seal
 from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss
 from kvss_agent.tier2.address import Address
-from kvss_agent.tier2.column_file import accept, incoming, outgoing
+from kvss_agent.tier2.column_file import CLEAR
 from tests.kvss_agent.tier2.columns import ACME, BOLT, PAGE, address_of, evicted, new_slot, payload_of
 
 LENGTHS = [1, 4031, 4032, 4033, 8128, 8129, 10_000, 4096 * 4 - 64]
@@ -19,19 +20,20 @@ def file_of(address: Address, length: int = 10_000, tokens: int = 64) -> bytearr
     slot, column = evicted(address, length=length, tokens=tokens)
     header = seal.verify(slot, column)
     assert isinstance(header, Header)
-    return bytearray(b"".join(outgoing(slot, header, address.column(7))))
+    return bytearray(b"".join(CLEAR.outgoing(slot, header, address, 7)))
 
 
 def read(
     file: bytes | bytearray, address: Address = ADDRESS, length: int = 10_000
 ) -> tuple[Header | Miss, memoryview]:
-    slot, head = new_slot(length), bytearray(HEADER_BYTES)
+    slot = new_slot(length)
+    landing = CLEAR.incoming(slot, address, PYTHON)
     received = 0
-    for part in incoming(slot, head):
+    for part in landing.parts:
         piece = file[received : received + len(part)]
         part[: len(piece)] = piece
         received += len(piece)
-    return accept(slot, head, received, address), slot
+    return landing.accept(received), slot
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -52,11 +54,11 @@ def test_nothing_that_lay_in_the_slot_before_gets_into_the_file(length: int) -> 
 
 @pytest.mark.parametrize("slot_pages", [3, 4, 7])
 def test_a_slot_may_be_larger_than_the_column(slot_pages: int) -> None:
-    slot, head = new_slot(slot_pages * PAGE - HEADER_BYTES), bytearray(HEADER_BYTES)
+    landing = CLEAR.incoming(new_slot(slot_pages * PAGE - HEADER_BYTES), ADDRESS, PYTHON)
     file = file_of(ADDRESS)
-    first, rest = incoming(slot, head)
+    first, rest = landing.parts
     first[:], rest[: len(file) - HEADER_BYTES] = file[:HEADER_BYTES], file[HEADER_BYTES:]
-    assert isinstance(accept(slot, head, len(file), ADDRESS), Header)
+    assert isinstance(landing.accept(len(file)), Header)
 
 
 @pytest.mark.parametrize("offset", [0, 4, 5, 6, 16, 40, 48, 56, 60, 64, 4095, 4096, 10_063])

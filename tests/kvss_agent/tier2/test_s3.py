@@ -33,6 +33,8 @@ from tests.kvss_agent.tier2.columns import (
     new_slot,
     opened,
     put,
+    recall,
+    spill,
 )
 
 COLUMN_BYTES = 12_288
@@ -165,7 +167,7 @@ async def test_damage_in_a_bucket_is_a_miss_and_removed(server: Server, prefix: 
             (foreign, Miss.FOREIGN),
         ]:
             obstore.put(backend._store, address_of(1).name, harmed)
-            assert await store.recall(address_of(1), new_slot(20_000), 3) is reason
+            assert await recall(store, address_of(1), new_slot(20_000), 3) is reason
             assert f"{prefix}/{address_of(1).name}" not in objects(server, prefix)
         assert store.stats().damaged == 5
 
@@ -178,7 +180,7 @@ async def test_a_slot_that_changes_while_it_is_copied_is_not_sent(server: Server
 
     slot, column = evicted(address_of(1))
     async with opened(Overwritten(BUCKET, prefix=prefix, endpoint=server.endpoint)) as store:
-        assert await store.spill(address_of(1), slot, column) is Miss.TORN
+        assert await spill(store, address_of(1), slot, column) is Miss.TORN
         assert objects(server, prefix) == {}
 
 
@@ -211,7 +213,7 @@ async def test_a_server_that_dies_in_the_middle_of_an_answer_is_a_reason(prefix:
     with dying_server(head.encode() + bytes(6000)) as (endpoint, _):
         store = make(Tier2Settings("s3", 1 << 30, bucket=BUCKET, prefix=prefix, endpoint=endpoint))
         slot = new_slot()
-        assert await store.recall(address_of(1), slot, 3) is Miss.LOST
+        assert await recall(store, address_of(1), slot, 3) is Miss.LOST
         assert not any(slot)
         assert set(store.stats().faults) == {"unreachable"}
         await store.close()

@@ -33,6 +33,8 @@ def test_an_org_without_a_cap_may_fill_the_store() -> None:
         ({"kind": "posix", "path": "relative"}, "absolute path"),
         ({"kind": "s3"}, "bucket"),
         ({"kind": "posix", "path": "/x", "cap_bytes": -1}, "not negative"),
+        ({"kind": "posix", "path": "/x", "threads": 0}, "1 to 256 threads, not 0"),
+        ({"kind": "posix", "path": "/x", "threads": 257}, "1 to 256 threads, not 257"),
         ({"kind": "posix", "path": "/x", "org_caps": {"ab": 1}}, "a tag has 16 bytes"),
         ({"kind": "posix", "path": "/x", "org_caps": {"no hex": 1}}, "hex"),
     ],

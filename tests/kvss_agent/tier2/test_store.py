@@ -24,6 +24,7 @@ from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.parts import execution
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Outcome, Tier2
+from tests.kvss_agent.integrity import differences
 from tests.kvss_agent.tier2.columns import (
     ACME,
     BOLT,
@@ -39,6 +40,8 @@ from tests.kvss_agent.tier2.columns import (
     opened,
     put,
     put_many,
+    recall,
+    spill,
 )
 from tests.kvss_agent.tier2.faulty import Faulty, Held, OneByOne
 
@@ -52,9 +55,9 @@ async def test_a_column_comes_back_as_the_evict_that_asks_for_it(tmp_path: Path)
     address = address_of(1)
     async with opened(tmp_path) as store:
         slot, column = evicted(address, sequence=7, tokens=40)
-        assert await store.spill(address, slot, column, note=2**63) is Outcome.STORED
+        assert await spill(store, address, slot, column, note=2**63) is Outcome.STORED
         into = new_slot()
-        found = await store.recall(address, into, 12)
+        found = await recall(store, address, into, 12)
         assert isinstance(found, Header)
         assert (found.sequence, found.tokens) == (2**63, 40), "what was noted"
         assert isinstance(seal.verify(into, Column(address.key, address.tag, 12)), Header)
@@ -84,7 +87,7 @@ async def test_shards_namespaces_and_tags_are_kept_apart(tmp_path: Path) -> None
 async def test_what_is_not_there_is_absent_and_leaves_the_slot_empty(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         slot, _ = evicted(address_of(2))
-        assert await store.recall(address_of(1), slot, 8) is Miss.ABSENT
+        assert await recall(store, address_of(1), slot, 8) is Miss.ABSENT
         assert not any(slot[:HEADER_BYTES])
 
 
@@ -101,15 +104,15 @@ async def test_a_slot_that_does_not_hold_the_column_is_not_stored(tmp_path: Path
     address = address_of(1)
     async with opened(tmp_path) as store:
         slot, column = evicted(address)
-        assert await store.spill(address, memoryview(bytearray(4096)), column) is Miss.ABSENT
+        assert await spill(store, address, memoryview(bytearray(4096)), column) is Miss.ABSENT
         newer = Column(column.key, column.tag, column.sequence + 1)
-        assert await store.spill(address, slot, newer) is Miss.STALE
+        assert await spill(store, address, slot, newer) is Miss.STALE
         slot[5000] ^= 1
-        assert await store.spill(address, slot, column) is Miss.CORRUPT
+        assert await spill(store, address, slot, column) is Miss.CORRUPT
         seal.open_slot(slot, 8)
-        assert await store.spill(address, slot, column) is Miss.TORN
+        assert await spill(store, address, slot, column) is Miss.TORN
         other, _ = evicted(address_of(1, BOLT))
-        assert await store.spill(address, other, column) is Miss.FOREIGN
+        assert await spill(store, address, other, column) is Miss.FOREIGN
         assert store.stats().bytes == 0
         assert files_in(tmp_path) == []
 
@@ -118,7 +121,7 @@ async def test_a_slot_that_is_overwritten_while_it_is_spilled_is_not_published(t
     backend = Held(tmp_path)
     async with opened(backend) as store:
         slot, column = evicted(address_of(1))
-        spilling = asyncio.create_task(store.spill(address_of(1), slot, column))
+        spilling = asyncio.create_task(spill(store, address_of(1), slot, column))
         await backend.reached("write")
         seal.open_slot(slot, column.sequence + 1)
         backend.go("write")
@@ -134,7 +137,7 @@ async def test_readers_find_a_slot_torn_while_it_is_filled(tmp_path: Path) -> No
         backend.go("write")
         await put(store, address)
         slot = new_slot()
-        recalling = asyncio.create_task(store.recall(address, slot, 3))
+        recalling = asyncio.create_task(recall(store, address, slot, 3))
         await backend.reached("read")
         assert seal.verify(slot, Column(address.key, address.tag, 3)) is Miss.TORN
         backend.go("read")
@@ -147,7 +150,7 @@ async def test_a_cancelled_recall_leaves_the_slot_alone_and_empty(tmp_path: Path
         backend.go("write")
         await put(store, address_of(1))
         slot = new_slot()
-        recalling = asyncio.create_task(store.recall(address_of(1), slot, 3))
+        recalling = asyncio.create_task(recall(store, address_of(1), slot, 3))
         await backend.reached("read")
         recalling.cancel()
         await asyncio.sleep(0)
@@ -165,13 +168,11 @@ async def test_misuse_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         slot, column = evicted(address_of(1))
         with pytest.raises(ValueError, match="pages"):
-            await store.spill(address_of(1), slot[:100], column)
+            await spill(store, address_of(1), slot[:100], column)
         with pytest.raises(ValueError, match="own key and tag"):
-            await store.spill(address_of(1, BOLT), slot, column)
+            await spill(store, address_of(1, BOLT), slot, column)
         with pytest.raises(ValueError, match="a purge is of"):
             await store.purge()
-    with pytest.raises(ValueError, match="threads"):
-        Tier2(Posix(tmp_path), Caps(1, 1), threads=0)
 
 
 async def test_too_many_at_once_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +419,7 @@ async def test_concurrent_writers_never_exceed_a_cap(tmp_path: Path) -> None:
         assert outcomes[Outcome.STORED] > 50, "most of them had to evict"
         assert backend.looks > 50
         assert disk_bytes(tmp_path) == store.stats().bytes <= caps.total
-        difference = await store.check_integrity()
+        difference = await differences(store)
         assert (difference.missing, difference.unknown, difference.resized) == ((), (), ())
 
 
@@ -446,7 +447,7 @@ async def test_concurrent_batches_never_exceed_a_cap(tmp_path: Path) -> None:
         assert outcomes[Outcome.STORED] > 20
         assert backend.looks > 20
         assert disk_bytes(tmp_path) == store.stats().bytes <= caps.total
-        difference = await store.check_integrity()
+        difference = await differences(store)
         assert (difference.missing, difference.unknown, difference.resized) == ((), (), ())
 
 
@@ -579,7 +580,7 @@ async def test_a_spill_from_before_a_purge_does_not_come_back_after_it(tmp_path:
     backend.go("read")
     async with opened(backend) as store:
         slot, column = evicted(address_of(1))
-        before = asyncio.create_task(store.spill(address_of(1), slot, column))
+        before = asyncio.create_task(spill(store, address_of(1), slot, column))
         await backend.reached("write")
         purging = asyncio.create_task(store.purge(tag=ACME))
         await asyncio.sleep(0)
@@ -671,14 +672,14 @@ async def test_rebuilding_finds_what_others_wrote_and_removed(tmp_path: Path) ->
         await put(two, address_of(2))
         await put(two, address_of(3))
         await two.delete([address_of(3)])
-        difference = await one.check_integrity()
+        difference = await differences(one)
         assert difference.unknown == (address_of(2),)
         await one.rebuild()
-        assert (await one.check_integrity()).unknown == ()
+        assert (await differences(one)).unknown == ()
         await two.delete([address_of(1)])
-        assert (await one.check_integrity()).missing == (address_of(1),)
+        assert (await differences(one)).missing == (address_of(1),)
         await one.rebuild()
-        difference = await one.check_integrity()
+        difference = await differences(one)
         assert (difference.missing, difference.unknown) == ((), ())
 
 
@@ -787,7 +788,7 @@ async def test_bytes_of_another_org_do_not_stay_in_the_slot(tmp_path: Path) -> N
         await put(store, address_of(2, BOLT))
         shutil.copyfile(tmp_path / address_of(2, BOLT).name, tmp_path / address_of(1).name)
         slot = new_slot()
-        assert await store.recall(address_of(1), slot, 3) is Miss.FOREIGN
+        assert await recall(store, address_of(1), slot, 3) is Miss.FOREIGN
         assert not any(slot)
 
 
@@ -860,7 +861,7 @@ async def test_whichever_call_fails_nothing_wrong_is_served_and_caps_hold(tmp_pa
                 assert await get(store, address_of(number)) in ("hit", "absent")
             await put(store, address_of(9))
             assert await get(store, address_of(9)) == "hit"
-            difference = await store.check_integrity()
+            difference = await differences(store)
             assert (difference.unknown, difference.resized) == ((), ())
         if is_done:
             assert nth > 10

@@ -17,6 +17,7 @@ from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Outcome, Receipt, Tier2
+from tests.kvss_agent.integrity import differences
 from tests.kvss_agent.tier2.columns import (
     ACME,
     BOLT,
@@ -194,7 +195,7 @@ class AgainstADictionary(RuleBasedStateMachine):
 
     @invariant()
     def caps_hold_and_the_index_agrees_with_the_files(self) -> None:
-        difference = self.loop.run_until_complete(self.store.check_integrity())
+        difference = self.loop.run_until_complete(differences(self.store))
         assert (difference.missing, difference.unknown, difference.resized) == ((), (), ())
         assert disk_bytes(self.root) == self.store.stats().bytes <= self.caps.total
         for tag, (held, cap) in self.store.stats().orgs.items():

@@ -8,7 +8,7 @@ from typing import Final
 
 from swdriver_shim.driver import Driver, Loaded
 from swdriver_shim.keys import Keys, Prompt
-from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
+from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tier2Rule, Tiers
 from tests.swdriver_shim.judge import Sight
 from tests.swdriver_shim.prompts import NAMESPACE, OTHER, keys
 from tests.swdriver_shim.simulated.world import EACH, LAYOUT, ORGS, C, World
@@ -94,6 +94,8 @@ class Engine:
         chance = self._chance
         rules = Rules(
             no_store=chance.random() < 0.03,
+            store_tokens_max=C if chance.random() < 0.05 else None,
+            tier2=Tier2Rule.NEVER if chance.random() < 0.05 else Tier2Rule.ALLOWED,
             ttl_seconds=chance.choice((None, None, None, None, 3, 10)),
             priority=chance.choice((None, None, None, 0, 100)),
             continue_id=chance.choice(("", "talk 1", "talk 2")),

@@ -89,6 +89,10 @@ class End(PlainChannel):
             turns.wait(pipe.readers, min(left, held) if held > 0 else left)
         return True
 
+    @property
+    def has_ended(self) -> bool:
+        return self.incoming.is_over or self.incoming.is_deaf
+
     def has_more(self) -> bool:
         return bool(self.incoming.bytes) and self.incoming.held_until <= self.turns.now
 

@@ -1,0 +1,31 @@
+"""Django's command line, for the embedded stack and for production alike.
+
+Where `make up` or `tidegate up` has left `.tidegate/env`, its values fill whatever the environment does
+not say, so that `manage.py shell` beside a running stack just works.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+
+
+def main(arguments: list[str]) -> None:
+    """Run a command of Django. The first argument is what the command line is called."""
+    from console.environment import load_embedded_defaults
+
+    load_embedded_defaults(os.environ)
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+    gc.disable()  # while all is loaded: nothing of it is garbage, and looking takes a sixth of the time
+    import django
+    from django.core.management import execute_from_command_line
+
+    django.setup()
+    gc.freeze()
+    gc.enable()
+    execute_from_command_line(arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,147 @@
+"""What surrounds a driver in its process, be that a daemon or an engine: identity, certificates, HTTP
+API, membership in a console's fleet, and telemetry."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+
+from kvss_agent.process import daemon
+from kvss_agent.process.membership import JoiningProcess, member
+from kvss_agent.security.identity import ProcessIdentity
+from kvss_agent.security.trust import Trust
+from kvss_agent.settings import warn_of_plain_control
+from swdriver_shim.daemon import metrics
+from swdriver_shim.daemon.service import Service
+from swdriver_shim.daemon.settings import Settings
+from swdriver_shim.daemon.shim import Shim
+from telemetry.credentials import own_url
+from telemetry.version import tidegate_version
+
+log = logging.getLogger(__name__)
+
+LOCK_SECONDS: Final = 10.0  # for a process that is about to end
+
+
+class DriverHost:
+    """Everything around one driver. It listens from here on; requests wait until `running`."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises OSError, also for a port or a state directory that is taken, and Unusable for a damaged
+        identity."""
+        self.settings = settings
+        with contextlib.ExitStack() as opened:  # a start that fails leaves nothing taken
+            opened.enter_context(_locked(settings.state_dir))
+            self.listener = opened.enter_context(daemon.listen(settings.control))
+            self.identity = ProcessIdentity.load(settings.state_dir, f"driver:{settings.name}")
+            self.trust = Trust.load(self.identity)
+            self._opened = opened.pop_all()
+        self._tls = self.trust.for_control if settings.serves_tls else None
+        if not self._tls:
+            warn_of_plain_control(settings.control)
+
+    def close(self) -> None:
+        """Another process may use the state directory from here on."""
+        self._opened.close()
+
+    @contextlib.asynccontextmanager
+    async def running(self, shim: Shim) -> AsyncIterator[None]:
+        """Serve the API of this driver, be a member of the fleet, and report telemetry."""
+        settings, status = self.settings, shim.membership_status
+        application = Service(shim, settings.token, self.identity).application()
+        telemetry = daemon.reporting(
+            partial(own_url, topic=self.identity.topic, token=settings.token),
+            settings.telemetry,
+            settings.otlp,
+            "driver",
+            settings.name,
+            partial(metrics.collect, shim),
+            shim.limits,
+            shim.take_slowest,
+            status if settings.console else None,
+        )
+        server = daemon.http_server(application, self.listener, shim.http, self._tls)
+        async with telemetry, server, member(settings.console, self._joining(), status):
+            log.info("Listening on %s:%s", *self.listener.getsockname()[:2])
+            yield
+
+    def _joining(self) -> JoiningProcess:
+        """What the console is told about this process. The model of an engine can change between its
+        starts, so it is told each time; that of a daemon is only proposed."""
+        settings = self.settings
+        url = settings.control_url or daemon.url_of(self.listener, self._tls)
+        model = {"model": msgspec.to_builtins(settings.model)} if settings.model else {}
+        facts: Mapping[str, Any] = {"control_url": url, "software_version": tidegate_version()}
+        once: Mapping[str, Any] = {"certificate_request": self.identity.certificate_request()}
+        if settings.engine:
+            facts = {**facts, **model, "engine": settings.engine}
+        else:
+            once = {**once, **model}
+        return JoiningProcess(
+            "drivers",
+            self.identity.topic,
+            settings.name,
+            settings.token,
+            facts,
+            once,
+            self.trust,
+            is_new=settings.is_new,
+        )
+
+
+def _locked(state_dir: Path) -> IO[bytes]:
+    """A file that holds the state directory for this process while it is open: two drivers with one
+    identity would write to the same slots. A process that is ending is waited for. Raises OSError."""
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = os.fdopen(os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb")
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(LOCK_SECONDS / 100)
+                continue
+            file.close()
+            raise OSError(f"another process uses the state directory {state_dir}") from None
+        return file
+
+
+class HostThread:
+    """A `DriverHost` that runs in a thread of an engine's process."""
+
+    def __init__(self, host: DriverHost, shim: Shim) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(host, shim), name="tidegate-host", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has ended by an error, which is logged
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self, host: DriverHost, shim: Shim) -> None:
+        try:
+            self._loop.run_until_complete(self._serve(host, shim))
+        except Exception:
+            log.exception("The driver's API, heartbeats and telemetry have ended")
+        finally:
+            self._loop.close()
+
+    async def _serve(self, host: DriverHost, shim: Shim) -> None:
+        async with host.running(shim):
+            await self._stop.wait()

@@ -1,0 +1,71 @@
+"""Documents of a driver on disk, sealed: without the token of its API nobody reads the secrets in them.
+
+The token may lie elsewhere (`--token-file`), so that a copy of the state directory gives nothing away.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from kvss_agent.http.api import Invalid
+from kvss_agent.process.durable_file import write_durably
+from swdriver_shim.desired import Desired, parse
+
+log = logging.getLogger(__name__)
+
+FORMAT: Final = b"tidegate document 1\0"
+KEY_BYTES: Final = 32
+NONCE_BYTES: Final = 12
+
+
+class Stored(NamedTuple):
+    """A document, and when it was written, in seconds since 1970."""
+
+    document: Desired
+    at: float
+
+
+class StoredDocument:
+    """One file."""
+
+    def __init__(self, path: Path, token: str) -> None:
+        self.path = path
+        info = FORMAT + path.name.encode()
+        derived = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info)
+        self._cipher = AESGCM(derived.derive(token.encode()))
+
+    def write(self, raw: bytes) -> None:
+        """Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        write_durably(self.path, FORMAT + nonce + self._cipher.encrypt(nonce, raw, FORMAT))
+
+    def read(self) -> Stored | None:
+        """The document that was written last. None, with a warning, for a file that can't be used; None
+        if there is none. Raises OSError."""
+        try:
+            content, at = self.path.read_bytes(), self.path.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        try:
+            return Stored(parse(self._opened(content)), at)
+        except Invalid as problem:
+            log.warning("The document in %s can't be used: %s", self.path, problem)
+            return None
+
+    def _opened(self, content: bytes) -> bytes:
+        if not content.startswith(FORMAT):
+            return content  # somebody has written it by hand, or an earlier version
+        sealed = content[len(FORMAT) :]
+        try:
+            return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], FORMAT)
+        except (InvalidTag, ValueError):
+            raise Invalid("It was sealed with another token, or is damaged.") from None

@@ -1,0 +1,35 @@
+"""What the commands of an installed Tidegate have in common. Nothing but the standard library: without
+the extra of a command nothing else is there."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+SCRIPTS: Final = ("kvss-agent", "swdriver", "tidegate")
+OURS: Final = ("console", "kvss_agent", "swdriver_shim", "telemetry")
+
+
+def run(module: str, extra: str) -> int:
+    """Run `main` of the module. Without the extra that it needs, say so in a sentence."""
+    try:
+        main = importlib.import_module(module).main
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        if missing in OURS:
+            raise
+        sys.stderr.write(
+            f"{missing} is not installed. This command needs the extra `{extra}`: "
+            f"pip install 'tidegate[{extra}]'\n"
+        )
+        return os.EX_UNAVAILABLE
+    return int(main())
+
+
+def program(module: str) -> str:
+    """What a usage calls this program: the command that was started, or Python with its module."""
+    name = Path(sys.argv[0]).name
+    return name if name in SCRIPTS else f"python -m {module}"

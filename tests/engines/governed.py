@@ -1,0 +1,148 @@
+"""A real console with nodes, and an engine that joins it."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+import secrets
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Self
+
+import httpx
+
+from swdriver_shim.adapters.claims import mint
+from swdriver_shim.policy import AS_USUAL, Rules
+from tests.engines.prompts import prompt
+from tests.engines.serving import Server
+from tests.hostile.scene import Scene
+from tests.live import wait_until
+from tests.stack.whole import whole_stack
+
+DRIVER: Final = "vllm-7"
+NODES: Final = ("ax-1", "ax-2")
+ORGS: Final = ("acme", "globex")
+FLEET: Final = """
+stamps:
+  east:
+    leaves: {leaf-1: {}}
+    nodes:
+      ax-1: {nics: {eth0: {leaf: leaf-1}}, memory: %(memory)s, shards_max: 8}
+      ax-2: {nics: {eth0: {leaf: leaf-1}}, memory: %(memory)s, shards_max: 8}
+    boxes:
+      cs-1: {domains: [{wio: 8, leaves: [leaf-1]}]}
+      cs-2: {domains: [{wio: 8, leaves: [leaf-1]}]}
+"""
+
+
+class Governed(Scene):
+    """A stack with two nodes that listen on TCP, and a session of all orgs. `memory`: of each node."""
+
+    memory = "256M"
+
+    def make(self) -> None:
+        self.ask(
+            "PUT", "/fleet/description", {"yaml": FLEET % {"memory": self.memory}}, **{"If-Match": "*"}
+        )
+        for name in NODES:
+            self.add_process("node", name, TCP="127.0.0.1:0", MEMORY=self.memory)
+        for org in ORGS:
+            self.ask("POST", "/orgs", {"slug": org, "name": org}, **{"Idempotency-Key": org})
+        for name in NODES:
+            wait_until(f"{name} has joined", partial(self._is_ready, f"/nodes/{name}"), 120)
+
+    def start_job(self, bytes_per_token: int) -> None:
+        told = {"name": "chat", "boxes": 1, "bytes_per_token": bytes_per_token, "wait_seconds": 60}
+        self._run("/sessions", told)
+        job = {"name": "serve", "driver": DRIVER, "orgs": list(ORGS), "wait_seconds": 60}
+        self._run("/sessions/chat/jobs", job)
+
+    def driver(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.ask("GET", f"/drivers/{DRIVER}")
+        return found
+
+    def claim(self, org: str, rules: Rules = AS_USUAL) -> str:
+        told = self.ask("GET", f"/drivers/{DRIVER}/claims-key")
+        return mint(base64.b64decode(told["claims_key"]), DRIVER, org, rules)
+
+    def set_policy(self, org: str, **more: Any) -> None:
+        held = self.admin.get(f"/orgs/{org}/policy")
+        told = {"policy": {**(held.json()["policy"] or {}), **more}, "reason": "for a test"}
+        headers = {"If-Match": held.headers["ETag"], "Idempotency-Key": secrets.token_hex(8)}
+        self.ask("PUT", f"/orgs/{org}/policy", told, **headers)
+
+    def reached(self, org: str) -> tuple[int, int]:
+        """How many drivers follow the org's policy, and how many there are."""
+        found = self.ask("GET", f"/orgs/{org}/policy")["applied"]
+        return found["has_it"], found["drivers"]
+
+    def why_missed(self, org: str, request: str) -> dict[str, int]:
+        """Tokens by reason, as Explain says of a request."""
+        [answer] = self.ask("POST", f"/orgs/{org}/explain", {"request": request})["answers"]
+        missed: dict[str, int] = answer["result"]["missed_tokens"]
+        return missed
+
+    def target(self) -> dict[str, Any]:
+        found = self.ask("GET", "/targets?kind=driver")
+        return next(one for one in found["items"] if one["name"] == DRIVER)
+
+    def told(self, **more: Any) -> dict[str, Any]:
+        """What an engine is told: the console, a token, a name."""
+        join = self.directory / "join"
+        join.write_text(self.join_token("driver"))
+        where = {"join": str(join), "state_dir": str(self.directory / DRIVER)}
+        return {"console": self.console, "name": DRIVER, **where, **more}
+
+
+class Load:
+    """Requests without a pause, in a thread: answers are compared with those without a cache."""
+
+    def __init__(self, vllm: Server, claim: str, seeds: range) -> None:
+        self._vllm = vllm
+        self._claim = claim
+        self._right = {seed: vllm.ask(prompt(seed), None)[0] for seed in seeds}
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.hit_tokens: list[int] = []
+        self.wrong: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with httpx.Client(base_url=self._vllm.http.base_url, timeout=120) as http:
+            beside = replace(self._vllm, http=http)
+            for seed in itertools.cycle(self._right):
+                if self._ends.is_set():
+                    return
+                try:
+                    answer, cached = beside.ask(prompt(seed), self._claim)
+                except (AssertionError, httpx.HTTPError) as error:
+                    self.wrong.append(f"{seed} failed: {error}")
+                    continue
+                self.hit_tokens.append(cached)
+                if answer != self._right[seed]:
+                    self.wrong.append(f"{seed} is answered {answer}, with {cached} cached")
+
+
+@contextlib.contextmanager
+def governed_stack(directory: Path, memory: str = "256M") -> Iterator[Governed]:
+    with whole_stack(directory) as whole:
+        whole.up()
+        made = Governed(whole, directory)
+        made.memory = memory
+        try:
+            made.make()
+            yield made
+        finally:
+            made.stop()
+            made.admin.close()

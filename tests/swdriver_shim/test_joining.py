@@ -1,0 +1,237 @@
+"""What an engine is told of a console, and the driver that follows from it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvss_agent.http.api import Invalid
+from swdriver_shim.adapters.claims import mint
+from swdriver_shim.adapters.joining import JoinConfig, JoinedDriver, NameSpec, own_address
+from swdriver_shim.adapters.vllm.config import GovernedConfig, config_of
+from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts, weights_of
+from swdriver_shim.daemon import host
+from swdriver_shim.data_plane.worker.protocol import WorkerAddress
+from swdriver_shim.data_plane.worker.server import WorkerServer
+from swdriver_shim.desired import GroupSpec, ModelSpec
+from tests.kvss_agent.plane import DRIVER
+from tests.kvss_agent.process import agent, document, spec
+from tests.live import wait_until
+from tests.swdriver_shim.daemons import C, org, told
+
+EACH = 64
+MODEL = ModelSpec(name="llama", groups=(GroupSpec(name="full", bytes_per_token=(EACH,)),))
+NOBODY = "http://127.0.0.1:9"  # a console that does not answer
+
+
+def config(directory: Path, **more: Any) -> JoinConfig:
+    return JoinConfig(**{"console": NOBODY, "name": "job7", "state_dir": str(directory), **more})
+
+
+def test_three_lines_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    token = tmp_path / "join"
+    token.write_text("tgj_abc\n")
+    found = JoinConfig(console=NOBODY, name="job7", join=str(token)).settings(MODEL, "vllm 0.32.0")
+    assert found.console
+    assert (found.console.url, found.console.join_token) == (NOBODY, "tgj_abc")
+    assert (found.name, found.model, found.engine) == ("job7", MODEL, "vllm 0.32.0")
+    assert found.state_dir == tmp_path / "state" / "tidegate" / "job7"
+    assert found.control == ("127.0.0.1", 0), "where the console is reached from"
+    assert found.serves_tls
+    assert found.is_new
+    token.unlink()  # it was needed once
+    again = JoinConfig(console=NOBODY, name="job7", join=str(token)).settings(MODEL, "vllm 0.32.0")
+    assert again.token == found.token
+    assert not again.is_new
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"console": "http://console.example.org"}, "`plain_console` yes"),
+        ({"name": "no spaces"}, "`name` is 'no spaces'"),
+        ({"control": "nowhere"}, "`control` is 'nowhere'"),
+        ({"ca": "/nowhere"}, "`console_ca`"),
+        ({"telemetry": "nowhere"}, "`telemetry`"),
+    ],
+)
+def test_what_is_wrong_is_said_in_the_words_of_the_configuration(
+    tmp_path: Path, more: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(Invalid) as refusal:
+        config(tmp_path, **more).settings(MODEL, "vllm")
+    assert sentence in str(refusal.value)
+    assert "--" not in str(refusal.value)
+
+
+def test_a_join_token_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="can't be read"):
+        config(tmp_path, join=str(tmp_path)).settings(MODEL, "vllm")
+
+
+def test_engines_beside_each_other_join_under_names_of_their_own(tmp_path: Path) -> None:
+    assert config(tmp_path).of_rank(0, 1).name == "job7"
+    with pytest.raises(Invalid, match=r"put \{rank\} into `name`"):
+        config(tmp_path).of_rank(1, 2)
+    with pytest.raises(Invalid, match=r"put \{rank\} into `state_dir`"):
+        config(tmp_path, name="job7-{rank}").of_rank(0, 2)
+    each = {
+        "name": "job7-{rank}",
+        "control": "0.0.0.0:842{rank}",
+        "control_url": "https://ax-1:842{rank}",
+    }
+    third = config(tmp_path / "{rank}", **each).of_rank(3, 4)
+    assert (third.name, third.state_dir) == ("job7-3", str(tmp_path / "3"))
+    assert (third.control, third.control_url) == ("0.0.0.0:8423", "https://ax-1:8423")
+
+
+def test_vllm_names_a_console_or_a_file() -> None:
+    found = config_of({"console": NOBODY, "name": "job7", "wait_seconds": 3}, 0, 1)
+    assert isinstance(found, GovernedConfig)
+    assert (found.wait_seconds, found.model) == (3, None)
+    for wrong, why in [
+        (None, "names a console or a file"),
+        ("", "names a console or a file"),
+        ({"name": "job7"}, "console"),
+        ({"console": "console.example.org", "name": "job7"}, r"\$.console"),
+        ({"console": NOBODY, "name": "job7", "claims_key": "x"}, "unknown field `claims_key`"),
+    ]:
+        with pytest.raises(Invalid, match=why):
+            config_of(wrong, 0, 1)
+
+
+def test_the_own_address_is_the_one_that_routes_to_the_console() -> None:
+    assert own_address("http://127.0.0.1:9") == "127.0.0.1"
+    assert own_address("https://[::1]:9") in ("::1", "127.0.0.1")  # without IPv6
+    assert own_address("https://no-such-host.invalid") == "127.0.0.1"
+
+
+def test_before_a_document_nothing_is_cached_and_then_it_is(tmp_path: Path) -> None:
+    tokens = list(range(3 * C))
+    kept = {at: bytes([at]) * (C * EACH) for at in range(3)}
+
+    def part(group: int, shard: int, depth: int, tokens: int) -> memoryview:
+        return memoryview(bytearray(kept[depth]))[: tokens * EACH]
+
+    with agent(tmp_path / "agent") as one:
+        one.tell(document(1, spec("s", 20, EACH * C)))
+        joined = JoinedDriver(config(tmp_path / "state", name=DRIVER), MODEL, "transformers")
+        try:
+            acme = joined.prefixes("acme")
+            assert acme.query(tokens) == 0
+            assert acme.store(tokens, len(tokens), part).columns == 0
+            assert acme.load(tokens, part).tokens == 0
+            acme.computed(64, 1.0)
+            joined.shim.set_desired(json.dumps(told([one])).encode())
+            wait_until("it is ready", lambda: joined.shim.is_ready)
+            assert acme.store(tokens, len(tokens), part).columns == 3
+            assert acme.query(tokens) == len(tokens)
+            assert joined.prefixes("globex").query(tokens) == 0
+            assert joined.prefixes("initech").query(tokens) == 0, "it is not in the document"
+            joined.shim.set_desired(json.dumps(told([one], 2, orgs=[org("globex", "g" * 40)])).encode())
+            assert acme.query(tokens) == 0
+            status = joined.shim.membership_status
+            wait_until("it says that nobody answers", lambda: status.state == "away")
+        finally:
+            joined.close()
+
+
+def test_two_processes_do_not_share_an_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "LOCK_SECONDS", 0.05)
+    first = JoinedDriver(config(tmp_path), MODEL, "transformers")
+    with pytest.raises(OSError, match="another process uses the state directory"):
+        JoinedDriver(config(tmp_path), MODEL, "transformers")
+    first.close()
+    JoinedDriver(config(tmp_path), MODEL, "transformers").close()
+
+
+def test_a_start_that_fails_leaves_the_state_directory_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "LOCK_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OSError, match="in use") as taken:
+            JoinedDriver(config(tmp_path, control=f"127.0.0.1:{port}"), MODEL, "transformers")
+    assert taken.value.errno == errno.EADDRINUSE
+    (tmp_path / "desired.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        JoinedDriver(config(tmp_path), MODEL, "transformers")
+    (tmp_path / "desired.json").rmdir()
+    JoinedDriver(config(tmp_path), MODEL, "transformers").close()
+
+
+def request(claim: str | None) -> Any:
+    return SimpleNamespace(
+        mm_features=(),
+        prompt_embeds=None,
+        pooling_params=None,
+        resumable=False,
+        lora_request=None,
+        kv_transfer_params={"tidegate": claim} if claim else None,
+    )
+
+
+def test_claims_are_signed_with_the_key_of_the_document(tmp_path: Path) -> None:
+    half = WorkerServer()
+    facts = WorkerFacts(half.address, [GroupFacts("full", 32, None, EACH, C)], "vllm.1:x", "float32")
+    governed = GovernedConfig(
+        console=NOBODY, name="job7", model=NameSpec(name="tiny"), state_dir=str(tmp_path / "state")
+    )
+    engine = EngineDriver(governed, [facts])
+    try:
+        assert engine.who(request(mint(b"k" * 32, "job7", "acme"))) is None
+        assert engine.refused == {"no_document": 1}
+        assert engine.reset(), "there is nothing"
+        model = msgspec.to_builtins(engine.shim._model)
+        nobody: Any = FakeAgent(tmp_path)
+        for generation, key in enumerate(("a2tra2tra2tra2tra2tra2tra2tra2tra2tra2tra2s=", None), 1):
+            document = told([nobody], generation, model=model, driver="job7")
+            document |= {"claims_key": key} if key else {}
+            engine.shim.set_desired(json.dumps(document).encode())
+            found = engine.who(request(mint(b"kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk", "job7", "acme")))
+            assert (found.keys.org if found else None) == ("acme" if key else None)
+        assert engine.refused == {"no_document": 2}
+    finally:
+        engine.close()
+        half.close()
+
+
+class FakeAgent:
+    """Where nobody is: shards stay lost."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "token").write_text("t" * 20)
+        self.http = SimpleNamespace(base_url="http://127.0.0.1:9")
+
+
+def test_weights_that_are_changed_in_place_are_others(tmp_path: Path) -> None:
+    directory = tmp_path / "llama"
+    directory.mkdir()
+    file = directory / "model.safetensors"
+    file.write_bytes(b"old weights")
+    before = weights_of(str(directory), None, None)
+    assert before == weights_of(str(directory), None, None), "the next start finds what is there"
+    assert before.name == "llama"
+    file.write_bytes(b"new weights")  # as many bytes
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+    assert weights_of(str(directory), None, None) != before
+    assert weights_of("org/llama", None, "c0ffee") == NameSpec(name="org/llama", revision="c0ffee")
+    assert weights_of("org/llama", "v1", None) == NameSpec(name="org/llama", revision="v1")
+
+
+def test_weights_without_a_name_are_not_cached() -> None:
+    governed = GovernedConfig(console=NOBODY, name="job7")
+    facts = WorkerFacts(WorkerAddress("", ""), [GroupFacts("full", 32, None, EACH, C)], "vllm.1:x", "f")
+    with pytest.raises(Invalid, match="which weights"):
+        EngineDriver(governed, [facts])
