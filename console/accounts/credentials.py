@@ -101,7 +101,7 @@ def check_still_good(principal: Principal) -> User:
     """The user of a principal, locked. Raises Refused where their credential was revoked meanwhile."""
     if principal.user is None:
         raise Refused("Only a user can have tokens.")
-    user = User.objects.select_for_update().get(pk=principal.user.pk)
+    user = User.objects.select_for_update(no_key=True).get(pk=principal.user.pk)
     since, token = user.credentials_since, principal.token
     is_revoked = (
         not user.is_active

@@ -121,11 +121,11 @@ def update_user(
     principal.check_platform(Role.PLATFORM_ADMIN)
     # All admins are locked, in order, so that two of them can't remove one another at the same time.
     admins = list(
-        User.objects.select_for_update()
+        User.objects.select_for_update(no_key=True)
         .filter(platform_role=Role.PLATFORM_ADMIN, is_active=True)
         .order_by("pk")
     )
-    user = User.objects.select_for_update().get(pk=user.pk)
+    user = User.objects.select_for_update(no_key=True).get(pk=user.pk)
     stays_admin = is_active and platform_role == Role.PLATFORM_ADMIN
     if not stays_admin and [admin.pk for admin in admins] == [user.pk]:
         raise Refused(f"{user.username} is the last platform admin. Make somebody else one first.")
@@ -153,7 +153,7 @@ def reset_password(principal: Principal, user: User, reason: str = "") -> str:
     principal.check_may_change()
     principal.check_platform(Role.PLATFORM_ADMIN)
     password = generate_password()
-    user = User.objects.select_for_update().get(pk=user.pk)
+    user = User.objects.select_for_update(no_key=True).get(pk=user.pk)
     user.set_password(password)
     user.must_change_password = True
     user.save(update_fields=["password", "must_change_password"])
@@ -167,7 +167,7 @@ def revoke_credentials(principal: Principal, user: User, reason: str = "") -> in
     """End every browser session, API token and JWT of a user. Returns how many tokens that were."""
     principal.check_may_change()
     principal.check_platform(Role.PLATFORM_ADMIN)
-    user = User.objects.select_for_update().get(pk=user.pk)
+    user = User.objects.select_for_update(no_key=True).get(pk=user.pk)
     record(principal, "user.revoke_credentials", _about(user), reason=reason)
     return credentials.revoke_all(principal, user)
 

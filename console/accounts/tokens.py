@@ -132,7 +132,7 @@ def revoke(principal: Principal, public_id: str) -> ApiToken:
     token = theirs.select_related("user").filter(public_id=public_id).first()
     if token is None:
         raise Http404("There is no such token, or it is not yours to revoke.")
-    User.objects.select_for_update().get(pk=token.user_id)  # nobody makes one of it meanwhile
+    User.objects.select_for_update(no_key=True).get(pk=token.user_id)  # nobody makes one of it meanwhile
     credentials.revoke(principal, ApiToken.objects.filter(pk=token.pk))
     token.refresh_from_db(fields=["revoked_at"])
     return token

@@ -140,7 +140,7 @@ def for_change(principal: Principal, alert_id: int) -> Alert:
     """Locked until the end of the transaction. Needs the role on-call."""
     principal.check_may_change()
     get_alert(principal, alert_id, Role.ON_CALL)
-    return Alert.objects.select_for_update(of=("self",)).get(pk=alert_id)
+    return Alert.objects.select_for_update(no_key=True, of=("self",)).get(pk=alert_id)
 
 
 @transaction.atomic

@@ -25,6 +25,7 @@ from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.models import StoredAnswer
 from console.api.problems import ApiError
+from console.shell.transactions import retried
 
 KEPT = timedelta(hours=24)
 
@@ -92,7 +93,8 @@ def idempotent(view: View, *, has_dry_run: bool = False) -> Callable[..., HttpRe
         if is_told:
             values["validate_only"] = validate_only
         effect = partial(view, request, **values)
-        return _once(request, key, values.get("payload"), effect, keep=not validate_only)
+        body = values.get("payload")
+        return retried(partial(_once, request, key, body, effect, keep=not validate_only))
 
     added = [Parameter("key", Parameter.KEYWORD_ONLY, annotation=IdempotencyKey)]
     if has_dry_run and not is_told:

@@ -315,7 +315,7 @@ def _claim(due: Collection[Target], now: datetime) -> list[int]:
     busy = Target.objects.filter(asked_until__gt=now)
     suspects_left = SUSPECTS_AT_ONCE_MAX - busy.exclude(fault="").count()
     mine = [target.pk for target in due]
-    rows = Target.objects.select_for_update().filter(pk__in=mine).order_by("kind", "name")
+    rows = Target.objects.select_for_update(no_key=True).filter(pk__in=mine).order_by("kind", "name")
     free = sorted(
         (
             row
@@ -346,7 +346,7 @@ def _compile(kind: str, names: Collection[str]) -> dict[int, tuple[Target, Docum
     Target.objects.bulk_create(
         [Target(kind=kind, name=name) for name in sorted(missing)], ignore_conflicts=True
     )
-    rows = list(known.select_for_update().order_by("name"))
+    rows = list(known.select_for_update(no_key=True).order_by("name"))
     # Read before intent is: what is compiled takes in at least these.
     newest = Change.objects.values_list("pk", flat=True).first() or 0
     compiler, bases = Compiler(kind), _bases(kind, rows)

@@ -180,7 +180,7 @@ def _found_empty(store: RetiringStore) -> None:
     if not store.said.get("shared", True):
         return
     place = store.place
-    removed = Removed.objects.select_for_update().filter(stores__contains=[place])
+    removed = Removed.objects.select_for_update(no_key=True).filter(stores__contains=[place])
     if not store.is_drained:
         removed = removed.filter(public_key=store.node.public_key).exclude(public_key="")
     for one in removed:
@@ -203,7 +203,7 @@ def drain(
 ) -> RetiringStore:
     """Have the files of a retiring store removed. `node` came from `for_change`. Raises Http404, and
     Impossible where other nodes store in the same place, unless their files are to go as well."""
-    store = RetiringStore.objects.select_for_update().filter(node=node, pk=key).first()
+    store = RetiringStore.objects.select_for_update(no_key=True).filter(node=node, pk=key).first()
     if store is None:
         raise Http404(f"{node.name} has no such store.")
     if store.is_drained:
@@ -282,7 +282,7 @@ def _note(node: Node, observed: _Observed, asked_at: datetime) -> None:
         and target.change >= (last.pk if last else 0)
     )
     gone = False
-    for store in RetiringStore.objects.select_for_update().filter(node=node).order_by("pk"):
+    for store in RetiringStore.objects.select_for_update(no_key=True).filter(node=node).order_by("pk"):
         one = said.get(store.place)
         if one is None:
             continue

@@ -86,7 +86,7 @@ def for_change(principal: Principal, things: QuerySet[N], name: str, at_least: R
     principal.check_may_change()
     check_fleet(principal, at_least)
     lock_fleet()
-    return get(things.select_for_update(of=("self",)), name)
+    return get(things.select_for_update(no_key=True, of=("self",)), name)
 
 
 def topology() -> placement.Fleet:

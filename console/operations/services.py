@@ -116,7 +116,7 @@ def pause(running: Collection[UUID]) -> None:
 
     Before `fleet.lock_fleet`: steps take that after their operation.
     """
-    list(Operation.objects.select_for_update().filter(pk__in=running).order_by("pk"))
+    list(Operation.objects.select_for_update(no_key=True).filter(pk__in=running).order_by("pk"))
 
 
 def visible_operations(principal: Principal) -> QuerySet[Operation]:
@@ -211,7 +211,9 @@ def take_due(now: datetime) -> list[UUID]:
     """The operations that somebody should advance now. Nobody else is given them for a while."""
     due = Operation.objects.filter(state__in=MOVING, wake_at__lte=now).order_by("wake_at")
     with transaction.atomic():
-        found = list(due.select_for_update(skip_locked=True).values_list("pk", flat=True)[:SWEEP_MAX])
+        found = list(
+            due.select_for_update(no_key=True, skip_locked=True).values_list("pk", flat=True)[:SWEEP_MAX]
+        )
         Operation.objects.filter(pk__in=found).update(wake_at=now + TAKEN_FOR_LOST)
     return found
 
@@ -263,7 +265,7 @@ def _begin(operation_id: UUID) -> bool:
 def _locked(operation_id: UUID) -> Operation | None:
     """None where it has ended, is stuck, or where somebody else is at it."""
     found = Operation.objects.filter(pk=operation_id, state__in=MOVING)
-    return found.select_for_update(skip_locked=True).first()
+    return found.select_for_update(no_key=True, skip_locked=True).first()
 
 
 def _for_change(principal: Principal, operation_id: UUID) -> Operation:
@@ -271,7 +273,7 @@ def _for_change(principal: Principal, operation_id: UUID) -> Operation:
     seen = get_operation(principal, operation_id)
     if not may_change(principal, seen):
         raise Refused(f"This needs the role {Role(seen.role).label}.")
-    return Operation.objects.select_for_update().get(pk=seen.pk)
+    return Operation.objects.select_for_update(no_key=True).get(pk=seen.pk)
 
 
 def _position(operation: Operation) -> Position:

@@ -52,7 +52,7 @@ def for_change(principal: Principal, slug: str, at_least: Role = Role.ORG_ADMIN)
     """The org, locked until the end of the transaction, for somebody who may change it."""
     principal.check_may_change()
     org = get_org(principal, slug, at_least)
-    locked = Org.objects.select_for_update().filter(pk=org.pk).first()
+    locked = Org.objects.select_for_update(no_key=True).filter(pk=org.pk).first()
     if locked is None:
         raise Http404("There is no such org any more.")
     return locked
@@ -133,7 +133,7 @@ def set_member(
     A lower role revokes the tokens that relied on the former one. Raises NoSuchUser where there is no
     active user of that name.
     """
-    user = User.objects.select_for_update().filter(username=username, is_active=True).first()
+    user = User.objects.select_for_update(no_key=True).filter(username=username, is_active=True).first()
     if user is None:
         raise NoSuchUser(f"There is no active user “{username}”. A platform admin can add one.")
     membership = Membership.objects.filter(org=org, user=user).first()
@@ -175,7 +175,7 @@ def remove_member(
     )
     if membership is None:
         raise Http404(f"{org.name} has no member “{username}”.")
-    user = User.objects.select_for_update().get(pk=membership.user_id)
+    user = User.objects.select_for_update(no_key=True).get(pk=membership.user_id)
     record(
         principal,
         "org.member",

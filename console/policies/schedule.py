@@ -89,7 +89,7 @@ def run_due(now: datetime) -> int:
 
 @transaction.atomic
 def _step(number: int, org_id: int, now: datetime) -> bool:
-    org = Org.objects.select_for_update().filter(pk=org_id).first()
+    org = Org.objects.select_for_update(no_key=True).filter(pk=org_id).first()
     planned = ScheduledPolicy.objects.filter(pk=number).first()
     if org is None or planned is None:
         return False

@@ -68,7 +68,9 @@ def delete_view(principal: Principal, number: int) -> None:
     """One's own; one that is shared also by who runs what it is shared with. Http404 for what they can't
     see, Refused for what they may not delete."""
     principal.check_may_change()
-    view = visible_views(principal).select_for_update(of=("self",)).filter(pk=number).first()
+    view = (
+        visible_views(principal).select_for_update(no_key=True, of=("self",)).filter(pk=number).first()
+    )
     if view is None:
         raise Http404("There is no such view, or it is not yours to see.")
     if not may_delete(principal, view):

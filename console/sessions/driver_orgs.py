@@ -177,7 +177,7 @@ def set_orgs(principal: Principal, driver: Driver, orgs: Orgs, *, reason: str = 
     """
     # Until the end of the transaction no document is made of it: one may name an org that is new.
     Target.objects.get_or_create(kind=Kind.DRIVER, name=driver.name)
-    Target.objects.select_for_update().get(kind=Kind.DRIVER, name=driver.name)
+    Target.objects.select_for_update(no_key=True).get(kind=Kind.DRIVER, name=driver.name)
     plan = plan_orgs(driver, orgs)
     if not plan.changes:
         return Changed(plan, [])

@@ -110,7 +110,7 @@ def for_change(principal: Principal, name: str, at_least: Role = Role.ORG_ADMIN)
     principal.check_may_change()
     session = get_session(principal, name, at_least)
     lock_fleet()
-    locked = Session.objects.select_for_update(of=("self",)).select_related("org")
+    locked = Session.objects.select_for_update(no_key=True, of=("self",)).select_related("org")
     found = locked.filter(pk=session.pk).first()
     if found is None:
         raise Http404("There is no such session any more.")

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from django.http import HttpRequest, HttpResponse
 
 from console.shell import errors, request_context
+from console.shell.transactions import is_deadlock
 
 GetResponse = Callable[[HttpRequest], HttpResponse]
 
@@ -15,6 +17,7 @@ CONTENT_SECURITY_POLICY = (
     "connect-src 'self'; manifest-src 'self'; form-action 'self'; frame-ancestors 'none'; "
     "base-uri 'none'"
 )
+MEANWHILE: Final = "Another change was made to the same things at the same moment."
 PERMISSIONS_POLICY = "camera=(), geolocation=(), microphone=(), payment=(), usb=()"
 
 
@@ -54,4 +57,6 @@ class NotNowMiddleware:
         return self._get_response(request)
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
+        if is_deadlock(exception):
+            return errors.not_now(request, errors.NotNow(MEANWHILE, 1))
         return errors.not_now(request, exception) if isinstance(exception, errors.NotNow) else None

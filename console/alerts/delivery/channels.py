@@ -52,7 +52,7 @@ def for_change(principal: Principal, channel_id: int) -> Channel:
     """Locked until the end of the transaction."""
     principal.check_may_change()
     get_channel(principal, channel_id, Role.PLATFORM_ADMIN)
-    return Channel.objects.select_for_update(of=("self",)).get(pk=channel_id)
+    return Channel.objects.select_for_update(no_key=True, of=("self",)).get(pk=channel_id)
 
 
 @transaction.atomic

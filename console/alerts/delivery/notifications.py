@@ -130,7 +130,9 @@ def _lease(channel: Channel, now: datetime) -> list[Notification]:
     """Take the oldest notification that is due, and its group, for the length of the lease."""
     with transaction.atomic():
         waiting = channel.notifications.filter(state=Waiting, next_try_at__lte=now)
-        due = waiting.select_related("alert").select_for_update(of=("self",), skip_locked=True)
+        due = waiting.select_related("alert").select_for_update(
+            no_key=True, of=("self",), skip_locked=True
+        )
         rows = _still_wanted(list(due.order_by("id")[:GROUP_MAX]), now)
         if not rows:
             return []

@@ -100,7 +100,7 @@ def thresholds_for_change(principal: Principal, rule: Rule, slug: str) -> Thresh
     Thresholds.objects.bulk_create(
         [Thresholds(rule=rule.slug, org=org, version=0)], ignore_conflicts=True
     )
-    return Thresholds.objects.select_for_update(of=("self",)).get(rule=rule.slug, org=org)
+    return Thresholds.objects.select_for_update(no_key=True, of=("self",)).get(rule=rule.slug, org=org)
 
 
 @transaction.atomic

@@ -54,7 +54,7 @@ def for_change(principal: Principal, silence_id: int) -> Silence:
     """Locked until the end of the transaction. Needs the role on-call."""
     principal.check_may_change()
     get_silence(principal, silence_id, Role.ON_CALL)
-    return Silence.objects.select_for_update(of=("self",)).get(pk=silence_id)
+    return Silence.objects.select_for_update(no_key=True, of=("self",)).get(pk=silence_id)
 
 
 @transaction.atomic

@@ -36,7 +36,7 @@ def change(kind: str, said: Said) -> None:
     if not said:
         return
     resolve = _Resolve()
-    found = _MODELS[kind].objects.select_for_update().filter(name__in=said)  # type: ignore[attr-defined]
+    found = _MODELS[kind].objects.select_for_update(no_key=True).filter(name__in=said)  # type: ignore[attr-defined]
     rows: list[Named] = list(found.order_by("name"))
     for row in rows:
         row.version += 1

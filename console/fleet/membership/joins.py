@@ -114,7 +114,7 @@ def join_node(
     its_topic, key = of_source("agent", name), _key_of(certificate_request)
     _check_not_removed(token, its_topic, control_token, key)
     _one_at_a_time(its_topic)
-    node = Node.objects.select_for_update().filter(name=name).first()
+    node = Node.objects.select_for_update(no_key=True).filter(name=name).first()
     if node is not None:
         _check_not_alive(node, is_gone=_is_gone(node))
     leaves = _leaves_of(nics) if node is None or not node.nics.exists() else {}
@@ -160,7 +160,7 @@ def join_driver(
     its_topic, key = of_source("driver", name), _key_of(certificate_request)
     _check_not_removed(token, its_topic, control_token, key)
     _one_at_a_time(its_topic)
-    driver = Driver.objects.select_for_update().filter(name=name).first()
+    driver = Driver.objects.select_for_update(no_key=True).filter(name=name).first()
     if driver is not None:
         _check_not_alive(driver, is_gone=driver.lost_at is not None)
     if not tokens.use(token):
@@ -311,7 +311,7 @@ def driver_beats(name: str, shown: str, facts: DriverFacts) -> bool:
 @transaction.atomic
 def _node_changes(key: int, shown: str, facts: NodeFacts) -> bool:
     """It is back, or another one than before: updated, say. Unless its name was taken over meanwhile."""
-    node = Node.objects.select_for_update().filter(pk=key).first()
+    node = Node.objects.select_for_update(no_key=True).filter(pk=key).first()
     if node is None or not _may_say(node, shown, facts):
         return False
     was_lost, version = node.state == State.LOST.value, node.software_version
@@ -329,7 +329,7 @@ def _node_changes(key: int, shown: str, facts: NodeFacts) -> bool:
 
 @transaction.atomic
 def _driver_changes(key: int, shown: str, facts: DriverFacts) -> bool:
-    driver = Driver.objects.select_for_update().filter(pk=key).first()
+    driver = Driver.objects.select_for_update(no_key=True).filter(pk=key).first()
     if driver is None or not _may_say(driver, shown, facts):
         return False
     was_lost, version = driver.lost_at is not None, driver.software_version
@@ -374,7 +374,7 @@ def certify(kind: Role, name: str, shown: str, certificate_request: str) -> Issu
 
 @transaction.atomic
 def _bind(joined: Node | Driver, shown: str, key: str) -> None:
-    found = type(joined).objects.select_for_update().get(pk=joined.pk)
+    found = type(joined).objects.select_for_update(no_key=True).get(pk=joined.pk)
     if not _is_its(found, shown) or found.public_key not in ("", key):
         raise Impossible(f"{found.name} has joined with another key meanwhile.")
     if found.public_key:

@@ -52,10 +52,10 @@ def find_lost(now: datetime) -> int:
     patience = timedelta(seconds=settings.LOST_AFTER_SECONDS)
     if _listening_since(now) > now - patience:
         return 0
-    nodes = Node.objects.select_for_update(skip_locked=True).filter(
+    nodes = Node.objects.select_for_update(no_key=True, skip_locked=True).filter(
         state__in=WATCHED, last_heartbeat_at__lt=now - patience
     )[:AT_ONCE_MAX]
-    drivers = Driver.objects.select_for_update(skip_locked=True).filter(
+    drivers = Driver.objects.select_for_update(no_key=True, skip_locked=True).filter(
         lost_at=None, last_heartbeat_at__lt=now - patience
     )[:AT_ONCE_MAX]
     lost = [_lose_node(node, now) for node in nodes] + [_lose_driver(driver, now) for driver in drivers]
@@ -66,7 +66,7 @@ def find_lost(now: datetime) -> int:
 
 def _listening_since(now: datetime) -> datetime:
     """Since when somebody has looked, and a web process has been there to hear."""
-    watch, _ = Watch.objects.select_for_update().get_or_create(
+    watch, _ = Watch.objects.select_for_update(no_key=True).get_or_create(
         pk=1, defaults={"listening_since": now, "swept_at": now}
     )
     web = Source.objects.filter(kind="web", seen_at__gt=now - ALIVE).aggregate(since=Min("started_at"))

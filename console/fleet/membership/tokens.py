@@ -69,7 +69,7 @@ def issue(
 def revoke(principal: Principal, public_id: str) -> JoinToken:
     """Create a join token useless from now on. Doing it again changes nothing. Who has joined stays."""
     principal.check_may_change()
-    token = visible_tokens(principal).select_for_update().filter(public_id=public_id).first()
+    token = visible_tokens(principal).select_for_update(no_key=True).filter(public_id=public_id).first()
     if token is None:
         raise Http404("There is no such join token.")
     if token.revoked_at is None:

@@ -93,7 +93,7 @@ def _begin(
 
 def _node(operation: Operation) -> Node:
     lock_fleet()
-    return Node.objects.select_for_update().get(name=operation.plan["node"])
+    return Node.objects.select_for_update(no_key=True).get(name=operation.plan["node"])
 
 
 def _be(operation: Operation, state: State, reason: str) -> Outcome:

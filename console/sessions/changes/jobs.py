@@ -11,6 +11,7 @@ from django.utils import timezone
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.fleet.models import Driver
+from console.fleet.services import get
 from console.operations.models import Operation
 from console.sessions import driver_orgs
 from console.sessions.changes.requests import now_or_later, record, start, wait_or_not
@@ -44,9 +45,11 @@ def start_job(
     """Register a job on these boxes of a session that came from `for_change`, or on those that it needs.
 
     Its streams are made and its driver is told. `orgs`: those that the driver may serve, by default the
-    session's own. Raises CannotPlan, Misconfigured, StalePlan, ValidationError, Refused, and operations'
-    Busy.
+    session's own. Raises CannotPlan, Misconfigured, StalePlan, ValidationError, Refused, operations'
+    Busy, and Http404 where the driver is no more.
     """
+    # Before the trail's lock, which a heartbeat that holds this row may wait for.
+    driver = get(Driver.objects.select_for_update(no_key=True), driver.name)
     served = check_new_job(principal, session, name, driver, orgs)
     operation = start(
         principal,

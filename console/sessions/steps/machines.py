@@ -38,7 +38,7 @@ TOLD: Final = timedelta(minutes=5)
 
 
 def _session(operation: Operation) -> Session:
-    return Session.objects.select_for_update().get(name=operation.plan["session"])
+    return Session.objects.select_for_update(no_key=True).get(name=operation.plan["session"])
 
 
 def _cannot(operation: Operation, session: Session, error: CannotPlan) -> Outcome:

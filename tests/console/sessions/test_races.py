@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from console.accounts.roles import Role
 from console.control.models import Target
 from console.fleet import nodes
 from console.fleet import services as fleet
+from console.fleet.membership import joins, tokens
 from console.fleet.models import Driver, Node
 from console.fleet.nodes import Impossible
 from console.operations import services as operations
@@ -28,7 +30,9 @@ from console.sessions.changes import drains, driver_removal, jobs, moves
 from console.sessions.models import Phase, Session, Stream
 from console.sessions.steps import machines, relocation
 from console.sessions.steps.observations import Observations
+from telemetry import events
 from tests.conftest import People
+from tests.console.fleet.worlds import DRIVER_FACTS, FACTS
 from tests.console.operations.runs import run
 from tests.console.sessions.fleets import arrive, make_across, make_driver, make_fleet
 from tests.console.sessions.requests import create, resize
@@ -239,3 +243,34 @@ def test_an_operation_that_goes_on_by_itself_meanwhile_does_not_keep_a_driver_fr
     removing.result()
     assert not Driver.objects.exists()
     assert run(purging).state == "succeeded"
+
+
+@pytest.mark.parametrize("name", ["job7", "ax1"])
+def test_a_heartbeat_with_news_and_a_job_that_begins_there_do_not_wait_for_each_other(
+    people: People, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    make_fleet(boxes=1)
+    run(create(people, boxes=1))
+    driver = make_driver("job7", heartbeat_sha256=tokens.digest("ours"))
+    Node.objects.update(heartbeat_sha256=tokens.digest("ours"))
+    admin = people.principal("platform_admin")
+    beside = list[Beside]()
+
+    def job() -> Operation:
+        with transaction.atomic():
+            return jobs.start_job(
+                admin, services.for_change(admin, "chat"), "serve", driver, wait_seconds=60
+            )
+
+    def begins_meanwhile(*given: Any) -> Any:
+        """The heartbeat has written the row, and notes the event when the job waits, or is planned."""
+        beside.append(Beside(job))
+        wait_until("the job waits, or is done", beside[0].waits_or_has_ended, 30)
+        return events.note(*given)
+
+    monkeypatch.setattr(joins, "note", begins_meanwhile)
+    if name == "job7":
+        assert joins.driver_beats(name, "ours", replace(DRIVER_FACTS, software_version="0.2.0"))
+    else:
+        assert joins.node_beats(name, "ours", replace(FACTS, software_version="0.2.0"))
+    assert beside[0].result().kind == "session.start-job"

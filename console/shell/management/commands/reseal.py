@@ -31,7 +31,7 @@ class Command(BaseCommand):
         rows, last, count = model._default_manager.order_by("pk"), None, 0  # noqa: SLF001
         while True:
             with transaction.atomic():
-                batch = rows.select_for_update().only("pk", *names)
+                batch = rows.select_for_update(no_key=True).only("pk", *names)
                 try:
                     found = list((batch.filter(pk__gt=last) if last is not None else batch)[:AT_ONCE])
                 except CannotUnseal as error:
