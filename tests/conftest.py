@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.db.backends.postgresql.operations import DatabaseOperations
-from django.test import Client
+from django.test import Client, TransactionTestCase
 from django.utils import timezone
+from pytest_django import DjangoDbBlocker
 
 from console.accounts import tokens
 from console.accounts.models import User
@@ -21,6 +21,7 @@ from console.accounts.services import principal_for
 from console.orgs.models import Membership, Org
 from console.shell import request_context
 from tests.prepared import collect_static_files, migrated
+from tests.rows import Rows
 
 PASSWORD = "correct horse battery staple"
 
@@ -32,14 +33,18 @@ def django_db_modify_db_settings(django_db_modify_db_settings: None) -> None:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None) -> None:
-    """Let the tests' clean-up truncate the audit trail, which the database refuses everybody else."""
-    flush = DatabaseOperations.execute_sql_flush
+def django_db_keepdb() -> bool:
+    """Leave each worker's database to the end of its server, which takes it along."""
+    return True
 
-    def as_replica(self: Any, sql_list: list[str]) -> None:
-        flush(self, ["SET LOCAL session_replication_role = replica;", *sql_list])
 
-    DatabaseOperations.execute_sql_flush = as_replica  # type: ignore[method-assign, assignment]
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> None:
+    """Let a test of transactions leave what the migrations have made, at once. Django would truncate
+    every table, and then make content types and permissions again."""
+    with django_db_blocker.unblock():
+        rows = Rows.of_now()
+    TransactionTestCase._fixture_teardown = lambda _: rows.restore()  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -62,9 +67,15 @@ def _no_request() -> Iterator[None]:
 
 
 def make_user(username: str, platform_role: Role | None = None, **more: Any) -> User:
+    user = user_of(username, platform_role, **more)
+    user.save()
+    return user
+
+
+def user_of(username: str, platform_role: Role | None = None, **more: Any) -> User:
+    """A user who is not saved yet."""
     user = User(username=username, platform_role=platform_role, **more)
     user.set_password(PASSWORD)
-    user.save()
     return user
 
 
@@ -89,26 +100,30 @@ class People:
 
 @pytest.fixture
 def people(db: None) -> People:
-    acme = Org.objects.create(slug="acme", name="Acme")
-    globex = Org.objects.create(slug="globex", name="Globex")
+    acme, globex = Org.objects.bulk_create(
+        [Org(slug="acme", name="Acme"), Org(slug="globex", name="Globex")]
+    )
     made = People(
-        platform_admin=make_user("ada", Role.PLATFORM_ADMIN),
-        platform_on_call=make_user("otto", Role.ON_CALL),
-        platform_viewer=make_user("vera", Role.VIEWER),
-        org_admin=make_user("olga"),
-        on_call=make_user("carl"),
-        viewer=make_user("vic"),
-        stranger=make_user("sam"),
+        platform_admin=user_of("ada", Role.PLATFORM_ADMIN),
+        platform_on_call=user_of("otto", Role.ON_CALL),
+        platform_viewer=user_of("vera", Role.VIEWER),
+        org_admin=user_of("olga"),
+        on_call=user_of("carl"),
+        viewer=user_of("vic"),
+        stranger=user_of("sam"),
         acme=acme,
         globex=globex,
     )
-    for user, org, role in (
-        (made.org_admin, acme, Role.ORG_ADMIN),
-        (made.on_call, acme, Role.ON_CALL),
-        (made.viewer, acme, Role.VIEWER),
-        (made.stranger, globex, Role.ORG_ADMIN),
-    ):
-        Membership.objects.create(user=user, org=org, role=role)
+    User.objects.bulk_create(value for value in vars(made).values() if isinstance(value, User))
+    Membership.objects.bulk_create(
+        Membership(user=user, org=org, role=role)
+        for user, org, role in (
+            (made.org_admin, acme, Role.ORG_ADMIN),
+            (made.on_call, acme, Role.ON_CALL),
+            (made.viewer, acme, Role.VIEWER),
+            (made.stranger, globex, Role.ORG_ADMIN),
+        )
+    )
     return made
 
 
