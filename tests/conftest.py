@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test import Client, TransactionTestCase
+from django.db import connection, transaction
+from django.test import Client, TransactionTestCase, override_settings
 from django.utils import timezone
 from pytest_django import DjangoDbBlocker
 
@@ -53,10 +53,24 @@ def static_files() -> None:
     collect_static_files()
 
 
-@pytest.fixture(autouse=True)
-def _fast_passwords(settings: Any) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _fast_passwords() -> Iterator[None]:
     """Argon2 is slow on purpose; its own test asks for it."""
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    with override_settings(PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"]):
+        yield
+
+
+@pytest.fixture(scope="module")
+def rows_of_module(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Let fixtures of a module make rows that all its tests find and none of them changes for another:
+    each test has a savepoint, and after the last of them all is rolled back."""
+    around = transaction.atomic()
+    with django_db_blocker.unblock():
+        around.__enter__()
+    yield
+    with django_db_blocker.unblock():
+        transaction.set_rollback(True)
+        around.__exit__(None, None, None)
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +114,10 @@ class People:
 
 @pytest.fixture
 def people(db: None) -> People:
+    return make_people()
+
+
+def make_people() -> People:
     acme, globex = Org.objects.bulk_create(
         [Org(slug="acme", name="Acme"), Org(slug="globex", name="Globex")]
     )
@@ -143,17 +161,18 @@ def browser_of() -> Callable[[User], Client]:
 def token_of() -> Callable[..., str]:
     """The text of a new API token."""
 
-    def issue(user: User, *, read_only: bool = False, org: Org | None = None) -> str:
-        _, text = tokens.issue(
-            principal_for(user, Means.BROWSER),
-            name="test",
-            read_only=read_only,
-            org=org,
-            expires_at=timezone.now() + timedelta(days=366),
-        )
-        return text
+    return issue_token
 
-    return issue
+
+def issue_token(user: User, *, read_only: bool = False, org: Org | None = None) -> str:
+    _, text = tokens.issue(
+        principal_for(user, Means.BROWSER),
+        name="test",
+        read_only=read_only,
+        org=org,
+        expires_at=timezone.now() + timedelta(days=366),
+    )
+    return text
 
 
 @pytest.fixture
