@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from mmap import mmap
 from typing import Final
 
 from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost, lost
@@ -26,6 +27,7 @@ from kvss_agent.shard.core import BATCH_MAX, batches
 from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 
 UNCOUNTED_MAX: Final = 32  # runs on their way at once, before we wait for the agent's count
+SPARE_BYTES_MAX: Final = 64 << 20  # that a client keeps for its next view
 APPLY_SECONDS: Final = 60.0  # for that: a reader's lease keeps an evict waiting for half as long
 
 
@@ -51,6 +53,7 @@ class StreamClient(ShardClient):
         self._number = self._applied = welcome.applied
         self._uncounted: deque[int] = deque()  # last numbers of runs that are on their way
         self._evicting = threading.Lock()
+        self._spare: memoryview | None = None
 
     @property
     def requests(self) -> Requests:
@@ -147,9 +150,18 @@ class StreamClient(ShardClient):
         return found
 
     def view(self, wanted: Sequence[Wanted], *, wait_seconds: float = WAIT_SECONDS) -> Views:
-        """There is nothing to read in place: the columns come into memory of their own."""
-        into = [memoryview(bytearray(self.payload_bytes_max)) for _ in wanted]
-        return _Received(self.refill(wanted, into, wait_seconds=wait_seconds), into)
+        """There is nothing to read in place: the columns come into memory of this client."""
+        each, size = self.payload_bytes_max, self.payload_bytes_max * len(wanted)
+        spare, self._spare = self._spare, None
+        room = spare if spare and len(spare) >= size else memoryview(mmap(-1, max(1, size)))
+        into = [room[at : at + each] for at in range(0, size, each)]
+        found = self.refill(wanted, into, wait_seconds=wait_seconds)
+        return _Received(found, into, lambda: self._keep(room))
+
+    def _keep(self, room: memoryview) -> None:
+        """For the next view: memory that is new costs as much as half of what is received into it."""
+        if len(room) <= SPARE_BYTES_MAX:
+            self._spare = room
 
     def delete(
         self, slots: Sequence[int], *, scrub: bool = False, wait_seconds: float = WAIT_SECONDS
@@ -166,11 +178,28 @@ class StreamClient(ShardClient):
 
 
 class _Received(Views):
-    def __init__(self, found: Sequence[Header | Miss], into: Sequence[memoryview]) -> None:
+    """`give_back` is called once nobody can read the memory any more."""
+
+    def __init__(
+        self,
+        found: Sequence[Header | Miss],
+        into: Sequence[memoryview],
+        give_back: Callable[[], None],
+    ) -> None:
         self.columns = [
             one if isinstance(one, Miss) else place[: one.length].toreadonly()
             for one, place in zip(found, into, strict=True)
         ]
+        self._give_back = give_back
 
     def release(self) -> None:
-        self.columns = []
+        columns, self.columns = self.columns, []
+        if not columns:
+            return
+        try:
+            for column in columns:
+                if isinstance(column, memoryview):
+                    column.release()  # whoever reads it later gets an error, and no other column
+        except BufferError:  # somebody still reads in it: it is theirs
+            return
+        self._give_back()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pickle import PickleBuffer
 
 import pytest
 
@@ -373,6 +374,30 @@ def test_an_evict_to_a_slot_that_is_read_in_place_waits_for_the_reader(plane: Pl
         views.release()
         thread.join(5)
         assert shard.refill([Wanted(0, column("a", number))], [place()]) == [Miss.STALE]
+
+
+def test_views_over_a_stream_share_memory_one_after_the_other_and_never_at_once(plane: Plane) -> None:
+    with plane.client("tcp") as shard:
+        payloads = [kv(), kv(), kv()]
+        wanted = [
+            [Wanted(slot, column(f"{slot}", shard.evict(slot, column(f"{slot}").key, TAG, 64, payload)))]
+            for slot, payload in enumerate(payloads)
+        ]
+        first = shard.view(wanted[0])
+        [kept] = first.columns
+        with shard.view(wanted[1]) as [other]:
+            assert (kept, other) == (payloads[0], payloads[1])
+        first.release()
+        with pytest.raises(ValueError, match="released"):
+            bytes(kept)  # type: ignore[arg-type]
+        last = shard.view(wanted[2])
+        [column_in_use] = last.columns
+        assert isinstance(column_in_use, memoryview)
+        reader = PickleBuffer(column_in_use)
+        last.release()
+        with shard.view(wanted[0]) as [again]:
+            assert again == payloads[0]
+            assert reader.raw() == payloads[2], "who still reads it keeps it"
 
 
 @pytest.mark.parametrize("kind", SHARED)
