@@ -13,6 +13,8 @@ MINUTES ?= 10
 LOCK ?= run
 OSV ?= all.zip
 AUDITED = run dev fuzz audit uv
+# What was compiled is kept, whatever the environment says: tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
 EXTRAS = --extra console --extra embedded
 
 .DEFAULT_GOAL := help

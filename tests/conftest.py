@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.db.backends.postgresql.operations import DatabaseOperations
-from django.test import Client
+from django.db import connection, transaction
+from django.test import Client, TransactionTestCase, override_settings
 from django.utils import timezone
+from pytest_django import DjangoDbBlocker
 
 from console.accounts import tokens
 from console.accounts.models import User
@@ -22,6 +22,7 @@ from console.accounts.services import principal_for
 from console.orgs.models import Membership, Org
 from console.shell import request_context
 from tests.prepared import collect_static_files, migrated
+from tests.rows import Rows
 
 PASSWORD = "correct horse battery staple"
 
@@ -33,14 +34,18 @@ def django_db_modify_db_settings(django_db_modify_db_settings: None) -> None:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None) -> None:
-    """Let the tests' clean-up truncate the audit trail, which the database refuses everybody else."""
-    flush = DatabaseOperations.execute_sql_flush
+def django_db_keepdb() -> bool:
+    """Leave each worker's database to the end of its server, which takes it along."""
+    return True
 
-    def as_replica(self: Any, sql_list: list[str]) -> None:
-        flush(self, ["SET LOCAL session_replication_role = replica;", *sql_list])
 
-    DatabaseOperations.execute_sql_flush = as_replica  # type: ignore[method-assign, assignment]
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> None:
+    """Let a test of transactions leave what the migrations have made, at once. Django would truncate
+    every table, and then make content types and permissions again."""
+    with django_db_blocker.unblock():
+        rows = Rows.of_now()
+    TransactionTestCase._fixture_teardown = lambda _: rows.restore()  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -63,10 +68,24 @@ def take_picture(pytestconfig: pytest.Config) -> Callable[[Any, str], None]:
     return take
 
 
-@pytest.fixture(autouse=True)
-def _fast_passwords(settings: Any) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _fast_passwords() -> Iterator[None]:
     """Argon2 is slow on purpose; its own test asks for it."""
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    with override_settings(PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"]):
+        yield
+
+
+@pytest.fixture(scope="module")
+def rows_of_module(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """Let fixtures of a module make rows that all its tests find and none of them changes for another:
+    each test has a savepoint, and after the last of them all is rolled back."""
+    around = transaction.atomic()
+    with django_db_blocker.unblock():
+        around.__enter__()
+    yield
+    with django_db_blocker.unblock():
+        transaction.set_rollback(True)
+        around.__exit__(None, None, None)
 
 
 @pytest.fixture(autouse=True)
@@ -77,9 +96,15 @@ def _no_request() -> Iterator[None]:
 
 
 def make_user(username: str, platform_role: Role | None = None, **more: Any) -> User:
+    user = user_of(username, platform_role, **more)
+    user.save()
+    return user
+
+
+def user_of(username: str, platform_role: Role | None = None, **more: Any) -> User:
+    """A user who is not saved yet."""
     user = User(username=username, platform_role=platform_role, **more)
     user.set_password(PASSWORD)
-    user.save()
     return user
 
 
@@ -104,26 +129,34 @@ class People:
 
 @pytest.fixture
 def people(db: None) -> People:
-    acme = Org.objects.create(slug="acme", name="Acme")
-    globex = Org.objects.create(slug="globex", name="Globex")
+    return make_people()
+
+
+def make_people() -> People:
+    acme, globex = Org.objects.bulk_create(
+        [Org(slug="acme", name="Acme"), Org(slug="globex", name="Globex")]
+    )
     made = People(
-        platform_admin=make_user("ada", Role.PLATFORM_ADMIN),
-        platform_on_call=make_user("otto", Role.ON_CALL),
-        platform_viewer=make_user("vera", Role.VIEWER),
-        org_admin=make_user("olga"),
-        on_call=make_user("carl"),
-        viewer=make_user("vic"),
-        stranger=make_user("sam"),
+        platform_admin=user_of("ada", Role.PLATFORM_ADMIN),
+        platform_on_call=user_of("otto", Role.ON_CALL),
+        platform_viewer=user_of("vera", Role.VIEWER),
+        org_admin=user_of("olga"),
+        on_call=user_of("carl"),
+        viewer=user_of("vic"),
+        stranger=user_of("sam"),
         acme=acme,
         globex=globex,
     )
-    for user, org, role in (
-        (made.org_admin, acme, Role.ORG_ADMIN),
-        (made.on_call, acme, Role.ON_CALL),
-        (made.viewer, acme, Role.VIEWER),
-        (made.stranger, globex, Role.ORG_ADMIN),
-    ):
-        Membership.objects.create(user=user, org=org, role=role)
+    User.objects.bulk_create(value for value in vars(made).values() if isinstance(value, User))
+    Membership.objects.bulk_create(
+        Membership(user=user, org=org, role=role)
+        for user, org, role in (
+            (made.org_admin, acme, Role.ORG_ADMIN),
+            (made.on_call, acme, Role.ON_CALL),
+            (made.viewer, acme, Role.VIEWER),
+            (made.stranger, globex, Role.ORG_ADMIN),
+        )
+    )
     return made
 
 
@@ -143,17 +176,18 @@ def browser_of() -> Callable[[User], Client]:
 def token_of() -> Callable[..., str]:
     """The text of a new API token."""
 
-    def issue(user: User, *, read_only: bool = False, org: Org | None = None) -> str:
-        _, text = tokens.issue(
-            principal_for(user, Means.BROWSER),
-            name="test",
-            read_only=read_only,
-            org=org,
-            expires_at=timezone.now() + timedelta(days=366),
-        )
-        return text
+    return issue_token
 
-    return issue
+
+def issue_token(user: User, *, read_only: bool = False, org: Org | None = None) -> str:
+    _, text = tokens.issue(
+        principal_for(user, Means.BROWSER),
+        name="test",
+        read_only=read_only,
+        org=org,
+        expires_at=timezone.now() + timedelta(days=366),
+    )
+    return text
 
 
 @pytest.fixture

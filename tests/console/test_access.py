@@ -14,22 +14,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
+from django.conf import settings
 from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
+from pytest_django import DjangoDbBlocker
 
 from console.accounts.models import ApiToken, User
 from console.accounts.principal import SYSTEM
+from console.audit.models import AuditEntry
 from console.control.models import Target
 from console.fleet.models import Driver
 from console.operations.services import start
+from console.orgs import services
 from console.orgs.services import for_change
 from console.policies import callers
 from console.policies import services as policies
 from console.sessions.changes.sizes import new_session
-from console.sessions.models import Job, Session
+from console.sessions.models import Job
 from swdriver_shim.policy import OrgPolicies, Policy
-from tests.conftest import People
+from tests.conftest import People, issue_token, make_people
 from tests.console.alerts.things import make_alert, make_channel, make_silence
 from tests.console.control.drivers import join
 from tests.console.fleet.worlds import make_world, new_token
@@ -657,16 +661,6 @@ CHANGES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def alerts_of_acme(request: pytest.FixtureRequest) -> None:
-    """For whatever test has people."""
-    if "people" in request.fixturenames:
-        acme = request.getfixturevalue("people").acme
-        make_alert("evict-slow", "org:acme", acme, pk=7_000_000)
-        make_silence(["rule=evict-slow"], acme, pk=7_000_000)
-        make_channel("pager", "http://127.0.0.1:9/hook", acme, pk=7_000_000)
-
-
 def routes(patterns: list[URLPattern | URLResolver]) -> set[str]:
     """The names of the pages, and the paths of the API below /api/v1/."""
     names = set()
@@ -696,46 +690,84 @@ def test_every_method_of_the_api_is_in_the_table() -> None:
     assert documented == set(API) - hidden
 
 
-@pytest.fixture
-def entry(people: People) -> int:
-    """A change of acme's that can be undone."""
-    from console.audit.models import AuditEntry
-    from console.orgs import services
+@dataclass(frozen=True)
+class Scene:
+    """What all tests find: people, things of acme's, and who has logged in or has a token."""
 
+    people: People
+    names: dict[str, object]  # what stands in the paths of the tables
+    cookies: dict[str, str]  # by kind of people, of their browsers
+    tokens: dict[str, str]
+
+    def browser(self, kind: str) -> Client:
+        client = Client()
+        if kind != "anonymous":
+            client.cookies[settings.SESSION_COOKIE_NAME] = self.cookies[kind]
+        return client
+
+    def api(self, kind: str) -> Client:
+        if kind == "anonymous":
+            return Client()
+        return Client(headers={"authorization": f"Bearer {self.tokens[kind]}"})
+
+
+@pytest.fixture(scope="module")
+def scene(rows_of_module: None, django_db_blocker: DjangoDbBlocker) -> Scene:
+    with django_db_blocker.unblock():
+        people = make_people()
+        names: dict[str, object] = {
+            "entry": change(people),
+            "operation": operation(people),
+            "join_token": fleet_and_token(),
+        }
+        new_session("chat", people.acme, 1).save()  # which has no box of that fleet yet
+        make_alert("evict-slow", "org:acme", people.acme, pk=7_000_000)
+        make_silence(["rule=evict-slow"], people.acme, pk=7_000_000)
+        make_channel("pager", "http://127.0.0.1:9/hook", people.acme, pk=7_000_000)
+        known = [kind for kind in KINDS if kind != "anonymous"]
+        cookies = {kind: cookie(getattr(people, kind)) for kind in known}
+        return Scene(
+            people, names, cookies, {kind: issue_token(getattr(people, kind)) for kind in known}
+        )
+
+
+def change(people: People) -> int:
+    """One of acme's that can be undone."""
     with transaction.atomic():
         admin = people.principal("platform_admin")
-        services.update_org(admin, services.for_change(admin, "acme"), name="Acme Ltd")
+        services.update_org(admin, for_change(admin, "acme"), name="Acme Ltd")
     return AuditEntry.objects.latest("id").pk
 
 
-@pytest.fixture
 def operation(people: People) -> str:
-    """One of acme's, which goes on."""
+    """One of acme's, which is running."""
     with transaction.atomic():
         begun = start(SYSTEM, "tests.waits", "session:other", "Wait", plan={}, org_id=people.acme.pk)
     return str(begun.pk)
 
 
-@pytest.fixture
-def join_token(people: People) -> str:
+def fleet_and_token() -> str:
     """A fleet, and a token to join it with."""
     make_world()
     Driver.objects.create(name="job-7")
     return new_token().public_id
 
 
-@pytest.fixture
-def session(join_token: str, people: People) -> Session:
-    """One of acme's, which has no box of that fleet yet."""
-    made = new_session("chat", people.acme, 1)
-    made.save()
-    return made
+def cookie(user: User) -> str:
+    """Of a browser in which they have logged in."""
+    client = Client()
+    client.force_login(user)
+    return client.cookies[settings.SESSION_COOKIE_NAME].value
 
 
 @pytest.fixture
-def names(entry: int, operation: str, join_token: str, session: Session) -> dict[str, object]:
-    """What stands in the paths of the tables."""
-    return {"entry": entry, "operation": operation, "join_token": join_token}
+def people(db: None, scene: Scene) -> People:
+    return scene.people
+
+
+@pytest.fixture
+def names(db: None, scene: Scene) -> dict[str, object]:
+    return scene.names
 
 
 @contextmanager
@@ -749,18 +781,16 @@ def taken_back() -> Iterator[None]:
 @pytest.mark.parametrize("name", PAGES)
 def test_pages(
     name: str,
-    people: People,
-    names: dict[str, object],
-    browser_of: Callable[..., Client],
+    scene: Scene,
+    db: None,
 ) -> None:
     case = PAGES[name]
     answers: dict[str, object] = {}
     for kind in KINDS:
         with taken_back():
-            client = Client() if kind == "anonymous" else browser_of(getattr(people, kind))
-            response = client.generic(
+            response = scene.browser(kind).generic(
                 case.method,
-                case.path.format(**names),
+                case.path.format(**scene.names),
                 data="&".join(f"{key}={value}" for key, value in (case.body or {}).items()),
                 content_type="application/x-www-form-urlencoded",
             )
@@ -772,18 +802,16 @@ def test_pages(
 @pytest.mark.parametrize("route", API, ids=" ".join)
 def test_api(
     route: tuple[str, str],
-    people: People,
-    names: dict[str, object],
-    api_of: Callable[..., Client],
+    scene: Scene,
+    db: None,
 ) -> None:
     case = API[route]
     answers: dict[str, object] = {}
     for kind in KINDS:
         with taken_back():
-            client = Client() if kind == "anonymous" else api_of(getattr(people, kind))
-            response = client.generic(
+            response = scene.api(kind).generic(
                 case.method,
-                case.path.format(**names),
+                case.path.format(**scene.names),
                 data="" if case.body is None else json.dumps(case.body),
                 content_type="application/json",
                 headers=case.headers or {},
@@ -837,11 +865,11 @@ def test_whoever_has_the_longest_name_changes_what_they_may(
     path: str,
     people: People,
     names: dict[str, object],
-    api_of: Callable[..., Client],
+    scene: Scene,
 ) -> None:
     """By a token with the longest name, and with every text as long as it may be."""
     case = API[method, path]
-    client = api_of(people.platform_admin)
+    client = scene.api("platform_admin")
     User.objects.filter(pk=people.platform_admin.pk).update(username="a" * 63)
     ApiToken.objects.update(name="t" * 120)
     body = {**longest_texts(method, path), **(case.body or {})}

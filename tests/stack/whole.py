@@ -21,6 +21,8 @@ from console.stack.remembered import Remembered
 from tests.live import wait_until
 from tests.stack.sessions import is_running, members
 
+OURS = ("web", "worker", "beat", "ingest", "rollup")
+SERVERS = ("postgres", "redis", "telemetry")
 COMMAND = (sys.executable, "-m", "console.stack")
 UP_SECONDS_MAX = 240.0  # ten on a machine that does nothing else
 PATIENCE_SECONDS = 100.0  # a supervisor whose servers write to a slow disk may take 75 to stop
@@ -149,6 +151,17 @@ class Whole:
         return False
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A stack that was up once and was told to end: what it said, and which processes it had."""
+
+    stack: Whole
+    said: str
+    password: str
+    pids: list[int]
+    exit_code: int
+
+
 @contextlib.contextmanager
 def whole_stack(directory: Path) -> Iterator[Whole]:
     """A stack that is not up yet; whatever is left of it at the end is killed."""
@@ -159,4 +172,22 @@ def whole_stack(directory: Path) -> Iterator[Whole]:
         if not whole.has_ended():
             whole.signal(signal.SIGTERM)
             whole.end()
-        whole.run("down")
+        if whole.pids():
+            whole.run("down")
+
+
+@contextlib.contextmanager
+def browser_of(stack: Whole, password: str) -> Iterator[httpx.Client]:
+    """A browser in which the first admin has logged in, if the password is right."""
+    with httpx.Client(base_url=stack.address, follow_redirects=True, timeout=10) as browser:
+        token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', browser.get("/log-in/").text)
+        assert token
+        form = {"username": "admin", "password": password, "csrfmiddlewaretoken": token[1]}
+        browser.post("/log-in/", data=form, headers={"Referer": stack.address + "/log-in/"})
+        yield browser
+
+
+def log_in(stack: Whole, password: str) -> httpx.Response:
+    """What the home page answers to whoever has logged in with the password of the first start."""
+    with browser_of(stack, password) as browser:
+        return browser.get("/")
