@@ -66,6 +66,8 @@ class Vllm:
         return self.answer_all([prompt], org, rules)[0]
 
     def hits(self, prompt: Sequence[int], org: str | None) -> int:
+        """How much of it hits, once what was computed before is stored."""
+        assert self.ask("settle")
         self.answer(prompt, org)
         return self.cached[0]
 

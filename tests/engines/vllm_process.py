@@ -369,8 +369,11 @@ class Engine:
         shard.view = lambda looks, _: nullcontext([Miss.CORRUPT] * len(looks))
 
     def settle(self) -> bool:
-        """Wait until what was computed is stored. Whether it is."""
-        connector = self.llm.llm_engine.engine_core.engine_core.scheduler.connector
+        """Wait until what was computed is stored. Whether it is, as far as can be seen from here."""
+        core = getattr(self.llm.llm_engine.engine_core, "engine_core", None)
+        if core is None or core.scheduler.connector is None:
+            return True  # the engine is in a process of its own, or stores nothing
+        connector = core.scheduler.connector
         until = time.monotonic() + SETTLE_SECONDS
         while (stores := connector._deciding.scheduling._stores) and time.monotonic() < until:
             time.sleep(0.01)
