@@ -360,7 +360,7 @@ def _granted(config: EngineConfig, model: ModelSpec) -> tuple[HomeSpec, ...]:
         return config.homes
     shape = model.shape()
     slots = shape.slots_for(agent.memory_bytes)
-    if not slots:
+    if not all(slots):
         raise Invalid(f"`memory_bytes` is {agent.memory_bytes}: less than one column needs.")
     namespace = model.namespace().digest().hex()
     control = AgentControl(agent.url, agent.token)
@@ -373,7 +373,7 @@ def _granted(config: EngineConfig, model: ModelSpec) -> tuple[HomeSpec, ...]:
             shard=shard_name(config.driver, part_name(group.name, index)),
         )
         for group in shape.groups
-        for index in range(len(group.bytes_per_token))
+        for index in range(group.shards)
     )
 
 
