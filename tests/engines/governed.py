@@ -83,7 +83,15 @@ class Governed(Scene):
         wait_until("it follows its document", lambda: self.target(driver)["observed_generation"] > 0, 60)
 
     def end_job(self, driver: str) -> None:
-        self._run(f"/sessions/{SESSION}/jobs/{driver}", None, "DELETE")
+        headers = {"Idempotency-Key": secrets.token_hex(8), "If-Match": "*"}
+        begun = self.ask("DELETE", f"/sessions/{SESSION}/jobs/{driver}", **headers)
+
+        def is_done() -> bool:
+            now = self.ask("GET", f"/operations/{begun['id']}")
+            assert not now.get("error"), now
+            return bool(now["done"])
+
+        wait_until("the job has ended", is_done, 180)
 
     def driver(self, name: str = DRIVER) -> dict[str, Any]:
         """As soon as it has joined."""

@@ -428,10 +428,10 @@ class Scene:
         found = self.admin.get("/drivers")
         return bool(found.is_success and DRIVER in found.text)
 
-    def _run(self, path: str, told: dict[str, Any] | None, method: str = "POST") -> None:
+    def _run(self, path: str, told: dict[str, Any]) -> None:
         """Something that takes a while, to its end."""
         begun = self.ask(
-            method, path, told, **{"Idempotency-Key": secrets.token_hex(8), "If-Match": "*"}
+            "POST", path, told, **{"Idempotency-Key": secrets.token_hex(8), "If-Match": "*"}
         )
 
         def is_done() -> bool:
