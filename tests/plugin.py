@@ -31,6 +31,15 @@ SECRET_KEY = "a-secret-of-the-tests-that-is-long-enough-for-django"
 _servers = contextlib.ExitStack()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pictures",
+        type=Path,
+        metavar="DIRECTORY",
+        help="save pictures of pages there, of tests that take some at decisive moments",
+    )
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
