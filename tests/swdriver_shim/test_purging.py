@@ -103,6 +103,7 @@ class HalfStore:
         return int(answer.split(b" ", 2)[1])
 
 
+@pytest.mark.slow
 def test_a_store_that_began_before_its_org_went_lands_nowhere(driver: Daemon, one: AgentProcess) -> None:
     assert driver.store(ACME, TOKENS, kv(len(TOKENS))).status_code == 200
     late = HalfStore(driver)
@@ -115,6 +116,7 @@ def test_a_store_that_began_before_its_org_went_lands_nowhere(driver: Daemon, on
     assert driver.ask(ACME, "query", tokens=TOKENS).status_code == 401, "it has the purged tag"
 
 
+@pytest.mark.slow
 def test_a_store_of_a_caller_that_is_revoked_meanwhile_lands_nowhere(
     driver: Daemon, one: AgentProcess
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_store_of_a_caller_that_is_revoked_meanwhile_lands_nowhere(
     assert driver.store(GLOBEX, TOKENS, kv(len(TOKENS))).status_code == 200
 
 
+@pytest.mark.slow
 def test_what_was_purged_is_served_again_by_no_document_of_before(
     driver: Daemon, one: AgentProcess, tmp_path: Path
 ) -> None:
@@ -211,6 +214,7 @@ def test_while_an_agent_is_away_nothing_is_confirmed(driver: Daemon, one: AgentP
     assert answer.json()["detail"] in ("Shard full.0 is lost.", "The purge is still running.")
 
 
+@pytest.mark.slow
 def test_a_model_of_which_everything_was_purged_has_a_secret_of_its_own(
     driver: Daemon, one: AgentProcess
 ) -> None:
