@@ -555,6 +555,7 @@ def machine(layout: Layout) -> type[LedgerMachine]:
     return type("Machine", (LedgerMachine,), {"layout": layout})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [FULL, HYBRID], ids=["full", "hybrid"])
 def test_whatever_happens_only_what_may_be_served_is_served(
     layout: Layout, monkeypatch: pytest.MonkeyPatch

@@ -36,6 +36,8 @@ from tests.swdriver_shim.daemons import (
     told,
 )
 
+pytestmark = pytest.mark.slow  # each starts a process
+
 TOKENS = list(range(2 * C))
 SECRET = b"acme".ljust(32, b"!")
 TAG = isolation_tag("acme", SECRET)
@@ -103,7 +105,6 @@ class HalfStore:
         return int(answer.split(b" ", 2)[1])
 
 
-@pytest.mark.slow
 def test_a_store_that_began_before_its_org_went_lands_nowhere(driver: Daemon, one: AgentProcess) -> None:
     assert driver.store(ACME, TOKENS, kv(len(TOKENS))).status_code == 200
     late = HalfStore(driver)
@@ -116,7 +117,6 @@ def test_a_store_that_began_before_its_org_went_lands_nowhere(driver: Daemon, on
     assert driver.ask(ACME, "query", tokens=TOKENS).status_code == 401, "it has the purged tag"
 
 
-@pytest.mark.slow
 def test_a_store_of_a_caller_that_is_revoked_meanwhile_lands_nowhere(
     driver: Daemon, one: AgentProcess
 ) -> None:
@@ -128,7 +128,6 @@ def test_a_store_of_a_caller_that_is_revoked_meanwhile_lands_nowhere(
     assert driver.store(GLOBEX, TOKENS, kv(len(TOKENS))).status_code == 200
 
 
-@pytest.mark.slow
 def test_what_was_purged_is_served_again_by_no_document_of_before(
     driver: Daemon, one: AgentProcess, tmp_path: Path
 ) -> None:
@@ -156,7 +155,6 @@ def test_what_was_purged_is_served_again_by_no_document_of_before(
     assert driver.load(ACME, TOKENS)[0] == len(TOKENS)
 
 
-@pytest.mark.slow
 def test_an_org_that_is_withdrawn_leaves_nothing_in_memory_or_tier_2_and_may_come_back(
     one: AgentProcess, tmp_path: Path
 ) -> None:
@@ -205,7 +203,6 @@ def test_who_is_told_nothing_says_so_and_covers_nothing(tmp_path: Path) -> None:
         driver.kill()
 
 
-@pytest.mark.slow
 def test_while_an_agent_is_away_nothing_is_confirmed(driver: Daemon, one: AgentProcess) -> None:
     driver.store(ACME, TOKENS, kv(len(TOKENS)))
     one.kill()
@@ -214,7 +211,6 @@ def test_while_an_agent_is_away_nothing_is_confirmed(driver: Daemon, one: AgentP
     assert answer.json()["detail"] in ("Shard full.0 is lost.", "The purge is still running.")
 
 
-@pytest.mark.slow
 def test_a_model_of_which_everything_was_purged_has_a_secret_of_its_own(
     driver: Daemon, one: AgentProcess
 ) -> None:
