@@ -391,7 +391,9 @@ def metadata_row(name: str, requests: Sequence[Request], slots: int) -> Row:
         clock.pass_to(request.at_s)
         run_housekeeping(ledger, clock.now)
 
-    totals = replay(requests, Emulator(LedgerCache(ledger, clock)), Orgs(4, 0, wafer.namespace), before)
+    totals = replay(
+        requests, Emulator(LedgerCache(ledger, wafer, clock)), Orgs(4, 0, wafer.namespace), before
+    )
     rate = totals.requests / totals.seconds
     return Row(name, rate, "requests/s", "2,000 requests/s", rate / 2000, 1.0)
 

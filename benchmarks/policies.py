@@ -114,7 +114,7 @@ def served(requests: Sequence[Request], orgs: int, case: Case | None) -> tuple[L
         clock.pass_to(request.at_s)
         run_housekeeping(ledger, clock.now)
 
-    replay(requests, Emulator(LedgerCache(ledger, clock)), who, before)
+    replay(requests, Emulator(LedgerCache(ledger, WAFER, clock)), who, before)
     return ledger, clock.now
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import os
 import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
@@ -31,6 +32,14 @@ T = TypeVar("T")
 def command(verb: str) -> str:
     """What a person types for a verb of the stack."""
     return f"make {verb}" if IS_CHECKOUT else f"tidegate {verb}"
+
+
+def remove_data(variables: Mapping[str, str] = os.environ) -> str:
+    """How a person removes all data of the stack: the end of a sentence."""
+    given = variables.get("TIDEGATE_STATE_DIR")
+    if IS_CHECKOUT and not given:
+        return "remove the data with `make clean DATA=1`"
+    return f"delete the directory {HOME / (given or '.tidegate')}, which has all data"
 
 
 def bundled(folder: str) -> Path:

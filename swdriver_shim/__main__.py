@@ -16,7 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from kvss_agent.client import Address, Credentials
-from swdriver_shim.adapters.wafer import DriverCache, Emulator, LedgerCache, Wafer, wafer_layout
+from swdriver_shim.adapters.wafer import (
+    STATE_TOKENS,
+    DriverCache,
+    Emulator,
+    LedgerCache,
+    Wafer,
+    wafer_layout,
+)
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.daemon import serve
 from swdriver_shim.driver import Driver
@@ -130,6 +137,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--boxes", type=_count, default=1, metavar="N", help="of four domains each (default: 1)")
     add("--window", type=_count, metavar="TOKENS", help="half of it is of layers with such a window")
     add("--draft", action="store_true", help="a sixteenth of it is a draft model's")
+    add("--state", type=_count, metavar="BYTES", help="of a state group besides, for each state")
+    add(
+        "--state-every",
+        type=_count,
+        default=STATE_TOKENS,
+        metavar="TOKENS",
+        help=f"between two states that are stored (default: {STATE_TOKENS})",
+    )
     return parser
 
 
@@ -153,9 +168,18 @@ def _positive(text: str) -> float:
 def _replay(given: argparse.Namespace) -> None:
     requests = _read(given.trace, given.requests)
     try:
-        layout = wafer_layout(given.boxes, given.scale, window_tokens=given.window, draft=given.draft)
+        layout = wafer_layout(
+            given.boxes,
+            given.scale,
+            window_tokens=given.window,
+            draft=given.draft,
+            state_bytes=given.state or 0,
+            tokens_per_state=given.state_every,
+        )
     except ValueError as error:
-        raise Unusable(f"{given.scale} bytes per token are too few for this layout: {error}.") from error
+        sizes = f"{given.scale} bytes per token"
+        sizes += f" and {given.state} per state" if given.state else ""
+        raise Unusable(f"{sizes} are too few for this layout: {error}.") from error
     wafer = Wafer(layout)
     orgs = Orgs(given.orgs, given.seed, wafer.namespace)
     tiers = Tiers.TIER2 if given.tier2 else Tiers.DRAM
@@ -194,7 +218,7 @@ Serving = tuple[Emulator, Ledger, Callable[[Request], None]]
 def _serving(given: argparse.Namespace, wafer: Wafer) -> Iterator[Serving]:
     """An emulator, the ledger that counts for it, and what is to be done before each request."""
     if given.metadata:
-        yield _in_numbers(wafer.layout, given.slots or SLOTS_METADATA)
+        yield _in_numbers(wafer, given.slots or SLOTS_METADATA)
         return
     with _shards(given, wafer.layout) as shards:
         driver = Driver(wafer.layout, wafer.namespace.model, shards)
@@ -205,16 +229,16 @@ def _serving(given: argparse.Namespace, wafer: Wafer) -> Iterator[Serving]:
             driver.close()
 
 
-def _in_numbers(layout: Layout, slots: int) -> Serving:
-    ledger, clock = Ledger(layout), TraceClock()
-    for group in range(len(layout.groups)):
-        ledger.set_slot_limit(group, slots)
+def _in_numbers(wafer: Wafer, columns: int) -> Serving:
+    ledger, clock = Ledger(wafer.layout), TraceClock()
+    for index, group in enumerate(wafer.layout.groups):
+        ledger.set_slot_limit(index, group.slots_of(columns))
 
     def pass_time(request: Request) -> None:
         clock.pass_to(request.at_s)
         run_housekeeping(ledger, clock.now)
 
-    return Emulator(LedgerCache(ledger, clock)), ledger, pass_time
+    return Emulator(LedgerCache(ledger, wafer, clock)), ledger, pass_time
 
 
 def _nothing(request: Request) -> None:

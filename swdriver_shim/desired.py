@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
 import httpx
 import msgspec
@@ -39,13 +39,39 @@ TOKEN_BYTES_MAX: Final = 1 << 30  # of one token in one shard
 WINDOW_MAX: Final = 1 << 40
 
 
-class GroupSpec(Document, frozen=True):
+class GroupSpec(Document, frozen=True, omit_defaults=True):
+    """See `Group`. One that contradicts itself is refused while a document is read."""
+
     name: Name
-    bytes_per_token: Annotated[
-        tuple[Annotated[int, Meta(ge=1, le=TOKEN_BYTES_MAX)], ...], Meta(min_length=1)
-    ]
+    bytes_per_token: tuple[Annotated[int, Meta(ge=1, le=TOKEN_BYTES_MAX)], ...] = ()
     window: Annotated[int, Meta(ge=1, le=WINDOW_MAX)] | None = None
     alone: bool = False
+    bytes_per_state: tuple[Annotated[int, Meta(ge=1, le=TOKEN_BYTES_MAX)], ...] = ()
+    tokens_per_state: Annotated[int, Meta(ge=COLUMN_TOKENS, le=WINDOW_MAX)] = COLUMN_TOKENS
+
+    def __post_init__(self) -> None:
+        self.shape()
+
+    @classmethod
+    def of(cls, group: Group) -> Self:
+        return cls(
+            name=group.name,
+            bytes_per_token=group.bytes_per_token,
+            window=group.window,
+            alone=group.alone,
+            bytes_per_state=group.bytes_per_state,
+            tokens_per_state=group.tokens_per_state,
+        )
+
+    def shape(self) -> Group:
+        return Group(
+            self.name,
+            self.bytes_per_token,
+            self.window,
+            self.alone,
+            self.bytes_per_state,
+            self.tokens_per_state,
+        )
 
 
 class ModelSpec(Document, frozen=True):
@@ -62,9 +88,8 @@ class ModelSpec(Document, frozen=True):
     ] = COLUMN_TOKENS
 
     def shape(self) -> Layout:
-        return Layout(
-            tuple(Group(one.name, one.bytes_per_token, one.window, one.alone) for one in self.groups)
-        )
+        """Raises ValueError for groups that contradict each other."""
+        return Layout(tuple(one.shape() for one in self.groups))
 
     def namespace(self, adapter: str = "") -> Namespace:
         return Namespace(self.name, self.revision, self.kv_dtype, self.layout, adapter)
@@ -173,9 +198,7 @@ def _problems(desired: Desired) -> Iterator[str]:
     if desired.model.unit_tokens != COLUMN_TOKENS and any(one.alone for one in desired.model.groups):
         yield "Columns that stand alone have no units: unit_tokens is for prefixes."
     wanted = {
-        (group.name, index)
-        for group in desired.model.groups
-        for index in range(len(group.bytes_per_token))
+        (group.name, index) for group in desired.model.shape().groups for index in range(group.shards)
     }
     given = [(home.group, home.index) for home in desired.homes]
     for group, index in sorted(wanted - set(given)):

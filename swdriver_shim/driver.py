@@ -12,7 +12,7 @@ An engine that decides in one process and moves bytes in others has a `Decider`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -36,7 +36,8 @@ WAIT_SECONDS_MAX: Final = 0.05  # between two checks of what was recalled
 
 
 class Part(Protocol):
-    """The engine's memory for a column's part in one shard: read by a store, written by a load."""
+    """The engine's memory for a column's part in one shard: read by a store, written by a load. Of a
+    state group it is the state after the column's last token."""
 
     def __call__(self, group: int, shard: int, depth: int, tokens: int) -> memoryview: ...
 
@@ -169,14 +170,17 @@ class Driver(Decider):
         rules: Rules = AS_USUAL,
         first: Sequence[int] = (),
         permit: Permit = always,
+        states: Collection[int] = (),
     ) -> Stored:
         """Evict the columns of the first `verified` tokens that are not stored yet.
 
         `first`: the token from which on the engine has KV of each group, if not from the start, as where
-        a window has moved on. Columns before it are not read. Without `permit`, or if the org has
-        another tag by now, nothing is stored, even if that shows at the end only.
+        a window has moved on. Columns before it are not read. `states`: after how many tokens it has the
+        state of each state group; `read` is asked for those that are stored, see `Ledger.begin_store`.
+        Without `permit`, or if the org has another tag by now, nothing is stored, even if that shows at
+        the end only.
         """
-        begun = self.begin_store(prompt, verified, rules, first, permit)
+        begun = self.begin_store(prompt, verified, rules, first, permit, states)
         failed: dict[Column, Reason] = {column: Reason.AGENT_LOST for column, _ in begun.places}
         began = time.perf_counter()
         try:

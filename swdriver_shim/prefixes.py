@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from swdriver_shim.driver import Driver, Loaded, Part, Stored
@@ -38,6 +38,7 @@ class Prefixes(Protocol):
         rules: Rules = AS_USUAL,
         first: Sequence[int] = (),
         request: str = "",
+        states: Collection[int] = (),
     ) -> Stored:
         """Evict the columns of the first `verified` tokens that are not stored yet; see
         `Driver.store`."""
@@ -69,8 +70,10 @@ class LocalPrefixes:
         rules: Rules = AS_USUAL,
         first: Sequence[int] = (),
         request: str = "",
+        states: Collection[int] = (),
     ) -> Stored:
-        return self._driver.store(self._keys.prompt(tokens, request), verified, read, rules, first)
+        prompt = self._keys.prompt(tokens, request)
+        return self._driver.store(prompt, verified, read, rules, first, states=states)
 
     def computed(self, tokens: int, seconds: float) -> None:
         self._driver.computed(self._keys.org, tokens, seconds)

@@ -31,7 +31,7 @@ def serve(prefixes: Prefixes, wafer: Wafer, ask: Ask) -> Done:
 
     def into(group: int, shard: int, depth: int, tokens: int) -> memoryview:
         part = ColumnPart(group, shard, depth, tokens)
-        size = wafer.layout.groups[group].bytes_per_token[shard] * tokens
+        size = wafer.layout.groups[group].part_bytes(shard, tokens)
         place = places[part] = bytearray(size)
         return memoryview(place)
 
@@ -45,5 +45,6 @@ def serve(prefixes: Prefixes, wafer: Wafer, ask: Ask) -> Done:
         prefixes.computed(computed, SPEED.compute_seconds(computed, hit))
     kv.extend(ask.answer)
     tokens = [*ask.tokens, *ask.answer]
-    prefixes.store(tokens, len(tokens), kv, request=request)
+    states = wafer.states(hit, len(tokens))
+    prefixes.store(tokens, len(tokens), kv, request=request, states=states)
     return Done(len(ask.tokens), hit, wrong)

@@ -18,6 +18,7 @@ from console.accounts.principal import SYSTEM
 from console.alerts.models import Alert
 from console.alerts.suggested_fixes import services as suggested_fixes
 from console.demo import story
+from console.environment import remove_data
 from console.fleet.models import Node
 from console.operations.models import Operation
 from console.operations.services import running_on
@@ -175,7 +176,8 @@ def _begin_across_spine() -> tuple[Stream, Node, Operation]:
                     return shard, node, _move(shard, node)
     raise CannotStage(
         f"No stream of {SESSION} can be placed across the spine: no other leaf has a node with room "
-        "for one, or the rules refuse it. Make room, or start over with `make clean DATA=1`."
+        "for one, or the rules refuse it. Make room. Or start over: stop Tidegate, "
+        f"{remove_data()}, and start it again."
     )
 
 

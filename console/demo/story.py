@@ -43,15 +43,12 @@ class Served:
 
     @property
     def spec(self) -> ModelSpec:
-        groups = tuple(
-            GroupSpec(name=of.name, bytes_per_token=of.bytes_per_token, window=of.window)
-            for of in self.layout.groups
-        )
+        groups = tuple(map(GroupSpec.of, self.layout.groups))
         return ModelSpec(name=self.model, groups=groups, revision="demo")
 
     @property
     def bytes_per_token(self) -> int:
-        return sum(sum(of.bytes_per_token) for of in self.layout.groups)
+        return self.layout.token_bytes
 
 
 ASSISTANT: Final = Served("assistants", DRIVERS[0], "demo-chat", wafer_layout(1, 720))

@@ -2,8 +2,9 @@
 
 A session's fair share is the memory of all nodes times its boxes, divided by all boxes. Its jobs divide
 it by their boxes. All shards of a job keep the same columns, so a job's share is split in proportion to
-the bytes per token: an equal split would be as good as its largest shard allows, and waste the rest.
-No shard gets more than the largest node has.
+the bytes per token: an equal split would be as good as its largest shard allows, and waste the rest. A
+state group stores one state for several columns, and gets as many slots fewer. No shard gets more than
+the largest node has.
 """
 
 from __future__ import annotations
@@ -16,20 +17,32 @@ from console.placement.rules import Limit, Rules
 from console.placement.topology import Fleet, Misconfigured
 from kvss_agent.shard.arena import slot_bytes_for
 from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.layout import columns_in
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one domain of a box keeps of one cache group of a job."""
+    """What one domain of a box keeps of one cache group of a job: of each token, or of each state."""
 
     group: str
     box: str
     domain: int
     bytes_per_token: int
+    bytes_per_state: int = 0
+    columns_per_slot: int = 1
+
+    @property
+    def payload_bytes(self) -> int:
+        """What a slot is for."""
+        return self.bytes_per_state or self.bytes_per_token * COLUMN_TOKENS
 
     @property
     def slot_bytes(self) -> int:
-        return slot_bytes_for(self.bytes_per_token * COLUMN_TOKENS)
+        return slot_bytes_for(self.payload_bytes)
+
+    def slots_of(self, columns: int) -> int:
+        """How many slots so many columns of prompts need."""
+        return -(-columns // self.columns_per_slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +51,17 @@ class Job:
     shards: tuple[Shard, ...]
 
     def __post_init__(self) -> None:
-        if not self.shards or min(shard.bytes_per_token for shard in self.shards) <= 0:
+        if not self.shards or min(shard.payload_bytes for shard in self.shards) <= 0:
             raise Misconfigured(f"Job {self.name} needs shards, each with something of every token.")
+
+    @property
+    def slot_sizes(self) -> list[tuple[int, int]]:
+        """Of each shard: the bytes of a slot, and for how many columns it is."""
+        return [(shard.slot_bytes, shard.columns_per_slot) for shard in self.shards]
+
+    def bytes_of(self, columns: int) -> int:
+        """What so many columns of prompts need on all shards."""
+        return sum(shard.slots_of(columns) * shard.slot_bytes for shard in self.shards)
 
     @property
     def boxes(self) -> frozenset[str]:
@@ -124,15 +146,18 @@ def job_bytes(fleet: Fleet, session: Session, job: Job) -> int:
     """
     parts = sum(len(one.boxes) for one in session.jobs)
     share = fair_share_bytes(fleet, session) * len(job.boxes) // parts
-    sizes = [shard.slot_bytes for shard in job.shards]
     largest = max((node.memory_bytes for node in fleet.nodes), default=0)
-    return min(share, largest // max(sizes) * sum(sizes))
+    return min(share, job.bytes_of(_columns_of_each(job, largest)))
+
+
+def _columns_of_each(job: Job, memory_bytes: int) -> int:
+    """How many columns of prompts fit where each shard has so much memory."""
+    return min(memory_bytes // size * each for size, each in job.slot_sizes)
 
 
 def effective(job: Job, memory_bytes: int) -> Effective:
-    sizes = [shard.slot_bytes for shard in job.shards]
-    columns = memory_bytes // sum(sizes)
-    equal = memory_bytes // len(sizes) // max(sizes)
+    columns = columns_in(memory_bytes, job.slot_sizes)
+    equal = _columns_of_each(job, memory_bytes // len(job.shards))
     return Effective(job.name, memory_bytes, columns * COLUMN_TOKENS, equal * COLUMN_TOKENS)
 
 
@@ -148,7 +173,7 @@ def streams(fleet: Fleet, sessions: Iterable[Session]) -> tuple[Stream, ...]:
 
 def _streams_of(fleet: Fleet, session: Session, job: Job) -> Iterable[Stream]:
     limit = session.rules.limit(session.waited_seconds)
-    columns = job_bytes(fleet, session, job) // sum(shard.slot_bytes for shard in job.shards)
+    columns = columns_in(job_bytes(fleet, session, job), job.slot_sizes)
     if not columns:
         raise Misconfigured(
             f"The share of job {job.name} is too small for a single column: give the session more "
@@ -162,6 +187,6 @@ def _streams_of(fleet: Fleet, session: Session, job: Job) -> Iterable[Stream]:
             shard.box,
             shard.domain,
             fleet.domain(shard.box, shard.domain).wio,
-            columns * shard.slot_bytes,
+            shard.slots_of(columns) * shard.slot_bytes,
             limit,
         )

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from console.environment import remove_data
 from console.stack.errors import StackError
 
 POSTGRES_MAJOR_MIN = 14
@@ -68,7 +69,7 @@ def find_postgres(made_by: int | None = None) -> Postgres:
     else:
         sentence = (
             f"The data is of PostgreSQL {made_by}, but only {' and '.join(seen)} is installed. "
-            f"Install PostgreSQL {made_by} again, or remove the data with `make clean DATA=1`."
+            f"Install PostgreSQL {made_by} again, or {remove_data()}."
         )
     raise StackError(sentence)
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from console.environment import command
 from console.stack.errors import StackError, sentences
 
 # Debian and its relatives create `postgres` with the package; everybody has `nobody`.
@@ -102,7 +103,7 @@ def _unprivileged_user(home: Path) -> pwd.struct_passwd:
             continue
     sentence = (
         "PostgreSQL cannot run as root, and this machine has neither a user `postgres` nor `nobody`. "
-        "Run `make up` as another user."
+        f"Run `{command('up')}` as another user."
     )
     raise StackError(sentence, exit_code=os.EX_NOUSER)
 
@@ -128,7 +129,8 @@ def _look_up_capability(home: Path) -> str:
     sentence = (
         f"PostgreSQL cannot run as root, other users cannot reach {home}, and this container "
         "withholds the capability that would let them. "
-        "Move the project to a directory that every user can enter, or run `make up` as another user."
+        "Move the project to a directory that every user can enter, or run "
+        f"`{command('up')}` as another user."
     )
     raise StackError(sentence, exit_code=os.EX_NOPERM)
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import redis
 
+from console.environment import remove_data
 from console.stack import endpoint, keys, leftovers, privileges, redis_users
 from console.stack.binaries import Redis, find_redis
 from console.stack.endpoint import Endpoint, UnixEndpoint
@@ -119,7 +120,7 @@ def _refuse_older_than(server: RedisServer) -> None:
         if int(newest) > server.installation.version[0]:
             sentence = (
                 f"The data is of Redis {newest}, but only {server.version} is installed. Install "
-                f"Redis {newest} again, or remove the data with `make clean DATA=1`."
+                f"Redis {newest} again, or {remove_data()}."
             )
             raise StackError(sentence)
         keys.write_private(made_by, f"{server.installation.version[0]}\n")

@@ -9,6 +9,7 @@ Identity and document lie in the state directory, so that the next start needs n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -136,32 +137,29 @@ class JoinedDriver:
         native.build_in_background()
         host = DriverHost(settings)
         notes = settings.state_dir / "notes"
-        self.shim = Shim(
-            settings.name,
-            settings.state_dir,
-            f"{daemon.software()} in {engine}",
-            token=settings.token,
-            model=model,
-            remote_shard=remote_shards(notes) if remote_shards else None,
-            notes=notes,
-            trust=host.trust,
-        )
-        try:
+        with contextlib.ExitStack() as started:  # a start that fails leaves nothing taken
+            started.callback(host.close)
+            self.shim = Shim(
+                settings.name,
+                settings.state_dir,
+                f"{daemon.software()} in {engine}",
+                token=settings.token,
+                model=model,
+                remote_shard=remote_shards(notes) if remote_shards else None,
+                notes=notes,
+                trust=host.trust,
+            )
+            started.callback(self.shim.stop)
             self.shim.start()
-        except BaseException:
-            host.close()
-            raise
-        self._host = host
-        self._thread = HostThread(host, self.shim)
+            started.callback(HostThread(host, self.shim).close)
+            self._started = started.pop_all()
 
     def prefixes(self, org: str, adapter: str = "") -> JoinedPrefixes:
         """The stored prefixes of an org, for an engine whose driver moves bytes itself."""
         return JoinedPrefixes(self, org, adapter)
 
     def close(self) -> None:
-        self._thread.close()
-        self.shim.stop()
-        self._host.close()
+        self._started.close()
 
 
 def _as_field(flag: re.Match[str]) -> str:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 from typing import Final, TypeVar
 
@@ -128,8 +129,7 @@ class RemotePrefixes(DaemonClient):
         self.namespace = model.namespace(adapter)
         self._adapter = adapter
         self._digest = self.namespace.digest().hex()
-        each = sum(sum(group.bytes_per_token) for group in self.layout.groups)
-        self._tokens_max = KV_BYTES_MAX // each // COLUMN_TOKENS * COLUMN_TOKENS  # at once
+        self._bytes_max = KV_BYTES_MAX  # at once
 
     def query(self, tokens: Sequence[int]) -> int:
         """Raises Refused."""
@@ -139,7 +139,7 @@ class RemotePrefixes(DaemonClient):
 
     def load(self, tokens: Sequence[int], into: Part, seconds: float = 0.0, request: str = "") -> Loaded:
         """At most as many tokens as go at once. Raises Refused."""
-        asked = list(tokens[: self._tokens_max])
+        asked = list(tokens[: self._end(0, len(tokens), None)])
         body = verbs.LoadBody(
             tokens=asked,
             adapter=self._adapter,
@@ -153,7 +153,7 @@ class RemotePrefixes(DaemonClient):
         head, raw = found
         first = [group.first_needed(head.tokens) * COLUMN_TOKENS for group in self.layout.groups]
         try:
-            kv = Kv(self.layout, head.tokens, raw, first)
+            kv = Kv(self.layout, head.tokens, raw, first, [head.tokens] if head.tokens else [])
         except Invalid as problem:
             raise Refused(f"Its answer is not what was asked for: {problem}") from problem
         if head.parts != run_heads(self.layout, head.tokens) or head.tokens > len(tokens):
@@ -170,6 +170,7 @@ class RemotePrefixes(DaemonClient):
         rules: Rules = AS_USUAL,
         first: Sequence[int] = (),
         request: str = "",
+        states: Collection[int] = (),
     ) -> Stored:
         """Store what follows the longest stored prefix, in pieces that go at once. Raises Refused."""
         at = verified if rules.no_store else self.query(tokens[:verified])
@@ -177,9 +178,10 @@ class RemotePrefixes(DaemonClient):
             at = at // COLUMN_TOKENS * COLUMN_TOKENS
         columns = size = failed = 0
         while True:
-            end = min(verified, at + self._tokens_max)
+            end = self._end(at, verified, states)
             have = [min(end, max(at, one)) for one in first or [0] * len(self.layout.groups)]
-            kv = Kv(self.layout, end, None, have)
+            made = sorted(one for one in states if at < one <= end)
+            kv = Kv(self.layout, end, None, have, made)
             parts = list(kv.parts())
             for part in parts:
                 kv.part(*part)[:] = read(*part)
@@ -190,6 +192,7 @@ class RemotePrefixes(DaemonClient):
                 first_tokens={
                     group.name: start for group, start in zip(self.layout.groups, have, strict=True)
                 },
+                states=made,
                 rules=rules,
                 request=request,
             )
@@ -203,6 +206,20 @@ class RemotePrefixes(DaemonClient):
             if at == verified:
                 break
         return Stored(columns, size, failed)
+
+    def _end(self, at: int, verified: int, states: Collection[int] | None) -> int:
+        """How far the KV from this token on goes at once, with these states on the way; None for one.
+        Raises Refused if that is nowhere."""
+
+        def size(end: int) -> int:
+            count = 1 if states is None else sum(at < one <= end for one in states)
+            return (end - at) * self.layout.token_bytes + count * self.layout.state_bytes
+
+        ends = range(at, verified + COLUMN_TOKENS, COLUMN_TOKENS)
+        fit = bisect_right(ends, self._bytes_max, lo=1, key=size)
+        if fit == 1 and at < verified:
+            raise Refused(f"A column and its state have more than {self._bytes_max} bytes.")
+        return min(ends[fit - 1], verified)
 
     def computed(self, tokens: int, seconds: float) -> None:
         self._call(verbs.COMPUTED, verbs.ComputedBody(tokens=tokens, seconds=seconds))

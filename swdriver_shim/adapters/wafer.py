@@ -29,6 +29,7 @@ DOMAINS: Final = 4
 WIO: Final = (3, 4, 3, 2)  # streams of each domain of a box
 WINDOW_SHARE: Final = 2  # half of the layers have a window
 DRAFT_SHARE: Final = 16  # a draft model has a sixteenth of the bytes
+STATE_TOKENS: Final = 512
 
 _BLOCK_BYTES: Final = 4093  # a prime: no two pages of a part are alike
 _PHASES: Final = 1021  # steps between parts; a prime, too, so that parts begin at different places
@@ -44,12 +45,16 @@ def wafer_layout(
     wio: Sequence[int] = WIO,
     window_tokens: int | None = None,
     draft: bool = False,
+    state_bytes: int = 0,
+    tokens_per_state: int = STATE_TOKENS,
 ) -> Layout:
     """The layout of a model with so many bytes per token in all, over the domains of some boxes.
 
     Each group is divided over domains in proportion to their WIO streams. Shards are in the order of
     boxes, then domains. With `window_tokens` half of the bytes are in a group with a window; with
-    `draft` a sixteenth is a draft model's. Raises ValueError if a shard would have no bytes.
+    `draft` a sixteenth is a draft model's. With `state_bytes` there is a state group besides, whose
+    engine has a state after every `tokens_per_state` tokens. Raises ValueError if a shard would have no
+    bytes.
     """
     if boxes < 1 or len(wio) != DOMAINS or min(wio) < 1:
         raise ValueError(f"a layout has a box or more, each of {DOMAINS} domains with WIO streams")
@@ -61,6 +66,9 @@ def wafer_layout(
         groups.append(Group("window", _split(window_bytes, tuple(wio) * boxes), window_tokens))
     if draft:
         groups.append(Group("draft", _split(draft_bytes, tuple(wio) * boxes)))
+    if state_bytes:
+        sizes = _split(state_bytes, tuple(wio) * boxes)
+        groups.append(Group("state", bytes_per_state=sizes, tokens_per_state=tokens_per_state))
     return Layout(tuple(groups))
 
 
@@ -111,8 +119,10 @@ class Wafer:
         shape = hashlib.sha256(repr(layout).encode()).hexdigest()[:16]
         self.namespace = Namespace(model, "1", "made up", shape)
         self._keys = Keys("anybody", _ANYBODY, self.namespace)
-        part_bytes_max = COLUMN_TOKENS * max(max(group.bytes_per_token) for group in layout.groups)
-        self._repeats = 2 + part_bytes_max // _BLOCK_BYTES
+        self._repeats = [
+            2 + max(group.part_bytes(at, COLUMN_TOKENS) for at in range(group.shards)) // _BLOCK_BYTES
+            for group in layout.groups
+        ]
 
     def kv(self, tokens: Tokens) -> Kv:
         """The KV of these tokens."""
@@ -124,8 +134,17 @@ class Wafer:
         for index, group in enumerate(self.layout.groups):
             for depth in range(group.first_needed(tokens), whole + (rest > 0)):
                 count = COLUMN_TOKENS if depth < whole else rest
-                for shard in range(len(group.bytes_per_token)):
+                for shard in range(group.shards):
                     yield ColumnPart(index, shard, depth, count)
+
+    def states(self, after: int, tokens: int) -> list[int]:
+        """After how many tokens the engine has a state, once it has computed from `after` up to so many:
+        where states are stored, and at the end."""
+        apart = [group.columns_per_slot for group in self.layout.groups if group.is_state]
+        if not apart or after >= tokens:
+            return []
+        each = min(apart) * COLUMN_TOKENS
+        return sorted({*range((after // each + 1) * each, tokens + 1, each), tokens})
 
 
 class Kv:
@@ -135,29 +154,32 @@ class Kv:
     part of it begins at another place in the block. So making them costs one hash a column and a copy.
     """
 
-    def __init__(self, layout: Layout, prompt: Prompt, repeats: int) -> None:
+    def __init__(self, layout: Layout, prompt: Prompt, repeats: Sequence[int]) -> None:
         self._layout = layout
         self._prompt = prompt
-        self._repeats = repeats
-        self._made: dict[tuple[int, int], bytes] = {}  # columns, by depth and tokens
+        self._repeats = repeats  # of a block, by group
+        self._made: dict[tuple[int, int, int], bytes] = {}  # columns, by repeats, depth and tokens
 
     def extend(self, more: Tokens) -> None:
         self._prompt.extend(more)
 
     def compute(self, after: int) -> None:
-        """Generate what follows so many tokens, so that later calls are fast."""
+        """Generate what follows so many tokens, so that later calls are fast; but for states."""
         whole, rest = divmod(self._prompt.tokens, COLUMN_TOKENS)
-        for depth in range(after // COLUMN_TOKENS, whole):
-            self._column(depth, COLUMN_TOKENS)
-        if rest:
-            self._column(whole, rest)
+        for group, of in enumerate(self._layout.groups):
+            if of.is_state:
+                continue
+            for depth in range(after // COLUMN_TOKENS, whole):
+                self._column(group, depth, COLUMN_TOKENS)
+            if rest:
+                self._column(group, whole, rest)
 
     def __call__(self, group: int, shard: int, depth: int, tokens: int) -> memoryview:
         """One column's part in one shard."""
-        size = self._layout.groups[group].bytes_per_token[shard] * tokens
-        shards = sum(len(each.bytes_per_token) for each in self._layout.groups[:group])
+        size = self._layout.groups[group].part_bytes(shard, tokens)
+        shards = sum(each.shards for each in self._layout.groups[:group])
         start = (shards + shard) * _PHASES % _BLOCK_BYTES
-        return memoryview(self._column(depth, tokens))[start : start + size]
+        return memoryview(self._column(group, depth, tokens))[start : start + size]
 
     def wrong_bytes(self, part: ColumnPart, got: memoryview) -> int:
         """How many bytes of a part are missing or not what they should be."""
@@ -167,13 +189,14 @@ class Kv:
         differ = sum(one != other for one, other in zip(got, right, strict=False))
         return differ + abs(len(got) - len(right))
 
-    def _column(self, depth: int, tokens: int) -> bytes:
-        made = self._made.get((depth, tokens))
+    def _column(self, group: int, depth: int, tokens: int) -> bytes:
+        repeats = self._repeats[group]
+        made = self._made.get((repeats, depth, tokens))
         if made is None:
             whole = tokens == COLUMN_TOKENS
             key = self._prompt.keys[depth] if whole else self._prompt.tail(depth, tokens)
-            made = hashlib.shake_128(key).digest(_BLOCK_BYTES) * self._repeats
-            self._made[depth, tokens] = made
+            made = hashlib.shake_128(key).digest(_BLOCK_BYTES) * repeats
+            self._made[repeats, depth, tokens] = made
         return made
 
 
@@ -199,19 +222,25 @@ class Cache(Protocol):
 class LedgerCache:
     """The ledger alone: all decisions are made, and no bytes are moved."""
 
-    def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, ledger: Ledger, wafer: Wafer, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._ledger = ledger
+        self._wafer = wafer
         self._clock = clock
+        self._loaded = 0  # tokens of the request that is served
 
     def load(self, prompt: Prompt, tokens: Tokens) -> Transferred:  # noqa: ARG002 - there is no KV of them
         began = time.perf_counter()
         match = self._ledger.match(prompt, self._clock())
         self._ledger.release(match)
+        self._loaded = match.tokens
         return Transferred(0, time.perf_counter() - began, match.tokens)
 
     def store(self, prompt: Prompt, output: Tokens, rules: Rules) -> Transferred:  # noqa: ARG002 - likewise
+        states = self._wafer.states(self._loaded, prompt.tokens)
         began = time.perf_counter()
-        store = self._ledger.begin_store(prompt, prompt.tokens, self._clock(), rules)
+        store = self._ledger.begin_store(prompt, prompt.tokens, self._clock(), rules, states=states)
         self._ledger.finish_store(store, self._clock())
         return Transferred(0, time.perf_counter() - began)
 
@@ -257,18 +286,20 @@ class DriverCache:
             sizes.append(part.nbytes)
             return part
 
+        states = self._wafer.states(self._loaded, prompt.tokens)
         began = time.perf_counter()
-        self._driver.store(prompt, prompt.tokens, read, rules)
+        self._driver.store(prompt, prompt.tokens, read, rules, states=states)
         return Transferred(sum(sizes), time.perf_counter() - began)
 
     def _place(self, part: ColumnPart) -> memoryview:
         """The memory of a part: always the same, as on a wafer."""
         group, shard, depth, tokens = part
-        size = self._wafer.layout.groups[group].bytes_per_token[shard]
+        of = self._wafer.layout.groups[group]
         place = self._memory.get((group, shard, depth))
         if place is None:
-            place = self._memory[group, shard, depth] = bytearray(size * COLUMN_TOKENS)
-        return memoryview(place)[: size * tokens]
+            size = of.part_bytes(shard, COLUMN_TOKENS)
+            place = self._memory[group, shard, depth] = bytearray(size)
+        return memoryview(place)[: of.part_bytes(shard, tokens)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,13 +200,16 @@ class Ledger:
         now: float,
         rules: Rules = AS_USUAL,
         first: Sequence[int] = (),
+        states: Collection[int] = (),
     ) -> Store:
         """Slots for the columns of the first `verified` tokens that are not stored yet; fewer if there
         is no room. `finish_store` has to follow.
 
         `first`: the token from which on the engine has KV of each group, if not from the start.
+        `states`: after how many tokens it has the state of each state group. Those at the end of a
+        column, of a unit where columns have units, or of all verified tokens are stored.
         """
-        return self._stores.begin(prompt, verified, now, rules, first)
+        return self._stores.begin(prompt, verified, now, rules, first, states)
 
     def finish_store(
         self, store: Store, now: float, failed: Mapping[Column, Reason] | None = None
@@ -402,9 +405,12 @@ class Ledger:
             return None
         recorder = account.recorder
         log = recorder.log  # before its share, which may become smaller meanwhile
-        column_bytes = sum(group.column_bytes for group in self.layout.groups)
+        column_bytes = self.layout.column_bytes
         freeing = self._slots.freeing
-        free = min(pool.free + freeing[group] for group, pool in enumerate(self.pools))
+        free = min(
+            (pool.free + freeing[at]) * group.columns_per_slot
+            for at, (pool, group) in enumerate(zip(self.pools, self.layout.groups, strict=True))
+        )
         return Sample(
             org=org,
             now=now,

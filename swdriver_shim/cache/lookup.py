@@ -28,7 +28,8 @@ class Match(Use):
     """The prefix of a prompt that can be refilled: `columns` of each group, in order.
 
     All groups agree on `tokens`, counted from the start. A group with a window has only the columns that
-    cover it. `slots` keep the columns' bytes until `release`, even if the columns are removed meanwhile.
+    cover it, a state group only the last one. `slots` keep the columns' bytes until `release`, even if
+    the columns are removed meanwhile.
     """
 
     prompt: Prompt
@@ -68,7 +69,7 @@ class Match(Use):
 
     @property
     def pinned(self) -> list[Column]:
-        """The last column of a full group, and every one of a window: that keeps all of the match."""
+        """The last column of a full group, and every one of the others: that keeps all of the match."""
         return [
             column for hit in self.columns for column in (hit[-1:] if hit and hit[0].map.linked else hit)
         ]
@@ -90,7 +91,7 @@ class Path:
     map: PrefixMap
     found: list[Column | None]
     fresh: int = 0  # how many from the start can be served
-    reach: list[int] = field(default_factory=list)  # of a window
+    reach: list[int] = field(default_factory=list)  # of a window; of states each counts for itself
 
 
 class Lookup:
@@ -111,6 +112,9 @@ class Lookup:
         for path in self.paths:
             if path.map.linked:
                 path.fresh = self._fresh(path.found)
+                continue
+            if self._groups[path.map.group].is_state:
+                path.reach = [0 if one is None else self._fresh((one,)) for one in path.found]
                 continue
             rest = iter(path.found)
             while len(path.reach) < len(path.found):
@@ -149,7 +153,7 @@ class Lookup:
         whole -= whole % unit
         tails = self._tails(prompt, whole)
         while whole and not tails and not self._covers(whole, whole * COLUMN_TOKENS):
-            whole -= unit
+            whole = self._next_end(prompt, whole - unit)
             tails = self._tails(prompt, whole)
         tokens = whole * COLUMN_TOKENS + (tails[0].tokens if tails else 0)
         columns = []
@@ -158,8 +162,19 @@ class Lookup:
             columns[-1] += tails[index : index + 1]
         return tuple(columns), tokens
 
+    def _next_end(self, prompt: Prompt, whole: int) -> int:
+        """The largest number of columns up to this one at which every state group has a state, or where
+        a tail begins."""
+        states = [path.reach for path in self._of_states]
+        tails = self.paths[0].map
+        while whole > 0 and not all(reach[whole - 1] for reach in states):
+            if tails.tail_lengths(prompt.keys[whole - 1]):
+                break
+            whole -= prompt.maker.unit_columns
+        return whole
+
     def _covers(self, whole: int, tokens: int) -> bool:
-        """Whether all windows have the whole columns before so many tokens."""
+        """Whether all windows and states have the whole columns that they need before so many tokens."""
         return all(
             path.map.linked or path.reach[whole - 1] >= whole - group.first_needed(tokens)
             for path, group in zip(self.paths, self._groups, strict=True)
@@ -182,12 +197,26 @@ class Lookup:
     def pending(self, whole: int) -> int:
         """How many tokens behind so many columns are being recalled from tier 2."""
         full = [path.found[whole:] for path in self.paths if path.map.linked]
-        states = (State.READY, State.RECALLING)
-        run = list(
-            takewhile(lambda row: all(one and one.state in states for one in row), zip(*full))  # noqa: B905
+        states = [path.found[whole:] for path in self._of_states]
+        rows: list[tuple[Column | None, ...]] = []
+        run = list(takewhile(_is_coming, zip(*full)))  # noqa: B905
+        reach = len(run)
+        if states:
+            rows = list(zip(*states, strict=True))[: reach if full else None]
+            reach = max((end for end, row in enumerate(rows, 1) if _is_coming(row)), default=0)
+        is_pending = any(
+            one and one.state is State.RECALLING for row in (*run[:reach], *rows[:reach]) for one in row
         )
-        is_pending = any(one and one.state is State.RECALLING for row in run for one in row)
-        return len(run) * COLUMN_TOKENS if is_pending else 0
+        return reach * COLUMN_TOKENS if is_pending else 0
+
+    @property
+    def _of_states(self) -> list[Path]:
+        return [path for path, group in zip(self.paths, self._groups, strict=True) if group.is_state]
+
+
+def _is_coming(row: Iterable[Column | None]) -> bool:
+    """Whether all of these columns are in memory, or on their way there from tier 2."""
+    return all(one and one.state in (State.READY, State.RECALLING) for one in row)
 
 
 def over(policy: Policy, now: float) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from swdriver_shim.cache.reasons import NoSpill, Reason
 from swdriver_shim.cache.request_log import HasKeys
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
+from swdriver_shim.layout import Group
 from swdriver_shim.policy import NEVER, Tiers
 
 _IN_TRANSIT: Final = {State.WRITING: Reason.WRITING, State.RECALLING: Reason.TIER2_LATE}
@@ -66,16 +67,32 @@ def _reasons(
     stock: Stock, keys: Sequence[bytes], paths: Sequence[Path], first: int, now: float
 ) -> list[Reason]:
     """The reason of each column from this one on."""
-    if first < len(keys) and not any(paths[0].found[first:]):  # the most frequent case
-        return stock.ghosts.reasons(keys[first:])
+    groups = stock.layout.groups
+    if first < len(keys) and not groups[0].is_state and not any(paths[0].found[first:]):
+        return stock.ghosts.reasons(keys[first:])  # the most frequent case
     gap, reasons = Reason.NEVER_STORED, list[Reason]()
+    is_behind_gap = False  # of columns of which each is needed, or of those of a window
     for depth in range(first, len(keys)):
-        for path in paths:
-            if why := reason(stock, path.found[depth], keys[depth], now):
-                gap = why
-                break
+        found: dict[bool, Reason] = {}  # of states, and of others
+        for path, group in zip(paths, groups, strict=True):
+            if why := _reason_in(stock, group, path.found[depth], keys[depth], now):
+                found.setdefault(group.is_state, why)
+        is_behind_gap = is_behind_gap or False in found
+        if (of_kv := found.get(False)) or not is_behind_gap:
+            gap = of_kv or found.get(True, gap)
         reasons.append(gap)
     return reasons
+
+
+def _reason_in(
+    stock: Stock, group: Group, column: Column | None, key: bytes, now: float
+) -> Reason | None:
+    """Why the column can't be served. Where there is KV as well, its columns say whether the prompt was
+    ever stored, and states are not stored for every column."""
+    why = reason(stock, column, key, now)
+    if why is Reason.NEVER_STORED and group.is_state and stock.layout.has_kv:
+        return Reason.NO_STATE
+    return why
 
 
 def explain(stock: Stock, prompt: Prompt, now: float) -> dict[str, list[ColumnState]]:
@@ -93,7 +110,7 @@ def _explained(
 ) -> dict[str, list[ColumnState]]:
     return {
         group.name: [
-            _state(stock, one.columns.get(key), key, depth, tokens, now)
+            _state(stock, group, one.columns.get(key), key, depth, tokens, now)
             for depth, (key, tokens) in enumerate(keys)
         ]
         for group, one in zip(stock.layout.groups, stock.maps_of(maker), strict=True)
@@ -101,9 +118,15 @@ def _explained(
 
 
 def _state(
-    stock: Stock, column: Column | None, key: bytes, depth: int, tokens: int, now: float
+    stock: Stock,
+    group: Group,
+    column: Column | None,
+    key: bytes,
+    depth: int,
+    tokens: int,
+    now: float,
 ) -> ColumnState:
-    state = reason(stock, column, key, now) or "ready"
+    state = _reason_in(stock, group, column, key, now) or "ready"
     if column is None or column.state is not State.READY:
         return ColumnState(depth, tokens, state)
     return ColumnState(

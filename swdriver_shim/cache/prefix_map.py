@@ -110,8 +110,7 @@ class Column:
 
     @property
     def needs(self) -> int:
-        """How many columns before it have to be stored as well: all, or none in a group with a
-        window."""
+        """How many columns before it have to be stored as well: all in a full group, none in others."""
         return self.depth if self.map.linked else 0
 
     @property

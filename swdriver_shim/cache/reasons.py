@@ -22,6 +22,7 @@ class Reason(StrEnum):
     PURGED = "purged"
     DELETED = "deleted"
     OTHER_NAMESPACE = "other_namespace"  # stored, but of another model, revision, dtype, layout, adapter
+    NO_STATE = "no_state"  # its KV is stored, but no state to continue from
     NO_STORE = "no_store"  # by a request or the policy
     PREFIX_ONLY = "prefix_only"  # only the prompt's beginning is stored, by a request or the policy
     TIER2_LATE = "tier2_late"  # it was in tier 2, and was not recalled in time

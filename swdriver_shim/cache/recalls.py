@@ -72,10 +72,7 @@ class RecallPlanner:
         if not self._may_ask(prompt):
             return []
         groups, places = self._stock.layout.groups, list[Place]()
-        whole = _longest(groups, [
-            [is_usable or depth in more for depth, is_usable in enumerate(usable)]
-            for usable, more in zip(self._usable(prompt, now), exists, strict=True)
-        ])  # fmt: skip
+        whole = _longest(groups, _with(self._usable(prompt, now), exists))
         maps = self._stock.maps_of(prompt.maker)
         for prefix_map, group, more in zip(maps, groups, exists, strict=True):
             first = group.first_needed(whole * COLUMN_TOKENS)
@@ -86,6 +83,16 @@ class RecallPlanner:
             Recall(prompt.maker.tag, encrypted_for, places[at : at + RECALL_AT_ONCE])
             for at in range(0, len(places), RECALL_AT_ONCE)
         ]
+
+    def gain(self, prompt: HasKeys, exists: Sequence[Collection[int]], now: float) -> tuple[int, int]:
+        """See `Tier2.gain`."""
+        groups, usable = self._stock.layout.groups, self._usable(prompt, now)
+        whole = _longest(groups, _with(usable, exists))
+        size = 0
+        for group, more in zip(groups, exists, strict=True):
+            first = group.first_needed(whole * COLUMN_TOKENS)
+            size += group.column_bytes * sum(first <= depth < whole for depth in more)
+        return (whole - _longest(groups, usable)) * COLUMN_TOKENS, size
 
     def start(self, recall: Recall, now: float) -> bool:
         """See `Tier2.start_recall`."""
@@ -261,7 +268,8 @@ def is_recalling(place: Place) -> bool:
 
 def _search(groups: Sequence[Group], usable: Sequence[Sequence[bool]], start: int) -> Search:
     """Ask for columns of full groups from `start` on, a few first and then more, until one does not
-    exist. Then ask for what windows need up to there."""
+    exist. Then ask for what windows need up to there, and for the last column of which all state groups
+    have a state."""
     exists: list[set[int]] = [set() for _ in groups]
     full = [index for index, group in enumerate(groups) if group.linked]
     reach = end = len(usable[0])
@@ -291,12 +299,32 @@ def _search(groups: Sequence[Group], usable: Sequence[Sequence[bool]], start: in
             if not usable[index][depth]
         ]
         for index, group in enumerate(groups)
-        if not group.linked and reach > start
+        if not group.linked and not group.is_state and reach > start
     }
     if any(question.values()):
         for index, found in (yield question).items():
             exists[index].update(found)
+    states = [index for index, group in enumerate(groups) if group.is_state]
+    step, is_found = ASK_FIRST, not states
+    while start < reach and not is_found:
+        depths = range(max(start, reach - step), reach)
+        question = {index: [depth for depth in depths if not usable[index][depth]] for index in states}
+        if any(question.values()):
+            for index, found in (yield question).items():
+                exists[index].update(found)
+        is_found = any(
+            all(usable[index][depth] or depth in exists[index] for index in states) for depth in depths
+        )
+        reach, step = depths.start, min(8 * step, ASK_MOST)
     return exists
+
+
+def _with(all_usable: Sequence[Sequence[bool]], exists: Sequence[Collection[int]]) -> list[list[bool]]:
+    """By group and depth, whether a column is usable or exists in tier 2."""
+    return [
+        [is_usable or depth in more for depth, is_usable in enumerate(usable)]
+        for usable, more in zip(all_usable, exists, strict=True)
+    ]
 
 
 def _longest(groups: Sequence[Group], usable: Sequence[Sequence[bool]]) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from swdriver_shim.cache.allocator import SlotAllocator
@@ -44,11 +45,19 @@ class StorePlanner:
         self._spills = spills
 
     def begin(
-        self, prompt: Prompt, verified: int, now: float, rules: Rules, first: Sequence[int]
+        self,
+        prompt: Prompt,
+        verified: int,
+        now: float,
+        rules: Rules,
+        first: Sequence[int],
+        states: Collection[int],
     ) -> Store:
         """See `Ledger.begin_store`. `finish` has to follow."""
         if not 0 <= verified <= prompt.tokens:
             raise ValueError(f"the prompt has {prompt.tokens} tokens; {verified} can't be verified")
+        if states and not 0 < min(states) <= max(states) <= verified:
+            raise ValueError(f"there are no states after {max(states)} of {verified} verified tokens")
         if prompt.maker.unit_columns > 1:
             verified -= verified % prompt.maker.unit_tokens  # a unit has no tail
         stock, store = self._stock, Store([])
@@ -71,9 +80,11 @@ class StorePlanner:
                 if one.linked:
                     run = _Run(one, prompt, 0, verified, have_from, rules, now)
                     verified = min(verified, self._take_places(run, store.places))
-            for one, have_from in zip(maps, have, strict=True):
-                if not one.linked:
-                    run = _Run(one, prompt, 0, verified, have_from, rules, now)
+            for one, group, have_from in zip(maps, stock.layout.groups, have, strict=True):
+                run = _Run(one, prompt, 0, verified, have_from, rules, now)
+                if group.is_state:
+                    self._take_places_of_states(run._replace(have_from=0), states, store.places)
+                elif not one.linked:
                     self._take_places_of_window(run, store.places)
         stock.slots.begin(store, now)
         return store
@@ -123,6 +134,17 @@ class StorePlanner:
         self._take_places(run._replace(first=first), window)
         self._take_places(run._replace(verified=first * COLUMN_TOKENS), places)
         places += window
+
+    def _take_places_of_states(self, run: _Run, states: Collection[int], places: list[Place]) -> None:
+        """Take slots for the states that the engine has where a column ends: for the last one first,
+        since the prompt continues there. Those before it are stored first and displaced first."""
+        unit, ends = run.prompt.maker.unit_tokens, list[list[Place]]()
+        for end in sorted(states, reverse=True):
+            if end <= run.verified and (end % unit == 0 or end == run.verified):
+                ends.append([])
+                first = (end - 1) // COLUMN_TOKENS
+                self._take_places(run._replace(first=first, verified=end), ends[-1])
+        places += chain.from_iterable(reversed(ends))
 
     def _take_places(self, run: _Run, places: list[Place]) -> int:
         """Take slots for columns that are not stored. Returns how many tokens are stored, or in

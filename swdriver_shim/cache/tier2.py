@@ -52,6 +52,11 @@ class Tier2:
         """
         return self._recalls.search(prompt, start, now)
 
+    def gain(self, prompt: HasKeys, exists: Sequence[Collection[int]], now: float) -> tuple[int, int]:
+        """How many tokens more could be served after recalling what exists, and how many bytes that
+        takes."""
+        return self._recalls.gain(prompt, exists, now)
+
     def begin_recalls(
         self, prompt: HasKeys, exists: Sequence[Collection[int]], now: float
     ) -> list[Recall]:

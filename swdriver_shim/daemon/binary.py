@@ -1,6 +1,6 @@
 """KV over HTTP: the length of a JSON header in four bytes, little-endian; the header; then the bytes,
-group by group and shard by shard, each from its first token to its last. For objects: their values in
-order."""
+group by group and shard by shard, each from its first token to its last; of a state group its states, in
+the order of the tokens after which they are. For objects: their values in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class RunHead(Struct, frozen=True):
-    """The bytes of one shard, from this token on."""
+    """The bytes of one shard, from this token on. Of a state group: its state after so many tokens."""
 
     group: str
     shard: int
@@ -48,19 +48,29 @@ class ObjectsHead(Struct, frozen=True):
 
 class Kv:
     """The KV of so many tokens: for each group and shard the bytes of its tokens, from the `first` of
-    its group on."""
+    its group on; of a state group its states after so many tokens each."""
 
     def __init__(
-        self, layout: Layout, tokens: int, raw: memoryview | None = None, first: Sequence[int] = ()
+        self,
+        layout: Layout,
+        tokens: int,
+        raw: memoryview | None = None,
+        first: Sequence[int] = (),
+        states: Sequence[int] | None = None,
     ) -> None:
-        """Raises Invalid if `raw` is of another size."""
+        """Without `states` there is room for one, whichever it is. Raises Invalid if `raw` is of another
+        size."""
         self._layout = layout
         self._tokens = tokens
         self._first = first or [0] * len(layout.groups)
+        self._states = states
+        count = 1 if states is None else len(states)
         sizes = [
-            (index, shard, each * (tokens - self._first[index]))
+            (index, shard, group.part_bytes(shard, tokens - self._first[index]))
+            if not group.is_state
+            else (index, shard, count * group.bytes_per_state[shard])
             for index, group in enumerate(layout.groups)
-            for shard, each in enumerate(group.bytes_per_token)
+            for shard in range(group.shards)
         ]
         total = sum(size for _, _, size in sizes)
         if total > KV_BYTES_MAX:
@@ -80,16 +90,25 @@ class Kv:
             at += size
 
     def part(self, group: int, shard: int, depth: int, tokens: int) -> memoryview:
-        each = self._layout.groups[group].bytes_per_token[shard]
-        start = (depth * COLUMN_TOKENS - self._first[group]) * each
+        of, run = self._layout.groups[group], self._runs[group, shard]
+        if of.is_state:
+            at = self._states.index(depth * COLUMN_TOKENS + tokens) if self._states is not None else 0
+            start = at * of.bytes_per_state[shard]
+        else:
+            start = (depth * COLUMN_TOKENS - self._first[group]) * of.bytes_per_token[shard]
         if start < 0:
             raise RuntimeError("this KV starts after the part that is read")
-        return self._runs[group, shard][start : start + tokens * each]
+        return run[start : start + of.part_bytes(shard, tokens)]
 
     def parts(self) -> Iterator[tuple[int, int, int, int]]:
         """Group, shard, depth and tokens of every part of a column."""
         whole, rest = divmod(self._tokens, COLUMN_TOKENS)
         for group, shard in self._runs:
+            if self._layout.groups[group].is_state:
+                for end in self._states or ():
+                    depth = (end - 1) // COLUMN_TOKENS
+                    yield group, shard, depth, end - depth * COLUMN_TOKENS
+                continue
             for depth in range(-(-self._first[group] // COLUMN_TOKENS), whole + (rest > 0)):
                 yield group, shard, depth, COLUMN_TOKENS if depth < whole else rest
 
@@ -97,24 +116,26 @@ class Kv:
         """Encode the first so many tokens with a header. Of a window only what is needed is included."""
         heads, runs = run_heads(self._layout, tokens), []
         for ((index, shard), run), head in zip(self._runs.items(), heads, strict=True):
-            each = self._layout.groups[index].bytes_per_token[shard]
-            runs.append(run[head.first_token * each : tokens * each])
+            of = self._layout.groups[index]
+            start = 0 if of.is_state else head.first_token * of.bytes_per_token[shard]
+            runs.append(run[start : start + head.bytes])
         return pack(LoadHead(tokens=tokens, parts=heads), *runs)
 
 
 def run_heads(layout: Layout, tokens: int) -> list[RunHead]:
     """The parts of a load's answer for so many tokens. Of a window only what is needed is included."""
-    firsts = [group.first_needed(tokens) * COLUMN_TOKENS for group in layout.groups]
-    return [
-        RunHead(group.name, shard, first, each * (tokens - first))
-        for group, first in zip(layout.groups, firsts, strict=True)
-        for shard, each in enumerate(group.bytes_per_token)
-    ]
+    heads = []
+    for group in layout.groups:
+        first = tokens if group.is_state else group.first_needed(tokens) * COLUMN_TOKENS
+        for shard in range(group.shards):
+            size = group.part_bytes(shard, tokens - first) if tokens else 0
+            heads.append(RunHead(group.name, shard, first, size))
+    return heads
 
 
 def bytes_of(layout: Layout, tokens: int) -> int:
     """Bytes of the KV of so many tokens, over all groups and shards."""
-    return tokens * sum(sum(group.bytes_per_token) for group in layout.groups)
+    return tokens * layout.token_bytes + (layout.state_bytes if tokens else 0)
 
 
 def cut(raw: memoryview, lengths: Iterable[int]) -> list[memoryview]:

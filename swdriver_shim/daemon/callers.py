@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from itertools import pairwise
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from starlette.requests import Request
@@ -164,8 +165,13 @@ class PromptVerbs:
         first = [body.first_tokens.get(group.name, 0) for group in driver.layout.groups]
         if max(first) > verified:
             raise Invalid(f"KV from token {max(first)} on is behind the {verified} verified tokens.")
-        kv = binary.Kv(driver.layout, verified, call.payload, first)
-        return driver.store(prompt, verified, kv.part, body.rules, first, call.permit)
+        states = body.states
+        if any(one >= next_one for one, next_one in pairwise([0, *states, verified + 1])):
+            raise Invalid(f"`states` are numbers from 1 to {verified}, each larger than the one before.")
+        if states and not driver.layout.has_states:
+            raise Invalid("This driver's layout has no state groups.")
+        kv = binary.Kv(driver.layout, verified, call.payload, first, states)
+        return driver.store(prompt, verified, kv.part, body.rules, first, call.permit, states)
 
     def prefetch(self, call: Call[verbs.PrefetchBody]) -> verbs.PrefetchAnswer:
         return verbs.PrefetchAnswer(self._shim.driver.prefetch(call.org.name, call.body.continue_id))

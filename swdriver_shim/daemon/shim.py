@@ -335,8 +335,7 @@ class Shim:
 
         def in_order(shards: Mapping[tuple[str, int], T]) -> list[list[T]]:
             return [
-                [shards[group.name, index] for index in range(len(group.bytes_per_token))]
-                for group in shape.groups
+                [shards[group.name, index] for index in range(group.shards)] for group in shape.groups
             ]
 
         if self._remote_shard:

@@ -28,6 +28,7 @@ TOKENS_MAX: Final = 4 << 20
 LOAD_SECONDS_MAX: Final = 60.0
 COMPUTE_SECONDS_MAX: Final = 3600.0
 OBJECTS_MAX: Final = 4096  # in one request
+STATES_MAX: Final = 4096
 
 Token = Annotated[int, Meta(ge=0, le=TOKEN_MAX)]
 RequestName = Annotated[str, Meta(max_length=200, pattern=NO_NUL)]
@@ -72,12 +73,16 @@ class ComputedBody(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class StoreBody(PromptBody, frozen=True, kw_only=True):
     """The header of a store. The KV of the first `verified` tokens follows; of all tokens by default.
 
-    `first_tokens`: by group, the token that its KV starts at, if not the first.
+    `first_tokens`: by group, the token that its KV starts at, if not the first. `states`: after how many
+    tokens each of the states is that are among the bytes; those at the ends of columns are stored.
     """
 
     verified: Annotated[int, Meta(ge=0)] | None = None
     first_tokens: Annotated[dict[str, Annotated[int, Meta(ge=0)]], Meta(max_length=GROUPS_MAX)] = field(
         default_factory=dict
+    )
+    states: Annotated[list[Annotated[int, Meta(ge=1)]], Meta(max_length=STATES_MAX)] = field(
+        default_factory=list
     )
     rules: Rules = field(default_factory=Rules)
 

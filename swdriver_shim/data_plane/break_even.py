@@ -74,13 +74,15 @@ class BreakEven:
         self._tried_at = now  # it may have become faster since
         return True
 
-    def tokens_min(self, bytes_per_token: float) -> int | None:
-        """The least number of tokens that are worth fetching; 0 if unknown, None for never."""
+    def tokens_min(self, bytes_per_token: float, more_bytes: float = 0.0) -> int | None:
+        """The least number of tokens that are worth fetching, with so many bytes more whatever their
+        number; 0 if unknown, None for never."""
         if not self.is_known:
             return 0
-        each = bytes_per_token * sum(step.each for step in self._steps)
-        saved = self.computing.each - each
-        lacking = sum(step.wait for step in self._steps) - self.computing.wait
+        each = sum(step.each for step in self._steps)
+        saved = self.computing.each - bytes_per_token * each
+        waits = sum(step.wait for step in self._steps) + more_bytes * each
+        lacking = waits - self.computing.wait
         if lacking < 0 <= saved:
             return 0
         if saved <= 0 or lacking / saved > TOKENS_MAX:

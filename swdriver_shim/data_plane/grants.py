@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -62,18 +62,19 @@ def grant(
     layout: Layout,
     driver: str,
     secret: bytes,
-    slots: int,
+    slots: Sequence[int],
     namespace: str,
     tier2: Mapping[str, Any] | None,
 ) -> None:
-    """Have the agent create all shards of a layout, with so many slots each. Returns when they exist.
+    """Have the agent create all shards of a layout, with so many slots for each group. Returns when they
+    exist.
 
     Existing shards of this driver stay if their size is the same. Raises NotGranted, also if the agent
     has a shard of another driver, which this would remove.
     """
     parts = {
-        part_name(group.name, index): size
-        for group in layout.groups
+        part_name(group.name, index): (size, count)
+        for group, count in zip(layout.groups, slots, strict=True)
         for index, size in enumerate(group.slot_bytes)
     }
     try:
@@ -93,11 +94,11 @@ def grant(
                         "name": shard_name(driver, part),
                         "driver": driver,
                         "slot_bytes": size,
-                        "slots": slots,
+                        "slots": count,
                         "namespace": namespace,
                         "part": part,
                     }
-                    for part, size in parts.items()
+                    for part, (size, count) in parts.items()
                 ],
                 "peers": [{"name": driver, "secret": base64.b64encode(secret).decode()}],
                 "tier2": tier2,

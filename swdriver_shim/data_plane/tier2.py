@@ -29,7 +29,6 @@ from swdriver_shim.cache.tier2_deletes import TierDelete, TierPurge
 from swdriver_shim.data_plane.break_even import BreakEven, LinearFit
 from swdriver_shim.data_plane.shard.columns import RecallColumn, SpillColumn
 from swdriver_shim.data_plane.shard.control import ShardControl
-from swdriver_shim.keys import COLUMN_TOKENS
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +99,6 @@ class Tier2Transfers:
         self._is_busy = False  # restoring, forgetting or purging
         self._turn = 0  # of those three
         self._offsets = (math.inf, -math.inf)  # between the calendar and our clock: least and most
-        self._column_bytes = sum(group.column_bytes for group in ledger.layout.groups)
-        self._token_bytes = sum(sum(group.bytes_per_token) for group in ledger.layout.groups)
         count = min(THREADS_MAX, 2 * sum(map(len, shards)))
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="tier2")
         self._searches = ThreadPoolExecutor(SEARCHES_AT_ONCE, thread_name_prefix="search")
@@ -130,7 +127,8 @@ class Tier2Transfers:
     def tokens_min(self, org: str) -> int | None:
         """From how many tokens on it is faster to bring them back than to compute them; None for
         never."""
-        return self.pace(org).tokens_min(self._token_bytes)
+        layout = self._ledger.layout
+        return self.pace(org).tokens_min(layout.token_bytes, layout.state_bytes)
 
     # Back
 
@@ -198,10 +196,9 @@ class Tier2Transfers:
         }  # fmt: skip
 
     def _bring(self, trail: HasKeys, there: Sequence[set[int]], match: Match | None) -> None:
-        columns = max(map(len, there))
-        tokens, size = columns * COLUMN_TOKENS, columns * self._column_bytes
         with self._lock:
             now = self._clock()
+            tokens, size = self._ledger.tier2.gain(trail, there, now)
             recalls: list[Recall] = []
             if self.pace(trail.maker.org).is_worth_it(tokens, size, now):
                 recalls = self._ledger.tier2.begin_recalls(trail, there, now)
@@ -272,9 +269,7 @@ class Tier2Transfers:
         """Begin what there is to do, as far as not enough is under way. Returns at once."""
         with self._lock:
             now = self._clock()
-            recomputing = [
-                org for org, pace in self._paces.items() if pace.tokens_min(self._token_bytes) is None
-            ]
+            recomputing = [org for org in self._paces if self.tokens_min(org) is None]
             while self._spilling < SPILLS_AT_ONCE:
                 spill = self._ledger.tier2.begin_spill(now, SPILL_COLUMNS, recomputing)
                 if spill is None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -93,7 +93,7 @@ class Decider:
     ) -> None:
         """`shards` of each group, in the layout's order. `snapshots`: to continue where the last driver
         stopped."""
-        if [len(group.bytes_per_token) for group in layout.groups] != [len(of) for of in shards]:
+        if [group.shards for group in layout.groups] != [len(of) for of in shards]:
             raise ValueError("there is one shard for each that the layout names")
         self.layout = layout
         self.ledger = Ledger(layout, model)
@@ -240,6 +240,7 @@ class Decider:
         rules: Rules = AS_USUAL,
         first: Sequence[int] = (),
         permit: Permit = always,
+        states: Collection[int] = (),
     ) -> Store:
         """Slots for the columns of the first `verified` tokens that are not stored yet. `end_store` has
         to follow. None if the org is deleted or has another tag since the keys were made, or without
@@ -247,7 +248,7 @@ class Decider:
         with self._lock:
             if not (self.is_served(prompt.maker) and permit()):
                 return Store([])
-            return self.ledger.begin_store(prompt, verified, self._clock(), rules, first)
+            return self.ledger.begin_store(prompt, verified, self._clock(), rules, first, states)
 
     def is_served(self, maker: Keys) -> bool:
         """Whether the org is served, with the tag that the keys were made for. The answer holds for as

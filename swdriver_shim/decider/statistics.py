@@ -94,9 +94,12 @@ class Statistics:
     def break_even(self) -> dict[str, BreakEvenTokens]:
         """As measured, for each org whose engines report how long computing takes."""
         with self._lock:
-            each = sum(sum(group.bytes_per_token) for group in self._ledger.layout.groups)
+            layout = self._ledger.layout
+            sizes = layout.token_bytes, layout.state_bytes
             return {
-                org: BreakEvenTokens(self.refills_of(org).tokens_min(each), self._tier2.tokens_min(org))
+                org: BreakEvenTokens(
+                    self.refills_of(org).tokens_min(*sizes), self._tier2.tokens_min(org)
+                )
                 for org in self._tier2.orgs_that_compute
             }
 

@@ -1,6 +1,6 @@
 """The agents of a replay: a few that are started for it, or one that runs already.
 
-    with fleet.started(layout, slots=4096, agents=2) as agents:
+    with fleet.started(layout, columns=4096, agents=2) as agents:
         driver = Driver(layout, "emulated", agents.shards())
 
 Shards are named after the driver, their group and their number: `replay.full.0`.
@@ -55,9 +55,10 @@ class Move(NamedTuple):
 
 
 @contextlib.contextmanager
-def started(layout: Layout, slots: int, agents: int, tier2_bytes: int = 0) -> Iterator[Fleet]:
-    """Agents of so many slots, as processes, with the shards assigned in turn; with a tier 2 of so many
-    bytes each, in one directory. They are stopped and all data is removed at the end. Raises NoAgent."""
+def started(layout: Layout, columns: int, agents: int, tier2_bytes: int = 0) -> Iterator[Fleet]:
+    """Agents as processes, with room for so many columns; shards are assigned in turn. With a tier 2 of
+    so many bytes each, in one directory. They are stopped and all data is removed at the end. Raises
+    NoAgent."""
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-replay-"))
         tier2 = {"kind": "posix", "path": f"{scratch}/tier2", "cap_bytes": tier2_bytes}
@@ -65,15 +66,15 @@ def started(layout: Layout, slots: int, agents: int, tier2_bytes: int = 0) -> It
             stack.enter_context(Agent(Path(scratch) / f"agent{index}", tier2 if tier2_bytes else None))
             for index in range(agents)
         ]
-        yield Fleet(layout, slots, each)
+        yield Fleet(layout, columns, each)
 
 
 class Fleet:
     """Running agents, and which of them is each shard's home."""
 
-    def __init__(self, layout: Layout, slots: int, agents: Sequence[Agent]) -> None:
+    def __init__(self, layout: Layout, columns: int, agents: Sequence[Agent]) -> None:
         self._layout = layout
-        self._slots = slots
+        self._columns = columns
         self._credentials = Credentials(DRIVER, secrets.token_bytes(32))
         self._agents = agents
         self._homes: dict[str, int] = {}
@@ -122,11 +123,11 @@ class Fleet:
                     "name": name,
                     "driver": DRIVER,
                     "slot_bytes": size,
-                    "slots": self._slots,
+                    "slots": self._layout.groups[group].slots_of(self._columns),
                     "part": name,
                     "applied": shards[name],
                 }
-                for name, _, _, size in _names(self._layout, DRIVER)
+                for name, group, _, size in _names(self._layout, DRIVER)
                 if name in shards
             ],
             [{"name": DRIVER, "secret": secret}],

@@ -262,7 +262,7 @@ def _fill(people: People, org: Org, mark: str, admin_user: User) -> Things:
         target=topic,
         org_id=org.pk,
         role=Role.ORG_ADMIN,
-        sentence=f"Purge all that {mark} keeps",
+        sentence=f"Purge everything stored for {mark}",
         total=4,
         step=2,
         message=waits,

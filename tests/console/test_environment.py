@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from console.environment import PROJECT, ConfigurationError, Environment, Mode, settings_table
+from console import environment
+from console.environment import (
+    PROJECT,
+    ConfigurationError,
+    Environment,
+    Mode,
+    remove_data,
+    settings_table,
+)
 
 GOOD = {
     "DATABASE_URL": "postgresql://u:p@localhost/tidegate",
@@ -113,3 +122,13 @@ def test_production_passes_djangos_own_deployment_checks() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_where_there_is_no_makefile_nobody_is_told_to_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert remove_data({}) == "remove the data with `make clean DATA=1`"
+    elsewhere = "delete the directory /srv/tidegate, which has all data"
+    assert remove_data({"TIDEGATE_STATE_DIR": "/srv/tidegate"}) == elsewhere, "`make clean` leaves it"
+    monkeypatch.setattr(environment, "IS_CHECKOUT", False)
+    monkeypatch.setattr(environment, "HOME", Path("/home/ada"))
+    assert remove_data({}) == "delete the directory /home/ada/.tidegate, which has all data"
+    assert environment.command("up") == "tidegate up"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -334,8 +334,9 @@ class Watched(Ledger):
         now: float,
         rules: Rules = AS_USUAL,
         first: Sequence[int] = (),
+        states: Collection[int] = (),
     ) -> Store:
-        store = super().begin_store(prompt, verified, now, rules, first)
+        store = super().begin_store(prompt, verified, now, rules, first, states)
         account = self._stock.account(prompt.org)
         limit = account.policy.dram_bytes_max
         assert not store.places or limit is None or account.bytes <= limit, "more than its quota"

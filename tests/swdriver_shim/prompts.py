@@ -12,6 +12,14 @@ NAMESPACE = Namespace("llama", "r1", "bf16", "full:64")
 OTHER = Namespace("llama", "r2", "bf16", "full:64")
 FULL = Layout((Group("full", (64, 64)),))
 HYBRID = Layout((Group("full", (64,)), Group("window", (32, 32), window=130), Group("draft", (16,))))
+STATES = Layout(
+    (
+        Group("state", bytes_per_state=(5000, 700), tokens_per_state=128),
+        Group("full", (64,)),
+        Group("window", (32, 32), window=130),
+    )
+)
+PURE = Layout((Group("state", bytes_per_state=(5000,)),))  # a model without attention
 
 
 def keys(org: str = "acme", namespace: Namespace = NAMESPACE) -> Keys:

@@ -24,15 +24,12 @@ def document(
         revision=NAMESPACE.revision,
         kv_dtype=NAMESPACE.kv_dtype,
         layout=NAMESPACE.layout,
-        groups=tuple(
-            GroupSpec(name=one.name, bytes_per_token=one.bytes_per_token, window=one.window)
-            for one in LAYOUT.groups
-        ),
+        groups=tuple(map(GroupSpec.of, LAYOUT.groups)),
     )
     homes = tuple(
         HomeSpec(group=one.name, index=index, address=f"unix:{place}", shard=f"{at}.{index}")
         for at, one in enumerate(LAYOUT.groups)
-        for index in range(len(one.bytes_per_token))
+        for index in range(one.shards)
     )
     orgs = tuple(
         OrgSpec(name=name, secret=secret, policies=OrgPolicies(policy=policy))

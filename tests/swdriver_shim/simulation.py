@@ -28,7 +28,7 @@ from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.simulated.engine import Engine
 from tests.swdriver_shim.simulated.misfortune import Misfortune
-from tests.swdriver_shim.simulated.world import LAYOUT, ORGS, World, name_of
+from tests.swdriver_shim.simulated.world import ORGS, World, name_of
 
 
 class Simulation:
@@ -131,7 +131,7 @@ class Simulation:
         self._until(lambda: self._is_quiet(driver), "housekeeping comes to its end")
         check_integrity(driver.ledger)
         for account in driver.ledger.accounts.values():
-            for group in range(len(LAYOUT.groups)):
+            for group in range(len(world.layout.groups)):
                 states = {column.state for column in account.columns(group)}
                 assert states <= {State.READY, State.EMPTY}, "a column is on its way for ever"
         for ask in world.judge.asks:

@@ -38,7 +38,15 @@ from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tier2Rule, Tiers
 from tests.swdriver_shim.integrity import check_integrity
-from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, OTHER, prompt
+from tests.swdriver_shim.prompts import (
+    FULL,
+    HYBRID,
+    NAMESPACE,
+    OTHER,
+    PURE,
+    STATES,
+    prompt,
+)
 
 Slot = tuple[int, int]  # group and number
 
@@ -66,6 +74,8 @@ RULES = st.builds(
 FIRST: st.SearchStrategy[list[int]] = st.one_of(
     st.just([]), st.lists(st.integers(0, 200), min_size=3, max_size=3)
 )
+# After how many tokens an engine has a state; after all of them as well, if the first is true.
+HAS_STATES = st.tuples(st.booleans(), st.sets(st.sampled_from([1, 64, 65, 104, 128, 192, 256, 320])))
 ORGS = st.sampled_from(["acme", "globex", "initech"])
 NAMESPACES = st.sampled_from([NAMESPACE, NAMESPACE, NAMESPACE, OTHER])
 
@@ -151,6 +161,8 @@ class LedgerMachine(RuleBasedStateMachine):
             needed = asked.keys[self.layout.groups[group].first_needed(found.tokens) : whole]
             needed += [asked.tail(whole, rest)] if rest else []
             assert [column.key for column in hit] == needed
+            if self.layout.groups[group].is_state:
+                assert len(hit) == (found.tokens > 0), "the last state is needed, and no other"
             for column in hit:
                 if (group, column.slot) not in self.memory:
                     assert (group, column.slot) in self.lost, "nothing lies there"
@@ -187,16 +199,41 @@ class LedgerMachine(RuleBasedStateMachine):
         if hit:
             self.ledger.refuse(data.draw(st.sampled_from(hit)), Reason.SEAL_REFUSED)
 
-    @rule(target=stores, asked=PROMPTS, verified=st.integers(0, 400), rules=RULES, have_from=FIRST)
-    def begin_store(self, asked: Prompt, verified: int, rules: Rules, have_from: Sequence[int]) -> Store:
-        return self.stored(asked, verified, rules, have_from[: len(self.layout.groups)])
+    @rule(
+        target=stores,
+        asked=PROMPTS,
+        verified=st.integers(0, 400),
+        rules=RULES,
+        have_from=FIRST,
+        has_states=HAS_STATES,
+    )
+    def begin_store(
+        self,
+        asked: Prompt,
+        verified: int,
+        rules: Rules,
+        have_from: Sequence[int],
+        has_states: tuple[bool, set[int]],
+    ) -> Store:
+        return self.stored(asked, verified, rules, have_from[: len(self.layout.groups)], has_states)
 
     def stored(
-        self, asked: Prompt, verified: int, rules: Rules = AS_USUAL, first: Sequence[int] = ()
+        self,
+        asked: Prompt,
+        verified: int,
+        rules: Rules = AS_USUAL,
+        first: Sequence[int] = (),
+        has_states: tuple[bool, set[int]] = (True, set()),
     ) -> Store:
-        store = self.ledger.begin_store(asked, min(verified, asked.tokens), self.now, rules, first)
+        verified = min(verified, asked.tokens)
+        states = {one for one in has_states[1] if one <= verified}
+        states |= {verified} if has_states[0] and verified else set()
+        store = self.ledger.begin_store(asked, verified, self.now, rules, first, states)
         for column, _ in store.places:
-            assert not first or column.depth * COLUMN_TOKENS >= first[column.group]
+            if self.layout.groups[column.group].is_state:
+                assert column.depth * COLUMN_TOKENS + column.tokens in states, "there is no such state"
+            else:
+                assert not first or column.depth * COLUMN_TOKENS >= first[column.group]
         slots = self.writing[store] = [(column.group, slot) for column, slot in store.places]
         self.began[store] = self.now
         self.prompts[store] = asked
@@ -281,8 +318,10 @@ class LedgerMachine(RuleBasedStateMachine):
         hit = self.ledger.query(asked, self.now) // COLUMN_TOKENS
         for group in self.layout.groups:
             states = [column.state for column in told[group.name]]
-            if group.window is None:
+            if group.linked:
                 assert states[:hit] == ["ready"] * hit
+            if group.is_state and hit and not self.ledger.query(asked, self.now) % COLUMN_TOKENS:
+                assert states[hit - 1] == "ready"
             assert set(states) <= {"ready", *Reason}
 
     # Time and long work
@@ -556,7 +595,9 @@ def machine(layout: Layout) -> type[LedgerMachine]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [FULL, HYBRID], ids=["full", "hybrid"])
+@pytest.mark.parametrize(
+    "layout", [FULL, HYBRID, STATES, PURE], ids=["full", "hybrid", "states", "pure"]
+)
 def test_whatever_happens_only_what_may_be_served_is_served(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

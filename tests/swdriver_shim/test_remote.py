@@ -21,12 +21,17 @@ from tests.swdriver_shim.daemons import ACME, GLOBEX, Daemon, told
 pytestmark = pytest.mark.slow  # each starts a process
 
 C = COLUMN_TOKENS
-GROUPS = (GroupSpec(name="full", bytes_per_token=(48, 16)), GroupSpec("window", (32,), window=100))
+GROUPS = (
+    GroupSpec(name="full", bytes_per_token=(48, 16)),
+    GroupSpec("window", (32,), window=100),
+    GroupSpec("state", bytes_per_state=(500,), tokens_per_state=128),
+)
+SHAPE = ModelSpec(name="llama", groups=GROUPS).shape()
 MODEL = ModelSpec(name="llama", groups=GROUPS, revision="r1", kv_dtype="bf16")
 
 
 def kv(tokens: Sequence[int], group: int, shard: int, depth: int, count: int) -> bytes:
-    size = GROUPS[group].bytes_per_token[shard] * count
+    size = SHAPE.groups[group].part_bytes(shard, count)
     prefix = repr((tokens[: depth * C + count], group, shard)).encode()
     return hashlib.shake_128(prefix).digest(size)
 
@@ -44,26 +49,27 @@ class Engine:
         verified: int | None = None,
         first: Sequence[int] = (),
         rules: Rules | None = None,
+        states: Sequence[int] | None = None,
     ) -> tuple[int, int]:
-        """Columns that went out, and that failed."""
-
-        asked = tokens
+        """Columns that went out, and that failed. There are states where columns end, if nothing else is
+        said."""
+        asked, verified = tokens, len(tokens) if verified is None else verified
+        if states is None:
+            states = [*range(C, verified, C), verified]
 
         def read(group: int, shard: int, depth: int, tokens: int) -> memoryview:
             self.read.append((group, shard, depth, tokens))
             return memoryview(kv(asked, group, shard, depth, tokens))
 
         self.read.clear()
-        done = self.remote.store(
-            tokens, len(tokens) if verified is None else verified, read, rules or Rules(), first
-        )
+        done = self.remote.store(tokens, verified, read, rules or Rules(), first, states=states)
         return done.columns, done.failed
 
     def load(self, tokens: list[int]) -> int:
         got: dict[tuple[int, int, int, int], bytearray] = {}
 
         def into(group: int, shard: int, depth: int, tokens: int) -> memoryview:
-            place = bytearray(GROUPS[group].bytes_per_token[shard] * tokens)
+            place = bytearray(SHAPE.groups[group].part_bytes(shard, tokens))
             got[group, shard, depth, tokens] = place
             return memoryview(place)
 
@@ -82,14 +88,15 @@ class Engine:
 def where(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
     """One agent for all tests: a driver that has no notes empties it before anything else."""
     with agent(tmp_path_factory.mktemp("agent") / "one") as made:
-        sizes = {"full.0": 48 * C, "full.1": 16 * C, "window.0": 32 * C}
+        sizes = {"full.0": 48 * C, "full.1": 16 * C, "window.0": 32 * C, "state.0": 500}
         made.tell(document(1, *(spec(name, 20, size) for name, size in sizes.items())))
         yield made
 
 
 @pytest.fixture
 def daemon(tmp_path: Path, where: AgentProcess) -> Iterator[Daemon]:
-    homes = {("full", 0): "full.0", ("full", 1): "full.1", ("window", 0): "window.0"}
+    places = [("full", 0), ("full", 1), ("window", 0), ("state", 0)]
+    homes = {(group, index): f"{group}.{index}" for group, index in places}
     made = Daemon(tmp_path / "driver")
     address = f"unix:{where.directory}/data.sock"
     document_of = told(
@@ -123,9 +130,9 @@ def engine(daemon: Daemon) -> Iterator[Engine]:
 def test_kv_goes_out_and_comes_back_and_only_what_is_new_is_sent(engine: Engine) -> None:
     tokens = list(range(3 * C + 10))
     assert engine.remote.query(tokens) == engine.load(tokens) == 0
-    assert engine.store(tokens, 2 * C + 5) == (3 + 3, 0)
+    assert engine.store(tokens, 2 * C + 5) == (3 + 3 + 3, 0)
     assert engine.remote.query(tokens) == engine.load(tokens) == 2 * C + 5
-    assert engine.store(tokens) == (2 + 2, 0)
+    assert engine.store(tokens) == (2 + 2 + 2, 0)
     assert min(depth for _, _, depth, _ in engine.read) == 2
     assert engine.load([*tokens, 1, 2]) == len(tokens)
     assert engine.store(tokens) == (0, 0)
@@ -141,21 +148,45 @@ def test_another_org_gets_nothing(engine: Engine, daemon: Daemon) -> None:
 
 def test_long_prompts_go_in_pieces(engine: Engine) -> None:
     tokens = list(range(5 * C + 10))
-    engine.remote._tokens_max = 2 * C
-    assert engine.store(tokens) == (6 + 6, 0)
+    before, engine.remote._bytes_max = engine.remote._bytes_max, 2 * (96 * C + 500)
+    assert engine.store(tokens) == (6 + 6 + 6, 0)
     assert engine.load(tokens) == 2 * C, "as much as goes at once"
-    engine.remote._tokens_max = 100 * C
+    engine.remote._bytes_max = before
     assert engine.load(tokens) == len(tokens)
+    engine.remote._bytes_max = 96 * C + 499
+    with pytest.raises(Refused, match="A column and its state"):
+        engine.load(tokens)
+
+
+def test_a_load_ends_where_there_is_a_state(engine: Engine, daemon: Daemon) -> None:
+    tokens = list(range(4 * C))
+    assert engine.store(tokens, states=[2 * C]) == (4 + 4 + 1, 0)
+    assert engine.load(tokens) == engine.remote.query(tokens) == 2 * C
+    assert engine.store(tokens, states=[3 * C]) == (1, 0)
+    assert [depth for group, _, depth, _ in engine.read if group == 2] == [2]
+    assert engine.load(tokens) == 3 * C
+    assert engine.load(tokens[: 3 * C - 1]) == 2 * C
+    explained = daemon.ask(ACME, "explain", tokens=tokens).json()["state"]
+    assert [column["state"] for column in explained] == ["no_state", "ready", "ready", "no_state"]
+
+
+def test_states_that_make_no_sense_are_refused(daemon: Daemon) -> None:
+    for states in ([2 * C + 1], [C, C], [2 * C, C]):
+        answer = daemon.store(ACME, list(range(2 * C)), bytes(96 * 2 * C + 1000), states=states)
+        assert answer.status_code == 422
+        assert "`states` are numbers from 1 to 128" in answer.json()["detail"]
+    answer = daemon.store(ACME, list(range(2 * C)), bytes(96 * 2 * C + 999), states=[C, 2 * C])
+    assert "has 13288 bytes, not 13287" in answer.json()["detail"]
 
 
 def test_what_the_engine_has_not_got_is_not_read(engine: Engine) -> None:
     tokens = list(range(4 * C))
-    assert engine.store(tokens, first=[0, 2 * C + 1]) == (4 + 1, 0)
+    assert engine.store(tokens, first=[0, 2 * C + 1, 4 * C]) == (4 + 1 + 4, 0)
     assert min(depth for group, _, depth, _ in engine.read if group == 1) == 3
     assert engine.load(tokens) == 0
     assert engine.store(tokens, rules=Rules(no_store=True)) == (0, 0)
     assert engine.read == []
-    assert engine.store(tokens, rules=Rules(store_tokens_max=C)) == (1, 0)
+    assert engine.store(tokens, rules=Rules(store_tokens_max=C)) == (1, 0), "of the window"
     assert engine.store(tokens) == (2, 0)
     assert engine.load(tokens) == 4 * C
 
@@ -167,7 +198,7 @@ def test_a_daemon_that_is_gone_is_a_miss_and_it_is_said_why(engine: Engine, daem
     daemon.process.wait()
     daemon.http.close()
     assert engine.load(tokens) == engine.remote.query(tokens) == 0
-    assert engine.store(tokens) == (0, 2 + 2)
+    assert engine.store(tokens) == (0, 2 + 2 + 2)
     assert engine.remote.lost_because
     assert "It does not answer" in engine.remote.lost_because
 

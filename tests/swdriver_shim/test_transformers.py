@@ -13,31 +13,24 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, Qwen3NextConfig
+from transformers import LlamaConfig, MistralConfig
 
 from console.environment import PROJECT
-from kvss_agent.client import Credentials, connect
-from kvss_agent.shard.arena import Arena
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
-from swdriver_shim.adapters.transformers import PrefixCache, layer_groups
-from swdriver_shim.data_plane.shard import Shard
+from swdriver_shim.adapters.transformers import layer_groups
 from swdriver_shim.desired import ModelSpec
-from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.policy import Rules
-from swdriver_shim.prefixes import LocalPrefixes
-from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
+from tests.kvss_agent.plane import DRIVER, SECRET, running
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
 from tests.swdriver_shim.daemons import ACME, GLOBEX, Daemon, org
-from tests.swdriver_shim.integrity import check_integrity
+from tests.swdriver_shim.model_worlds import World, Worlds
 from tests.swdriver_shim.tiny_models import (
     CHUNK,
     MODELS,
@@ -56,51 +49,6 @@ C = COLUMN_TOKENS
 # token makes a difference of 0.1 and more.
 ROUNDING = {"rtol": 0, "atol": 0.00005}
 LENGTH = 300  # three windows of the models, two chunks and a third of one, a tail of 44
-
-
-@dataclass
-class World:
-    """A model, an agent, a driver; all in this process, the agent with its real data plane."""
-
-    model: Any
-    spec: ModelSpec
-    plane: Plane
-    driver: Driver
-
-    def cache(self, name: str = "acme", chunk: int = CHUNK) -> PrefixCache:
-        keys = Keys(name, name.encode().ljust(32, b"!"), self.spec.namespace())
-        return PrefixCache(self.model, LocalPrefixes(self.driver, keys), chunk_tokens=chunk)
-
-    def query(self, tokens: list[int]) -> int:
-        keys = Keys("acme", b"acme".ljust(32, b"!"), self.spec.namespace())
-        return self.driver.query(keys.prompt(tokens))
-
-
-class Worlds:
-    def __init__(self, plane: Plane) -> None:
-        self._plane = plane
-        self._drivers: list[Driver] = []
-
-    def make(self, model: Any, slots: int = 40) -> World:
-        made = spec_of(model)
-        shards = []
-        for group in made.shape().groups:
-            identity = ShardIdentity(group.name, group.slot_bytes[0], DRIVER, frozenset({DRIVER}))
-            arena = Arena.allocate(identity.slot_bytes, slots)
-            wake = self._plane.plane.wake
-            self._plane.shards[group.name] = HostedShard(identity, arena, 0, wake_me=wake)
-            shards.append([Shard(group.name, self._connector(group.name))])
-        driver = Driver(made.shape(), made.name, shards)
-        self._drivers.append(driver)
-        return World(model, made, self._plane, driver)
-
-    def _connector(self, name: str) -> Any:
-        return lambda: connect(f"unix:{self._plane.unix}", name, Credentials(DRIVER, SECRET))
-
-    def close(self) -> None:
-        for driver in self._drivers:
-            check_integrity(driver.ledger)
-            driver.close()
 
 
 @pytest.fixture
@@ -287,8 +235,9 @@ def test_any_window_and_any_prefix_while_others_are_evicted(
 
 
 def test_models_whose_kv_has_no_columns_are_refused() -> None:
-    with pytest.raises(ValueError, match="layer 0 keeps a LinearAttentionLayer"):
-        layer_groups(Qwen3NextConfig())
+    mixed = LlamaConfig(num_hidden_layers=1, layer_types=["hybrid_sliding"], sliding_window=64)
+    with pytest.raises(ValueError, match="layer 0 keeps a LinearAttentionAndSlidingWindow"):
+        layer_groups(mixed)
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     with pytest.raises(ValueError, match="with dynamic RoPE"):
         layer_groups(LlamaConfig(rope_parameters=rope))

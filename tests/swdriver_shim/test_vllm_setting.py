@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +21,7 @@ from swdriver_shim.adapters.claims import Claim, ClaimVerifier, mint
 from swdriver_shim.adapters.joining import NameSpec
 from swdriver_shim.adapters.vllm.__main__ import main
 from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unsupported
-from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, file_of, fresh, read
+from swdriver_shim.adapters.vllm.config import AgentSpec, ApiSpec, EngineConfig, file_of, fresh, read
 from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts, model_spec
 from swdriver_shim.adapters.vllm.worker import Worker
 from swdriver_shim.data_plane.grants import NotGranted
@@ -152,6 +154,32 @@ def deciding_at(directory: Path, **more: Any) -> Iterator[tuple[EngineDriver, En
         finally:
             deciding.close()
             worker.close()
+
+
+def test_a_start_that_fails_leaves_no_connection_to_a_worker(tmp_path: Path) -> None:
+    """Its scheduler may be gone on with, or tried again, while the workers live."""
+
+    def all_ended(workers: list[WorkerServer]) -> bool:
+        return all(worker._connection is None for worker in workers)
+
+    halves = [WorkerServer(), WorkerServer()]
+    with agent(tmp_path / "agent") as one, socket.create_server(("127.0.0.1", 0)) as taken:
+        api = ApiSpec(host="127.0.0.1", port=taken.getsockname()[1], token="t" * 20)
+        nobody = WorkerAddress(str(tmp_path / "nobody"), "")
+        for places, more in [
+            ([half.address for half in halves], {"api": api}),
+            ([halves[0].address, nobody], {}),
+        ]:
+            with pytest.raises(OSError):  # noqa: PT011 - of the system, in its words
+                EngineDriver(at(one, tmp_path, **more), [facts(place) for place in places])
+            wait_until("no connection is left", lambda: all_ended(halves))
+    for half in halves:
+        half.close()
+
+
+def test_the_log_names_the_model_as_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), deciding_at(tmp_path):
+        assert 'model: {"name":"tiny"' in caplog.text
 
 
 def asking(token: object = None, **more: Any) -> Any:

@@ -24,6 +24,7 @@ from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.driver import Driver, Part, ResumableLoad
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
+from swdriver_shim.layout import Layout
 from swdriver_shim.policy import Rules
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
 from tests.swdriver_shim.integrity import check_integrity
@@ -187,6 +188,26 @@ def test_a_conversation_gets_back_all_it_stored_byte_for_byte(tmp_path: Path) ->
         assert agent.emulator.serve(keys(wafer, "globex"), TOKENS).hit == 0
 
 
+STATEFUL = wafer_layout(1, 96, window_tokens=100, state_bytes=30_000, tokens_per_state=128)
+
+
+def test_an_engine_with_states_gets_them_back_where_it_had_them(tmp_path: Path) -> None:
+    wafer = Wafer(STATEFUL)
+    assert wafer.states(0, 300) == [128, 256, 300]
+    assert wafer.states(128, 256) == [256]
+    assert wafer.states(200, 200) == Wafer(SMALL).states(0, 300) == []
+    tokens = list(range(3 * C))
+    with running(tmp_path) as plane, OnAgent(plane, wafer) as agent:
+        agent.emulator.serve(keys(wafer), tokens, output=[5] * 100)
+        again = agent.emulator.serve(keys(wafer), [*tokens, *[5] * 100, *[6] * 20])
+        assert (again.hit, again.load.wrong_bytes) == (len(tokens) + 100, 0)
+        state = sum(STATEFUL.groups[2].bytes_per_state)
+        window = again.hit - STATEFUL.groups[1].first_needed(again.hit) * C
+        assert again.load.bytes == 48 * again.hit + 48 * window + state, "of one state"
+        other = agent.emulator.serve(keys(wafer), [*tokens, 7, 7, 7])
+        assert (other.hit, other.load.wrong_bytes) == (2 * C, 0)
+
+
 def test_wrong_bytes_that_a_driver_would_hand_out_are_counted(tmp_path: Path) -> None:
     class Careless(Driver):
         """Spoils one byte behind everybody's back."""
@@ -209,12 +230,13 @@ def test_wrong_bytes_that_a_driver_would_hand_out_are_counted(tmp_path: Path) ->
         assert agent.emulator.serve(keys(wafer), TOKENS).load.wrong_bytes == 1
 
 
-def test_numbers_alone_hit_as_bytes_do() -> None:
-    wafer = Wafer(SMALL)
-    ledger = Ledger(SMALL)
-    for group in range(len(SMALL.groups)):
+@pytest.mark.parametrize("layout", [SMALL, STATEFUL], ids=["small", "stateful"])
+def test_numbers_alone_hit_as_bytes_do(layout: Layout) -> None:
+    wafer = Wafer(layout)
+    ledger = Ledger(layout)
+    for group in range(len(layout.groups)):
         ledger.set_slot_limit(group, 20)
-    emulator = Emulator(LedgerCache(ledger, clock=lambda: 1.0))
+    emulator = Emulator(LedgerCache(ledger, wafer, clock=lambda: 1.0))
     assert emulator.serve(keys(wafer), TOKENS, output=[5] * 100).hit == 0
     assert emulator.serve(keys(wafer), TOKENS + [5] * 100 + [6]).hit == len(TOKENS) + 100
     check_integrity(ledger)
@@ -222,6 +244,6 @@ def test_numbers_alone_hit_as_bytes_do() -> None:
 
 def test_what_is_not_to_be_stored_is_not() -> None:
     wafer, ledger = Wafer(SMALL), Ledger(SMALL)
-    emulator = Emulator(LedgerCache(ledger, clock=lambda: 1.0))
+    emulator = Emulator(LedgerCache(ledger, wafer, clock=lambda: 1.0))
     emulator.serve(keys(wafer), TOKENS, rules=Rules(no_store=True))
     assert emulator.serve(keys(wafer), TOKENS).hit == 0

@@ -16,18 +16,28 @@ from typing import Any, Final
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
+    BambaConfig,
     DynamicCache,
+    FalconH1Config,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GraniteMoeHybridConfig,
+    JambaConfig,
+    Lfm2Config,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    MambaConfig,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
+    Qwen3NextConfig,
 )
 
 from swdriver_shim.adapters.remote import RemotePrefixes
 from swdriver_shim.adapters.transformers import PrefixCache, model_spec
+from swdriver_shim.adapters.transformers_states import cached
 from swdriver_shim.desired import ModelSpec
 
 torch.set_num_threads(1)  # sums are split up by threads, and processes beside each other share cores
@@ -70,6 +80,90 @@ def gemma3(window: int = WINDOW) -> PreTrainedModel:
 
 MODELS: Final = {"llama": llama, "mistral": mistral, "gemma3": gemma3}
 
+_WITHOUT_ATTENTION: Final = {
+    name: SHAPE[name]
+    for name in (
+        *("vocab_size", "hidden_size", "initializer_range"),
+        *("bos_token_id", "eos_token_id", "pad_token_id"),
+    )
+}
+_HYBRID: Final = {name: size for name, size in SHAPE.items() if name != "head_dim"}
+_MAMBA: Final = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 32,
+}
+
+
+def qwen3_next() -> PreTrainedModel:
+    """Three layers of linear attention, and one of attention."""
+    heads = {"linear_num_value_heads": 4, "linear_num_key_heads": 2}
+    sizes = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    shared = {"shared_expert_intermediate_size": 32}
+    config = Qwen3NextConfig(num_hidden_layers=4, **SHAPE, **heads, **sizes, **experts, **shared)
+    return _seeded(AutoModelForCausalLM.from_config, config)
+
+
+def falcon_h1() -> PreTrainedModel:
+    """All layers have both attention and a state."""
+    config = FalconH1Config(num_hidden_layers=2, mamba_d_ssm=128, **_HYBRID, **_MAMBA)
+    return _seeded(AutoModelForCausalLM.from_config, config)
+
+
+def granite() -> PreTrainedModel:
+    """Layers of Mamba 2 and of attention take turns."""
+    kinds = ["mamba", "attention", "mamba", "attention"]
+    more = {"shared_intermediate_size": 64, "num_local_experts": 0, "mamba_expand": 2}
+    config = GraniteMoeHybridConfig(num_hidden_layers=4, layer_types=kinds, **_HYBRID, **_MAMBA, **more)
+    return _seeded(AutoModelForCausalLM.from_config, config)
+
+
+def lfm2() -> PreTrainedModel:
+    """Short convolutions, whose state is the last tokens' inputs, and attention."""
+    kinds = ["conv", "full_attention", "conv", "full_attention"]
+    config = Lfm2Config(num_hidden_layers=4, layer_types=kinds, **_HYBRID)
+    return _seeded(AutoModelForCausalLM.from_config, config)
+
+
+def mamba2() -> PreTrainedModel:
+    """No attention at all."""
+    shape = {"state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 32}
+    config = Mamba2Config(num_hidden_layers=3, **shape, **_WITHOUT_ATTENTION)
+    return _seeded(AutoModelForCausalLM.from_config, config)
+
+
+def mamba() -> PreTrainedModel:
+    """Several tokens after others are computed as if nothing were before them."""
+    config = MambaConfig(num_hidden_layers=3, state_size=8, **_WITHOUT_ATTENTION)
+    return _seeded(AutoModelForCausalLM.from_config, config)
+
+
+def jamba() -> PreTrainedModel:
+    """Likewise."""
+    periods = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1}
+    config = JambaConfig(num_hidden_layers=4, **_HYBRID, **periods, **experts)
+    return _seeded(AutoModelForCausalLM.from_config, config)
+
+
+def bamba() -> PreTrainedModel:
+    """Likewise, and one token as well."""
+    config = BambaConfig(num_hidden_layers=4, attn_layer_indices=[1, 3], **_HYBRID, **_MAMBA)
+    return _seeded(AutoModelForCausalLM.from_config, config)
+
+
+STATEFUL: Final = {
+    "qwen3_next": qwen3_next,
+    "falcon_h1": falcon_h1,
+    "granite": granite,
+    "lfm2": lfm2,
+    "mamba2": mamba2,
+}
+NOT_CONTINUED: Final = {"mamba": mamba, "jamba": jamba, "bamba": bamba}
+
 
 def _seeded(kind: Any, config: Any) -> PreTrainedModel:
     torch.manual_seed(7)
@@ -93,7 +187,7 @@ def compute(model: PreTrainedModel, tokens: Sequence[int], ends: Iterable[int] =
     with torch.no_grad():
         for start, end in pairwise([0, *ends, len(tokens)]):
             asked = torch.tensor([tokens[start:end]])
-            output = model(input_ids=asked, past_key_values=past, logits_to_keep=1)
+            output = model(input_ids=asked, logits_to_keep=1, **cached(model, past))
     return output.logits[0, -1], past
 
 
@@ -104,7 +198,7 @@ def chunks(tokens: Sequence[int]) -> range:
 
 def main() -> None:
     name, url, token, file = sys.argv[1:]
-    model = MODELS[name]()
+    model = {**MODELS, **STATEFUL}[name]()
     prefixes = RemotePrefixes(url, token, spec_of(model))
     done = PrefixCache(model, prefixes, chunk_tokens=CHUNK).prefill(json.load(sys.stdin))
     prefixes.close()

@@ -30,6 +30,7 @@ REASONS: Final = {
     "purged": "the org was purged",
     "deleted": "deleted by a caller",
     "other_namespace": "stored for another model, revision, dtype, layout or adapter",
+    "no_state": "stored, but without a state of the model's state layers to continue from",
     "no_store": "not stored, by the policy or the request",
     "prefix_only": "behind the part of a prompt that the policy or the request stores",
     "tier2_late": "in tier 2, and not recalled in time",

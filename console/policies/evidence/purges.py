@@ -54,7 +54,7 @@ def purge(principal: Principal, org: Org, *, model: str = "", reason: str) -> Op
     # Which models others run is not an org's to know, and so a purge of one is begun in any case.
     if model and sees_fleet(principal) and not _of_model(Driver.objects.all(), model):
         raise ValidationError({"model": ["No driver serves that model."]})
-    what = f"what {org.name} keeps of {model}" if model else f"all that {org.name} keeps"
+    what = f"everything stored for {org.name}"
     record(
         principal,
         "org.purge",
@@ -66,7 +66,7 @@ def purge(principal: Principal, org: Org, *, model: str = "", reason: str) -> Op
         principal,
         "org.purge",
         of_org(org.slug),
-        f"Purge {what}",
+        f"Purge {what}, of model {model}" if model else f"Purge {what}",
         plan={"org": org.slug, "model": model, "reason": reason},
         org_id=org.pk,
         role=Role.ORG_ADMIN,

@@ -55,7 +55,7 @@ def write(operation: Operation) -> PurgeReceipt:
 
 
 def summary(receipt: PurgeReceipt) -> str:
-    return f"{receipt.columns:,} columns and {receipt.files:,} files are gone."
+    return f"{receipt.columns:,} columns and {receipt.files:,} files were removed."
 
 
 def waited_for(operation: Operation) -> list[str]:

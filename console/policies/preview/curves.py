@@ -84,6 +84,14 @@ def _curve(
         part = (rate - floor) / (ceiling - floor)
         return round(HEIGHT - BOTTOM - part * (HEIGHT - TOP - BOTTOM), 1)
 
+    def text(name: str, at: int | None) -> str:
+        """A mark that is beyond an end of the curve says where it would be."""
+        if at is not None and at < points[0].at:
+            return f"← {name}: {show(at)}"
+        if at is not None and at > points[-1].at:
+            return f"{name}: {show(at)} →"
+        return name
+
     dots = [(x(point.at), y(point.hit_rate)) for point in points]
     steps = [floor, (floor + ceiling) / 2, ceiling]
     marks = [("now", now)] if now == proposed else [("now", now), ("then", proposed)]
@@ -93,7 +101,10 @@ def _curve(
         dots=dots,
         x_ticks=[Tick(x(point.at), show(point.at)) for point in (points[0], points[-1])],
         y_ticks=[Tick(y(rate), f"{100 * rate:.0f} %") for rate in steps],
-        marks=[Mark(name, x(at), name, "end" if x(at) > WIDTH / 2 else "start") for name, at in marks],
+        marks=[
+            Mark(name, x(at), text(name, at), "end" if x(at) > WIDTH / 2 else "start")
+            for name, at in marks
+        ],
         rows=[(show(point.at), point.hit_rate) for point in points],
     )
 

@@ -16,6 +16,7 @@ from console.placement.grants import Stream, spread
 from console.placement.topology import Box, Fleet, Misconfigured
 from console.sessions import models
 from swdriver_shim.desired import ModelSpec
+from swdriver_shim.layout import Group
 
 TRIAL = "trial"  # the job and the group that a session is tried with where it has none
 LEAVING = "~"  # behind the name of a job: the other place of a stream that is on its way
@@ -127,22 +128,22 @@ def job_of(fleet: Fleet, name: str, model: ModelSpec, boxes: Collection[str]) ->
     """
     places = [(box, number) for box in sorted(boxes) for number in range(len(_box(fleet, box).domains))]
     shards = []
-    for group in model.groups:
-        if len(group.bytes_per_token) > len(places):
+    for group in model.shape().groups:
+        if group.shards > len(places):
             raise Misconfigured(
-                f"Group {group.name} has {len(group.bytes_per_token)} shards; {len(boxes)} boxes have "
+                f"Group {group.name} has {group.shards} shards; {len(boxes)} boxes have "
                 f"{len(places)} domains: give the job more boxes."
             )
         shards += [
-            grants.Shard(group.name, box, number, size)
-            for (box, number), size in zip(places, group.bytes_per_token, strict=False)
+            grants.Shard(group.name, box, number, *sizes)
+            for (box, number), sizes in zip(places, _sizes(group), strict=False)
         ]
     return grants.Job(name, tuple(shards))
 
 
 def boxes_for(model: ModelSpec, fleet: Fleet, boxes: Collection[str]) -> list[str]:
     """The first of these boxes that have a domain for every shard; all, if they are too few."""
-    wanted = max(len(group.bytes_per_token) for group in model.groups)
+    wanted = max(group.shards for group in model.shape().groups)
     chosen: list[str] = []
     domains = 0
     for box in sorted(boxes):
@@ -151,6 +152,13 @@ def boxes_for(model: ModelSpec, fleet: Fleet, boxes: Collection[str]) -> list[st
         chosen.append(box)
         domains += len(_box(fleet, box).domains)
     return chosen
+
+
+def _sizes(group: Group) -> list[tuple[int, int, int]]:
+    """Of each shard: bytes per token, bytes per state, and for how many columns a slot is."""
+    if group.is_state:
+        return [(0, size, group.columns_per_slot) for size in group.bytes_per_state]
+    return [(size, 0, 1) for size in group.bytes_per_token]
 
 
 def trial_job(fleet: Fleet, boxes: Collection[str], bytes_per_token: int) -> grants.Job:

@@ -207,7 +207,8 @@ def _tell_driver(operation: Operation) -> Outcome:
     seen = [facts.shard_of(job.driver.name, stream.group, stream.index) for stream in streams]
     here = sum(one is not None and one.state == "here" for one in seen)
     if here == len(streams):
-        return Done(f"Driver {job.driver.name} has all {here} streams.")
+        streams_here = "its stream" if here == 1 else f"all {here} streams"
+        return Done(f"Driver {job.driver.name} has {streams_here}.")
     return Waiting(
         f"Driver {job.driver.name} has {here} of {len(streams)} streams.", here / len(streams)
     )

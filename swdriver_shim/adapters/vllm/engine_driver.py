@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import threading
@@ -160,12 +161,17 @@ class EngineDriver:
             raise Invalid("Nobody says which weights these are: set `model`, their name and revision.")
         model = model_spec(name, workers)
         homes = _granted(config, model) if isinstance(config, EngineConfig) else ()
-        self._lines = [WorkerConnection(worker.address, self._receive) for worker in workers]
-        self._process: DriverProcess
-        if isinstance(config, EngineConfig):
-            self._process = Standalone(config, model, homes, self._lines)
-        else:
-            self._process = Governed(config, model, engine, self._lines)
+        with contextlib.ExitStack() as opened:  # a start that fails leaves nothing open
+            lines = []
+            for worker in workers:
+                lines.append(WorkerConnection(worker.address, self._receive))
+                opened.callback(lines[-1].close)
+            self._process: DriverProcess
+            if isinstance(config, EngineConfig):
+                self._process = Standalone(config, model, homes, lines)
+            else:
+                self._process = Governed(config, model, engine, lines)
+            self._opened = opened.pop_all()
         self.shim = self._process.shim
         self.events = UnitEvents(model.unit_tokens, hash_tokens) if hash_tokens else None
         self.scheduling = ConnectorScheduler(
@@ -178,7 +184,7 @@ class EngineDriver:
             only_if_faster=config.only_if_faster,
             events=self.events,
         )
-        log.info("The driver has started; model: %s", msgspec.json.encode(model))
+        log.info("The driver has started; model: %s", msgspec.json.encode(model).decode())
         if not self._use():
             log.warning(
                 "Nothing is cached yet: this engine has no desired document. It follows one as soon as "
@@ -189,8 +195,7 @@ class EngineDriver:
     def close(self) -> None:
         self.scheduling.close()
         self._process.close()
-        for line in self._lines:
-            line.close()
+        self._opened.close()
 
     def _use(self) -> bool:
         """Begin to cache as soon as there is a document. Returns whether there is one."""
@@ -290,6 +295,7 @@ class Standalone:
         lines: Sequence[WorkerConnection],
     ) -> None:
         notes = Path(config.state_dir) if config.state_dir else None
+        self._claims = ClaimVerifier(config.claims_key, config.driver)
         self.shim = Shim(
             config.driver,
             None,
@@ -297,28 +303,29 @@ class Standalone:
             remote_shard=_remote_shards(lines, notes),
             notes=notes,
         )
-        self._claims = ClaimVerifier(config.claims_key, config.driver)
-        self.shim.set_desired(msgspec.json.encode(config.desired(model, homes)))
-        self._api = Api(self.shim, config.api) if config.api else None
-        self._reporter = Reporter(
-            config.telemetry,
-            None,
-            "driver",
-            daemon.software(),
-            name=config.driver,
-            collect=partial(metrics.collect, self.shim),
-            limits=self.shim.limits,
-            slowest=self.shim.take_slowest,
-        )
+        with contextlib.ExitStack() as started:
+            started.callback(self.shim.stop)
+            self.shim.set_desired(msgspec.json.encode(config.desired(model, homes)))
+            if config.api:
+                started.callback(Api(self.shim, config.api).close)
+            reporter = Reporter(
+                config.telemetry,
+                None,
+                "driver",
+                daemon.software(),
+                name=config.driver,
+                collect=partial(metrics.collect, self.shim),
+                limits=self.shim.limits,
+                slowest=self.shim.take_slowest,
+            )
+            started.callback(reporter.stop)  # while shards can still be asked
+            self._started = started.pop_all()
 
     def claims(self) -> ClaimVerifier:
         return self._claims
 
     def close(self) -> None:
-        if self._api:
-            self._api.close()
-        self._reporter.stop()  # while shards can still be asked
-        self.shim.stop()
+        self._started.close()
 
 
 class Governed(JoinedDriver):
@@ -353,7 +360,7 @@ def _granted(config: EngineConfig, model: ModelSpec) -> tuple[HomeSpec, ...]:
         return config.homes
     shape = model.shape()
     slots = shape.slots_for(agent.memory_bytes)
-    if not slots:
+    if not all(slots):
         raise Invalid(f"`memory_bytes` is {agent.memory_bytes}: less than one column needs.")
     namespace = model.namespace().digest().hex()
     control = AgentControl(agent.url, agent.token)
@@ -366,7 +373,7 @@ def _granted(config: EngineConfig, model: ModelSpec) -> tuple[HomeSpec, ...]:
             shard=shard_name(config.driver, part_name(group.name, index)),
         )
         for group in shape.groups
-        for index in range(len(group.bytes_per_token))
+        for index in range(group.shards)
     )
 
 

@@ -19,7 +19,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -150,18 +150,14 @@ class Worker:
         else:
             self._loading.end()
         for order in step.loads_ahead:
-            self._loaders.submit(self._load_ahead, order, StepLoads(self, Step(loads=[order])))
+            self._loaders.submit(self._load_ahead, StepLoads(self, Step(loads=[order])))
 
     def wait_for_layer(self, name: str) -> None:
         self._loading.wait_for_layer(name)
 
     def computed(self, step: Step) -> None:
-        """All of the step is in the blocks. What was loaded for it is known; what is to be saved is."""
-        loads = self._loading.done()
-        for order in step.loads:
-            loaded = loads[order.number]
-            self._note(self._result, order, loaded)
-            self._result.bad_blocks |= _blocks_of(order, loaded.refused)
+        """All of the step is in the blocks: what is to be saved is known."""
+        self._end_loads()
         marks = [of.mark() for of in self._groups] if step.stores else []
         for order in step.stores:
             save = Save(order, self._clock() + SAVE_SECONDS_MAX, marks)
@@ -175,7 +171,13 @@ class Worker:
         self._loading.end()
 
     def take_result(self) -> Result:
-        """What has come of this step and of all that goes on beside it."""
+        """What has come of this step's loads and of all that goes on beside it.
+
+        After `computed`, or before it where vLLM speculates: its model has computed then, and its draft
+        has not. What did not come has to be told now: in the next step tokens would be out already that
+        were computed without it.
+        """
+        self._end_loads()
         result, self._result = self._result, Result()
         while not self._ahead.empty():
             order, loaded = self._ahead.get()
@@ -190,16 +192,23 @@ class Worker:
         self._ending -= result.ended
         return result
 
+    def _end_loads(self) -> None:
+        """Those of the step. Once they are noted, there is nothing more to note of them."""
+        for order, loaded in self._loading.take():
+            self._note(self._result, order, loaded)
+            self._result.bad_blocks |= _blocks_of(order, loaded.refused)
+
     def _note(self, result: Result, order: Order, loaded: LoadResult) -> None:
         result.report.loads[order.number] = loaded
         self.counts["loads"] += 1
         self.counts["loaded_bytes"] += loaded.bytes
         self.counts["refused_columns"] += len(loaded.refused)
 
-    def _load_ahead(self, order: Order, loading: StepLoads) -> None:
+    def _load_ahead(self, loading: StepLoads) -> None:
         loading.run()
         loading.wait_for_all()
-        self._ahead.put((order, loading.done()[order.number]))
+        for done in loading.take():
+            self._ahead.put(done)
 
     # Saves
 
@@ -291,9 +300,11 @@ class StepLoads:
         for bank, mark in self._marks.values():
             bank.wait(mark)
 
-    def done(self) -> Mapping[int, LoadResult]:
+    def take(self) -> list[tuple[Order, LoadResult]]:
+        """What has come of each load, when all are over. Each is given once."""
         self._is_over.wait()
-        return self._loaded
+        taken, self._loaded = self._loaded, {}
+        return [(order, taken[order.number]) for order in self._step.loads if order.number in taken]
 
     def end(self) -> None:
         self._is_over.set()

@@ -92,6 +92,25 @@ def test_what_equal_memory_loses_is_how_far_the_largest_shard_is_above_the_mean(
     assert effective(Job("chat", shards), 1 << 43).lost_percent == pytest.approx(lost, abs=0.1)
 
 
+def test_a_state_group_gets_a_slot_for_several_columns() -> None:
+    """A state of 1 MB for 1,024 tokens, beside 64 columns of 64 kB."""
+    kv = tuple(Shard("full", "cs0", number, each) for number, each in enumerate((1000, 600)))
+    states = tuple(
+        Shard("state", "cs0", number, 0, each, 16) for number, each in enumerate((1 << 20, 600_000))
+    )
+    mixed = Job("chat", kv + states)
+    wanted = streams(FLEET, [Session("s1", (mixed,))])
+    slots = [
+        one.memory_bytes // shard.slot_bytes for one, shard in zip(wanted, mixed.shards, strict=True)
+    ]
+    assert slots[0] == slots[1]
+    assert slots[2] == slots[3] == -(-slots[0] // 16)
+    used = sum(one.memory_bytes for one in wanted)
+    share = job_bytes(FLEET, Session("s1", (mixed,)), mixed)
+    assert used <= share < mixed.bytes_of(slots[0] + 1)
+    assert effective(mixed, share).tokens == 64 * slots[0]
+
+
 def test_a_share_below_one_column_is_refused() -> None:
     large = Job("chat", spread(FLEET, ["cs0"], "full", 1 << 40))
     with pytest.raises(

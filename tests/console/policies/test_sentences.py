@@ -90,6 +90,9 @@ def test_a_curve_has_a_table_and_marks_where_the_policy_stands() -> None:
     assert curve.marks[0].x == curve.dots[-1][0]
     assert curve.marks[1].x == curve.dots[1][0]
     assert curves.by_time(points[:1], now=1, proposed=2) is None
+    beyond = curves.by_time(points, now=1, proposed=7200)
+    assert beyond is not None
+    assert [mark.text for mark in beyond.marks] == ["← now: 1 s", "then: 2 h →"]
 
 
 @given(

@@ -9,9 +9,9 @@ from typing import Final
 from swdriver_shim.driver import Driver, Loaded
 from swdriver_shim.keys import Keys, Prompt
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tier2Rule, Tiers
-from tests.swdriver_shim.judge import Sight
+from tests.swdriver_shim.judge import Sight, Written
 from tests.swdriver_shim.prompts import NAMESPACE, OTHER, keys
-from tests.swdriver_shim.simulated.world import EACH, LAYOUT, ORGS, C, World
+from tests.swdriver_shim.simulated.world import ORGS, C, World
 
 ASKING_MAX: Final = 8  # requests at once
 Place = tuple[int, int, int, int]  # group, shard, depth, tokens
@@ -126,7 +126,8 @@ class Engine:
         got: dict[Place, bytearray] = {}
 
         def into(group: int, shard: int, depth: int, tokens: int) -> memoryview:
-            place = got[group, shard, depth, tokens] = bytearray(EACH * tokens)
+            size = self._world.layout.groups[group].part_bytes(shard, tokens)
+            place = got[group, shard, depth, tokens] = bytearray(size)
             self._turns.maybe_leave()
             return memoryview(place)
 
@@ -151,13 +152,13 @@ class Engine:
         assert had <= loaded.tokens <= asked.tokens
         sight: Sight = self._judge.sight(asked)
         whole, rest = divmod(loaded.tokens, C)
-        for group, of in enumerate(LAYOUT.groups):
+        for group, of in enumerate(self._world.layout.groups):
             columns = [(depth, C) for depth in range(of.first_needed(loaded.tokens), whole)]
             columns += [(whole, rest)] if rest else []
             for depth, tokens in columns:
                 if depth * C + tokens <= had:
                     continue
-                for shard in range(len(of.bytes_per_token)):
+                for shard in range(of.shards):
                     place = (group, shard, depth, tokens)
                     assert place in got, "a part is missing"
                     self._judge.check_part(asked, place, bytes(got[place]), sight)
@@ -168,19 +169,23 @@ class Engine:
         if self._chance.random() < 0.25:
             verified = self._chance.randint(0, asked.tokens)
         written = self._judge.begins(asked, verified, rules)
+        states = {end for end in range(C, verified, C) if self._chance.random() < 0.4}
+        states |= {verified} if verified and self._chance.random() < 0.9 else set()
         fails = self._chance.choice((0.0, 0.0, 0.0, 0.02))
         lent: list[bytearray] = []
 
         def read(group: int, shard: int, depth: int, tokens: int) -> memoryview:
             if self._chance.random() < fails:
                 raise EngineFailed
-            content = bytearray(written.content(group, shard, depth * C + tokens, EACH * tokens))
+            if self._world.layout.groups[group].is_state:
+                assert depth * C + tokens in states, "the engine has no such state"
+            content = bytearray(self._content(written, group, shard, depth, tokens))
             lent.append(content)
             self._turns.maybe_leave()
             return memoryview(content)
 
         try:
-            stored = self._driver.store(asked, verified, read, rules)
+            stored = self._driver.store(asked, verified, read, rules, states=states)
             self._seen["stored"] += stored.columns
             self._seen["not stored"] += stored.failed
         except EngineFailed:
@@ -290,6 +295,10 @@ class Engine:
         written = self._judge.begins(asked, asked.tokens, Rules())
 
         def read(group: int, shard: int, depth: int, tokens: int) -> memoryview:
-            return memoryview(written.content(group, shard, depth * C + tokens, EACH * tokens))
+            return memoryview(self._content(written, group, shard, depth, tokens))
 
-        return not self._driver.store(asked, asked.tokens, read).failed
+        return not self._driver.store(asked, asked.tokens, read, states=[asked.tokens]).failed
+
+    def _content(self, written: Written, group: int, shard: int, depth: int, tokens: int) -> bytes:
+        size = self._world.layout.groups[group].part_bytes(shard, tokens)
+        return written.content(group, shard, depth * C + tokens, size)

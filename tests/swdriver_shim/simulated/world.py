@@ -44,6 +44,7 @@ BEFORE: Final = (VERSION_MIN, VERSION - 1)
 NOW: Final = (VERSION_MIN, VERSION)
 EACH = 16  # bytes per token, of every shard
 LAYOUT: Final = Layout((Group("full", (EACH, EACH)), Group("window", (EACH, EACH), window=100)))
+STATEFUL: Final = Layout((Group("state", bytes_per_state=(5000, 600)), *LAYOUT.groups))
 ORGS: Final = ("acme", "globex", "initech")
 MODULES: Final = (
     *(decider, housekeeping, removals, shard_threads, statistics),
@@ -60,7 +61,8 @@ class World:
         self.chance = chance
         self.seen: Counter[str] = Counter()
         self.turns = Turns(chance, restless=chance.choice((0.05, 0.2, 0.5)))
-        self.judge = Judge(LAYOUT, self.seen)
+        self.layout = chance.choice((LAYOUT, STATEFUL))
+        self.judge = Judge(self.layout, self.seen)
         self.mover = Mover(self.turns)
         self.is_shared = chance.random() < 0.6  # tier 2 is one, of all agents
         # Of the data plane: who is upgraded later speaks the one before until then.
@@ -110,11 +112,11 @@ class World:
 
     def _drive(self) -> None:
         self.shards = [
-            [self._shard((group, index)) for index in range(len(of.bytes_per_token))]
-            for group, of in enumerate(LAYOUT.groups)
+            [self._shard((group, index)) for index in range(of.shards)]
+            for group, of in enumerate(self.layout.groups)
         ]
         self.driver = Driver(
-            LAYOUT,
+            self.layout,
             "llama",
             self.shards,
             clock=lambda: self.turns.now,
@@ -128,7 +130,7 @@ class World:
 
     def spec(self, at: At, applied: int) -> Spec:
         name = name_of(at)
-        size = LAYOUT.groups[at[0]].slot_bytes[at[1]]
+        size = self.layout.groups[at[0]].slot_bytes[at[1]]
         readers = frozenset({DRIVER})
         identity = ShardIdentity(name, size, DRIVER, readers, NAMESPACE.digest(), name)
         return Spec(identity, self.chance.randint(5, 10), applied)
@@ -139,12 +141,9 @@ class World:
     def connect(self, at: At, agent: Agent) -> Way:
         return Way(at, agent, self, is_near=self.chance.random() < 0.5)
 
-    @staticmethod
-    def places() -> list[At]:
+    def places(self) -> list[At]:
         return [
-            (group, index)
-            for group, of in enumerate(LAYOUT.groups)
-            for index in range(len(of.bytes_per_token))
+            (group, index) for group, of in enumerate(self.layout.groups) for index in range(of.shards)
         ]
 
     def inspect(self) -> None:
