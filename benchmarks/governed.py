@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.harness import Row, progress
-from tests.engines.governed import DRIVER, Governed, governed_stack
-from tests.live import wait_until
+from tests.engines.governed import Governed, governed_stack
 
 if TYPE_CHECKING:
     from benchmarks.engines import Engine
@@ -35,10 +34,9 @@ def stage_of(its: contextlib.ExitStack, scratch: Path) -> Governed:
 
 def give_job(stage: Governed) -> dict[str, Any]:
     """Start its job. What requests carry then."""
-    wait_until("it has joined", lambda: stage.admin.get(f"/drivers/{DRIVER}").is_success, START_SECONDS)
     [group] = stage.driver()["model"]["groups"]
-    stage.start_job(sum(group["bytes_per_token"]))
-    wait_until("it has a document", lambda: stage.target()["observed_generation"] > 0, START_SECONDS)
+    stage.start_session(sum(group["bytes_per_token"]))
+    stage.start_job()
     return {"tidegate": stage.claim(ORG)}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +52,20 @@ def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -
 def static_files() -> None:
     """Pages name static files by their hash, so those have to be collected."""
     collect_static_files()
+
+
+@pytest.fixture
+def take_picture(pytestconfig: pytest.Config) -> Callable[[Any, str], None]:
+    """Save a picture of a browser's page under a name, if `--pictures` says where."""
+    directory: Path | None = pytestconfig.getoption("pictures")
+
+    def take(page: Any, name: str) -> None:
+        if directory:
+            directory.mkdir(parents=True, exist_ok=True)
+            page.evaluate("scrollTo(0, 0)")  # the menu stays at the top of what is seen
+            page.screenshot(path=directory / f"{name}.png", full_page=True)
+
+    return take
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -26,9 +26,21 @@ from tests.prepared import DIRECTORY as PREPARED
 
 STARTED = "SERVERS_OF_THE_TESTS"
 # Files and folders of tests that want an environment of their own, by the marker that asks for them.
-APART = {"models": {"test_transformers.py"}, "engines": {"engines"}}
+APART = {
+    "models": {"test_transformers.py", "test_transformers_states.py"},
+    "engines": {"engines"},
+}
 SECRET_KEY = "a-secret-of-the-tests-that-is-long-enough-for-django"
 _servers = contextlib.ExitStack()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pictures",
+        type=Path,
+        metavar="DIRECTORY",
+        help="save pictures of pages there, of tests that take some at decisive moments",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

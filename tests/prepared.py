@@ -52,6 +52,13 @@ def collect_static_files() -> None:
     _once("collected", lambda: str(static_files.collect()))
 
 
+def directory_of_run(name: str) -> Path:
+    """One for all workers, which is gone when the run has ended."""
+    path = Path(os.environ[DIRECTORY], name)
+    path.mkdir(exist_ok=True)
+    return path
+
+
 def _once(fact: str, make: Callable[[], str]) -> str:
     """Made by the first that asks, for whom others wait."""
     path = Path(os.environ[DIRECTORY], fact)

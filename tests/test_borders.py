@@ -30,22 +30,24 @@ PLAIN_MODULES = {"json", "msgspec.json", "msgspec.msgpack"}
 
 def plain_decodings(tree: ast.Module) -> Iterator[ast.expr]:
     """Calls of plain decoders: of modules, of decoders that are kept, and `.json()` of an answer."""
+    nodes = list(ast.walk(tree))
     kept = {
         target.id
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Assign | ast.AnnAssign)
         and isinstance(node.value, ast.Call)
         and ast.unparse(node.value.func).endswith(("json.Decoder", "msgpack.Decoder"))
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            of = ast.unparse(node.value)
-            if node.attr in READING and (of in PLAIN_MODULES | kept or ".Decoder(" in of):
-                yield node  # called, or handed on to be called
-        if isinstance(node, ast.Call) and ast.unparse(node).endswith(".json()"):
-            yield node
+    for node in nodes:
+        match node:
+            case ast.Attribute(attr=name) if name in READING:
+                of = ast.unparse(node.value)
+                if of in PLAIN_MODULES | kept or ".Decoder(" in of:
+                    yield node  # called, or handed on to be called
+            case ast.Call(func=ast.Attribute(attr="json"), args=[], keywords=[]):
+                yield node
 
 
 def test_nothing_is_decoded_beside_the_border() -> None:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import resources
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from playwright.sync_api import Page, ViewportSize, expect
 
-from tests.live import LiveConsole
-
 Open: TypeAlias = Callable[..., Page]  # a page of somebody who has logged in, at a path
+TakePicture: TypeAlias = Callable[[Page, str], None]  # under a name, see the fixture `take_picture`
 WIDE = ViewportSize(width=1440, height=900)
 NARROW = ViewportSize(width=390, height=844)
 AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
 
 
-def log_in(page: Page, console: LiveConsole) -> None:
+class Account(Protocol):
+    """Who logs in: a live console has one, and a whole stack."""
+
+    @property
+    def username(self) -> str: ...
+    @property
+    def password(self) -> str: ...
+
+
+def log_in(page: Page, account: Account) -> None:
     page.goto("/log-in/")
-    page.get_by_label("User name").fill(console.username)
-    page.get_by_label("Password").fill(console.password)
+    page.get_by_label("User name").fill(account.username)
+    page.get_by_label("Password").fill(account.password)
     page.get_by_role("button", name="Log in").click()
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
 

@@ -918,6 +918,7 @@ def of_globex(people: People) -> None:
     make_channel("globex-pager", "http://127.0.0.1:9/globex", org)
 
 
+@pytest.mark.slow
 def test_nobody_reads_anything_of_another_org_anywhere(
     people: People,
     names: dict[str, object],

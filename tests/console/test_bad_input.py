@@ -127,6 +127,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", BAD, ids=lambda value: value[:12])
 def test_no_address_answers_500(bad: str, people: People, browser_of: Callable[[User], Client]) -> None:
     browser = browser_of(people.platform_admin)
@@ -134,6 +135,7 @@ def test_no_address_answers_500(bad: str, people: People, browser_of: Callable[[
     assert all(status < 500 for status in statuses.values()), statuses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", BAD, ids=lambda value: value[:12])
 def test_no_form_answers_500(bad: str, people: People, browser_of: Callable[[User], Client]) -> None:
     make_world()

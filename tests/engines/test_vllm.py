@@ -2,178 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import random
 import re
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
-from console.environment import PROJECT
+from console.stack import endpoint
 from swdriver_shim.adapters.claims import mint
-from swdriver_shim.adapters.joining import NameSpec
-from swdriver_shim.adapters.vllm.config import AgentSpec, ApiSpec, EngineConfig, fresh
-from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
+from swdriver_shim.adapters.vllm.config import ApiSpec
+from swdriver_shim.policy import Rules
 from tests.engines.prompts import prompt
-from tests.engines.vllm_process import SOUND_TOKEN, STOP_SECONDS
-from tests.kvss_agent.process import AgentProcess, agent
+from tests.engines.running import Place, Plain, vllm
+from tests.engines.vllm_process import SOUND_TOKEN
 from tests.live import wait_until
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
-
-START_SECONDS = 120.0
-
-
-@dataclass
-class Vllm:
-    """An engine that runs, and whoever asks it."""
-
-    process: subprocess.Popen[str]
-    answers: Any
-    setting: EngineConfig | None
-    log: Path
-    cached: list[int] = field(default_factory=list)
-
-    def ask(self, verb: str, *arguments: object) -> Any:
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps({"verb": verb, "arguments": arguments}) + "\n")
-        self.process.stdin.flush()
-        line = self.answers.readline()
-        assert line, self.log.read_text()[-3000:]
-        return json.loads(line)["answer"]
-
-    def answer_all(
-        self,
-        prompts: Sequence[Sequence[int]],
-        org: str | None,
-        rules: Rules = AS_USUAL,
-        tokens: int = 12,
-        media: Mapping[str, Sequence[int]] | None = None,
-        adapter: str = "",
-    ) -> list[list[int]]:
-        """What it answers; how much of each prompt was cached is in `cached`."""
-        claim = None
-        if org and self.setting:
-            claim = mint(self.setting.claims_key, self.setting.driver, org, rules)
-        found = self.ask("generate", prompts, [claim] * len(prompts), tokens, media, adapter)
-        assert {one["reason"] for one in found} == {"length"}, "no request has failed"
-        self.cached = [one["cached"] for one in found]
-        return [one["tokens"] for one in found]
-
-    def answer(self, prompt: Sequence[int], org: str | None, rules: Rules = AS_USUAL) -> list[int]:
-        return self.answer_all([prompt], org, rules)[0]
-
-    def hits(self, prompt: Sequence[int], org: str | None) -> int:
-        self.answer(prompt, org)
-        return self.cached[0]
-
-
-@contextlib.contextmanager
-def vllm(
-    models: Path,
-    setting: EngineConfig | None = None,
-    file: Path | None = None,
-    model: str = "llama",
-    environment: dict[str, str] | None = None,
-    **options: Any,
-) -> Iterator[Vllm]:
-    if setting and file:
-        file.write_bytes(msgspec.json.encode(setting))
-        options["setting"] = str(file)
-    log = models / f"log-{random.randrange(1 << 32)}"
-    ours, theirs = os.pipe()
-    command = [sys.executable, "-m", "tests.engines.vllm_process", str(models)]
-    with (
-        log.open("w") as said,
-        os.fdopen(ours) as answers,
-        subprocess.Popen(
-            [*command, json.dumps({"model": model, **options}), str(theirs)],
-            cwd=PROJECT,
-            env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **(environment or {})},
-            stdin=subprocess.PIPE,
-            stdout=said,
-            stderr=said,
-            pass_fds=[theirs],
-            text=True,
-        ) as process,
-    ):
-        os.close(theirs)
-        try:
-            assert answers.readline() == '"ready"\n', log.read_text()[-3000:]
-            yield Vllm(process, answers, setting, log)
-            assert process.stdin
-            process.stdin.close()
-            assert process.wait(2 * STOP_SECONDS) == 0, log.read_text()[-3000:]
-        finally:
-            process.kill()
-
-
-@dataclass
-class Place:
-    """An agent of one's own, and the file that names it."""
-
-    agent: AgentProcess
-    setting: EngineConfig
-    file: Path
-    models: Path
-
-    def engine(self, model: str = "llama", **options: Any) -> contextlib.AbstractContextManager[Vllm]:
-        return vllm(self.models, self.setting, self.file, model, **options)
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture
-def place(tmp_path: Path, models: Path) -> Iterator[Place]:
-    with agent(tmp_path / "agent") as one:
-        token = (tmp_path / "agent" / "token").read_text().strip()
-        home = AgentSpec(
-            url=str(one.http.base_url).rstrip("/"),
-            token=token,
-            address=f"unix:{tmp_path}/agent/data.sock",
-            memory_bytes=32 << 20,
-            tier2={"kind": "posix", "path": str(tmp_path / "tier2"), "cap_bytes": 1 << 30},
-        )
-        # Small models on a busy machine compute as fast as they load.
-        setting = replace(
-            fresh(NameSpec(name="tiny"), "job7", ["acme", "globex"], home), only_if_faster=False
-        )
-        yield Place(one, setting, tmp_path / "job7.json", models)
-
-
-@pytest.fixture(scope="session")
-def plain(models: Path) -> dict[tuple[str, int], list[int]]:
-    """What the engine answers by itself, by model and seed of the prompt."""
-    made = {}
-    for model in ("llama", "gemma3", "mistral"):
-        with vllm(models, model=model) as engine:
-            for seed in range(4):
-                made[model, seed] = engine.answer(prompt(seed), None)
-    return made
-
-
-Plain = dict[tuple[str, int], list[int]]
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @pytest.mark.parametrize("block_size", [32, 96, 128])
@@ -288,21 +134,11 @@ def test_blocks_that_were_never_filled_are_not_found_in_vllms_own_cache(
 
 
 def test_after_a_restart_what_is_in_tier_2_comes_back(place: Place, plain: Plain) -> None:
-    kept = OrgPolicies(policy=Policy(tiers=Tiers.TIER2))
-    place.setting = replace(
-        place.setting,
-        orgs=tuple(replace(org, policies=kept) for org in place.setting.orgs),
-        wait_seconds=20,
-    )
-    files = Path(place.agent.directory).parent / "tier2"
-
-    def columns() -> int:
-        return sum(path.is_file() for path in files.rglob("*"))
-
+    place.allow_tier2(wait_seconds=20)
     with place.engine() as engine:
         assert engine.answer(prompt(0), "acme") == plain["llama", 0]
         assert engine.hits(prompt(0), "acme") == 960
-        wait_until("what was used again is copied", lambda: columns() >= 15)
+        wait_until("what was used again is copied", lambda: len(place.files) >= 15)
     with place.engine() as engine:
         goes_on = Rules(continue_id="chat-7")
         assert engine.answer(prompt(0), "acme", goes_on) == plain["llama", 0]
@@ -341,7 +177,7 @@ def test_an_agent_that_is_killed_while_it_is_used_fails_no_request(place: Place,
 def test_a_purge_over_the_api_is_a_miss_with_its_reason(place: Place, plain: Plain) -> None:
     import httpx
 
-    caller, port = "a caller's token of acme", free_port()
+    caller, port = "a caller's token of acme", endpoint.free_port()
     from swdriver_shim.desired import token_hash
 
     acme, globex = place.setting.orgs
@@ -375,7 +211,7 @@ def test_a_purge_over_the_api_is_a_miss_with_its_reason(place: Place, plain: Pla
 def test_no_byte_is_moved_for_another_org(place: Place) -> None:
     import httpx
 
-    token, port = "the token of a controller", free_port()
+    token, port = "the token of a controller", endpoint.free_port()
     place.setting = replace(place.setting, api=ApiSpec(host="127.0.0.1", port=port, token=token))
     with place.engine() as engine:
         for org in ("acme", "globex", "acme"):
@@ -423,20 +259,6 @@ def test_layers_with_a_window_alone_and_beside_others(place: Place, plain: Plain
         place.agent.process.kill()
         place.agent.process.wait()
         assert engine.answer(prompt(0), "acme") == plain[model, 0]
-
-
-def test_with_speculation_only_what_is_verified_is_stored(place: Place) -> None:
-    """What repeats itself is guessed right, what does not is guessed wrong: both are asked on from."""
-    guess = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
-    starts = [prompt(0, 70) * 4, prompt(1, 300)]
-    with vllm(place.models) as engine:
-        answers = engine.answer_all(starts, None, tokens=300)
-        grown = [[*start, *answer] for start, answer in zip(starts, answers, strict=True)]
-        after = engine.answer_all(grown, None)
-    with place.engine(speculative_config=guess) as engine:
-        assert engine.answer_all(starts, "acme", tokens=300) == answers
-        assert engine.answer_all(grown, "acme") == after
-        assert engine.cached == [(len(one) - 1) // 64 * 64 for one in grown]
 
 
 def test_preempted_requests_go_on_from_what_they_had(place: Place) -> None:

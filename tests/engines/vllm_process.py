@@ -27,6 +27,7 @@ QUIET: Final = {
     "OMP_NUM_THREADS": "1",  # sums are split up by threads, and processes beside each other share cores
 }
 STOP_SECONDS: Final = 60.0  # vLLM's own 5 are too few on a busy machine: who is killed leaves no notes
+SETTLE_SECONDS: Final = 30.0
 VOCABULARY: Final = 512
 SHAPE: Final[dict[str, Any]] = {
     "vocab_size": VOCABULARY,
@@ -49,15 +50,20 @@ SOUND_HERTZ: Final = 16_000
 IMAGE_PIXELS: Final = 56
 IMAGE_TOKENS: Final = 100  # before the prompt
 LORA_RANK: Final = 8
+DRAFT_LAYERS: Final = 2
 
 
 def build(kind: str, directory: Path) -> None:
     """A model of this kind: `llama` looks at everything, `mistral` at a window, `gemma3` at both,
-    `qwen2_audio` hears, `blip2` sees."""
+    `qwen2_audio` hears, `blip2` sees. `draft` guesses what `llama` says, often wrong. So does `eagle`,
+    by its hidden states."""
     import torch
 
     if kind in ("qwen2_audio", "blip2"):
         (build_audio if kind == "qwen2_audio" else build_images)(directory)
+        return
+    if kind in ("draft", "eagle"):
+        (build_draft if kind == "draft" else build_eagle)(directory)
         return
     from transformers import (
         Gemma3ForCausalLM,
@@ -81,6 +87,35 @@ def build(kind: str, directory: Path) -> None:
         )
         model = Gemma3ForCausalLM(config)
     model.save_pretrained(directory)
+
+
+def build_draft(directory: Path) -> None:
+    """Smaller than `llama`, and what it says is like that now and then: it has its first layers."""
+    from transformers import LlamaForCausalLM
+
+    llama = LlamaForCausalLM.from_pretrained(directory.parent / "llama")
+    llama.model.layers = llama.model.layers[:DRAFT_LAYERS]
+    llama.config.num_hidden_layers = DRAFT_LAYERS
+    llama.save_pretrained(directory)
+
+
+def build_eagle(directory: Path) -> None:
+    """One layer with random weights, under the names of EAGLE's checkpoints."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(8)
+    config = LlamaConfig(num_hidden_layers=1, architectures=["LlamaForCausalLM"], **SHAPE)
+    config.save_pretrained(directory)
+    hidden = SHAPE["hidden_size"]
+    weights = {
+        name.removeprefix("model."): each
+        for name, each in LlamaForCausalLM(config).state_dict().items()
+        if name.startswith("model.layers.") and "input_layernorm" not in name
+    }
+    weights["fc.weight"] = torch.randn(hidden, 2 * hidden) * SHAPE["initializer_range"]
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def build_audio(directory: Path) -> None:
@@ -214,11 +249,15 @@ class Engine:
 
         kind, setting = options.pop("model"), options.pop("setting", None)
         staged = options.pop("staged", False)
+        guesses = options.get("speculative_config") or {}
+        if draft := guesses.get("model"):
+            guesses["model"] = str(directory / draft)
         if events := options.get("kv_events_config"):
             options["kv_events_config"] = KVEventsConfig(**events)
         model = directory / kind
-        if not model.exists():
-            build(kind, model)
+        for needed in (kind, *([draft] if draft else [])):
+            if not (directory / needed).exists():
+                build(needed, directory / needed)
         connector = KVTransferConfig(
             kv_connector="TidegateConnector",
             kv_connector_module_path="swdriver_shim.adapters.vllm",
@@ -309,7 +348,7 @@ class Engine:
 
         worker.computed, shard.view = (
             computing,
-            lambda looks: nullcontext([Miss.CORRUPT] * len(looks)),
+            lambda looks, _: nullcontext([Miss.CORRUPT] * len(looks)),
         )
         try:
             engine.add_request("given up", {"prompt_token_ids": prompt}, sampling(claim, 12))
@@ -319,6 +358,33 @@ class Engine:
             del worker.computed, shard.view
         engine.abort_request(["given up"])
         return len(given_up)
+
+    def fail_loads(self) -> None:
+        """From here on: whatever column is to be loaded, it is damaged."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        from kvss_agent.client import Miss
+
+        shard = get_kv_transfer_group()._worker.shard(0)
+        shard.view = lambda looks, _: nullcontext([Miss.CORRUPT] * len(looks))
+
+    def settle(self) -> bool:
+        """Wait until what was computed is stored. Whether it is, as far as can be seen from here."""
+        core = getattr(self.llm.llm_engine.engine_core, "engine_core", None)
+        if core is None or core.scheduler.connector is None:
+            return True  # the engine is in a process of its own, or stores nothing
+        connector = core.scheduler.connector
+        until = time.monotonic() + SETTLE_SECONDS
+        while (stores := connector._deciding.scheduling._stores) and time.monotonic() < until:
+            time.sleep(0.01)
+        return not stores
+
+    def guesses(self) -> tuple[int, int]:
+        """Of a draft: how many, and how many of them were right."""
+        found = {one.name: one for one in self.llm.get_metrics()}
+        of = "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens"
+        made, right = (int(found[name].value) for name in of)
+        return made, right
 
     def forget_blocks(self) -> bool:
         """Of vLLM's own cache."""

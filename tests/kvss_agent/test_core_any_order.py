@@ -74,7 +74,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.world.come_to_rest()
 
 
-TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder = pytest.mark.slow(AnyOrder.TestCase)
 TestAnyOrder.settings = settings(max_examples=120, stateful_step_count=40)
 
 

@@ -312,6 +312,7 @@ def test_the_checksum_of_a_known_payload(mover: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_code_for_any_machine_compiles_without_a_warning_too(tmp_path: Path, compiled: Any) -> None:
     portable = built(tmp_path, f"{STRICT} -DTIDEGATE_PORTABLE")
     assert portable.levels() == ("portable",)
@@ -399,6 +400,7 @@ def test_another_source_and_another_compiler_are_built_anew(
     assert native.build() != first
 
 
+@pytest.mark.slow
 def test_old_builds_do_not_pile_up(fresh: Path) -> None:
     fresh.mkdir(parents=True)
     for number in range(BUILDS_MAX + 3):
@@ -410,6 +412,7 @@ def test_old_builds_do_not_pile_up(fresh: Path) -> None:
     assert {left.name for left in fresh.iterdir()} == kept
 
 
+@pytest.mark.slow
 def test_a_source_that_does_not_compile_is_a_reason_and_leaves_nothing(
     fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,6 +422,7 @@ def test_a_source_that_does_not_compile_is_a_reason_and_leaves_nothing(
     assert list(fresh.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_mover_that_is_wrong_is_not_used(
     fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -577,6 +581,7 @@ class User:
         self.mover = mover
 
 
+@pytest.mark.slow
 def test_a_process_switches_to_the_mover_that_it_builds_in_the_background(
     fresh: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -596,6 +601,7 @@ def test_a_process_switches_to_the_mover_that_it_builds_in_the_background(
     assert "build mover" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.slow
 def test_a_process_switches_to_the_mover_that_another_process_has_built(fresh: Path) -> None:
     user = User(PYTHON)
     native.follow(user)
@@ -629,6 +635,7 @@ def test_nothing_is_built_in_the_background_where_it_is_off(
     assert not fresh.exists()
 
 
+@pytest.mark.slow
 def test_it_is_built_before_the_start_where_it_is_required(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -640,6 +647,7 @@ def test_it_is_built_before_the_start_where_it_is_required(
         native.build_in_background()
 
 
+@pytest.mark.slow
 def test_what_a_killed_builder_has_left_is_removed(fresh: Path) -> None:
     left = fresh / "build-abandoned"
     left.mkdir(parents=True)

@@ -25,6 +25,8 @@ from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.kvss_agent.stores import tier2
 from tests.live import wait_until
 
+pytestmark = pytest.mark.slow  # each starts a process
+
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[AgentProcess]:
@@ -139,7 +141,6 @@ def use(shard: ShardClient, payloads: dict[str, memoryview], spilled: threading.
         spilled.set()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shm", "unix"])
 def test_killed_in_the_middle_of_evicts_refills_and_spills_it_never_gives_a_wrong_byte(
     tmp_path: Path, kind: str
@@ -228,7 +229,6 @@ def test_tier_2_that_cannot_be_opened_is_said_and_refused(running: AgentProcess,
     assert running.http.post("/v1/purge", json={"tag": TAG.hex()}).status_code == 409
 
 
-@pytest.mark.slow
 def test_a_shard_moves_to_another_agent_slot_by_slot_while_both_are_used(tmp_path: Path) -> None:
     with agent(tmp_path / "old") as old, agent(tmp_path / "new") as new:
         old.tell(document(1, spec(slots=100, payload=4096)))
@@ -281,7 +281,6 @@ def test_a_pull_from_nowhere_fails_with_a_reason(running: AgentProcess) -> None:
     assert running.http.get("/v1/pulls/none").status_code == 404
 
 
-@pytest.mark.slow
 def test_a_pull_that_waits_can_be_cancelled(tmp_path: Path) -> None:
     with agent(tmp_path / "old") as old, agent(tmp_path / "new") as new:
         old.tell(document(1, spec()))
@@ -362,7 +361,6 @@ def test_memory_is_what_the_grants_say_and_a_little(running: AgentProcess) -> No
     wait_until("it is given back", lambda: resident() - before < 24 << 20)
 
 
-@pytest.mark.slow
 def test_64_idle_shards_cost_next_to_nothing(running: AgentProcess) -> None:
     """Measured properly in the benchmark; here: nothing spins, also after it has been used."""
     running.tell(document(1, *(spec(f"s{index}", slots=1, payload=4000) for index in range(64))))

@@ -170,6 +170,7 @@ def test_what_cannot_be_looked_into_is_not_confirmed(tmp_path: Path) -> None:
         assert confirm(running, TAG).stores == ()
 
 
+@pytest.mark.slow
 def test_a_tag_that_is_nobodys_is_not_served_and_goes_wherever_it_comes_back(tmp_path: Path) -> None:
     """A directory that was away while its org was purged."""
     store = tmp_path / "files"

@@ -23,6 +23,8 @@ from tests.kvss_agent.stores import tier2
 from tests.kvss_agent.tier2.columns import ACME, BOLT, address_of, opened, put, put_many
 from tests.live import wait_until
 
+pytestmark = pytest.mark.slow  # most start a process
+
 OTHER = b"org-b".ljust(16, b"\0")
 
 
@@ -123,7 +125,6 @@ def test_a_driver_purges_and_deletes_in_a_store_that_is_retiring(
     assert not files(tmp_path / "old")
 
 
-@pytest.mark.slow
 def test_what_is_too_old_expires_in_a_store_that_is_retiring_until_it_is_empty(
     running: AgentProcess, tmp_path: Path
 ) -> None:
@@ -156,7 +157,6 @@ def test_a_retiring_store_that_a_document_names_is_looked_after_and_emptied_if_i
         assert retiring(second) == {}
 
 
-@pytest.mark.slow
 def test_a_store_that_cannot_be_opened_is_no_store_without_files(
     running: AgentProcess, tmp_path: Path
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_driver_checks_the_agent_too(plane: Plane, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_agent_pulls_from_another_over_tls(tmp_path: Path, fleet: Authority) -> None:
     def flags(name: str) -> list[str]:
         certificate, key, authorities = fleet.issue(name)

@@ -234,7 +234,7 @@ class Exactly(RuleBasedStateMachine):
         assert (column and (column.used_at, -column.needs)) == oldest
 
 
-TestForest = Forest.TestCase
+TestForest = pytest.mark.slow(Forest.TestCase)
 TestForest.settings = settings(max_examples=60, stateful_step_count=60)
 TestExactly = Exactly.TestCase
 TestExactly.settings = settings(max_examples=40)

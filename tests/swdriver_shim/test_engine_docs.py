@@ -17,6 +17,7 @@ from tests.swdriver_shim.daemons import Daemon
 DOCS = PROJECT / "docs" / "engines"
 
 
+@pytest.mark.slow
 def test_the_documents_that_are_written_there_make_an_agent_and_a_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -594,6 +594,7 @@ def machine(layout: Layout) -> type[LedgerMachine]:
     return type("Machine", (LedgerMachine,), {"layout": layout})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", [FULL, HYBRID, STATES, PURE], ids=["full", "hybrid", "states", "pure"]
 )

@@ -36,6 +36,8 @@ from tests.swdriver_shim.daemons import (
     told,
 )
 
+pytestmark = pytest.mark.slow  # each starts a process
+
 TOKENS = list(range(2 * C))
 SECRET = b"acme".ljust(32, b"!")
 TAG = isolation_tag("acme", SECRET)
@@ -153,7 +155,6 @@ def test_what_was_purged_is_served_again_by_no_document_of_before(
     assert driver.load(ACME, TOKENS)[0] == len(TOKENS)
 
 
-@pytest.mark.slow
 def test_an_org_that_is_withdrawn_leaves_nothing_in_memory_or_tier_2_and_may_come_back(
     one: AgentProcess, tmp_path: Path
 ) -> None:
@@ -202,7 +203,6 @@ def test_who_is_told_nothing_says_so_and_covers_nothing(tmp_path: Path) -> None:
         driver.kill()
 
 
-@pytest.mark.slow
 def test_while_an_agent_is_away_nothing_is_confirmed(driver: Daemon, one: AgentProcess) -> None:
     driver.store(ACME, TOKENS, kv(len(TOKENS)))
     one.kill()

@@ -18,6 +18,8 @@ from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
 from tests.swdriver_shim.daemons import ACME, GLOBEX, Daemon, told
 
+pytestmark = pytest.mark.slow  # each starts a process
+
 C = COLUMN_TOKENS
 GROUPS = (
     GroupSpec(name="full", bytes_per_token=(48, 16)),

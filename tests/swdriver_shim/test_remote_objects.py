@@ -62,6 +62,7 @@ def asking(daemon: Daemon, token: str = ACME) -> Iterator[Keeper]:
     remote.close()
 
 
+@pytest.mark.slow
 def test_objects_come_back_from_a_daemon_and_are_their_orgs_alone(daemon: Daemon) -> None:
     with asking(daemon) as acme, asking(daemon, GLOBEX) as globex:
         assert acme.objects.value_bytes_max == BYTES_MAX
@@ -79,6 +80,7 @@ def test_objects_come_back_from_a_daemon_and_are_their_orgs_alone(daemon: Daemon
         assert globex.get(names(1)) == [BYTES_MAX]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_an_error_and_what_fits_no_place_a_miss(daemon: Daemon) -> None:
     with asking(daemon) as mine:
         with pytest.raises(TooLarge):
@@ -89,6 +91,7 @@ def test_what_does_not_fit_is_an_error_and_what_fits_no_place_a_miss(daemon: Dae
         assert places[1] == value(b"page-2")
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_away_is_a_miss_and_so_is_one_that_refuses(daemon: Daemon) -> None:
     with asking(daemon) as mine, asking(daemon, "x" * 40) as stranger:
         mine.put(names(1))
@@ -161,6 +164,7 @@ def saying(answer: bytes) -> Iterator[str]:
             thread.join()
 
 
+@pytest.mark.slow
 def test_bodies_that_contradict_themselves_are_refused(daemon: Daemon) -> None:
     def put(head: dict[str, Any], data: bytes) -> int:
         packed = json.dumps(head).encode()
@@ -187,6 +191,7 @@ def test_bodies_that_contradict_themselves_are_refused(daemon: Daemon) -> None:
     assert {"/v1/objects/exists", "/v1/objects/get", "/v1/objects/put"} <= described.keys()
 
 
+@pytest.mark.slow
 def test_objects_outlive_a_daemon_that_is_stopped_in_order(
     tmp_path: Path, agents: list[AgentProcess]
 ) -> None:
@@ -204,6 +209,7 @@ def test_objects_outlive_a_daemon_that_is_stopped_in_order(
     assert second.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_driver_of_prefixes_refuses_objects(tmp_path: Path) -> None:
     with agent(tmp_path / "agent") as made:
         made.tell(document(1, spec("s", SLOTS, 64 * 64)))
@@ -215,6 +221,7 @@ def test_a_driver_of_prefixes_refuses_objects(tmp_path: Path) -> None:
         daemon.stop()
 
 
+@pytest.mark.slow
 def test_an_operator_says_where_they_are(
     daemon: Daemon, agents: list[AgentProcess], tmp_path: Path
 ) -> None:

@@ -222,6 +222,7 @@ def test_with_little_room_hits_are_those_of_any_cache_of_blocks(tmp_path: Path) 
 # With bytes
 
 
+@pytest.mark.slow
 def test_bytes_go_through_agents_that_are_started_and_gone_after(trace: Path) -> None:
     made = replayed(trace, "--orgs", "1", "--agents", "2", "--slots", "200", "--scale", "96")
     assert made["all"]["hit_tokens"] == {"dram": BLOCK * 6}
@@ -231,6 +232,7 @@ def test_bytes_go_through_agents_that_are_started_and_gone_after(trace: Path) ->
     assert made["wrong_bytes"] == 0
 
 
+@pytest.mark.slow
 def test_a_shard_moves_with_its_bytes_and_its_old_home_is_not_needed_any_more() -> None:
     wafer = Wafer(wafer_layout(1, 96))
     keys, tokens = Keys("acme", b"s" * 32, wafer.namespace), [7] * BLOCK

@@ -35,6 +35,8 @@ from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
 from tests.swdriver_shim.daemons import ACME, CONTROL, EACH, GLOBEX, C, Daemon, kv, org, told
 
+pytestmark = pytest.mark.slow  # each starts a process
+
 
 @pytest.fixture(scope="module")
 def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
@@ -317,7 +319,6 @@ def test_a_shard_of_too_small_slots_is_refused_and_the_right_size_told(
     daemon.stop()
 
 
-@pytest.mark.slow
 def test_a_move_to_nowhere_can_be_taken_back_and_has_changed_nothing(
     daemon: Daemon, agents: list[AgentProcess], other: AgentProcess
 ) -> None:
@@ -449,7 +450,6 @@ async def test_long_bodies_of_one_org_are_read_one_after_the_other(
         assert set(await asyncio.gather(*asked)) == {409}
 
 
-@pytest.mark.slow
 def test_half_sent_bodies_of_one_org_cost_another_nothing(
     tmp_path: Path, agents: list[AgentProcess]
 ) -> None:

@@ -61,6 +61,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(values)
 def test_what_is_within_the_limits_is_what_msgspec_makes_of_it(value: object) -> None:
     compact = msgspec.json.encode(value)

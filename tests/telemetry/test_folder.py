@@ -76,6 +76,7 @@ def as_told(rows: list[Any]) -> dict[tuple[str, int, Series], Cell]:
     return {key: ADD[key[2].kind](each) for key, each in found.items()}
 
 
+@pytest.mark.slow
 @given(st.lists(records(), min_size=1, max_size=3))
 def test_folded_is_added_one_by_one(batches: list[list[tuple[Record, Shape]]]) -> None:
     folder = Folder()  # which goes on with what it knows of shapes

@@ -77,6 +77,7 @@ def test_one_record_that_fills_a_topic_stops_no_roll_up(
         assert total("fleet", "test_flood_total", level) == SERIES_MAX
 
 
+@pytest.mark.slow
 def test_an_honest_fleet_of_many_series_is_rolled_up_to_the_last_one(
     client: redis.Redis, member: Ingest, roll_up: RollUp, hour: float
 ) -> None:
@@ -118,6 +119,7 @@ def test_huge_numbers_cost_nobody_but_who_tells_them(
         assert total("fleet", HONEST.name, level) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["fresh", "10s", "1m"])
 def test_a_database_that_was_poisoned_before_heals(
     level: str, client: redis.Redis, member: Ingest, roll_up: RollUp, hour: float

@@ -403,6 +403,7 @@ def test_nothing_large_is_taken(server: redis_server.RedisServer, admin: redis.R
         client.xadd(OURS, {"a": b"x" * (2 << 20)})
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_records_that_wait_for_a_shape_leave_room_for_those_of_others(
     server: redis_server.RedisServer,

@@ -38,14 +38,15 @@ REASONS: Final = {
     "agent_lost": "a node with a part of them was lost",
     "seal_refused": "the seal did not match: wrong or damaged bytes in the slot",
 }
-# Why columns in memory are not copied to tier 2. The policy's own reason is on its page.
+# Why columns in memory are not copied to tier 2, to be read behind "memory". The policy's own reason is
+# on its page.
 NO_SPILL: Final = {
     "policy": "",
-    "request": "memory only, by the request",
-    "not_encrypted": "memory only: the request needs encryption, and tier 2 is not encrypted",
-    "no_data_key": "memory only: tier 2 is encrypted, and the org has no data key",
-    "own_ttl": "memory only: they have a TTL of their own",
-    "tail": "memory only: less than a whole column",
+    "request": "only, by the request",
+    "not_encrypted": "only: the request needs encryption, and tier 2 is not encrypted",
+    "no_data_key": "only: tier 2 is encrypted, and the org has no data key",
+    "own_ttl": "only: they have a TTL of their own",
+    "tail": "only: less than a whole column",
 }
 
 

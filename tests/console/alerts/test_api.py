@@ -311,6 +311,7 @@ def test_the_charts_of_an_alert_that_is_over_are_shown_of_its_time(
     assert f'<a href="{link}">Zoom to this alert</a>' in page
 
 
+@pytest.mark.slow
 def test_pages_of_every_rule_and_state_can_be_seen(
     people: People, browser_of: Callable[..., Client]
 ) -> None:

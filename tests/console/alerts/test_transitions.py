@@ -97,6 +97,7 @@ class Evaluators(RuleBasedStateMachine):
         assert list(kinds) == [f"alert.{state}" for state in told]
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_a_flip_happens_once_however_evaluators_come_between_one_another() -> None:
     run_state_machine_as_test(

@@ -33,6 +33,7 @@ def test_it_is_the_same_each_time_and_in_order(served: story.Served) -> None:
     assert max(len(ask.tokens) + len(ask.answer) for ask in once) < 8192
 
 
+@pytest.mark.slow
 def test_orgs_have_different_habits() -> None:
     """How much of a prompt its org has asked before, in columns."""
     seen: dict[str, set[tuple[int, ...]]] = defaultdict(set)

@@ -153,6 +153,7 @@ NAMES = st.text("abc019._-", min_size=1, max_size=6).filter(lambda name: name[0]
 WORDS = NAMES | st.sampled_from(["stamps", "leaves", "nodes", "nics", "boxes", "domains", "leaf"])
 
 
+@pytest.mark.slow
 @given(st.text(max_size=200) | st.recursive(WORDS, lambda more: st.dictionaries(WORDS, more)).map(str))
 def test_whatever_is_thrown_at_it_it_is_wrong_with_a_sentence_or_read(text: str) -> None:
     try:
@@ -268,6 +269,7 @@ def test_an_import_can_be_taken_back_as_long_as_nothing_has_moved(people: People
         audit.undo(admin, entry, "")
 
 
+@pytest.mark.slow
 def test_a_thousand_nodes_are_imported_in_few_queries(
     db: None, django_assert_max_num_queries: Any
 ) -> None:

@@ -213,6 +213,7 @@ def test_a_file_is_taken_instead_of_the_text(world: World, people: People, brows
     assert "no text in UTF-8" in compact(admin.post("/fleet/description/", {"yaml": "", "file": file}))
 
 
+@pytest.mark.slow
 def test_pages_ask_as_often_for_a_thousand_nodes_as_for_two(
     world: World, people: People, browser_of: Browser, django_assert_max_num_queries: Any
 ) -> None:

@@ -184,6 +184,7 @@ def test_a_change_whose_files_nobody_would_look_after_is_refused(world: World) -
         describe("/mnt/c")
 
 
+@pytest.mark.slow
 def test_what_an_agent_says_of_an_earlier_document_is_not_believed(
     there: AgentProcess, tmp_path: Path
 ) -> None:
@@ -211,6 +212,7 @@ def test_what_an_agent_says_of_an_earlier_document_is_not_believed(
     wait_until("it is empty again", is_gone)
 
 
+@pytest.mark.slow
 def test_a_disk_of_its_own_that_is_empty_says_nothing_of_anothers(
     there: AgentProcess, tmp_path: Path
 ) -> None:

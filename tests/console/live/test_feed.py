@@ -60,6 +60,7 @@ class Page:
         self.state = data.get("state", self.state)
 
 
+@pytest.mark.slow
 @given(some.data())
 def test_a_page_that_misses_frames_ends_with_all_events_in_order_and_once(data: some.DataObject) -> None:
     """Promise 10: sequences grow, gaps are noticed and filled, and in the end the page is as storage
@@ -169,6 +170,7 @@ ALMOST = some.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(some.none() | some.text() | (JSON | ALMOST).map(json.dumps))
 def test_whatever_is_said_is_understood_or_refused_with_a_sentence(text: str | None) -> None:
     try:

@@ -129,6 +129,7 @@ def test_of_many_that_start_at_once_on_one_target_one_does() -> None:
     assert sorted(outcomes) == ["began", "busy", "busy", "busy"]
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
     ("kind", "state", "expected"),

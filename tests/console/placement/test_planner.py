@@ -68,6 +68,7 @@ def test_no_plan_breaks_a_limit(
         assert one.tier == path(fleet, one.stream, one.node) <= one.stream.limit.worst
 
 
+@pytest.mark.slow
 @BOTH_WAYS
 @settings(max_examples=EXAMPLES)
 @given(running_worlds(), st.data())
@@ -157,6 +158,7 @@ def test_a_small_plan_is_the_best_of_all_that_there_are(
     assert found.cost.parts <= min(one.parts for one in costs if one.load <= least * (1 + 1e-9))
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES)
 @given(worlds())
 def test_what_rounds_call_proven_is(world: tuple[Fleet, tuple[Stream, ...]]) -> None:
@@ -166,6 +168,7 @@ def test_what_rounds_call_proven_is(world: tuple[Fleet, tuple[Stream, ...]]) -> 
         assert found.cost[:4] == best.cost[:4]
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES)
 @given(worlds(), st.data())
 def test_more_capacity_never_makes_a_plan_worse(
@@ -187,6 +190,7 @@ def test_more_capacity_never_makes_a_plan_worse(
         assert after.load <= before.load * (1 + 1e-6)
 
 
+@pytest.mark.slow
 @BOTH_WAYS
 @settings(max_examples=EXAMPLES)
 @given(running_worlds(), st.data())

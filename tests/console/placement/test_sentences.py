@@ -119,6 +119,7 @@ REFUSALS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(
     refusals=st.lists(REFUSALS | st.just(Refusal(Reason.NO_NIC, Tier.RAIL)), max_size=4),
     at=st.integers(0, 900),

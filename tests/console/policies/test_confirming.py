@@ -108,6 +108,7 @@ def test_a_driver_of_the_version_before_is_to_be_updated(people: People) -> None
         assert "of an earlier version, so update it" in advanced(purge(people)).message
 
 
+@pytest.mark.slow
 def test_a_confirmation_of_before_is_none(people: People, there: AgentProcess, tmp_path: Path) -> None:
     there.tell(document(1))
     node = node_of(there)

@@ -86,6 +86,7 @@ policies = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(before=policies, after=policies)
 def test_promise_9_undo_restores_the_policy_byte_for_byte(

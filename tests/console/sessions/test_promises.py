@@ -216,6 +216,7 @@ def test_promise_6_rules_that_get_stricter_and_a_session_that_breaks_them_do_not
     assert (sizes, rules.effective_rules(None).boxes_increment) in (([3], 1), ([], 2))
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_promise_8_a_resize_that_is_killed_at_any_query_is_done_once(people: People) -> None:
     make_fleet()

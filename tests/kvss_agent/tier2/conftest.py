@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tests.kvss_agent.compiled import STRICT, built
+from tests.prepared import directory_of_run
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The native mover; skipped where it cannot be built."""
-    return built(tmp_path_factory.mktemp("native"), STRICT)
+def compiled() -> Any:
+    """The native mover, compiled once for all workers; skipped where it cannot be built."""
+    return built(directory_of_run("native"), STRICT)

@@ -349,5 +349,5 @@ class AgainstADisk(RuleBasedStateMachine):
                 assert self.index.any_busy(Scope(tag=tag))
 
 
-TestAgainstADisk = AgainstADisk.TestCase
+TestAgainstADisk = pytest.mark.slow(AgainstADisk.TestCase)
 TestAgainstADisk.settings = settings(max_examples=150, stateful_step_count=40)
