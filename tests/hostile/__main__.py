@@ -21,6 +21,7 @@ from tests.hostile.attacks import ATTACKS
 from tests.hostile.battle import ATTACKED, CALM, ELSEWHERE, Result, fight
 from tests.hostile.driver import EvilDriver
 from tests.hostile.figures import Figure, combined, table
+from tests.hostile.machines import divided, on
 from tests.hostile.moves import LIFE_SECONDS, MOVER
 from tests.hostile.scene import scene
 
@@ -41,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"Seed {told.seed}: calm, elsewhere and attack, {TURN_SECONDS:.0f} s each, in turns.", flush=True
     )
     results: list[Result] = []
-    with scene() as stage:
+    machines = divided()
+    print(machines, flush=True)
+    with on(machines.others), scene(machines) as stage:
         with EvilDriver(stage.console, MOVER, stage.directory) as evil:
             stage.give_a_job(evil)  # while there is room: evil agents say what they like of theirs
         ends = time.monotonic() + told.minutes * 60

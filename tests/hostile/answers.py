@@ -6,7 +6,6 @@ when the other side closes, or after `SECONDS_MAX`.
 
 from __future__ import annotations
 
-import functools
 import gzip
 import json
 import random
@@ -123,14 +122,9 @@ def garbage(_asked: Asked, connection: socket.socket) -> None:
 
 
 def bomb(mebibytes: int = 512) -> Answer:
-    """A small compressed body that becomes a large one. It is made when it is first asked for: whoever
-    only imports this module does not wait for it."""
-    packed = functools.cache(lambda: gzip.compress(b" " * (mebibytes << 20), compresslevel=9))
-
-    def answer(asked: Asked, connection: socket.socket) -> None:
-        says(packed(), 200, "Content-Encoding: gzip")(asked, connection)
-
-    return answer
+    """A small compressed body that becomes a large one."""
+    packed = gzip.compress(b" " * (mebibytes << 20), compresslevel=9)
+    return says(packed, 200, "Content-Encoding: gzip")
 
 
 def redirects(to: str) -> Answer:

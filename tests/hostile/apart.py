@@ -33,13 +33,22 @@ class Apart(Generic[T]):
 
     It is a function of a module, or a partial of one, whose arguments can be pickled. What it has left
     running goes on until the block ends. `yields`: it takes no processor time that others want.
+    `processors`: it runs on these; `is_first`: and waits for nobody there, as if it were alone.
     """
 
-    def __init__(self, name: str, work: Callable[[threading.Event], T], *, yields: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[threading.Event], T],
+        *,
+        yields: bool = False,
+        processors: frozenset[int] | None = None,
+        is_first: bool = False,
+    ) -> None:
         self.name = name
         self._pipe, theirs = _CONTEXT.Pipe()
         self._process = _CONTEXT.Process(
-            target=_run, args=(theirs, work), kwargs={"yields": yields}, name=name, daemon=True
+            target=_run, args=(theirs, work, processors, yields, is_first), name=name, daemon=True
         )
         self._process.start()
         self.pid = self._process.pid or 0
@@ -81,7 +90,17 @@ class Apart(Generic[T]):
         self._process.close()
 
 
-def _run(pipe: Connection, work: Callable[[threading.Event], object], *, yields: bool) -> None:
+def _run(
+    pipe: Connection,
+    work: Callable[[threading.Event], object],
+    processors: frozenset[int] | None,
+    yields: bool,  # noqa: FBT001
+    is_first: bool,  # noqa: FBT001
+) -> None:
+    if processors:
+        os.sched_setaffinity(0, processors)
+    if is_first:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     if yields:
         _yield_to_others()
     ends = threading.Event()

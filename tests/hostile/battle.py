@@ -71,19 +71,33 @@ def fight(
     """`yields`: attackers take no processor time from stack and tenant, as if they had machines of their
     own. What the stack does because of them is not spared. `patience`: how many times as long as
     promised anything may take."""
-    result = Result()
+    result, machines = Result(), scene.machines
     with contextlib.ExitStack() as stack:
         attackers = {
             name: stack.enter_context(
-                Apart(f"attack {name}", partial(work, attack, scene, f"{seed} {name}"), yields=yields)
+                Apart(
+                    f"attack {name}",
+                    partial(work, attack, scene, f"{seed} {name}"),
+                    yields=yields,
+                    processors=machines.others,
+                )
             )
             for name, attack in attacks.items()
         }
         decoys = [
-            stack.enter_context(Apart(f"decoy {number}", elsewhere.work, yields=yields))
+            stack.enter_context(
+                Apart(f"decoy {number}", elsewhere.work, yields=yields, processors=machines.others)
+            )
             for number in range(len(attacks) if elsewhere_seconds else 0)
         ]
-        good = stack.enter_context(Apart("tenant", partial(tenant.serve, scene)))
+        good = stack.enter_context(
+            Apart(
+                "tenant",
+                partial(tenant.serve, scene),
+                processors=machines.driver,
+                is_first=machines.are_divided,
+            )
+        )
         with Health(scene) as health:
             good.begin()
             time.sleep(calm_seconds)  # all have a length; nothing is waited for

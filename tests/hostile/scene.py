@@ -34,6 +34,7 @@ from tests.control_api import Named, Tls, as_process, control_client
 from tests.hostile import moves
 from tests.hostile.agent import beating
 from tests.hostile.engine import UNVERIFIED
+from tests.hostile.machines import Machines, on, undivided
 from tests.hostile.network import Network
 from tests.live import wait_until
 from tests.stack.whole import Whole, whole_stack
@@ -175,6 +176,7 @@ class Process:
 class Scene:
     whole: Whole
     directory: Path
+    machines: Machines
     processes: dict[str, Process] = field(default_factory=dict)
     callers: dict[str, str] = field(default_factory=dict)  # a token of each org
     passwords: dict[str, str] = field(default_factory=dict)  # of PEOPLE
@@ -308,7 +310,8 @@ class Scene:
         made = Process(
             name, directory, module, {f"{prefix}{key}": value for key, value in settings.items()}
         )
-        made.start()
+        with on(self.machines.driver if kind == "driver" else self.machines.others):
+            made.start()
         self.processes[name] = made
         return made
 
@@ -443,12 +446,14 @@ class Scene:
 
 
 @contextlib.contextmanager
-def scene() -> Iterator[Scene]:
+def scene(machines: Machines | None = None) -> Iterator[Scene]:
+    machines = machines or undivided()
     with contextlib.ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="hostile-"))
         whole = stack.enter_context(whole_stack(Path(name)))
-        whole.up()
-        made = Scene(whole, Path(name))
+        with on(machines.others):
+            whole.up()
+        made = Scene(whole, Path(name), machines)
         stack.callback(made.stop)
         made.make()
         stack.callback(made.admin.close)
