@@ -34,6 +34,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
+    MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
@@ -133,6 +134,8 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
                 'Say "kv_load_failure_policy": "recompute" beside "kv_connector": by vLLM\'s default a '
                 "column that does not come fails its request."
             )
+        for group in kv_cache_config.kv_cache_groups:
+            _of_one(group.kv_cache_spec)  # refused before anything is started
         self._worker: Worker | None = None
         self._result = Result()
         self._half: WorkerServer | None = None
@@ -408,6 +411,12 @@ def _of_one(spec: KVCacheSpec) -> KVCacheSpec:
         for one in spec.kv_cache_specs.values():
             _of_one(one)
         return spec.first_spec
+    if isinstance(spec, MambaSpec):
+        raise Unsupported(
+            "The model has layers that keep a state (Mamba, linear attention). vLLM gives connectors "
+            "states only with --mamba-cache-mode align, at places of its own choice, and Tidegate's "
+            "connector does not take them yet. Run the model without it."
+        )
     if type(spec) not in (*FULL, SlidingWindowSpec):
         raise Unsupported(
             f"The model has layers whose cache is a {type(spec).__name__}, which has no columns of "
