@@ -17,6 +17,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from kvss_agent.http.server import EXTENSION, HttpConnection
 from telemetry import decoder as bounded_decoder
@@ -63,13 +64,16 @@ def guarded(
             return problem(error.status, str(error), retry_seconds=error.retry_seconds)
         if owner is None:
             return problem(HTTPStatus.UNAUTHORIZED, "A bearer token is required.")
-        if not _has_place(request, owner):
+        connection = connection_of(request.scope)
+        if connection and not connection.prove(owner):
             return problem(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "Too many connections with this token: close some, or use them again.",
                 retry_seconds=RETRY_SECONDS,
                 close=True,
             )
+        if connection:
+            await connection.turn()
         try:
             return await handler(request)
         except Refused as error:
@@ -85,14 +89,9 @@ def guarded(
     return answer
 
 
-def _has_place(request: Request, owner: str) -> bool:
-    connection = _connection_of(request)
-    return connection.prove(owner) if connection else True
-
-
-def _connection_of(request: Request) -> HttpConnection | None:
+def connection_of(scope: Scope) -> HttpConnection | None:
     """None where another server than ours asks, as in tests."""
-    found = request.scope.get("extensions", {}).get(EXTENSION)
+    found = scope.get("extensions", {}).get(EXTENSION)
     return found if isinstance(found, HttpConnection) else None
 
 
@@ -135,7 +134,7 @@ async def large_body_of(request: Request, most: int) -> AsyncIterator[memoryview
         raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body may have at most {most} bytes.")
     place, at = memoryview(mmap(-1, announced)), 0
     try:
-        if connection := _connection_of(request):
+        if connection := connection_of(request.scope):
             connection.receive_into(request.scope, place)
         async for piece in request.stream():
             place[at : at + len(piece)] = piece

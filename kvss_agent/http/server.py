@@ -22,6 +22,8 @@ import socket
 import ssl
 import sys
 import termios
+import time
+from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,14 +37,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
+from kvss_agent.http.pace import Pace
 from kvss_agent.limits.admission import Admission, Places
 from kvss_agent.limits.origins import origin_of_socket
 
 log = logging.getLogger(__name__)
 
+# So much is decrypted before other connections have their turn; asyncio's own four times as much takes
+# milliseconds.
+sslproto.SSLProtocol.max_size = 64 << 10
 EXTENSION: Final = "tidegate.connection"
 CHECK_SECONDS: Final = 0.5  # between two looks at whether connections make progress
-UNWANTED_BYTES_PER_SECOND: Final = 8 << 20  # of all bodies whose requests are answered already
 WAIT_SECONDS: Final = 0.1  # after the system had no descriptor for a connection
 _WITH_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -92,13 +97,7 @@ class HttpPolicy:
         self.bounds = bounds or HttpBounds()
         self.admission: Admission[HttpConnection] = Admission(places, owners)
         self.refused: Counter[str] = Counter()  # by `Bound`
-        self._unwanted_until = 0.0  # when what has come of unwanted bodies is paid for
-
-    def pace_unwanted(self, size: int, now: float) -> float:
-        """So many bytes have come that nobody wants: for how many seconds to read no more of them. The
-        rate is that of all connections together, since to read and decrypt them costs everybody."""
-        self._unwanted_until = max(self._unwanted_until, now) + size / UNWANTED_BYTES_PER_SECOND
-        return self._unwanted_until - now
+        self.pace = Pace()
 
 
 class HttpConnection:
@@ -110,10 +109,22 @@ class HttpConnection:
         self.transport: asyncio.Transport | None = None
         self.protocol: BoundedProtocol | None = None
         self.connecting: asyncio.Task[None] | None = None
+        self.owner = ""  # who has proved to be its peer
 
     def prove(self, owner: str) -> bool:
-        """Its peer has shown a credential of this owner. False if the owner has no place left."""
+        """A request has come with a credential of this owner. False if the owner has no place left."""
+        self.owner = owner
+        self.policy.pace.asks(owner, time.monotonic())
         return self.policy.admission.prove(self, owner)
+
+    async def turn(self) -> None:
+        """Wait until a request of its owner may be carried out."""
+        if seconds := self.policy.pace.begins(self.owner, time.monotonic()):
+            await asyncio.sleep(seconds)
+
+    async def sent(self, size: int) -> None:
+        """So much of an answer was sent: wait until its owner may have more of it."""
+        await asyncio.sleep(self.policy.pace.moved(self.owner, size, time.monotonic()))
 
     def receive_into(self, scope: Mapping[str, Any], place: memoryview) -> None:
         """The body of this request goes there from its beginning, as far as it has not come already.
@@ -258,13 +269,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
         self._body_bytes += len(body)
+        pace, now = self._connection.policy.pace, time.monotonic()
         if self._request and self._request.response_complete:  # nobody wants it any more
-            self._pause(self._connection.policy.pace_unwanted(len(body), self.loop.time()))
-        elif self._place is None:
+            self._pause(pace.unwanted(len(body), now))
+            return
+        if self._place is None:
             super().on_body(body)
         else:
             self._place[: len(body)] = body
             self._place = self._place[len(body) :]
+        self._pause(pace.moved(self._connection.owner, len(body), now))
 
     def _pause(self, seconds: float) -> None:
         """Read no more of this body for so long."""

@@ -5,7 +5,6 @@ An org that has too much under way waits, and is then refused; other orgs contin
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from http import HTTPStatus
@@ -15,14 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvss_agent.http.api import RETRY_SECONDS, Refused, announced_bytes, large_body_of
+from kvss_agent.http.api import RETRY_SECONDS, Refused, announced_bytes, connection_of, large_body_of
 from kvss_agent.limits.shares import FairShare, NoShare, Shares
 from swdriver_shim.daemon.binary import OCTETS
 from swdriver_shim.daemon.shim import VERBS_OF_ONE_ORG, VERBS_WAITING, Shim
 from swdriver_shim.desired import OrgSpec
 
 BODY_BYTES_LEAST: Final = 64 << 10  # what any request counts as
-PIECE_BYTES: Final = 256 << 10  # of an answer that are sent before others have their turn
+PIECE_BYTES: Final = 64 << 10  # of an answer that are sent before others have their turn
 TURN_SECONDS: Final = 30.0  # to wait until an org has room for one more
 
 
@@ -90,8 +89,9 @@ class _HeldResponse(Response):
         super().__init__(content, media_type=OCTETS)
         self._held = held
 
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Send in pieces: encrypting all of it at once would hold up everybody else."""
+        connection = connection_of(scope)
         body = memoryview(self.body)
         with self._held:
             head = {"status": self.status_code, "headers": self.raw_headers}
@@ -100,7 +100,8 @@ class _HeldResponse(Response):
                 rest = at + PIECE_BYTES < len(body)
                 piece = body[at : at + PIECE_BYTES]
                 await send({"type": "http.response.body", "body": piece, "more_body": rest})
-                await asyncio.sleep(0)
+                if rest and connection:
+                    await connection.sent(len(piece))
 
 
 @contextlib.asynccontextmanager

@@ -23,6 +23,7 @@ from telemetry.notify import notify
 
 log = logging.getLogger("swdriver_shim")
 
+SWITCH_SECONDS: Final = 0.0005
 FULL_COLLECTIONS: Final = 1_000_000  # after so many of the middle generation
 
 
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str]) -> int:
     # A full collection with a million columns takes 0.2 s and finds nothing, since columns are freed by
     # reference counts. Young generations are collected as usual.
     gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTIONS)
+    # The event loop gives the interpreter to a thread at each read and write, and waits for it so long.
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         return asyncio.run(_serve(settings))
     except (OSError, ValueError, native.Unavailable) as error:  # a port that is taken, for one

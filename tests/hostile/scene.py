@@ -176,7 +176,7 @@ class Process:
 class Scene:
     whole: Whole
     directory: Path
-    machines: Machines
+    machines: Machines = field(default_factory=undivided)
     processes: dict[str, Process] = field(default_factory=dict)
     callers: dict[str, str] = field(default_factory=dict)  # a token of each org
     passwords: dict[str, str] = field(default_factory=dict)  # of PEOPLE

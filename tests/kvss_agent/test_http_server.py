@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -22,9 +23,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kvss_agent.http import api
-from kvss_agent.http import server as server_module
+from kvss_agent.http import api, pace
 from kvss_agent.http.api import guarded, large_body_of
+from kvss_agent.http.pace import Pace
 from kvss_agent.http.server import EXTENSION, HttpBounds, HttpPolicy
 from kvss_agent.limits.admission import Places
 from kvss_agent.process import daemon
@@ -88,6 +89,7 @@ APPLICATION = Starlette(
         Route("/how", how),
         Route("/waits", waits_then_reads, methods=["PUT"]),
         Route("/told", guarded(told, named, {})),
+        Route("/named-body", guarded(kept_of_body, named, {}), methods=["PUT"]),
     ]
 )
 
@@ -253,7 +255,7 @@ def test_memory_of_a_body_that_stops_coming_is_given_back_beside_the_loop(
 
 def test_bodies_that_nobody_wants_are_read_slowly(start: Start) -> None:
     """All together: a stranger's body costs as much to read and decrypt as anybody's."""
-    server, size = start(), server_module.UNWANTED_BYTES_PER_SECOND // 8
+    server, size = start(), pace.UNWANTED_BYTES_PER_SECOND // 8
     body, began = bytes(size), time.monotonic()
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(server.connected()) for _ in range(3)]
@@ -270,7 +272,39 @@ def test_bodies_that_nobody_wants_are_read_slowly(start: Start) -> None:
             found = list(threads.map(send, connections))
     assert all("from 127.0.0.1" in answer for _, answer in found)
     pieces = 3 * (256 << 10)  # that may have come before the first pause
-    assert time.monotonic() - began >= (3 * size - pieces) / server_module.UNWANTED_BYTES_PER_SECOND
+    assert time.monotonic() - began >= (3 * size - pieces) / pace.UNWANTED_BYTES_PER_SECOND
+
+
+class Noted(Pace):
+    """A pace that notes who takes what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[str] = []
+        self.bytes: Counter[str] = Counter()
+
+    def begins(self, owner: str, now: float) -> float:
+        self.begun.append(owner)
+        return super().begins(owner, now)
+
+    def moved(self, owner: str, size: int, now: float) -> float:
+        self.bytes[owner] += size
+        return super().moved(owner, size, now)
+
+
+def test_requests_and_bodies_take_the_time_of_whoever_has_shown_a_credential(start: Start) -> None:
+    server, size = start(), 1 << 20
+    server.policy.pace = noted = Noted()
+    with server.connected() as connection:
+        for owner in ("acme", "globex", "acme"):
+            head = f"PUT /named-body HTTP/1.1\r\nhost: x\r\nauthorization: {owner}\r\n"
+            connection.sendall(f"{head}content-length: {size}\r\n\r\n".encode() + bytes(size))
+            assert answers(connection, 1) == [sha256(bytes(size)).hexdigest()]
+    assert noted.begun == ["acme", "globex", "acme"]
+    came_with_the_head = 64 << 10  # before anybody knew whose it is
+    assert noted.bytes["acme"] >= 2 * size - came_with_the_head
+    assert noted.bytes["globex"] >= size - came_with_the_head
+    assert noted.bytes.total() == 3 * size
 
 
 def test_a_large_body_that_breaks_off_is_none_and_the_next_is_whole(start: Start) -> None:

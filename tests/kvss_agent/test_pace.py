@@ -1,0 +1,79 @@
+"""Whose requests and bodies a server has time for, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvss_agent.http.pace import (
+    ADVANCE_SECONDS,
+    ASKS_SECONDS,
+    BYTE_SECONDS,
+    REQUEST_SECONDS,
+    SHARE,
+    UNWANTED_BYTES_PER_SECOND,
+    Pace,
+)
+
+PIECE = 64 << 10
+SPARED = int(ADVANCE_SECONDS * SHARE / BYTE_SECONDS)  # so many bytes wait for nothing
+
+
+def moved_in_a_second(pace: Pace, owner: str, *, others: bool) -> int:
+    """Bytes of an owner that sends as fast as it may, piece by piece, on a fast network."""
+    now, size = 100.0, 0
+    while now < 101.0:
+        pace.asks(owner, now)
+        if others:
+            pace.asks("other", now)
+        size += PIECE
+        now += max(pace.moved(owner, PIECE, now), PIECE / 1e9)
+    return size
+
+
+def test_who_is_alone_has_all_of_it() -> None:
+    assert moved_in_a_second(Pace(), "acme", others=False) > 0.9e9
+
+
+def test_beside_others_an_owner_has_a_part_over_all_its_connections() -> None:
+    moved = moved_in_a_second(Pace(), "acme", others=True)
+    assert moved == pytest.approx(SHARE / BYTE_SECONDS, rel=0.1)
+
+
+def test_a_pause_is_that_of_all_connections_of_the_owner_and_of_nobody_else() -> None:
+    pace = Pace()
+    for owner in ("acme", "globex"):
+        pace.asks(owner, 0.0)
+    first, second = (pace.moved("acme", SPARED, 0.0) for _ in range(2))
+    assert (first, second) == pytest.approx((0, ADVANCE_SECONDS))
+    assert pace.moved("globex", SPARED, 0.0) == 0
+
+
+def test_requests_wait_for_what_their_own_owner_has_had_and_for_nothing_else() -> None:
+    pace = Pace()
+    for owner in ("acme", "globex"):
+        pace.asks(owner, 0.0)
+    assert pace.moved("acme", SPARED, 0.0) == 0, "an owner has a little in advance"
+    waits = [pace.begins("acme", 0.0) for _ in range(4)]
+    assert waits == pytest.approx([number * REQUEST_SECONDS / SHARE for number in range(4)], abs=1e-6)
+    assert pace.begins("globex", 0.0) == 0
+    pace.asks("globex", 1.0)
+    assert pace.begins("acme", 1.0) == 0, "it has paid for all of that"
+
+
+def test_who_has_not_asked_for_a_while_shares_nothing() -> None:
+    pace = Pace()
+    pace.asks("globex", 0.0)
+    assert pace.moved("acme", 2 * SPARED, ASKS_SECONDS / 2) > 0
+    assert pace.moved("acme", 2 * SPARED, ASKS_SECONDS * 1.1) == 0
+
+
+def test_a_debt_ends_when_nobody_else_asks_any_more() -> None:
+    pace = Pace()
+    pace.asks("globex", 0.0)
+    assert pace.moved("acme", 1 << 30, 0.0) > 10
+    assert pace.begins("acme", 1.0) == 0
+
+
+def test_bodies_that_nobody_wants_share_one_pace_though_nobody_asks() -> None:
+    pace = Pace()
+    assert [pace.unwanted(UNWANTED_BYTES_PER_SECOND, 5.0) for _ in range(3)] == [1.0, 2.0, 3.0]
