@@ -31,6 +31,7 @@ OF_OTHERS = {
     "swdriver_shim.adapters.lmcache": "lmcache",
     "swdriver_shim.adapters.sglang": "torch",
     "swdriver_shim.adapters.transformers": "torch",
+    "swdriver_shim.adapters.transformers_states": "torch",
     "swdriver_shim.adapters.ucm": "torch",
     "swdriver_shim.adapters.vllm.connector": "torch",
     "swdriver_shim.adapters.vllm.device": "torch",
