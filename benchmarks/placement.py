@@ -29,8 +29,8 @@ from scipy.sparse import csr_array
 from benchmarks.harness import Row, options, progress, show
 from benchmarks.sessions import session_rows
 from console.placement.grants import Job, Session, Shard, Stream, effective, spread, streams
-from console.placement.loads import FILL, Cost
-from console.placement.plan import Plan
+from console.placement.loads import FILL
+from console.placement.plan import Cost, Plan
 from console.placement.planner import plan
 from console.placement.rails import restore_rails
 from console.placement.rules import Rules

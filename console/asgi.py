@@ -21,8 +21,7 @@ from django.urls import get_resolver
 from servestatic import ServeStaticASGI
 
 from console.guard import Guard
-from console.live.consumer import COUNTS
-from console.live.routing import websockets
+from console.live.consumer import COUNTS, websockets
 from console.metrics import prometheus
 from telemetry.emit.reporter import Reporter
 from telemetry.metrics import Sink

@@ -18,15 +18,22 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from telemetry.emit.extras import NO_OTLP, has_otlp
+from telemetry.service_links import HINT, is_service_link
 from telemetry.units import exact_duration, parse_seconds
 
 PROJECT = Path(__file__).resolve().parent.parent  # where it is installed, the folder of the packages
 IS_CHECKOUT = (PROJECT / "pyproject.toml").is_file()
 HOME = PROJECT if IS_CHECKOUT else Path.cwd()  # what the paths of settings are relative to
 PREFIX = "TIDEGATE_"
+OF_CLIENTS = ("TIDEGATE_TOKEN",)  # what the API examples of pages and docs show: people export it
 SECRET_KEY_CHARACTERS_MIN = 50  # what Django asks for
 
 T = TypeVar("T")
+
+
+# How a person calls Django's commands, and those of the stack.
+MANAGE = ".venv/bin/python manage.py" if IS_CHECKOUT else "tidegate manage"
+STACK = ".venv/bin/python -m console.stack" if IS_CHECKOUT else "tidegate"
 
 
 def command(verb: str) -> str:
@@ -462,7 +469,8 @@ class Environment:
                 values[attribute] = about.kind.parse(given[about.name])
             except (ValueError, KeyError):
                 shown = "(hidden)" if about.secret else repr(given[about.name])
-                problems.append(f"{about.name} is {shown}, but must be {about.kind.allowed}.")
+                hint = f" {HINT}" if is_service_link(about.name, given[about.name]) else ""
+                problems.append(f"{about.name} is {shown}, but must be {about.kind.allowed}.{hint}")
         if not problems:
             environment = cls(**values)
             problems = list(environment._contradictions())
@@ -504,13 +512,18 @@ class Environment:
 
 def _misspelt(given: Mapping[str, str]) -> list[str]:
     known = [about.name for about in Environment.attributes().values()]
+    given = {name: value for name, value in given.items() if name not in OF_CLIENTS}
     problems = []
-    for name in sorted(given):
+    for name, value in sorted(given.items()):
         if name.startswith(PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {close[0]}?" if close else " See docs/settings.md for all."
-            problems.append(f"{name} is not a setting of Tidegate.{hint}")
+            hint = HINT if is_service_link(name, value) else _right_name(name, known)
+            problems.append(f"{name} is not a setting of Tidegate. {hint}")
     return problems
+
+
+def _right_name(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {close[0]}?" if close else "See docs/settings.md for all."
 
 
 def settings_table() -> str:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from typing import Final
+
+LEAN: Final = ("ingest", "rollup")  # see `console.settings_lean`
 
 
 def main(arguments: list[str]) -> None:
@@ -16,7 +19,9 @@ def main(arguments: list[str]) -> None:
     from console.environment import load_embedded_defaults
 
     load_embedded_defaults(os.environ)
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+    is_lean = len(arguments) > 1 and arguments[1] in LEAN
+    settings = "console.settings_lean" if is_lean else "console.settings"
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", settings)
     gc.disable()  # while all is loaded: nothing of it is garbage, and looking takes a sixth of the time
     import django
     from django.core.management import execute_from_command_line

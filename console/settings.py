@@ -297,6 +297,7 @@ CELERY_TASK_ROUTES = {
         "console.fleet.tasks.look_after_retiring_stores",
         "console.operations.tasks.advance_operation",
         "console.sessions.tasks.replace_lost_nodes",
+        "console.sessions.tasks.forget_former_homes",
     )
 }
 CELERY_TASK_SERIALIZER = "json"

@@ -1,20 +1,20 @@
 from __future__ import annotations
 
 from django.urls import path, register_converter
+from django.urls.converters import StringConverter
 
 from console.accounts import views as accounts
-from console.accounts.converters import UserNameConverter
+from console.accounts.models import NAME as USER_NAME
 from console.alerts.web import channel_views as alert_channels
 from console.alerts.web import rule_views as alert_rules
 from console.alerts.web import views as alerts
 from console.api.v1 import api
 from console.audit import views as audit
 from console.authority import views as authority
-from console.charts import slowest_views
 from console.charts import views as charts
 from console.explain import views as explain
-from console.fleet.converters import ThingNameConverter
-from console.fleet.pages import claims, descriptions, fleet, membership
+from console.fleet.models import NAME as THING_NAME
+from console.fleet.pages import descriptions, fleet, membership
 from console.handover import views as handover
 from console.metrics import dead_letters
 from console.metrics import views as metrics
@@ -25,11 +25,22 @@ from console.policies.pages import callers, platform, policies, proof
 from console.policies.pages import history as policy_history
 from console.saved import views as saved
 from console.search import views as search
-from console.sessions.pages import actions, driver_orgs, driver_removal, rules, sessions
+from console.sessions.pages import actions, drivers, rules, sessions
 from console.shell import views as shell
 
-register_converter(UserNameConverter, "user")
-register_converter(ThingNameConverter, "thing")
+
+class UserName(StringConverter):
+    regex = USER_NAME.strip("^$")
+
+
+class ThingName(StringConverter):
+    """The name of something of the fleet."""
+
+    regex = THING_NAME.strip("^$")
+
+
+register_converter(UserName, "user")
+register_converter(ThingName, "thing")
 
 urlpatterns = [
     path("", overview.home, name="home"),
@@ -74,9 +85,9 @@ urlpatterns = [
     path("fleet/boxes/<thing:name>/", fleet.show_box, name="fleet-box"),
     path("fleet/drivers/", fleet.list_drivers, name="fleet-drivers"),
     path("fleet/drivers/<thing:name>/", fleet.show_driver, name="fleet-driver"),
-    path("fleet/drivers/<thing:name>/claims/", claims.show, name="fleet-driver-claims"),
-    path("fleet/drivers/<thing:name>/remove/", driver_removal.remove, name="fleet-driver-remove"),
-    path("fleet/drivers/<thing:name>/orgs/", driver_orgs.edit, name="fleet-driver-orgs"),
+    path("fleet/drivers/<thing:name>/claims/", membership.show_claims, name="fleet-driver-claims"),
+    path("fleet/drivers/<thing:name>/remove/", drivers.remove, name="fleet-driver-remove"),
+    path("fleet/drivers/<thing:name>/orgs/", drivers.edit_orgs, name="fleet-driver-orgs"),
     path("fleet/join/", membership.join, name="fleet-join"),
     path("fleet/join/<slug:public_id>/revoke/", membership.revoke, name="fleet-join-token-revoke"),
     path("fleet/authority/", authority.show, name="fleet-authority"),
@@ -157,7 +168,7 @@ urlpatterns = [
     path("views/", saved.list_views, name="views"),
     path("views/<int:number>/delete/", saved.delete_view, name="view-delete"),
     path("latency/events/", charts.latency_events, name="latency-events"),
-    path("latency/slowest/", slowest_views.slowest, name="latency-slowest"),
+    path("latency/slowest/", charts.slowest, name="latency-slowest"),
     path("hand-over/", handover.hand_over, name="hand-over"),
     path("search/", search.search, name="search"),
     path("-/health", shell.ready, name="health"),

@@ -79,7 +79,7 @@ class Sight:
         """The drivers of their sessions, with the model that each serves."""
         theirs = Session.objects.filter(of_orgs(self._principal))
         found = Driver.objects.filter(job__session__in=theirs)
-        return {driver.name: str((driver.model or {}).get("name", "")) for driver in found}
+        return {driver.name: driver.model_name for driver in found}
 
     @cached_property
     def nodes(self) -> frozenset[str]:

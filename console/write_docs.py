@@ -43,7 +43,7 @@ have the thresholds `pending_seconds` and `keep_firing_seconds`. This page is ge
 
 def main() -> None:
     _pretend_to_be_set_up()
-    from console.alerts.rules.documentation import table as rules
+    from console.alerts.rules.catalogue import table as rules
     from console.metrics.catalog import table
     from console.stack import redis_users
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
@@ -14,14 +13,11 @@ from kvss_agent.client.connection import Address
 from kvss_agent.control import Control
 from kvss_agent.data_plane import wire
 from kvss_agent.process import daemon
-from kvss_agent.process.logs import set_up
 from kvss_agent.process.membership import JoiningProcess, member
-from kvss_agent.process.options import WrongSettings
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
-from kvss_agent.settings import Settings, parse, warn_of_plain_control
+from kvss_agent.settings import Settings, parse
 from kvss_agent.shard.arena import available_bytes
-from telemetry.credentials import own_url
 from telemetry.notify import notify
 from telemetry.version import tidegate_version
 
@@ -29,19 +25,7 @@ log = logging.getLogger("kvss_agent")
 
 
 def main() -> int:
-    try:
-        settings = parse(sys.argv[1:], os.environ)
-    except WrongSettings as error:
-        sys.stderr.write(f"{error}\n")
-        return daemon.EX_CONFIG
-    set_up(settings.log_format, settings.name)
-    daemon.use_all_descriptors()
-    try:
-        return asyncio.run(_serve(settings))
-    except (OSError, ValueError, native.Unavailable) as error:
-        # A port that is taken, a broken certificate, no compiled mover where it is required.
-        sys.stderr.write(f"The agent cannot start: {error}\n")
-        return 1
+    return daemon.run("The agent", parse, _serve, sys.argv[1:])
 
 
 async def _serve(settings: Settings) -> int:
@@ -51,23 +35,14 @@ async def _serve(settings: Settings) -> int:
     own = ProcessIdentity.load(settings.state_dir, f"node:{settings.name}")
     trust = Trust.load(own)
     tls = trust.for_control if settings.serves_tls else None
-    if not tls:
-        warn_of_plain_control(settings.control)
+    settings.warn_of_plain_control()
     agent = Agent(settings, daemon.software(), trust)
     memory_bytes = settings.memory_bytes or available_bytes()
     await agent.start()
-    reporter = daemon.reporting(
-        partial(own_url, topic=own.topic, token=settings.token),
-        settings.telemetry,
-        settings.otlp,
-        "agent",
-        settings.name,
-        partial(metrics.collect, agent),
-        agent.limits,
-        status=agent.membership_status if settings.console else None,
-    )
+    status, collect = agent.membership_status, partial(metrics.collect, agent)
+    reporter = daemon.reporting(settings, "agent", own.topic, collect, agent.limits, status)
     identity = _identity(agent, trust, daemon.url_of(listener, tls), memory_bytes)
-    membership = member(settings.console, identity, agent.membership_status)
+    membership = member(settings.console, identity, status)
     server = daemon.http_server(Control(agent, own).application(), listener, agent.http, tls)
     async with reporter, server, membership, daemon.watched():
         log.info(

@@ -9,6 +9,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,12 +23,11 @@ from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.server import DataPlane
 from kvss_agent.data_plane.tier_requests import TierRequests
-from kvss_agent.desired import Desired, ShardSpec
-from kvss_agent.http.api import CONTROLLER, Invalid
+from kvss_agent.desired import Desired, Progress, ShardSpec
+from kvss_agent.http.api import CONTROLLER, Conflict, Invalid
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.process.durable_file import write_durably
 from kvss_agent.process.membership import MembershipStatus
-from kvss_agent.progress import Progress
 from kvss_agent.pulls import Pull, Source, run_pull
 from kvss_agent.purges import Purges
 from kvss_agent.security.trust import Trust
@@ -46,10 +46,6 @@ RETRY_SECONDS: Final = 10.0  # between attempts at what could not be done
 EXPIRE_SECONDS: Final = 1.0  # between looks at what is too old in tier 2
 PULLS_LISTED: Final = 256
 PULLS_AT_ONCE: Final = 4
-
-
-class Conflict(Exception):
-    """The request does not fit what is there now."""
 
 
 class NotReady(Exception):
@@ -119,8 +115,7 @@ class Agent:
 
     async def stop(self, seconds: float) -> bool:
         """Drain for so many seconds at most, then release all. Whether all connections had ended."""
-        self.draining = True
-        self.plane.drain()
+        self.drain()
         for task in (self._work, self._expiry):
             if task:
                 task.cancel()
@@ -152,13 +147,8 @@ class Agent:
     async def _set(self, desired: Desired) -> Desired:
         if self.draining:
             raise Conflict("The agent is draining.")
-        if self.desired:
-            if desired.generation < self.desired.generation:
-                raise Conflict(f"Generation {self.desired.generation} is newer.")
-            if desired.generation == self.desired.generation:
-                if desired != self.desired:
-                    raise Conflict(f"Generation {desired.generation} exists with other contents.")
-                return desired
+        if self.desired and desired.repeats(self.desired):
+            return desired
         await asyncio.to_thread(write_durably, self._document, msgspec.json.encode(desired))
         self._take(desired)
         return desired
@@ -278,11 +268,6 @@ class Agent:
     def _serve_tier2(self, store: Tier2 | None) -> None:
         self.tier_requests.store = store
 
-    @property
-    def tier2(self) -> Progress:
-        """Of the store in use."""
-        return self.stores.progress
-
     async def _expire_forever(self) -> None:
         """Drivers find out what is too old when they ask for it. This is for what nobody asks for."""
         while True:
@@ -357,7 +342,7 @@ class Agent:
             not self.draining
             and self.observed_generation == desired
             and all(state == "ready" for state in settled)
-            and self.tier2.state in ("ready", "off")
+            and self.stores.progress.state in ("ready", "off")
         )
 
     def observed(self) -> dict[str, Any]:
@@ -379,13 +364,7 @@ class Agent:
                 "limit_bytes": self.settings.memory_bytes,
                 "available_bytes": available_bytes(),
             },
-            "tier2": {
-                "state": self.tier2.state,
-                "reason": self.tier2.reason,
-                "done": self.tier2.done,
-                "total": self.tier2.total,
-                "retiring": self.stores.shown(),
-            },
+            "tier2": {**asdict(self.stores.progress), "retiring": self.stores.shown()},
             "shards": [self.shard(spec.name) for spec in (desired.shards if desired else ())],
         }
 

@@ -8,40 +8,26 @@ has neither. It brings a capability for one move, and may do what that allows an
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from kvss_agent import metrics
-from kvss_agent.agent import Agent, Conflict, NotReady, Unknown
+from kvss_agent.agent import Agent, NotReady, Unknown
 from kvss_agent.desired import HEX_16, Document, Name
-from kvss_agent.http.api import (
-    CONTROLLER,
-    Handler,
-    OwnerOf,
-    Refused,
-    as_json,
-    bearer,
-    body_of,
-    decode,
-    failure,
-    guarded,
-    http_error,
-    is_token,
-)
-from kvss_agent.http.callers import check_console, is_private, peer_of_request
+from kvss_agent.http import controller
+from kvss_agent.http.api import Handler, OwnerOf, Refused, as_json, bearer, body_of, decode, guarded
+from kvss_agent.http.controller import controller_of, is_private, peer_of_request
 from kvss_agent.pulls import Pull
-from kvss_agent.purges import NotConfirmedYet
 from kvss_agent.security import capabilities
 from kvss_agent.security.capabilities import Capability, NotAllowed
-from kvss_agent.security.confirmations import Question, sign
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.shard.core import SLOTS_MAX
 from kvss_agent.tier2.backend import Failed
@@ -66,12 +52,8 @@ class PurgeRequest(Document, frozen=True):
 
 
 _PULL: Final = msgspec.json.Decoder(PullRequest)
-_QUESTION: Final = msgspec.json.Decoder(Question)
 _PURGE: Final = msgspec.json.Decoder(PurgeRequest)
-
-
 _REFUSALS: Final = {
-    Conflict: HTTPStatus.CONFLICT,
     Unknown: HTTPStatus.NOT_FOUND,
     NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
     Failed: HTTPStatus.BAD_GATEWAY,
@@ -85,6 +67,7 @@ class Control:
         """`identity`: what the agent signs with."""
         self.agent = agent
         self._identity = identity
+        self._owner = partial(controller_of, token=agent.settings.token)
 
     def application(self) -> Starlette:
         def route(
@@ -92,10 +75,10 @@ class Control:
         ) -> Route:
             return Route(path, guarded(handler, owner_of or self._owner, _REFUSALS), methods=[method])
 
-        return Starlette(
-            routes=[
+        return controller.application(
+            [
                 Route("/-/health", self.health),
-                route("/metrics", self.metrics, owner_of=self._token_owner),
+                route(controller.METRICS, self.metrics),
                 route("/v1/desired", self.set_desired, "PUT"),
                 route("/v1/observed", self.observed),
                 route("/v1/shards/{name}", self.shard),
@@ -106,16 +89,13 @@ class Control:
                 route("/v1/purge", self.purge, "POST"),
                 route("/v1/purges", self.confirm_purge, "POST"),
                 route("/v1/drain", self.drain, "POST"),
-            ],
-            exception_handlers={HTTPException: http_error, Exception: failure},
+            ]
         )
 
     # Reading
 
     async def health(self, _request: Request) -> Response:
-        """Alive, and whether all that was asked for is there. Says nothing that is worth a token."""
-        ready = self.agent.is_ready
-        return as_json({"live": True, "ready": ready}, 200 if ready else 503)
+        return controller.health(ready=self.agent.is_ready)
 
     async def metrics(self, _request: Request) -> Response:
         text = await asyncio.to_thread(metrics.page, self.agent)
@@ -166,31 +146,14 @@ class Control:
         return as_json(receipt)
 
     async def confirm_purge(self, request: Request) -> Response:
-        """Remove all that was asked for, from memory and all stores: 200 with a signed statement, 202
-        with a sentence while it is not done."""
-        question = decode(await body_of(request), _QUESTION)
-        if self._identity is None:
-            raise NotReady("This agent has no identity to sign with.")
-        try:
-            statement = await self.agent.purges.confirm(question)
-        except NotConfirmedYet as why:
-            return as_json({"detail": str(why)}, 202)
-        return as_json(sign(self._identity, statement))
+        """From memory and all stores."""
+        return await controller.confirm_purge(request, self._identity, self.agent.purges.confirm)
 
     async def drain(self, _request: Request) -> Response:
         self.agent.drain()
         return as_json({"draining": True, "connections": self.agent.plane.connections}, 202)
 
     # Inside
-
-    def _token_owner(self, request: Request) -> str | None:
-        return CONTROLLER if is_token(bearer(request), self.agent.settings.token) else None
-
-    def _owner(self, request: Request) -> str | None:
-        owner = self._token_owner(request)
-        if owner:
-            check_console(request)
-        return owner
 
     def _mover(self, request: Request) -> str | None:
         """The console, or a driver: what that may in particular is looked at later."""

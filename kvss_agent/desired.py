@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Final
+from dataclasses import dataclass
+from typing import Annotated, Final, Self
 
 import msgspec
 from msgspec import Meta, Struct
 
 from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
-from kvss_agent.http.api import Invalid, decode
+from kvss_agent.http.api import Conflict, Invalid, decode
 from kvss_agent.shard.arena import SLOT_ALIGNMENT, SLOT_BYTES_MAX
 from kvss_agent.shard.core import SLOTS_MAX
 from kvss_agent.shard.hosted import ShardIdentity
@@ -29,6 +30,21 @@ Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 class Document(Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the document. A field that is not known is an error: it may have mattered."""
+
+
+class WholeDocument(Document, frozen=True):
+    """Everything about one process. A higher generation replaces a lower one."""
+
+    generation: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+
+    def repeats(self, current: Self) -> bool:
+        """Whether it is the current one, again. Raises Conflict for an older generation, and for the
+        current one with other contents."""
+        if self.generation < current.generation:
+            raise Conflict(f"Generation {current.generation} is newer.")
+        if self.generation == current.generation and self != current:
+            raise Conflict(f"Generation {self.generation} exists with other contents.")
+        return self == current
 
 
 class PeerSpec(Document, frozen=True):
@@ -74,10 +90,9 @@ class OrgsSpec(Document, frozen=True):
     ) = None
 
 
-class Desired(Document, frozen=True):
-    """Everything about one agent. A higher generation replaces a lower one."""
+class Desired(WholeDocument, frozen=True):
+    """Of an agent."""
 
-    generation: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
     shards: Annotated[tuple[ShardSpec, ...], Meta(max_length=SHARDS_MAX)] = ()
     peers: Annotated[tuple[PeerSpec, ...], Meta(max_length=SHARDS_MAX)] = ()
     tier2: Tier2Settings | None = None
@@ -131,3 +146,16 @@ def _same_part(shards: Iterable[ShardSpec]) -> Iterator[tuple[str, str]]:
         other = known.setdefault((shard.namespace, shard.part), shard)
         if other.slot_bytes != shard.slot_bytes:
             yield other.name, shard.name
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a part of the document is: the memory of a shard, or the index of a store of tier 2."""
+
+    state: str = "waiting"  # "allocating", "ready", "refused"; of a store also "indexing" and "off"
+    reason: str = ""
+    done: int = 0
+    total: int = 0
+
+    def report(self, done: int, total: int | None) -> None:
+        self.done, self.total = done, total or 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from telemetry.emit.exposition import Page
-from telemetry.metrics import Catalog, Metric, Sink
+from telemetry.metrics import Catalog, Metric, Sink, put
 
 if TYPE_CHECKING:
     from kvss_agent.agent import Agent
@@ -106,22 +106,18 @@ def collect(agent: Agent, into: Sink) -> None:
     process = psutil.Process()
     cpu = process.cpu_times()
     generation = agent.desired.generation if agent.desired else 0
-    into.put(UP_SINCE, [({}, agent.started_at)])
-    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(agent.membership_status.calls.items())])
-    into.put(READY, [({}, int(agent.is_ready))])
-    into.put(
-        GENERATION,
-        [({"which": "desired"}, generation), ({"which": "observed"}, agent.observed_generation)],
-    )
-    into.put(CPU, [({}, cpu.user + cpu.system)])
-    into.put(RESIDENT, [({}, process.memory_info().rss)])
-    into.put(GRANTED, [({}, agent.granted_bytes)])
-    into.put(CONNECTIONS, [({}, agent.plane.connections)])
-    into.put(STRANGERS, [({}, agent.plane.admission.strangers)])
-    into.put(DISPLACED, [({}, agent.plane.admission.displaced)])
+    put(into, UP_SINCE, agent.started_at)
+    put(into, CONSOLE, agent.membership_status.calls)
+    put(into, READY, int(agent.is_ready))
+    put(into, GENERATION, {"desired": generation, "observed": agent.observed_generation})
+    put(into, CPU, cpu.user + cpu.system)
+    put(into, RESIDENT, process.memory_info().rss)
+    put(into, GRANTED, agent.granted_bytes)
+    put(into, CONNECTIONS, agent.plane.connections)
+    put(into, STRANGERS, agent.plane.admission.strangers)
+    put(into, DISPLACED, agent.plane.admission.displaced)
     put_http(into, agent.http, HTTP_CONNECTIONS, HTTP_REFUSED)
-    ended = sorted(agent.plane.breaches.copy().items())
-    into.put(ENDED, [({"cause": cause}, count) for cause, count in ended])
+    put(into, ENDED, agent.plane.breaches)
     _shards(agent, into)
     if agent.tier_requests.store:
         _tier2(asdict(agent.tier_requests.store.stats()), into)
@@ -130,70 +126,39 @@ def collect(agent: Agent, into: Sink) -> None:
 def put_http(into: Sink, policy: HttpPolicy, connections: Metric, refused: Metric) -> None:
     """What stands at an HTTP server, and what has hit its bounds."""
     admission = policy.admission
-    into.put(
-        connections,
-        [({"peer": "proven"}, admission.proven), ({"peer": "stranger"}, admission.strangers)],
-    )
-    into.put(refused, [({"bound": bound}, count) for bound, count in sorted(policy.refused.items())])
+    put(into, connections, {"proven": admission.proven, "stranger": admission.strangers})
+    put(into, refused, policy.refused)
 
 
 def _shards(agent: Agent, into: Sink) -> None:
-    shards = [({"shard": name}, shard) for name, shard in list(agent.shards.items())]
-    states = [(labels, shard.state()) for labels, shard in shards]
-    latencies = [(labels, agent.plane.latencies_of(labels["shard"])) for labels, _ in shards]
-    into.put(SLOTS, [(labels, shard.core.slots) for labels, shard in shards])
-    into.put(SLOT_BYTES, [(labels, shard.arena.slot_bytes) for labels, shard in shards])
+    shards = agent.shards.copy()
+    states = {name: shard.state() for name, shard in shards.items()}
+    latencies = {name: agent.plane.latencies_of(name) for name in shards}
+    put(into, SLOTS, {name: shard.core.slots for name, shard in shards.items()})
+    put(into, SLOT_BYTES, {name: shard.arena.slot_bytes for name, shard in shards.items()})
     for metric, key in (
         (APPLIED, "applied"),
         (QUEUED, "queued_evicts"),
         (WAITING, "waiting_requests"),
         (LEASES, "leases"),
     ):
-        into.put(metric, [(labels, state[key]) for labels, state in states])
-    into.put(
-        EVENTS,
-        [
-            ({**labels, "event": event}, count)
-            for labels, state in states
-            for event, count in state["counts"].items()
-        ],
-    )
-    into.put(EVICT, [(labels, of.evict) for labels, of in latencies])
-    into.put(REFILL, [(labels, of.refill) for labels, of in latencies])
-    into.put(
-        BYTES,
-        [
-            ({**labels, "direction": direction}, count)
-            for labels, of in latencies
-            for direction, count in (("in", of.evicted_bytes), ("out", of.refilled_bytes))
-        ],
-    )
-    into.put(SHARD_CPU, [(labels, of.cpu_seconds) for labels, of in latencies])
+        put(into, metric, {name: state[key] for name, state in states.items()})
+    put(into, EVENTS, {name: state["counts"] for name, state in states.items()})
+    put(into, EVICT, {name: of.evict for name, of in latencies.items()})
+    put(into, REFILL, {name: of.refill for name, of in latencies.items()})
+    moved = {name: {"in": of.evicted_bytes, "out": of.refilled_bytes} for name, of in latencies.items()}
+    put(into, BYTES, moved)
+    put(into, SHARD_CPU, {name: of.cpu_seconds for name, of in latencies.items()})
 
 
 def _tier2(stats: dict[str, Any], into: Sink) -> None:
-    of_orgs = [
-        ({"tag": tag, "which": which}, value)
-        for tag, values in sorted(stats["orgs"].items())
-        for which, value in zip(("held", "cap"), values, strict=True)
-    ]
-    into.put(TIER2_COLUMNS, [({}, stats["columns"])])
-    into.put(
-        TIER2_BYTES,
-        [
-            ({"tag": "", "which": "held"}, stats["bytes"]),
-            ({"tag": "", "which": "cap"}, stats["cap_bytes"]),
-            *of_orgs,
-        ],
-    )
-    for metric, verb in (
-        (TIER2_SPILLS, "spills"),
-        (TIER2_RECALLS, "recalls"),
-        (TIER2_FAULTS, "faults"),
-    ):
-        into.put(metric, [({"outcome": reason}, count) for reason, count in sorted(stats[verb].items())])
-    into.put(TIER2_EXPIRED, [({}, stats["expired"])])
-    into.put(TIER2_OVERSTAY, [({}, stats["overstay_seconds_max"])])
-    work = sorted(stats["work"].items())
-    into.put(TIER2_WORK, [({"verb": verb}, one["seconds"]) for verb, one in work])
-    into.put(TIER2_WORK_BYTES, [({"verb": verb}, one["bytes"]) for verb, one in work])
+    held = {"": (stats["bytes"], stats["cap_bytes"]), **stats["orgs"]}
+    put(into, TIER2_COLUMNS, stats["columns"])
+    put(into, TIER2_BYTES, {tag: {"held": bytes_, "cap": cap} for tag, (bytes_, cap) in held.items()})
+    put(into, TIER2_SPILLS, stats["spills"])
+    put(into, TIER2_RECALLS, stats["recalls"])
+    put(into, TIER2_FAULTS, stats["faults"])
+    put(into, TIER2_EXPIRED, stats["expired"])
+    put(into, TIER2_OVERSTAY, stats["overstay_seconds_max"])
+    put(into, TIER2_WORK, {verb: one["seconds"] for verb, one in stats["work"].items()})
+    put(into, TIER2_WORK_BYTES, {verb: one["bytes"] for verb, one in stats["work"].items()})

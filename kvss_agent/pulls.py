@@ -79,14 +79,15 @@ class Pull:
 
 
 class _Puller:
-    """A member of the shard that waits for its own effects."""
+    """Carries out a pull, as a member of the shard that waits for its own effects."""
 
-    def __init__(self, driver: str) -> None:
+    def __init__(self, pull: Pull, shard: HostedShard, source: Source) -> None:
         self.number = next(_numbers)
-        self.driver = driver
+        self.driver = shard.identity.driver
         self.left = threading.Event()
         self.closed: Breach | None = None
-        self.line: AgentConnection | None = None  # to the source
+        self._pull, self._shard, self._source = pull, shard, source
+        self._line: AgentConnection | None = None  # to the source
         self._posted: SimpleQueue[Mine | None] = SimpleQueue()
 
     def post(self, what: Mine | SlotLimit) -> None:
@@ -96,40 +97,117 @@ class _Puller:
     def close(self, cause: Cause, sentence: str) -> None:
         self.closed = Breach(cause, sentence)
         self._posted.put(None)
-        if self.line:
-            channels.hang_up(self.line.channel.socket)
+        if self._line:
+            channels.hang_up(self._line.channel.socket)
 
-    def next(self) -> Mine:
+    def run(self, slots: Sequence[int]) -> None:
+        """Raises Lost and Breach."""
+        source, shard = self._source, self._shard
+        shard.attach(self, Role.REFILL)
+        try:
+            line = self._line = AgentConnection(
+                source.address, source.shard, source.credentials, Role.REFILL
+            )
+            try:
+                if self.closed:
+                    raise self.closed
+                if line.welcome.slot_bytes != shard.identity.slot_bytes:
+                    raise Lost("the slots of the other agent have another size")
+                for request, batch in enumerate(batches(slots), 1):
+                    if self.closed:
+                        raise self.closed
+                    self._fetch(line, request, batch)
+            finally:
+                line.close()
+        finally:
+            shard.detach(self)
+            self.left.set()
+
+    def _next(self) -> Mine:
         what = self._posted.get()
         if what is None:
             raise self.closed or Breach(Cause.GONE, "the shard was removed")
         return what
 
+    def _fetch(self, line: AgentConnection, request: int, slots: Sequence[int]) -> None:
+        fill = Request(Verb.FILL, self.number, request, 0, slots, WAIT_SECONDS_MAX)
+        mine = self._shard.act(lambda core, now: core.ask(fill, now), self)
+        effect = mine[0] if mine else self._next()
+        if isinstance(effect, Reject):
+            self._pull.skipped[effect.reason] += len(slots)
+            return
+        if not isinstance(effect, Fill):
+            raise TypeError(f"a fill was answered by {effect}")
+        try:
+            self._receive(line, request, slots, effect)
+        finally:
+            self._shard.done(effect.lease, self)
+
+    def _receive(self, line: AgentConnection, request: int, slots: Sequence[int], effect: Fill) -> None:
+        pull, arena = self._pull, self._shard.arena
+        wait_ms = int(SOURCE_SECONDS * 1000)
+        line.send(wire.Refill(request, self._source.after, wait_ms, tuple(slots)))
+        deadline = time.monotonic() + SOURCE_SECONDS + STALL_SECONDS
+        answer = line.receive(deadline)
+        while isinstance(answer, wire.Goodbye):
+            answer = line.receive(deadline)
+        if isinstance(answer, wire.Rejected):
+            pull.skipped[answer.reason] += len(slots)
+            return
+        if not isinstance(answer, wire.Refilled) or len(answer.headers) != len(slots):
+            raise Lost(f"{line.address} sent {type(answer).__name__}, which is not allowed here")
+        waste = DiscardBuffer()
+        places: list[memoryview] = []
+        memories: list[tuple[memoryview, bytes, Header] | None] = []
+        for slot, raw in zip(effect.slots, answer.headers, strict=True):
+            header = seal.read(raw)
+            if isinstance(header, Miss):
+                pull.skipped[header] += 1
+                continue
+            if header.length > arena.payload_bytes_max:  # as large as those of the source
+                raise Lost(f"{line.address} announces a payload that is larger than its slots")
+            memory = None if isinstance(slot, Miss) else arena.slot(slot)
+            if memory is None:
+                pull.skipped[Miss.REFUSED] += 1
+            elif seal.is_newer(memory, 0):
+                pull.skipped[NEWER] += 1
+            else:
+                seal.open_slot(memory, header.sequence)
+                places.append(memory[HEADER_BYTES : HEADER_BYTES + header.length])
+                memories.append((memory, raw, header))
+                continue
+            places.append(waste.of(header.length))
+            memories.append(None)
+        arrived = -1
+        try:
+            for piece in line.receive_pieces(places):
+                if not piece.last:
+                    continue
+                arrived = piece.place
+                if found := memories[arrived]:
+                    self._seal(*found, places[arrived])
+        finally:
+            for found in memories[arrived + 1 :]:
+                if found:
+                    seal.clear(found[0], found[2].sequence, scrub=False)
+
+    def _seal(self, memory: memoryview, raw: bytes, header: Header, payload: memoryview) -> None:
+        pull = self._pull
+        if PYTHON.checksum(payload) != header.checksum:
+            seal.clear(memory, header.sequence, scrub=False)
+            pull.skipped[Miss.TORN] += 1
+            return
+        memory[:HEADER_BYTES] = raw
+        pull.moved += 1
+        pull.moved_bytes += header.length
+
 
 def run_pull(pull: Pull, shard: HostedShard, source: Source, slots: Sequence[int]) -> None:
     """Fetch these slots, in this order. Ends with the pull's state; raises nothing."""
-    puller = _Puller(shard.identity.driver)
+    puller = _Puller(pull, shard, source)
     pull.begin(puller)
     try:
-        shard.attach(puller, Role.REFILL)
-        try:
-            line = puller.line = AgentConnection(
-                source.address, source.shard, source.credentials, Role.REFILL
-            )
-            try:
-                if puller.closed:
-                    raise puller.closed
-                if line.welcome.slot_bytes != shard.identity.slot_bytes:
-                    raise Lost("the slots of the other agent have another size")
-                for request, batch in enumerate(batches(slots), 1):
-                    if puller.closed:
-                        raise puller.closed
-                    _fetch(pull, shard, puller, line, request, source.after, batch)
-            finally:
-                line.close()
-        finally:
-            shard.detach(puller)
-            puller.left.set()
+        puller.run(slots)
         pull.state = "done"
     except (Lost, Breach) as error:
         pull.state, pull.reason = "failed", str(puller.closed or error)
@@ -140,91 +218,3 @@ def run_pull(pull: Pull, shard: HostedShard, source: Source, slots: Sequence[int
         if pull.cancelled and pull.state == "failed":
             pull.state = "cancelled"
         pull.finished_at = time.time()
-
-
-def _fetch(
-    pull: Pull,
-    shard: HostedShard,
-    puller: _Puller,
-    line: AgentConnection,
-    request: int,
-    after: int,
-    slots: Sequence[int],
-) -> None:
-    fill = Request(Verb.FILL, puller.number, request, 0, slots, WAIT_SECONDS_MAX)
-    mine = shard.act(lambda core, now: core.ask(fill, now), puller)
-    effect = mine[0] if mine else puller.next()
-    if isinstance(effect, Reject):
-        pull.skipped[effect.reason] += len(slots)
-        return
-    if not isinstance(effect, Fill):
-        raise TypeError(f"a fill was answered by {effect}")
-    try:
-        _receive(pull, shard, line, request, after, slots, effect)
-    finally:
-        shard.done(effect.lease, puller)
-
-
-def _receive(
-    pull: Pull,
-    shard: HostedShard,
-    line: AgentConnection,
-    request: int,
-    after: int,
-    slots: Sequence[int],
-    effect: Fill,
-) -> None:
-    line.send(wire.Refill(request, after, int(SOURCE_SECONDS * 1000), tuple(slots)))
-    deadline = time.monotonic() + SOURCE_SECONDS + STALL_SECONDS
-    answer = line.receive(deadline)
-    while isinstance(answer, wire.Goodbye):
-        answer = line.receive(deadline)
-    if isinstance(answer, wire.Rejected):
-        pull.skipped[answer.reason] += len(slots)
-        return
-    if not isinstance(answer, wire.Refilled) or len(answer.headers) != len(slots):
-        raise Lost(f"{line.address} sent {type(answer).__name__}, which is not allowed here")
-    waste = DiscardBuffer()
-    places: list[memoryview] = []
-    memories: list[tuple[memoryview, bytes, Header] | None] = []
-    for slot, raw in zip(effect.slots, answer.headers, strict=True):
-        header = seal.read(raw)
-        if isinstance(header, Miss):
-            pull.skipped[header] += 1
-            continue
-        if header.length > shard.arena.payload_bytes_max:  # as large as those of the source
-            raise Lost(f"{line.address} announces a payload that is larger than its slots")
-        memory = None if isinstance(slot, Miss) else shard.arena.slot(slot)
-        if memory is None:
-            pull.skipped[Miss.REFUSED] += 1
-        elif seal.is_newer(memory, 0):
-            pull.skipped[NEWER] += 1
-        else:
-            seal.open_slot(memory, header.sequence)
-            places.append(memory[HEADER_BYTES : HEADER_BYTES + header.length])
-            memories.append((memory, raw, header))
-            continue
-        places.append(waste.of(header.length))
-        memories.append(None)
-    arrived = -1
-    try:
-        for piece in line.receive_pieces(places):
-            if not piece.last:
-                continue
-            arrived = piece.place
-            if found := memories[arrived]:
-                _seal(pull, *found, places[arrived])
-    finally:
-        for found in memories[arrived + 1 :]:
-            if found:
-                seal.clear(found[0], found[2].sequence, scrub=False)
-
-
-def _seal(pull: Pull, memory: memoryview, raw: bytes, header: Header, payload: memoryview) -> None:
-    if PYTHON.checksum(payload) != header.checksum:
-        seal.clear(memory, header.sequence, scrub=False)
-        pull.skipped[Miss.TORN] += 1
-        return
-    memory[:HEADER_BYTES] = raw
-    pull.moved += 1
-    pull.moved_bytes += header.length

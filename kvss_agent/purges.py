@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvss_agent.security.confirmations import AgentStatement, MemoryCover, Question, Scope, StoreCover
+from kvss_agent.security.confirmations import (
+    AgentStatement,
+    MemoryCover,
+    NotConfirmedYet,
+    Question,
+    Scope,
+    StoreCover,
+)
 from kvss_agent.shard.hosted import HostedShard
 from kvss_agent.tier2 import address as tier2
 from kvss_agent.tier2.backend import Failed
@@ -20,10 +27,6 @@ from kvss_agent.tier2.stores import NotOpen, Stores
 log = logging.getLogger(__name__)
 
 OPERATIONS_MAX: Final = 64  # whose counts are kept, and that run at once
-
-
-class NotConfirmedYet(Exception):
-    """Why it can't be confirmed yet, in a sentence."""
 
 
 @dataclass(eq=False, slots=True)

@@ -18,10 +18,10 @@ from msgspec import Meta, field, structs
 from kvss_agent.client import Address
 from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
 from kvss_agent.data_plane.wire import DATA_KEY_BYTES
-from kvss_agent.desired import Document, Name
+from kvss_agent.desired import Document, Name, WholeDocument
 from kvss_agent.http.api import Invalid, decode
 from swdriver_shim.data_plane.paths import PathSpec
-from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX, Namespace
+from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX, Namespace, isolation_tag
 from swdriver_shim.keys import SECRET_BYTES_MIN as ORG_SECRET_BYTES_MIN
 from swdriver_shim.layout import GROUPS_MAX, SHARDS_MAX, Group, Layout
 from swdriver_shim.policy import OrgPolicies
@@ -141,6 +141,10 @@ class OrgSpec(Document, frozen=True, omit_defaults=True):
         Annotated[bytes, Meta(min_length=ORG_SECRET_BYTES_MIN, max_length=256)],
     ] = field(default_factory=dict)
 
+    @property
+    def tag(self) -> bytes:
+        return isolation_tag(self.name, self.secret)
+
     def of_model(self, model: str) -> OrgSpec:
         """As a driver of this model has it."""
         if not self.secrets:
@@ -148,10 +152,9 @@ class OrgSpec(Document, frozen=True, omit_defaults=True):
         return structs.replace(self, secret=self.secrets.get(model, self.secret), secrets={})
 
 
-class Desired(Document, frozen=True, omit_defaults=True):
-    """Everything about one driver. A higher generation replaces a lower one."""
+class Desired(WholeDocument, frozen=True, omit_defaults=True):
+    """Of a driver."""
 
-    generation: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
     driver: Name  # as which it connects to agents
     secret: Annotated[bytes, Meta(min_length=SECRET_BYTES_MIN, max_length=256)]
     model: ModelSpec

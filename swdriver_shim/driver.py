@@ -11,6 +11,7 @@ An engine that decides in one process and moves bytes in others has a `Decider`.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,6 @@ from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import Place
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.data_plane.shard.columns import RefillColumn
-from swdriver_shim.data_plane.tier2 import Tier2Lookup
 from swdriver_shim.decider.decider import Decider, Load, Permit, Snapshots, always, is_new
 from swdriver_shim.keys import Prompt
 from swdriver_shim.layout import Layout
@@ -57,7 +57,7 @@ class ResumableLoad(Loaded):
     """A load that `Driver.load_more` can continue."""
 
     match: Match = field(kw_only=True, repr=False)
-    lookup: Tier2Lookup | None = field(kw_only=True, repr=False)
+    lookup: threading.Event | None = field(kw_only=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,9 @@ class Stored:
     columns: int
     bytes: int
     failed: int
+
+    def __add__(self, other: Stored) -> Stored:
+        return Stored(self.columns + other.columns, self.bytes + other.bytes, self.failed + other.failed)
 
 
 class Driver(Decider):
@@ -152,7 +155,7 @@ class Driver(Decider):
         """Wait until everything is recalled, at most so long. The result replaces the load."""
         until = time.monotonic() + seconds
         if load.lookup:
-            load.lookup.done.wait(seconds)
+            load.lookup.wait(seconds)
             load = self.rematch(load)
         while (
             load.match.pending and (left := until - time.monotonic()) > 0

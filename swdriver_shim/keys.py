@@ -1,36 +1,34 @@
-"""The names of columns: a chain of keyed hashes that nobody without the org's secret can compute.
+"""The keys of columns: a chain of keyed hashes that can't be computed without the org's secret.
 
 A column is 64 consecutive tokens of a prompt, and its KV depends on all tokens before it. So its key is
-made of its parent's and its own tokens:
+a hash over its parent's state and its own tokens:
 
     state(0)  = SHA-256(K ‖ "root")                        K: one block of secret, tag and namespace
-    state(n)  = SHA-256(K ‖ state(n-1) ‖ count ‖ tokens)   count: how many; a tail is no prefix of more
+    state(n)  = SHA-256(K ‖ state(n-1) ‖ count ‖ tokens)   count: of the tokens, so that tails differ
     key(n)    = the first 16 bytes of state(n)
 
-Where an engine keeps tokens in pieces that no column boundary cuts (blocks of 48 or 128 tokens whose
-bytes only the engine understands), several columns are one *unit*. It is hashed as one, and each of its
-columns gets a key that depends on all its tokens, so that any equal slice of the unit's bytes may lie
-under each:
+Where an engine's blocks are no multiple of columns, or can't be cut (blocks of 48 or 128 tokens in a
+layout of the engine's own), several columns are one *unit*. A unit is hashed as a whole, and the key of
+each of its columns depends on all its tokens, so that the unit's bytes may be cut into any equal slices:
 
     state(n)  = SHA-256(K ‖ state(n-1) ‖ count ‖ tokens)   of unit n
     key(n, i) = the first 16 bytes of SHA-256(K ‖ "slice" ‖ state(n) ‖ i)
 
-For an image or a sound a prompt has placeholder tokens only, which are equal for all. So where an input
-that is not tokens overlaps a unit, or a tail, the state before it is replaced by one that knows the
-input:
+For an image or a sound a prompt has placeholder tokens only, which are equal for all inputs. So where
+such an input overlaps a unit, or a tail, the state before it is replaced by one that includes the input:
 
     state(n-1)' = SHA-256(K ‖ "media" ‖ state(n-1) ‖ offset ‖ length ‖ identifier ‖ …)   of each input
 
-`offset` counts from the unit's first token, and `identifier` is the engine's hash of the input, with its
-length before it. Columns before the input have the keys that they have without it.
+`offset` counts from the unit's first token, and `identifier` is the engine's hash of the input, after
+its length. The keys of columns before the input do not depend on it.
 
-An engine that brings names of its own, hashes of prefixes already, has each hashed likewise, apart from
-all of these:
+Names that an engine brings, which are hashes of prefixes already, are hashed too, and never equal any of
+the above:
 
     key(name) = the first 16 bytes of SHA-256(K ‖ "name" ‖ name)
 
-Whoever sees keys (an agent, a disk, a metric) learns neither tokens nor whether two orgs asked the same,
-and cannot make a key that collides with another org's or extend one: half of each state stays here.
+Keys that agents, disks and metrics show reveal neither tokens nor whether two orgs asked the same, and
+from a key nobody can compute that of a longer prompt: only half of each state is in it.
 """
 
 from __future__ import annotations
@@ -50,10 +48,10 @@ KEY_BYTES: Final = 16
 TAG_BYTES: Final = 16
 SECRET_BYTES_MIN: Final = 32
 TOKEN_MAX: Final = 2**32 - 1
-_BLOCK: Final = 64  # of SHA-256: what comes before costs nothing per column
+_BLOCK: Final = 64  # of SHA-256: what is hashed once before costs nothing per column
 _COUNT = struct.Struct("<I")
 _LENGTH = struct.Struct("<I")
-# Where others have a state, and none is one of these.
+# In place of a state; no state equals one of these.
 _NAME: Final = hashlib.sha256(b"tidegate name 1").digest()
 _MEDIA: Final = hashlib.sha256(b"tidegate media 1").digest()
 _PLACE: Final = struct.Struct("<qI")
@@ -63,7 +61,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What makes KV of the same tokens different. Columns are never shared across any of these."""
+    """What KV depends on besides the tokens. Columns are shared only within one namespace."""
 
     model: str
     revision: str
@@ -72,11 +70,11 @@ class Namespace:
     adapter: str = ""
 
     def digest(self) -> bytes:
-        """16 bytes that stand for it, the same everywhere: tier 2 is arranged by them."""
+        """16 bytes that identify it in all processes, such as in the paths of tier 2."""
         return hashlib.sha256(b"tidegate namespace 1" + self.encode()).digest()[:KEY_BYTES]
 
     def encode(self) -> bytes:
-        """Each field with its name and length, so that no two namespaces read the same."""
+        """Each field with its name and length, so that no two namespaces have the same bytes."""
         return b"".join(_field(one.name, getattr(self, one.name)) for one in fields(self))
 
 
@@ -98,22 +96,22 @@ def check_unit(tokens: int) -> None:
 
 
 def isolation_tag(org: str, secret: Buffer) -> bytes:
-    """What columns of an org carry in their seals. Does not tell which org it is."""
+    """The tag in the seals of an org's columns. It does not reveal the org."""
     _check_secret(secret)
     mixed = b"tidegate tag 1" + _bytes_field(bytes(secret)) + _field("org", org)
     return hashlib.sha256(mixed).digest()[:TAG_BYTES]
 
 
 class Keys:
-    """Makes the keys of one org in one namespace. Holds the secret in mixed form only."""
+    """Computes the keys of one org in one namespace. Keeps only a hash of the secret."""
 
     __slots__ = ("_keyed", "_root", "_unit", "namespace", "org", "tag", "unit_tokens")
 
     def __init__(
         self, org: str, secret: Buffer, namespace: Namespace, unit_tokens: int = COLUMN_TOKENS
     ) -> None:
-        """`unit_tokens`: so many are stored and found as one. Raises ValueError for a unit that is no
-        number of columns, and for a secret that is too short to be one."""
+        """`unit_tokens`: tokens that are stored and found together. Raises ValueError for a unit that is
+        not a number of columns, and for a secret that is too short."""
         check_unit(unit_tokens)
         self.org = org
         self.unit_tokens = unit_tokens
@@ -132,8 +130,8 @@ class Keys:
     def prompt(
         self, tokens: Sequence[int] | Buffer = (), request: str = "", media: Sequence[Media] = ()
     ) -> Prompt:
-        """A prompt of this org in this namespace, and of a request if that has a name. `media`: its
-        inputs that are not tokens."""
+        """A prompt of this org in this namespace. `request`: the name of its request, if it has one.
+        `media`: its inputs that are not tokens."""
         made = Prompt(self, request, media)
         made.extend(tokens)
         return made
@@ -145,8 +143,8 @@ class Keys:
     def states(
         self, state: bytes | None, raw: memoryview, media: Sequence[Media] = (), start: int = 0
     ) -> list[bytes]:
-        """The states of the whole units of these tokens, which follow on a state, or begin. `start`: the
-        place of the first of them, if there are `media`."""
+        """The states of the whole units of these tokens, after `state`; from the start without one.
+        `start`: the place of the first token, if there are `media`."""
         copy = self._keyed.copy
         whole = _COUNT.pack(self.unit_tokens)
         made = []
@@ -168,11 +166,11 @@ class Keys:
         here = [one for one in media if one.start < end and one.end > start]
         if not here:
             return state
-        told = [
+        inputs = [
             _PLACE.pack(one.start - start, one.end - one.start) + _bytes_field(one.identifier)
             for one in here
         ]
-        return self._hash(_MEDIA + state + b"".join(told))
+        return self._hash(_MEDIA + state + b"".join(inputs))
 
     def keys_of(self, states: Sequence[bytes]) -> list[bytes]:
         """The keys of all columns of the units in these states."""
@@ -187,12 +185,12 @@ class Keys:
     def tail(
         self, state: bytes | None, raw: bytes, media: Sequence[Media] = (), start: int = 0
     ) -> bytes:
-        """The key of a tail column of these tokens: fewer than a whole one has."""
+        """The key of a tail: a column of these tokens, fewer than a whole one has."""
         state = self._with_media(state or self._root, media, start, start + len(raw) // 4)
         return self._hash(state + _COUNT.pack(len(raw) // 4) + raw)[:KEY_BYTES]
 
     def named(self, names: Iterable[bytes]) -> Named:
-        """What the engine calls by names of its own."""
+        """Columns with names that the engine gives them."""
         return Named(self, [self._hash(_NAME + name)[:KEY_BYTES] for name in names])
 
     def _hash(self, data: bytes) -> bytes:
@@ -202,18 +200,15 @@ class Keys:
 
 
 class Prompt:
-    """The tokens of one request as they grow, and the keys of its columns.
-
-    Tokens live here only, as long as the request does. A conversation that goes on hashes its new
-    columns only.
-    """
+    """The tokens of one request, and the keys of its columns. Tokens may be added: only new columns are
+    hashed. Tokens are kept nowhere else, and no longer than the request."""
 
     __slots__ = ("_media", "_raw", "_states", "keys", "maker", "request")
 
     def __init__(self, maker: Keys, request: str = "", media: Sequence[Media] = ()) -> None:
         self.maker = maker
         self._media = media
-        self.request = request  # as the engine calls it, for people who ask what became of it
+        self.request = request  # the engine's name of it, for explanations
         self.keys: list[bytes] = []  # of the columns of whole units
         self._states: list[bytes] = []
         self._raw = bytearray()
@@ -230,7 +225,7 @@ class Prompt:
         return len(self._raw) // 4
 
     def extend(self, more: Sequence[int] | Buffer) -> None:
-        """These tokens follow: numbers, or a buffer of 32-bit ones, little-endian. Raises ValueError."""
+        """Add tokens: numbers, or a buffer of 32-bit ones, little-endian. Raises ValueError."""
         self._raw += encode(more)
         with memoryview(self._raw) as raw:
             done = len(self.keys)
@@ -249,7 +244,7 @@ class Prompt:
         return self.maker.tail(self._state(columns), raw, self._media, columns * COLUMN_TOKENS)
 
     def begins_as(self, maker: Keys) -> bytes | None:
-        """The key of its first column as another namespace of its org has it; None if it has no whole
+        """The key of its first column in another namespace of its org; None if it has no whole
         column."""
         with memoryview(self._raw) as raw:
             states = maker.states(None, raw[: 4 * maker.unit_tokens], self._media)
@@ -266,7 +261,7 @@ class Prompt:
 
 
 class Named(Prompt):
-    """Columns that an engine calls by names of its own. Each stands alone, and counts as a whole one."""
+    """Columns with names that an engine gives them. Each stands alone, and counts as a whole one."""
 
     __slots__ = ()
 
@@ -280,7 +275,7 @@ class Named(Prompt):
 
 
 def encode(tokens: Sequence[int] | Buffer) -> bytes:
-    """Token numbers as bytes. A buffer is taken for bytes already. ValueError for what is no token."""
+    """Token numbers as bytes; a buffer has them already. Raises ValueError for what is no token."""
     if isinstance(tokens, bytes | bytearray | memoryview):
         raw = bytes(tokens)
         if len(raw) % 4:

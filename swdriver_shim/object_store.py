@@ -36,14 +36,19 @@ class TooLarge(ValueError):
     """A value does not fit a column."""
 
 
+def too_large(what: str, size: int, value_bytes_max: int) -> str:
+    """A sentence, with the layout that would hold it."""
+    return (
+        f"{what} has {size} bytes and a column of this driver holds {value_bytes_max}: bytes_per_token "
+        f"in its document has to add up to {-(-size // COLUMN_TOKENS)} bytes per token or more."
+    )
+
+
 def check(values: Sequence[memoryview], value_bytes_max: int) -> None:
     """Raises TooLarge, and ValueError for an empty value, which could not be told from none."""
     sizes = [value.nbytes for value in values]
     if max(sizes, default=0) > value_bytes_max:
-        raise TooLarge(
-            f"A value has {max(sizes)} bytes and a column holds {value_bytes_max}: the layout has to "
-            f"have {-(-max(sizes) // COLUMN_TOKENS)} bytes per token or more."
-        )
+        raise TooLarge(too_large("A value", max(sizes), value_bytes_max))
     if min(sizes, default=1) == 0:
         raise ValueError("an empty value can't be stored: it could not be told from none")
 
@@ -217,7 +222,7 @@ class ObjectStore:
         lookup = self._tier2.seek(rest, 0)
         until = time.monotonic() + seconds
         if lookup and seconds > 0:
-            lookup.done.wait(seconds)
+            lookup.wait(seconds)
         while (left := until - time.monotonic()) > 0:  # another request may have recalled it
             with self._lock:
                 if not self._objects.is_pending(rest):

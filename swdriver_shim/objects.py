@@ -1,15 +1,15 @@
-"""The interface of a driver for engines with keys of their own.
+"""A driver for engines with keys of their own.
 
 Such an engine has cut its KV into pieces, and names each by a hash of the tokens up to it.
-`LocalObjects` is a driver in the engine's own process, `remote.RemoteObjects` a daemon. An agent or a
-daemon that can't be reached is a miss, and raises nothing.
+`LocalObjects` is a driver in the engine's own process; `remote.RemoteObjects` is a daemon and has the
+same methods. An agent or a daemon that can't be reached is a miss, and raises nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Final, Protocol
+from typing import Final
 
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.driver import Driver
@@ -20,22 +20,27 @@ GROUP: Final = "objects"
 REMOVE_SECONDS: Final = 30.0
 
 
-class Objects(Protocol):
-    """The objects of one org, in one namespace. May be used from any thread."""
+class LocalObjects:
+    """The objects of an org, in one namespace, at a driver in this process. May be used from any
+    thread."""
 
-    @property
-    def value_bytes_max(self) -> int:
-        """No value is larger."""
+    def __init__(self, driver: Driver, keys: Keys) -> None:
+        """Raises ValueError for a driver of prefixes."""
+        self.value_bytes_max = driver.objects.value_bytes_max  # no value is larger
+        self._driver = driver
+        self._keys = keys
 
     def exists(self, keys: Sequence[bytes], seconds: float = 0.0) -> list[bool]:
         """Which values `get` would return. Waits at most so long for others to be recalled from tier
         2."""
+        return self._driver.objects.exists(self._keys.named(keys), seconds)
 
     def get(
         self, keys: Sequence[bytes], into: Sequence[memoryview], seconds: float = 0.0
     ) -> list[int | None]:
         """Copy each value to the front of its buffer; returns its length, or None for a miss. Waits at
         most so long for values to be recalled from tier 2."""
+        return self._driver.objects.get(self._keys.named(keys), into, seconds)
 
     def put(
         self, keys: Sequence[bytes], values: Sequence[memoryview], rules: Rules = AS_USUAL
@@ -45,42 +50,16 @@ class Objects(Protocol):
 
         A value that exists already is not replaced. Raises TooLarge, and ValueError for an empty value.
         """
-
-    def remove(self, keys: Sequence[bytes]) -> bool:
-        """Delete values. Whether nothing of them is left anywhere."""
-
-    def clear(self) -> bool:
-        """Delete all objects of this org in this namespace; in tier 2 all of the org. Whether nothing of
-        them is left anywhere."""
-
-
-class LocalObjects:
-    """The objects of an org at a driver in this process."""
-
-    def __init__(self, driver: Driver, keys: Keys) -> None:
-        """Raises ValueError for a driver of prefixes."""
-        self.value_bytes_max = driver.objects.value_bytes_max
-        self._driver = driver
-        self._keys = keys
-
-    def exists(self, keys: Sequence[bytes], seconds: float = 0.0) -> list[bool]:
-        return self._driver.objects.exists(self._keys.named(keys), seconds)
-
-    def get(
-        self, keys: Sequence[bytes], into: Sequence[memoryview], seconds: float = 0.0
-    ) -> list[int | None]:
-        return self._driver.objects.get(self._keys.named(keys), into, seconds)
-
-    def put(
-        self, keys: Sequence[bytes], values: Sequence[memoryview], rules: Rules = AS_USUAL
-    ) -> list[bool]:
         return self._driver.objects.put(self._keys.named(keys), values, rules)
 
     def remove(self, keys: Sequence[bytes]) -> bool:
+        """Delete values. Whether nothing of them is left anywhere."""
         named = self._keys.named(keys)
         return self._driver.removals.delete(named, shared=True, seconds=REMOVE_SECONDS).done
 
     def clear(self) -> bool:
+        """Delete all objects of this org in this namespace; in tier 2 all of the org. Whether nothing of
+        them is left anywhere."""
         keys = self._keys
         receipt = self._driver.removals.purge(
             keys.org, keys.namespace, tag=keys.tag, seconds=REMOVE_SECONDS

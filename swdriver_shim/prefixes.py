@@ -1,34 +1,36 @@
-"""The interface of a driver for engines, for one org.
-
-`LocalPrefixes` is a driver in the engine's own process, `remote.Remote` a daemon.
-"""
+"""A driver in the engine's own process, for one org. `remote.RemotePrefixes` has the same methods."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
 
 from swdriver_shim.driver import Driver, Loaded, Part, Stored
-from swdriver_shim.keys import Keys, Namespace
-from swdriver_shim.layout import Layout
+from swdriver_shim.keys import Keys
 from swdriver_shim.policy import AS_USUAL, Rules
 
 
-class Prefixes(Protocol):
-    """The stored prefixes of one org, in one namespace."""
+class LocalPrefixes:
+    """The stored prefixes of an org, in one namespace, at a driver in this process."""
 
-    @property
-    def layout(self) -> Layout: ...
-
-    @property
-    def namespace(self) -> Namespace: ...
+    def __init__(self, driver: Driver, keys: Keys) -> None:
+        self.layout = driver.layout
+        self.namespace = keys.namespace
+        self._here: Callable[[], tuple[Driver, Keys] | None] = lambda: (driver, keys)
 
     def query(self, tokens: Sequence[int]) -> int:
         """How many tokens a load would give."""
+        if here := self._here():
+            driver, keys = here
+            return driver.query(keys.prompt(tokens))
+        return 0
 
     def load(self, tokens: Sequence[int], into: Part, seconds: float = 0.0, request: str = "") -> Loaded:
         """Refill the longest cached prefix to where `into` says, and wait for tier 2 at most so long;
         see `Driver.load`. `request`: the name under which its outcome can be looked up."""
+        if here := self._here():
+            driver, keys = here
+            return driver.load(keys.prompt(tokens, request), into, seconds=seconds)
+        return Loaded(0, len(tokens))
 
     def store(
         self,
@@ -42,38 +44,14 @@ class Prefixes(Protocol):
     ) -> Stored:
         """Evict the columns of the first `verified` tokens that are not stored yet; see
         `Driver.store`."""
+        if here := self._here():
+            driver, keys = here
+            prompt = keys.prompt(tokens, request)
+            return driver.store(prompt, verified, read, rules, first, states=states)
+        return Stored(0, 0, 0)
 
     def computed(self, tokens: int, seconds: float) -> None:
         """The engine took so long to compute so many tokens; see `Driver.computed`."""
-
-
-class LocalPrefixes:
-    """The prefixes of an org at a driver in this process."""
-
-    def __init__(self, driver: Driver, keys: Keys) -> None:
-        self.layout = driver.layout
-        self.namespace = keys.namespace
-        self._driver = driver
-        self._keys = keys
-
-    def query(self, tokens: Sequence[int]) -> int:
-        return self._driver.query(self._keys.prompt(tokens))
-
-    def load(self, tokens: Sequence[int], into: Part, seconds: float = 0.0, request: str = "") -> Loaded:
-        return self._driver.load(self._keys.prompt(tokens, request), into, seconds=seconds)
-
-    def store(
-        self,
-        tokens: Sequence[int],
-        verified: int,
-        read: Part,
-        rules: Rules = AS_USUAL,
-        first: Sequence[int] = (),
-        request: str = "",
-        states: Collection[int] = (),
-    ) -> Stored:
-        prompt = self._keys.prompt(tokens, request)
-        return self._driver.store(prompt, verified, read, rules, first, states=states)
-
-    def computed(self, tokens: int, seconds: float) -> None:
-        self._driver.computed(self._keys.org, tokens, seconds)
+        if here := self._here():
+            driver, keys = here
+            driver.computed(keys.org, tokens, seconds)

@@ -134,7 +134,6 @@ def _but(kept: bytes) -> bytes:
     return bytes(set(range(256)) - set(kept))
 
 
-_NO_BRACKETS: Final = _but(b"[]{}")
 _NO_BRACKETS_OR_QUOTES: Final = _but(b'[]{}"')
 _NO_BRACKETS_OR_ESCAPES: Final = _but(b'[]{}"\\/bfnrtu')  # what JSON has after a backslash
 

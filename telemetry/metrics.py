@@ -20,6 +20,7 @@ OTHER: Final = "other"
 
 Labels = Mapping[str, str]
 Value = float | Histogram
+Table = Value | Mapping[str, "Table"]  # by the value of the first label, then of the next
 
 
 class Kind(enum.IntEnum):
@@ -76,6 +77,19 @@ class Sink(Protocol):
         with the same labels are added up."""
 
 
+def put(into: Sink, metric: Metric, table: Table) -> None:
+    """All samples of a metric; without labels its table is one value."""
+    into.put(metric, list(_samples(table, metric.labels, {})))
+
+
+def _samples(table: Table, names: tuple[str, ...], labels: Labels) -> Iterator[tuple[Labels, Value]]:
+    if not isinstance(table, Mapping):
+        yield labels, table
+        return
+    for value, inner in sorted(table.items()):  # at once: another thread may be counting
+        yield from _samples(inner, names[1:], {**labels, names[0]: value})
+
+
 class LabelLimits:
     """Which values of a metric's first label (orgs, shards) have series of their own: the first that
     come, up to a limit. Further labels are of few values each: tiers, reasons, directions.
@@ -105,6 +119,14 @@ class LabelLimits:
             )
             for values in listed
         }
+
+    def shown(
+        self, metric: Metric, samples: Iterable[tuple[Labels, Value]]
+    ) -> dict[tuple[str, ...], Value]:
+        """One value for each set of labels that is shown."""
+        sums = summed(metric, samples)
+        bounded = self.bounded(metric, sums).items()
+        return summed(metric, [(labels, sums[values]) for values, labels in bounded])
 
     def _apart(self, name: str, present: set[str]) -> set[str]:
         with self._lock:

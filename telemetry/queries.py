@@ -31,22 +31,9 @@ TOPICS_MAX: Final = 5_000
 ROWS_MAX: Final = 500_000
 TOPIC: Final = "topic"  # by which series can be told apart as by a label
 STEPS: Final = (
-    10,
-    20,
-    30,
-    60,
-    120,
-    180,
-    300,
-    600,
-    900,
-    1800,
-    3600,
-    7200,
-    10_800,
-    21_600,
-    43_200,
-    86_400,
+    *(10, 20, 30),
+    *(60 * minutes for minutes in (1, 2, 3, 5, 10, 15, 30)),
+    *(3600 * hours for hours in (1, 2, 3, 6, 12, 24)),
 )
 
 Value = float | list[int] | None
@@ -114,6 +101,12 @@ class ResultSeries:
 
     labels: Mapping[str, str]
     values: list[Value]
+
+    @property
+    def numbers(self) -> list[float]:
+        """The values that are known; none of a heat map."""
+        known = (float(value) for value in self.values if isinstance(value, int | float))
+        return [value for value in known if math.isfinite(value)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ OURS: Final = ("console", "kvss_agent", "swdriver_shim", "telemetry")
 def run(module: str, extra: str) -> int:
     """Run `main` of the module. Without the extra that it needs, say so in a sentence."""
     try:
-        main = importlib.import_module(module).main
+        return int(importlib.import_module(module).main())
     except ModuleNotFoundError as error:
         missing = str(error.name).partition(".")[0]
         if missing in OURS:
@@ -26,7 +26,6 @@ def run(module: str, extra: str) -> int:
             f"pip install 'tidegate[{extra}]'\n"
         )
         return os.EX_UNAVAILABLE
-    return int(main())
 
 
 def program(module: str) -> str:

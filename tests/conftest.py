@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.template import Template
 from django.test import Client, TransactionTestCase, override_settings
+from django.test import utils as django_tests
 from django.utils import timezone
 from pytest_django import DjangoDbBlocker
 
@@ -73,6 +75,19 @@ def _fast_passwords() -> Iterator[None]:
     """Argon2 is slow on purpose; its own test asks for it."""
     with override_settings(PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"]):
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_templates(django_test_environment: None) -> None:
+    """Django would remember each template of a page, with a copy of all that it was given, for tests
+    that ask. Few of ours do; the others look at what the page says."""
+    Template._render = lambda self, context: self.nodelist.render(context)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def contexts_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages remember what their templates were given: `answer.context`."""
+    monkeypatch.setattr(Template, "_render", django_tests.instrumented_test_render)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,12 +12,14 @@ from pathlib import Path
 
 import httpx
 
-from console.environment import PROJECT
 from tests.prepared import database, prepare, prepared
+from tests.processes import Process, run, start
 
 START_SECONDS_MAX = 120.0  # two on a machine that does nothing else
 PAUSE_SECONDS = 0.05
 PAUSE_SECONDS_MAX = 0.5
+SOCKET = 3  # its descriptor in a console
+SHELL = ("console.manage", "shell", "--no-imports", "-c")
 
 
 @dataclass
@@ -28,8 +28,8 @@ class LiveConsole:
     username: str
     password: str
     environment: dict[str, str]
-    serve: Callable[[], subprocess.Popen[bytes]]
-    process: subprocess.Popen[bytes]
+    serve: Callable[[], Process]
+    process: Process
 
     def restart(self) -> None:
         """Another server process, on the same socket, in which connections wait meanwhile."""
@@ -54,6 +54,10 @@ class LiveConsole:
             made.raise_for_status()
             return str(made.json()["token"])
 
+    def manage(self, code: str, told: str = "") -> str:
+        """What this prints, run in the console's own environment."""
+        return run(*SHELL, code, environment=self.environment, told=told)
+
     @staticmethod
     def _csrf(browser: httpx.Client) -> dict[str, str]:
         return {"csrfmiddlewaretoken": browser.cookies["tidegate_csrf"]}
@@ -72,14 +76,12 @@ def live_console(
             prepare(environment)
         with listening() as listener, (directory / "server.log").open("wb") as log:
 
-            def serve() -> subprocess.Popen[bytes]:
-                return subprocess.Popen(
-                    [sys.executable, "-m", "console.serve", "--fd", str(listener.fileno())],
-                    cwd=PROJECT,
-                    env=environment,
-                    pass_fds=(listener.fileno(),),
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
+            def serve() -> Process:
+                descriptors = {1: log.fileno(), 2: log.fileno(), SOCKET: listener.fileno()}
+                return start(
+                    *("console.serve", "--fd", str(SOCKET)),
+                    environment=environment,
+                    descriptors=descriptors,
                 )
 
             address = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -14,6 +14,7 @@ import pytest
 from console.environment import PROJECT
 
 PACKAGES = {"benchmarks", "console", "kvss_agent", "swdriver_shim", "telemetry", "tests"}
+OF_OTHERS = {"docs/engines/vllm.md: mamba_mixer2.py"}  # files that docs name, and that are not ours
 
 
 def pyproject() -> dict[str, object]:
@@ -76,9 +77,25 @@ def test_every_verb_of_the_makefile_has_its_line_of_help() -> None:
     "path", sorted(PROJECT.glob("*.md")) + sorted(PROJECT.glob("docs/**/*.md")), ids=str
 )
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
-        if "://" not in target:
-            assert (path.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", prose(path)):
+        if "://" in target:
+            continue
+        there = path.parent / target if target else path
+        assert there.exists(), target
+        if anchor and there.suffix == ".md":
+            headings = re.findall(r"^#+ (.+)$", prose(there), re.MULTILINE)
+            assert anchor in map(anchor_of, headings), f"{target}#{anchor}"
+
+
+def prose(path: Path) -> str:
+    """Without blocks of code, where a line may begin with #."""
+    return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchor_of(heading: str) -> str:
+    """As GitHub makes it."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading.strip().lower())
+    return re.sub(r"[^\w -]", "", text).replace(" ", "-")
 
 
 def test_the_architecture_names_every_folder_and_no_other() -> None:
@@ -94,6 +111,21 @@ def test_the_architecture_names_every_folder_and_no_other() -> None:
     text = (PROJECT / "ARCHITECTURE.md").read_text()
     table = text[text.index("## Folders") : text.index("## Inside the console")]
     assert set(re.findall(r"`([\w.]+/(?:\w+/)?)`", table)) == folders
+
+
+def test_every_file_that_docs_name_is_there() -> None:
+    """In the present tense: decisions and findings tell of files that were."""
+    tops = [path for path in PROJECT.iterdir() if not path.name.startswith(".")]
+    there = [str(path) for top in tops for path in (top, *top.rglob("*"))]
+    docs = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")]
+    missing = {
+        f"{doc.relative_to(PROJECT)}: {name}"
+        for doc in docs
+        if "adr" not in doc.parts and doc.name != "CHANGELOG.md"
+        for name in re.findall(r"`([\w/.-]*\w\.(?:py|js|html|c))\b", doc.read_text())
+        if not any(path.endswith(f"/{name.removeprefix('./')}") for path in there)
+    }
+    assert missing <= OF_OTHERS
 
 
 def test_no_test_imports_another_test_file() -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
-from django.http import HttpRequest
 from django.utils import timezone
-from ninja import Field, Path, Query, Router, Schema, Status
+from ninja import Field, Path, Query, Schema, Status
 
 from console.accounts import services, tokens
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.models import NAME, ApiToken
 from console.accounts.names import USERNAME_MAX
 from console.api.fields import Input, Line, Moment
 from console.api.pagination import Rows, listing
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.api.shown import PrefixOf, SlugOf, UsernameOf
 from console.orgs.models import SLUG, SLUG_MAX, Org
 from console.orgs.services import get_org, visible_orgs
@@ -75,9 +74,10 @@ class RevokedOut(Schema):
     tokens: int = Field(description="API tokens revoked.")
 
 
-@router.get("/me", response={200: MeOut, **documented()}, summary="The current user")
-def me(request: HttpRequest) -> MeOut:
-    principal = requester(request)
+@router.get("/me", response=answers(MeOut))
+def me(request: SignedInRequest) -> MeOut:
+    """The current user."""
+    principal = request.principal
     user = principal.user
     slugs: dict[int, str] = dict(
         visible_orgs(principal).filter(pk__in=principal.memberships).values_list("pk", "slug")
@@ -95,21 +95,19 @@ def me(request: HttpRequest) -> MeOut:
     )
 
 
-@router.delete(
-    "/users/{username}/credentials",
-    response={200: RevokedOut, **documented(404)},
-    summary="Revoke all browser sessions, tokens and JWTs of a user",
-)
-def revoke_credentials(request: HttpRequest, username: UserName) -> RevokedOut:
-    """For platform admins. JWTs that were issued before this moment are no longer accepted."""
-    principal = requester(request)
-    user = services.get_user(principal, username)
-    return RevokedOut(tokens=services.revoke_credentials(principal, user))
+@router.delete("/users/{username}/credentials", response=answers(RevokedOut, 404))
+def revoke_credentials(request: SignedInRequest, username: UserName) -> RevokedOut:
+    """Revoke all browser sessions, tokens and JWTs of a user.
+
+    For platform admins. JWTs that were issued before this moment are no longer accepted.
+    """
+    user = services.get_user(request.principal, username)
+    return RevokedOut(tokens=services.revoke_credentials(request.principal, user))
 
 
-@listing(router, "/tokens", TokenOut, by="-pk", summary="List tokens")
+@listing(router, "/tokens", TokenOut, by="-pk")
 def list_tokens(
-    request: HttpRequest,
+    request: SignedInRequest,
     whose: Annotated[
         Literal["mine", "administered"],
         Query(description="`administered`: tokens that you may revoke as an admin."),
@@ -117,17 +115,17 @@ def list_tokens(
     user: Annotated[str, Query(max_length=USERNAME_MAX, pattern=r"^[a-z0-9._-]*$")] = "",
     org: Annotated[str, Query(max_length=SLUG_MAX, pattern=r"^[a-z0-9-]*$")] = "",
 ) -> Rows:
-    principal = requester(request)
+    """List tokens."""
     listed = tokens.own_tokens if whose == "mine" else tokens.administered_tokens
-    return tokens.filtered(listed(principal), user=user, org=org)
+    return tokens.filtered(listed(request.principal), user=user, org=org)
 
 
-@router.post("/tokens", response={201: TokenMade, **documented(404)}, summary="Create a token")
-def create_token(request: HttpRequest, payload: TokenIn) -> Status[ApiToken]:
-    principal = requester(request)
-    org: Org | None = get_org(principal, payload.org) if payload.org else None
+@router.post("/tokens", response=answers(TokenMade, 404, status=201))
+def create_token(request: SignedInRequest, payload: TokenIn) -> Status[ApiToken]:
+    """Create a token."""
+    org: Org | None = get_org(request.principal, payload.org) if payload.org else None
     token, text = tokens.issue(
-        principal,
+        request.principal,
         name=payload.name,
         read_only=payload.read_only,
         org=org,
@@ -137,8 +135,11 @@ def create_token(request: HttpRequest, payload: TokenIn) -> Status[ApiToken]:
     return Status(201, token)
 
 
-@router.delete("/tokens/{public_id}", response={204: None, **documented(404)}, summary="Revoke a token")
-def revoke_token(request: HttpRequest, public_id: TokenId) -> Status[None]:
-    """One of yours, or of those that you administer. Tokens that it has made are revoked with it."""
-    tokens.revoke(requester(request), public_id)
+@router.delete("/tokens/{public_id}", response=answers(None, 404, status=204))
+def revoke_token(request: SignedInRequest, public_id: TokenId) -> Status[None]:
+    """Revoke a token.
+
+    One of yours, or of those that you administer. Tokens that it has made are revoked with it.
+    """
+    tokens.revoke(request.principal, public_id)
     return Status(204, None)

@@ -25,7 +25,7 @@ _NOT_ASKED_YET = object()
 
 
 class SignedInRequest(HttpRequest):
-    """A request of somebody known. Only a type: see `signed_in`."""
+    """A request of somebody known, to a page behind `signed_in` or to the API. Only a type."""
 
     principal: Principal
 
@@ -44,11 +44,6 @@ def principal_of(request: HttpRequest) -> Principal | None:
             note_known(request, known.owner)
         setattr(request, _FOUND, known)
     return cast("Principal | None", known)
-
-
-def requester(request: HttpRequest) -> Principal:
-    """Who asks, on a page behind `signed_in` or in an operation of the API."""
-    return cast("SignedInRequest", request).principal
 
 
 def signed_in(view: View[P]) -> Callable[Concatenate[HttpRequest, P], HttpResponseBase]:

@@ -13,6 +13,11 @@ from console.orgs.models import SLUG_MAX, Org
 EXPIRIES = [(30, "30 days"), (90, "90 days"), (366, "a year")]
 
 
+def _password_field(autocomplete: str, **more: Any) -> forms.CharField:
+    widget = forms.PasswordInput(attrs={"autocomplete": autocomplete})
+    return forms.CharField(max_length=256, strip=False, widget=widget, **more)
+
+
 class LogInForm(forms.Form):
     username = forms.CharField(
         label="User name",
@@ -21,34 +26,17 @@ class LogInForm(forms.Form):
             attrs={"autocomplete": "username", "autocapitalize": "none", "autofocus": True}
         ),
     )
-    password = forms.CharField(
-        max_length=256,
-        strip=False,
-        widget=forms.PasswordInput(attrs={"autocomplete": "current-password"}),
-    )
+    password = _password_field("current-password")
 
 
 class PasswordForm(forms.Form):
-    current = forms.CharField(
-        label="Current password",
-        max_length=256,
-        strip=False,
-        widget=forms.PasswordInput(attrs={"autocomplete": "current-password"}),
-    )
-    new = forms.CharField(
+    current = _password_field("current-password", label="Current password")
+    new = _password_field(
+        "new-password",
         label="New password",
-        max_length=256,
-        strip=False,
         help_text=" ".join(password_validators_help_texts()),
-        widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
     )
-    again = forms.CharField(
-        label="Confirm new password",
-        max_length=256,
-        strip=False,
-        widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
-    )
-
+    again = _password_field("new-password", label="Confirm new password")
     revoke = forms.BooleanField(
         required=False,
         label="Also revoke my API tokens and JWTs",
@@ -69,30 +57,39 @@ class PasswordForm(forms.Form):
     def clean(self) -> None:
         values = self.cleaned_data
         if values.get("new") and values.get("again") and values["new"] != values["again"]:
-            self.add_error("again", "The two are not the same.")
+            self.add_error("again", "The two passwords are not the same.")
 
 
-class TokenForm(forms.Form):
+class OrgsMixin(forms.Form):
+    """Offers only the orgs that the user may see."""
+
+    def __init__(self, *args: Any, orgs: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields.get("org")
+        if isinstance(field, forms.ModelChoiceField):
+            field.queryset = orgs
+
+
+def utc_field(label: str, help_text: str = "") -> forms.DateTimeField:
+    widget = forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M")
+    return forms.DateTimeField(required=False, label=label, widget=widget, help_text=help_text)
+
+
+def org_field(empty: str, **options: Any) -> Any:
+    return forms.ModelChoiceField(
+        Org.objects.none(), required=False, empty_label=empty, to_field_name="slug", **options
+    )
+
+
+class TokenForm(OrgsMixin):
     name = forms.CharField(max_length=120, help_text="What it is for, e.g. “resize bot”.")
     scope = forms.ChoiceField(
         choices=[("read", "may read"), ("write", "may read and write")],
         initial="read",
         label="Access",
     )
-    org = forms.ModelChoiceField(
-        Org.objects.none(),
-        required=False,
-        empty_label="all my orgs",
-        label="Scope",
-        to_field_name="slug",
-    )
+    org = org_field("all my orgs", label="Scope")
     days = forms.TypedChoiceField(coerce=int, choices=EXPIRIES, initial=90, label="Expires after")
-
-    def __init__(self, *args: Any, orgs: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        field = self.fields["org"]
-        if isinstance(field, forms.ModelChoiceField):
-            field.queryset = orgs
 
 
 class AdministeredForm(forms.Form):

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from django.core.exceptions import PermissionDenied
 from django.http import Http404
@@ -37,6 +37,16 @@ class Authority:
 
     org_id: int | None
     role: Role
+
+
+class Owned(Protocol):
+    """What belongs to an org, or to the platform where there is no org."""
+
+    @property
+    def org_id(self) -> int | None: ...
+
+
+T = TypeVar("T", bound=Owned)
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,10 @@ class Principal:
         held = (self.memberships.get(org_id), self._own_platform_role)
         return max((role for role in held if role is not None), default=None)
 
+    def anywhere(self, at_least: Role) -> bool:
+        """Whether they hold it on the platform or in any org."""
+        return self.on_platform(at_least) or bool(self.orgs_where(at_least))
+
     def orgs_where(self, at_least: Role) -> frozenset[int]:
         """The orgs in which their membership alone gives `at_least`."""
         return frozenset(
@@ -111,30 +125,48 @@ class Principal:
         confined = self._confined_to
         if confined is None:
             return self.orgs_where(at_least)
-        role = self.role_in(confined)
-        return frozenset([confined] if role is not None and role >= at_least else [])
+        return frozenset([confined] if self.holds(at_least, confined) else [])
 
     def on_platform(self, at_least: Role) -> bool:
-        return self.platform_role is not None and self.platform_role >= at_least
+        return self.holds(at_least, None)
+
+    def holds(self, at_least: Role, org_id: int | None) -> bool:
+        """Whether they hold `at_least` in an org, or on the platform where there is no org."""
+        role = self._role_over(org_id)
+        return role is not None and role >= at_least
 
     def check_platform(self, at_least: Role) -> None:
         """Raise Refused unless they hold `at_least` on the whole platform."""
         if not self.on_platform(at_least):
             raise Refused(f"Only a {at_least.label} may do this.")
 
-    def check(self, needed: Authority) -> None:
+    def check(self, needed: Authority, kind: str = "thing") -> None:
         """Raise Http404 where they have no role over it at all, Refused where their role is less."""
-        over_platform = needed.org_id is None
-        role = self.platform_role if over_platform else self.role_in(needed.org_id or 0)
+        role = self._role_over(needed.org_id)
         if role is None:
-            raise Http404("There is no such thing, or it is not yours to see.")
+            raise Http404(f"There is no such {kind}, or it is not yours to see.")
         if role < needed.role:
             raise Refused(f"This needs the role {needed.role.label}; yours is {role.label}.")
 
-    def check_may_change(self) -> None:
-        """Raise Refused where they came with something that may only read."""
+    def checked(self, thing: T | None, at_least: Role, kind: str) -> T:
+        """A thing of an org or of the platform, if it is there, for somebody with that role over it.
+
+        A stranger gets Http404, as for what is not there; who may see it but not do this gets Refused.
+        """
+        if thing is None:
+            raise Http404(f"There is no such {kind}, or it is not yours to see.")
+        self.check(Authority(thing.org_id, at_least), kind)
+        return thing
+
+    def check_may_change(self, on_platform: Role | None = None) -> None:
+        """Raise Refused to what may only read and to who lacks this role on the platform."""
         if self.read_only:
             raise Refused("This token may only read. Make one that may write.")
+        if on_platform is not None:
+            self.check_platform(on_platform)
+
+    def _role_over(self, org_id: int | None) -> Role | None:
+        return self.platform_role if org_id is None else self.role_in(org_id)
 
     @property
     def _own_platform_role(self) -> Role | None:

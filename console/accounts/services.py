@@ -84,8 +84,7 @@ def create_user(
     must_change_password: bool = True,
 ) -> tuple[User, str]:
     """Add a user with a generated password, which is returned once and kept only as a hash."""
-    principal.check_may_change()
-    principal.check_platform(Role.PLATFORM_ADMIN)
+    principal.check_may_change(Role.PLATFORM_ADMIN)
     password = generate_password()
     user = User(
         username=username,
@@ -117,8 +116,7 @@ def update_user(
     Deactivation revokes all credentials, and a lower role on the platform the tokens that relied on it.
     Raises Refused where this would leave nobody, or where they would lock out themselves.
     """
-    principal.check_may_change()
-    principal.check_platform(Role.PLATFORM_ADMIN)
+    principal.check_may_change(Role.PLATFORM_ADMIN)
     # All admins are locked, in order, so that two of them can't remove one another at the same time.
     admins = list(
         User.objects.select_for_update(no_key=True)
@@ -150,8 +148,7 @@ def reset_password(principal: Principal, user: User, reason: str = "") -> str:
 
     Whoever has their password may have had it for long: all their other credentials are revoked.
     """
-    principal.check_may_change()
-    principal.check_platform(Role.PLATFORM_ADMIN)
+    principal.check_may_change(Role.PLATFORM_ADMIN)
     password = generate_password()
     user = User.objects.select_for_update(no_key=True).get(pk=user.pk)
     user.set_password(password)
@@ -165,8 +162,7 @@ def reset_password(principal: Principal, user: User, reason: str = "") -> str:
 @transaction.atomic
 def revoke_credentials(principal: Principal, user: User, reason: str = "") -> int:
     """End every browser session, API token and JWT of a user. Returns how many tokens that were."""
-    principal.check_may_change()
-    principal.check_platform(Role.PLATFORM_ADMIN)
+    principal.check_may_change(Role.PLATFORM_ADMIN)
     user = User.objects.select_for_update(no_key=True).get(pk=user.pk)
     record(principal, "user.revoke_credentials", _about(user), reason=reason)
     return credentials.revoke_all(principal, user)

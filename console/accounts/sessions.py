@@ -32,10 +32,11 @@ class SessionStore(db.SessionStore):
 
     def _get_session_from_db(self) -> Session | None:
         key = _kept(self.session_key or "")
-        row = Session.objects.filter(session_key=key, expire_date__gt=timezone.now()).first()
-        if row is None:
+        try:
+            return Session.objects.get(session_key=key, expire_date__gt=timezone.now())
+        except Session.DoesNotExist:
             self._session_key = None  # so that nobody chooses the key of a new one
-        return row
+            return None
 
 
 def _kept(key: str) -> str:

@@ -52,7 +52,7 @@ def administered_tokens(principal: Principal) -> QuerySet[ApiToken]:
         return tokens
     orgs = principal.orgs_where(Role.ORG_ADMIN)
     if principal.token is not None and principal.token.org_id is not None:
-        if (principal.role_in(principal.token.org_id) or 0) >= Role.ORG_ADMIN:
+        if principal.holds(Role.ORG_ADMIN, principal.token.org_id):
             return tokens.filter(org=principal.token.org_id)
         return tokens.none()
     own = User.objects.filter(platform_role=None, memberships__org__in=orgs).exclude(
@@ -70,8 +70,7 @@ def filtered(tokens: QuerySet[ApiToken], *, user: str = "", org: str = "") -> Qu
 
 def administers(principal: Principal) -> bool:
     """Whether there can be tokens of others that they may revoke."""
-    orgs = principal.orgs_where(Role.ORG_ADMIN)
-    return bool(orgs) or (principal.platform_role or 0) >= Role.PLATFORM_ADMIN
+    return bool(principal.orgs_where(Role.ORG_ADMIN)) or principal.on_platform(Role.PLATFORM_ADMIN)
 
 
 @transaction.atomic
@@ -144,15 +143,18 @@ def authenticate(text: str) -> Principal | None:
     if match is None:
         return None
     kind, public_id, secret = match.groups()
-    token = ApiToken.objects.select_related("user").filter(public_id=public_id).first()
+    try:
+        token = ApiToken.objects.select_related("user").get(public_id=public_id)
+    except ApiToken.DoesNotExist:
+        token = None
     known = bytes(token.secret_sha256) if token else bytes(32)
     if not hmac.compare_digest(known, _digest(secret)) or token is None:
         return None
     if token.state != "active" or not token.user.is_active or token.read_only != (kind == "r"):
         return None
     now = timezone.now()
-    unused = Q(last_used_at=None) | Q(last_used_at__lt=now - LAST_USED_STEP)
     if token.last_used_at is None or token.last_used_at < now - LAST_USED_STEP:
+        unused = Q(last_used_at=None) | Q(last_used_at__lt=now - LAST_USED_STEP)
         ApiToken.objects.filter(unused, pk=token.pk).update(last_used_at=now)
     return principal_for(token.user, Means.TOKEN, token)
 

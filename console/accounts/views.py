@@ -143,7 +143,7 @@ def list_tokens(request: SignedInRequest) -> HttpResponse:
         "form": form,
         "made": made,
         "tokens": rows,
-        "origin": _origin(request),
+        "origin": f"{request.scheme}://{request.get_host()}",
         "administers": may_administer,
     }
     return render(request, "accounts/tokens.html", context)
@@ -166,7 +166,7 @@ def administered_tokens(request: SignedInRequest) -> HttpResponse:
 @post_page
 def revoke_token(request: SignedInRequest, public_id: str) -> HttpResponse:
     token = tokens.revoke(request.principal, public_id)
-    messages.success(request, f"“{token.name}” is revoked. It no longer opens anything.")
+    messages.success(request, f"“{token.name}” revoked. Its clients are rejected from now on.")
     return redirect("tokens" if token.user_id == request.principal.user_id else "tokens-administered")
 
 
@@ -210,10 +210,6 @@ def revoke_credentials(request: SignedInRequest, username: str) -> HttpResponse:
     user = services.get_user(request.principal, username)
     count = services.revoke_credentials(request.principal, user)
     messages.success(
-        request, f"{user.username} is logged out everywhere; tokens that were revoked: {count}."
+        request, f"{user.username} is logged out everywhere, and {count} tokens were revoked."
     )
     return redirect("user", username=user.username)
-
-
-def _origin(request: HttpRequest) -> str:
-    return f"{request.scheme}://{request.get_host()}"

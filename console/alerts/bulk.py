@@ -45,19 +45,17 @@ def do(
     if len(listed) > ALERTS_MAX:
         raise ValidationError(f"At most {ALERTS_MAX} alerts at a time.")
     # Locked in one order, so that two requests cannot deadlock.
-    found = [services.for_change(principal, one) for one in listed]
-    for alert in found:
-        match verb:
-            case Verb.ACKNOWLEDGE:
-                services.acknowledge(principal, alert, reason)
-            case Verb.ASSIGN:
-                services.assign(principal, alert, username, reason)
-            case Verb.SILENCE:
-                _silence(principal, alert, ends_at, reason)
-    return found
+    match verb:
+        case Verb.ACKNOWLEDGE:
+            return [services.acknowledge(principal, one, reason) for one in listed]
+        case Verb.ASSIGN:
+            return [services.assign(principal, one, username, reason) for one in listed]
+        case Verb.SILENCE:
+            return [_silence(principal, one, ends_at, reason) for one in listed]
 
 
-def _silence(principal: Principal, alert: Alert, ends_at: datetime | None, reason: str) -> None:
+def _silence(principal: Principal, alert_id: int, ends_at: datetime | None, reason: str) -> Alert:
+    alert = services.for_change(principal, alert_id)
     if ends_at is None:
         raise ValidationError({"ends_at": "Enter when it ends."})
     silences.create_silence(
@@ -68,3 +66,4 @@ def _silence(principal: Principal, alert: Alert, ends_at: datetime | None, reaso
         ends_at=ends_at,
         reason=reason,
     )
+    return alert

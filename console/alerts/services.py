@@ -9,11 +9,10 @@ from typing import Any, Final
 
 from django.db import transaction
 from django.db.models import Case, IntegerField, Max, Q, QuerySet, Value, When
-from django.http import Http404
 from django.utils import timezone
 
 from console.accounts.models import User
-from console.accounts.principal import Principal, Refused
+from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.alerts.models import Alert, Comment, Evaluation
 from console.alerts.rules.catalogue import RULES
@@ -33,11 +32,6 @@ RELATED_MAX: Final = 20
 WHY_NOT_A_RAIL: Final = "why_not_a_rail"  # in evidence: a sentence of `placement.sentences.why`
 EVALUATOR_LATE: Final = timedelta(seconds=6 * TICK_SECONDS)
 _ORDER: Final = (State.FIRING, State.NO_DATA, State.PENDING, State.RESOLVED, State.QUIET)
-
-
-def role_over(principal: Principal, org_id: int | None) -> Role | None:
-    """The role of a principal in an org, or on the platform if there is no org."""
-    return principal.platform_role if org_id is None else principal.role_in(org_id)
 
 
 def visible_alerts(principal: Principal) -> QuerySet[Alert]:
@@ -70,12 +64,7 @@ def evidence(principal: Principal, alert: Alert) -> dict[str, Any]:
 def get_alert(principal: Principal, alert_id: int, at_least: Role = Role.VIEWER) -> Alert:
     """The one access function. Raises Http404 without a role, Refused if the role is too low."""
     alert = Alert.objects.select_related("org", "assignee", "suppressed_by").filter(pk=alert_id).first()
-    role = role_over(principal, alert.org_id) if alert else None
-    if alert is None or role is None:
-        raise Http404("There is no such alert, or you may not see it.")
-    if role < at_least:
-        raise Refused(f"This needs the role {at_least.label}; yours is {role.label}.")
-    return alert
+    return principal.checked(alert, at_least, "alert")
 
 
 @dataclass(frozen=True)
@@ -85,7 +74,7 @@ class Filters:
     state: str = "open"  # or one state, or "all"
     severity: str = ""
     rule: str = ""
-    org_id: int | None = None
+    org: Org | None = None
     topic: str = ""
     q: str = ""
     suppressed: bool = False  # whether to include suppressed alerts
@@ -98,11 +87,9 @@ class Filters:
             alerts = alerts.filter(state=self.state)
         if not self.suppressed:
             alerts = alerts.filter(unsuppressed(principal))
-        for name in ("severity", "rule", "topic"):
+        for name in ("severity", "rule", "org", "topic"):
             if value := getattr(self, name):
                 alerts = alerts.filter(**{name: value})
-        if self.org_id is not None:
-            alerts = alerts.filter(org=self.org_id)
         if self.q:
             alerts = alerts.filter(
                 Q(sentence__icontains=self.q) | Q(topic__icontains=self.q) | Q(rule__icontains=self.q)
@@ -144,42 +131,33 @@ def for_change(principal: Principal, alert_id: int) -> Alert:
 
 
 @transaction.atomic
-def acknowledge(principal: Principal, alert: Alert, reason: str = "") -> Alert:
-    """Acknowledge an alert from `for_change` until its episode ends. Its state does not change. An alert
-    that is acknowledged or resolved stays as it is."""
+def acknowledge(principal: Principal, alert_id: int, reason: str = "") -> Alert:
+    """Acknowledge an alert until its episode ends. Its state does not change. An alert that is
+    acknowledged or resolved stays as it is."""
+    alert = for_change(principal, alert_id)
     if alert.acknowledged_at is None and alert.is_open:
-        before = _snapshot(alert)
-        alert.acknowledged_at, alert.acknowledged_by = timezone.now(), principal.name
-        alert.save(update_fields=["acknowledged_at", "acknowledged_by"])
-        after = _snapshot(alert)
-        record(principal, "alert.acknowledge", _about(alert), before=before, after=after, reason=reason)
+        by = {"acknowledged_at": timezone.now(), "acknowledged_by": principal.name}
+        _change(principal, "alert.acknowledge", alert, reason, **by)
     return alert
 
 
 @transaction.atomic
-def unacknowledge(principal: Principal, alert: Alert, reason: str = "") -> Alert:
+def unacknowledge(principal: Principal, alert_id: int, reason: str = "") -> Alert:
     """Take an acknowledgement back."""
+    alert = for_change(principal, alert_id)
     if alert.acknowledged_at is not None:
-        before = _snapshot(alert)
-        alert.acknowledged_at, alert.acknowledged_by = None, ""
-        alert.save(update_fields=["acknowledged_at", "acknowledged_by"])
-        after = _snapshot(alert)
-        record(
-            principal, "alert.unacknowledge", _about(alert), before=before, after=after, reason=reason
-        )
+        by = {"acknowledged_at": None, "acknowledged_by": ""}
+        _change(principal, "alert.unacknowledge", alert, reason, **by)
     return alert
 
 
 @transaction.atomic
-def assign(principal: Principal, alert: Alert, username: str, reason: str = "") -> Alert:
+def assign(principal: Principal, alert_id: int, username: str, reason: str = "") -> Alert:
     """Assign an alert to a user who may see it, or to nobody if the name is empty. Raises NoSuchUser."""
+    alert = for_change(principal, alert_id)
     user = _assignee(alert, username) if username else None
     if user != alert.assignee:
-        before = _snapshot(alert)
-        alert.assignee = user
-        alert.save(update_fields=["assignee"])
-        after = _snapshot(alert)
-        record(principal, "alert.assign", _about(alert), before=before, after=after, reason=reason)
+        _change(principal, "alert.assign", alert, reason, assignee=user)
     return alert
 
 
@@ -194,11 +172,20 @@ def _assignee(alert: Alert, username: str) -> User:
 
 
 @transaction.atomic
-def comment(principal: Principal, alert: Alert, text: str) -> Comment:
-    """Add a comment to the timeline of an alert from `for_change`."""
+def comment(principal: Principal, alert_id: int, text: str) -> Comment:
+    """Add a comment to the timeline of an alert."""
+    alert = for_change(principal, alert_id)
     made = Comment.objects.create(alert=alert, author=principal.name, text=text)
     record(principal, "alert.comment", _about(alert), after={"text": text})
     return made
+
+
+def _change(principal: Principal, action: str, alert: Alert, reason: str, **values: Any) -> None:
+    before = _snapshot(alert)
+    for name, value in values.items():
+        setattr(alert, name, value)
+    alert.save(update_fields=[*values])
+    record(principal, action, _about(alert), before=before, after=_snapshot(alert), reason=reason)
 
 
 def _about(alert: Alert) -> Subject:

@@ -17,10 +17,10 @@ from inspect import Parameter, signature
 from typing import Annotated, Any
 
 from django.db import connection, transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from ninja import Header, Query, Schema
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.models import StoredAnswer
@@ -88,7 +88,7 @@ def idempotent(view: View, *, has_dry_run: bool = False) -> Callable[..., HttpRe
 
     @wraps(view)
     def answer(
-        request: HttpRequest, *, key: str, validate_only: bool = False, **values: Any
+        request: SignedInRequest, *, key: str, validate_only: bool = False, **values: Any
     ) -> HttpResponse:
         if is_told:
             values["validate_only"] = validate_only
@@ -115,10 +115,9 @@ def with_dry_run(view: View) -> Callable[..., HttpResponse]:
 
 
 def _once(
-    request: HttpRequest, key: str, body: Schema | None, effect: Callable[[], Answer], *, keep: bool
+    request: SignedInRequest, key: str, body: Schema | None, effect: Callable[[], Answer], *, keep: bool
 ) -> HttpResponse:
-    principal = requester(request)
-    principal.check_may_change()
+    request.principal.check_may_change()
     scope = _scope(request, key)
     said = [body.model_dump(mode="json") if body else None, request.META.get("QUERY_STRING", "")]
     body_sha256 = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).digest()
@@ -132,7 +131,7 @@ def _once(
         stored = StoredAnswer.objects.filter(pk=scope).first()
         if stored is not None:
             for org_id, role in stored.needs:
-                principal.check(Authority(org_id, Role(role)))
+                request.principal.check(Authority(org_id, Role(role)))
             return _replay(stored, body_sha256)
         answer = effect()
         text = answer.body.model_dump_json(by_alias=True) if answer.body else ""
@@ -156,8 +155,8 @@ def drop_old(now: datetime) -> int:
     return deleted
 
 
-def _scope(request: HttpRequest, key: str) -> bytes:
-    principal = requester(request)
+def _scope(request: SignedInRequest, key: str) -> bytes:
+    principal = request.principal
     parts = [str(principal.user_id), principal.credential, str(request.method), request.path, key]
     return hashlib.sha256(json.dumps(parts).encode()).digest()
 

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from django.core import signing
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest
-from ninja import Query, Router, Schema
+from ninja import Query, Schema
 from pydantic import Field
 
-from console.api.problems import ApiError, FieldError, documented
+from console.accounts.browser import SignedInRequest
+from console.api.problems import ApiError, FieldError
+from console.api.routes import Router, answers
 
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 200
@@ -38,11 +39,11 @@ Rows = QuerySet[Any] | tuple[QuerySet[Any], Callable[[Any], object]]
 
 
 def listing(
-    router: Router, path: str, shown: type[Schema], *statuses: int, by: str, summary: str
+    router: Router, path: str, shown: type[Schema], *problems: int, by: str
 ) -> Callable[[Callable[..., Rows]], Callable[..., dict[str, object]]]:
     """Serve the rows that a view returns by pages, in the order of the unique column `by`.
 
-    It adds `cursor` and `limit` to the view's parameters. The `statuses` are those of its errors.
+    It adds `cursor` and `limit` to the view's parameters. `problems`: the statuses of its errors.
     """
 
     def serve(view: Callable[..., Rows]) -> Callable[..., dict[str, object]]:
@@ -50,7 +51,7 @@ def listing(
 
         @wraps(view)
         def answer(
-            request: HttpRequest, *, cursor: str | None, limit: int, **values: Any
+            request: SignedInRequest, *, cursor: str | None, limit: int, **values: Any
         ) -> dict[str, object]:
             found = view(request, **values)
             rows, show = found if isinstance(found, tuple) else (found, None)
@@ -62,8 +63,8 @@ def listing(
         )
         parameters = [*own.parameters.values(), *added]
         answer.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-        responses = {200: Page[shown], **documented(*statuses)}  # type: ignore[valid-type]
-        router.get(path, response=responses, summary=summary)(answer)
+        response = answers(Page[shown], *problems)  # type: ignore[valid-type]
+        router.get(path, response=response)(answer)
         return answer
 
     return serve

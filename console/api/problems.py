@@ -33,10 +33,10 @@ class Problem(Schema):
 KINDS = {
     "MalformedRequest": (400, "The request can't be read"),
     "IdempotencyKeyMissing": (400, "An Idempotency-Key is required"),
-    "Unauthenticated": (401, "Who are you?"),
+    "Unauthenticated": (401, "Not authenticated"),
     "Forbidden": (403, "Not allowed"),
     "NotFound": (404, "Not found"),
-    "MethodNotAllowed": (405, "Not this method"),
+    "MethodNotAllowed": (405, "Method not allowed"),
     "Conflict": (409, "It conflicts with what is there"),
     "OperationRunning": (409, "Another operation works on it"),
     # Why a session waits or is refused: what can't be now, and what can never be.

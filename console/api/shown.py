@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Final, TypeVar
 
-from django.http import HttpRequest
 from ninja import Schema
 from pydantic import BeforeValidator
 
+from console.accounts.browser import SignedInRequest
+
 # What resolvers of schemas get as `context`, besides what they read from.
-Context = Mapping[str, HttpRequest]
+Context = Mapping[str, SignedInRequest]
 S = TypeVar("S", bound=Schema)
 
 
-def read(schema: type[S], found: object, request: HttpRequest) -> S:
+def read(schema: type[S], found: object, request: SignedInRequest) -> S:
     """What the API would make of it, if a view returned it."""
     return schema.model_validate(found, context={"request": request})
 

@@ -12,6 +12,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.openapi.schema import OpenAPISchema, get_schema
+from ninja.parser import Parser
 
 from console.accounts.api import router as accounts
 from console.alerts.web.api import router as alerts
@@ -22,7 +23,6 @@ from console.alerts.web.silences_api import router as silences
 from console.api import problems
 from console.api.auth import AUTHENTICATION, CHALLENGE
 from console.api.etags import etag
-from console.api.parser import BoundedParser, sentence_of
 from console.api.problems import ApiError, FieldError
 from console.audit.api import router as audit
 from console.audit.services import CannotUndo
@@ -41,8 +41,7 @@ from console.metrics.api import router as metrics
 from console.metrics.dead_letters import router as dead_letters
 from console.operations.api import busy
 from console.operations.api import router as operations
-from console.operations.plans import StalePlan
-from console.operations.services import Busy
+from console.operations.services import Busy, StalePlan
 from console.orgs.api import router as orgs
 from console.overview.api import router as overview
 from console.placement.topology import Misconfigured
@@ -56,10 +55,10 @@ from console.search.api import router as search
 from console.sessions.changes.sizes import JobsRun
 from console.sessions.plans.proposals import CannotPlan
 from console.sessions.rest.drains import router as leaving
-from console.sessions.rest.driver_orgs import router as driver_orgs
-from console.sessions.rest.driver_removal import router as removal
+from console.sessions.rest.drivers import router as drivers
 from console.sessions.rest.rules import router as session_rules
 from console.sessions.rest.sessions import router as sessions
+from telemetry.decoder import DOCUMENT, Malformed, decode
 
 DESCRIPTION = """
 Everything the console does, for automation.
@@ -72,6 +71,15 @@ Everything the console does, for automation.
   operation says so; sending one again does not do it twice.
 * **`X-Request-ID`** is echoed and stands in logs and in the audit trail.
 """
+
+
+class BoundedParser(Parser):
+    """JSON by the one bounded decoder, so that nobody's body is deeper, longer or larger in its numbers
+    than what follows can hold."""
+
+    def parse_body(self, request: HttpRequest) -> Any:
+        """Raises Malformed, of which ninja makes an HttpError: see `sentence_of`."""
+        return decode(request.body, object, DOCUMENT)
 
 
 class Api(NinjaAPI):
@@ -134,8 +142,7 @@ api.add_router("", claims)
 api.add_router("", sessions)
 api.add_router("", session_rules)
 api.add_router("", leaving)
-api.add_router("", removal)
-api.add_router("", driver_orgs)
+api.add_router("", drivers)
 api.add_router("", live)
 api.add_router("", fleet)
 api.add_router("", joining)
@@ -247,3 +254,10 @@ def _location(parts: tuple[Any, ...]) -> list[Any]:
 def _invalid(errors: list[FieldError]) -> HttpResponse:
     said = "; ".join(f"{item.pointer}: {item.detail.rstrip('.')}" for item in errors[:5])
     return problems.response(problems.problem("InvalidRequest", f"{said}.", errors))
+
+
+def sentence_of(error: HttpError) -> str:
+    """What ninja says, and why a body could not be decoded, which it does not say."""
+    if isinstance(error.__cause__, Malformed):
+        return f"The body is not the JSON that is expected here: {error.__cause__}."
+    return f"{error.message}."

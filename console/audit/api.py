@@ -5,13 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from django.http import HttpRequest
-from ninja import Field, Path, Router, Schema
+from ninja import Field, Path, Schema
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.api.fields import Input, Moment, Reason, SearchText
 from console.api.pagination import Rows, listing
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.audit import services
 from console.audit.models import AuditEntry
 from console.audit.services import Filters
@@ -59,9 +58,9 @@ class UndoIn(Input):
     reason: Reason = ""
 
 
-@listing(router, "/audit", EntryOut, 404, by="-pk", summary="The audit trail")
+@listing(router, "/audit", EntryOut, 404, by="-pk")
 def list_entries(
-    request: HttpRequest,
+    request: SignedInRequest,
     q: SearchText = "",
     actor: SearchText = "",
     action: SearchText = "",
@@ -70,29 +69,27 @@ def list_entries(
     since: Moment | None = None,
     until: Moment | None = None,
 ) -> Rows:
-    principal = requester(request)
+    """The audit trail."""
     filters = Filters(
         q=q,
         actor=actor,
         action=action,
-        org_id=get_org(principal, org).pk if org else None,
+        org=get_org(request.principal, org) if org else None,
         request_id=request_id,
         since=since,
         until=until,
     )
-    return filters.apply(services.visible_entries(principal))
+    return filters.apply(services.visible_entries(request.principal))
 
 
-@router.get("/audit/{entry_id}", response={200: EntryOut, **documented(404)}, summary="One entry")
-def get_entry(request: HttpRequest, entry_id: EntryId) -> AuditEntry:
-    return services.get_entry(requester(request), entry_id)
+@router.get("/audit/{entry_id}", response=answers(EntryOut, 404))
+def get_entry(request: SignedInRequest, entry_id: EntryId) -> AuditEntry:
+    """One entry."""
+    return services.get_entry(request.principal, entry_id)
 
 
-@router.post(
-    "/audit/{entry_id}/undo",
-    response={200: EntryOut, **documented(404, 409)},
-    summary="Undo a change",
-)
-def undo(request: HttpRequest, entry_id: EntryId, payload: UndoIn) -> AuditEntry:
-    principal = requester(request)
+@router.post("/audit/{entry_id}/undo", response=answers(EntryOut, 404, 409))
+def undo(request: SignedInRequest, entry_id: EntryId, payload: UndoIn) -> AuditEntry:
+    """Undo a change."""
+    principal = request.principal
     return services.undo(principal, services.get_entry(principal, entry_id), payload.reason)

@@ -14,10 +14,11 @@ from django.http import Http404
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.models import OBJECT_NAME_MAX, REASON_MAX, AuditEntry
+from console.orgs.models import Org
 from console.search.services import Found, finder
 from console.shell import request_context
-from console.shell.texts import cut
 from telemetry.events import note
+from telemetry.topics import of_org
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,12 @@ class Subject:
     name: str
     org_id: int | None = None
     topics: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, kind: str, key: object, name: str, org: Org | None, *topics: str) -> Subject:
+        """Something of an org, whose viewers are told as well, or of none."""
+        told = [*topics, of_org(org.slug)] if org else topics
+        return cls(kind, key, name, org.pk if org else None, told)
 
 
 def record(
@@ -98,7 +105,7 @@ class Filters:
     q: str = ""
     actor: str = ""
     action: str = ""
-    org_id: int | None = None
+    org: Org | None = None
     request_id: str = ""
     since: datetime | None = None
     until: datetime | None = None
@@ -117,8 +124,8 @@ class Filters:
             entries = entries.filter(
                 Q(action=self.action) | Q(action__startswith=f"{self.action.rstrip('.')}.")
             )
-        if self.org_id is not None:
-            entries = entries.filter(org_id=self.org_id)
+        if self.org:
+            entries = entries.filter(org_id=self.org.pk)
         if self.request_id:
             entries = entries.filter(request_id=self.request_id)
         if self.since:
@@ -177,3 +184,8 @@ def find_requests(principal: Principal, text: str, most: int) -> list[Found]:
         Found(f"{one.action} {one.object_name}", f"by {one.actor_name}", "audit-entry", one.pk)
         for one in entries
     ]
+
+
+def cut(text: str, most: int) -> str:
+    """Return `text`, or as much of it as fits into `most` characters, with an ellipsis at its end."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"

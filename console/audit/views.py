@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import AsyncIterator
 
+from django import forms
 from django.contrib import messages
 from django.db.models import QuerySet
 from django.http import HttpResponse, StreamingHttpResponse
@@ -11,12 +12,12 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 
 from console.accounts.browser import SignedInRequest, post_page, read_page
+from console.accounts.forms import OrgsMixin, org_field, utc_field
 from console.audit import services
-from console.audit.forms import FilterForm, UndoForm
 from console.audit.models import AuditEntry
 from console.audit.services import Filters
 from console.orgs.services import visible_orgs
-from console.shell.pages import Telling, paged
+from console.shell.pages import Telling, harmless, paged
 
 CSV_ROWS_MAX = 100_000
 CSV_ROWS_AT_ONCE = 1000
@@ -34,22 +35,29 @@ CSV_COLUMNS = [
     "reason",
     "changes",
 ]
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+class FilterForm(OrgsMixin):
+    """The filters of the page and of the CSV; all of them live in the address."""
+
+    q = forms.CharField(max_length=120, required=False, label="Search")
+    actor = forms.CharField(max_length=120, required=False, label="User")
+    action = forms.CharField(
+        max_length=48, required=False, label="Action", help_text="“org” matches all org.* actions."
+    )
+    org = org_field("all")
+    since = utc_field("From (UTC)")
+    until = utc_field("Until (UTC)")
+    request_id = forms.CharField(max_length=64, required=False, label="Request id")
+
+
+class UndoForm(forms.Form):
+    reason = forms.CharField(max_length=500, required=False, label="Reason")
 
 
 def _filters(form: FilterForm) -> Filters:
     """What a valid form says; nothing where it is not valid, and the page says what is wrong."""
-    values = form.cleaned_data if form.is_valid() else {}
-    org = values.get("org")
-    return Filters(
-        q=values.get("q", ""),
-        actor=values.get("actor", ""),
-        action=values.get("action", ""),
-        org_id=org.pk if org else None,
-        request_id=values.get("request_id", ""),
-        since=values.get("since"),
-        until=values.get("until"),
-    )
+    return Filters(**form.cleaned_data) if form.is_valid() else Filters()
 
 
 @read_page
@@ -114,7 +122,7 @@ async def _csv(entries: QuerySet[AuditEntry]) -> AsyncIterator[str]:
     writer = csv.writer(_Line())
     yield writer.writerow(CSV_COLUMNS)
     async for entry in entries.aiterator(chunk_size=CSV_ROWS_AT_ONCE):
-        yield writer.writerow([_harmless(cell) for cell in _cells(entry)])
+        yield writer.writerow([harmless(str(cell)) for cell in _cells(entry)])
 
 
 def _cells(entry: AuditEntry) -> list[object]:
@@ -133,10 +141,3 @@ def _cells(entry: AuditEntry) -> list[object]:
         entry.reason,
         json.dumps(changes, sort_keys=True) if changes else "",
     ]
-
-
-def _harmless(cell: object) -> object:
-    """A text that a spreadsheet would run as a formula gets an apostrophe in front."""
-    if isinstance(cell, str) and cell.startswith(FORMULA_STARTS):
-        return f"'{cell}"
-    return cell

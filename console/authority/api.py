@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
 
-from django.http import HttpRequest
-from ninja import Field, Router, Schema, Status
+from ninja import Field, Schema, Status
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.api.fields import Input, Reason
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.authority import services
 
 router = Router(tags=["authority"])
@@ -38,31 +38,19 @@ class RotationIn(Input):
     reason: Reason = ""
 
 
-def _shown(request: HttpRequest) -> dict[str, object]:
-    roots = services.visible_authorities(requester(request))
-    told, following = services.bundle(), services.following()
-    return {
-        "authorities": told.authorities,
-        "digest": told.digest,
-        "roots": roots,
-        "alive": following.alive,
-        "behind": following.behind,
-        "away": following.away,
-    }
+def _shown(request: SignedInRequest) -> dict[str, object]:
+    roots = services.visible_authorities(request.principal)
+    return {"roots": roots, **asdict(services.bundle()), **asdict(services.following())}
 
 
-@router.get(
-    "/authority", response={200: AuthorityOut, **documented(404)}, summary="The certificate authority"
-)
-def show_authority(request: HttpRequest) -> dict[str, object]:
+@router.get("/authority", response=answers(AuthorityOut, 404))
+def show_authority(request: SignedInRequest) -> dict[str, object]:
+    """The certificate authority."""
     return _shown(request)
 
 
-@router.post(
-    "/authority/rotate",
-    response={202: AuthorityOut, **documented(404, 409)},
-    summary="Replace the root certificate",
-)
-def rotate_authority(request: HttpRequest, payload: RotationIn) -> Status[dict[str, object]]:
-    services.begin_rotation(requester(request), payload.reason)
+@router.post("/authority/rotate", response=answers(AuthorityOut, 404, 409, status=202))
+def rotate_authority(request: SignedInRequest, payload: RotationIn) -> Status[dict[str, object]]:
+    """Replace the root certificate."""
+    services.begin_rotation(request.principal, payload.reason)
     return Status(202, _shown(request))

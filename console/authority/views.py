@@ -34,5 +34,7 @@ def show(request: SignedInRequest) -> HttpResponse:
 def rotate(request: SignedInRequest) -> HttpResponse:
     with Telling(request, Impossible):
         services.begin_rotation(request.principal)
-        messages.success(request, "A new root is made. It signs when all processes believe it.")
+        messages.success(
+            request, "A new root was created. It signs as soon as all live processes trust it."
+        )
     return redirect("fleet-authority")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
-from django.http import HttpRequest
 from django.utils import timezone
-from ninja import Field, Query, Router, Schema
+from ninja import Field, Query, Schema
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.api.fields import Moment
-from console.api.problems import ApiError, FieldError, documented
+from console.api.problems import ApiError, FieldError
+from console.api.routes import Router, answers
 from console.charts.ranges import Range
 from console.charts.slowest import ROWS_MAX, behind
 from console.metrics.api import Topic
@@ -41,13 +41,9 @@ class TransferOut(Schema):
     link: str = Field(description="Spine link, if any.")
 
 
-@router.get(
-    "/slowest",
-    response={200: list[TransferOut], **documented(404)},
-    summary="List the slowest transfers of a topic",
-)
+@router.get("/slowest", response=answers(list[TransferOut], 404))
 def list_slowest(
-    request: HttpRequest,
+    request: SignedInRequest,
     topic: Topic = "fleet",
     start: Moment | None = None,
     end: Moment | None = None,
@@ -55,8 +51,11 @@ def list_slowest(
     seconds_max: Annotated[float | None, Query(ge=0, description="Excludes longer transfers.")] = None,
     limit: Annotated[int, Query(ge=1, le=ROWS_MAX)] = ROWS_MAX,
 ) -> list[SlowTransfer]:
-    """A transfer is a batch of columns of one org. The two slowest of each driver, org and direction in
-    every ten seconds are stored for a day."""
+    """List the slowest transfers of a topic.
+
+    A transfer is a batch of columns of one org. The two slowest of each driver, org and direction in
+    every ten seconds are stored for a day.
+    """
     until = end or timezone.now()
     since = start or until - DEFAULT_SPAN
     if since >= until:
@@ -65,7 +64,7 @@ def list_slowest(
             "InvalidRequest", detail, errors=[FieldError(pointer="/query/end", detail=detail)]
         )
     found = behind(
-        requester(request),
+        request.principal,
         topic,
         Range(since.timestamp(), until.timestamp()),
         direction=direction or "",

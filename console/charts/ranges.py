@@ -76,7 +76,7 @@ class Range:
         """The fields of a form."""
         if self.name:
             return [("range", self.name)]
-        return [("from", _written(self.start)), ("until", _written(self.end))]
+        return [("from", written(self.start)), ("until", written(self.end))]
 
     @property
     def from_at(self) -> datetime:
@@ -119,5 +119,5 @@ def _read(text: str) -> float:
     return seconds
 
 
-def _written(seconds: float) -> str:
+def written(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -14,7 +14,7 @@ from django.urls import reverse
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.charts.ranges import EARLIER, Range
+from console.charts.ranges import EARLIER, Range, written
 from console.charts.slowest import DIRECTIONS
 from console.metrics.catalog import METRICS
 from console.metrics.services import check_topic
@@ -267,12 +267,8 @@ def _query(plan: Plan, fold: Fold, over: Range) -> str:
     asked += [("label", f"{name}:{value}") for name, value in plan.where.items()]
     if plan.over:
         asked.append(("over", plan.over.name))
-    asked += [("start", _moment(over.start)), ("end", _moment(over.end))]
+    asked += [("start", written(over.start)), ("end", written(over.end))]
     return f"/api/v1/metrics/query?{urlencode(asked)}"
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _name(plan: Plan, answer: Answer, labels: Mapping[str, str]) -> str:

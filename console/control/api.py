@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from django.http import HttpRequest
-from ninja import Query, Router, Schema
+from ninja import Query, Schema
 from pydantic import Field
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.api.pagination import Rows, listing
+from console.api.routes import Router
 from console.api.shown import OR_NULL
 from console.control import services
 from kvss_agent.http.exchange import Fault
@@ -33,17 +33,11 @@ class TargetOut(Schema):
     retry_at: datetime | None = Field(description="Time of the next attempt.")
 
 
-@listing(
-    router,
-    "/targets",
-    TargetOut,
-    404,
-    by="pk",
-    summary="Agents and drivers with their desired and observed generations",
-)
+@listing(router, "/targets", TargetOut, 404, by="pk")
 def list_targets(
-    request: HttpRequest,
+    request: SignedInRequest,
     faulty: Annotated[bool, Query(description="Only those with invalid answers.")] = False,
 ) -> Rows:
-    found = services.visible_targets(requester(request))
+    """Agents and drivers with their desired and observed generations."""
+    found = services.visible_targets(request.principal)
     return found.exclude(fault="") if faulty else found

@@ -29,6 +29,7 @@ class Shard(Struct, frozen=True):
     state: Text = ""
     reason: Text | None = ""
     left_to_move: Count = 0
+    former_homes: Annotated[list[Text], Meta(max_length=SHARDS_MAX)] = []
     count_from: Count = 0
 
 

@@ -36,7 +36,7 @@ from kvss_agent.http.exchange import (
     Unanswered,
     run,
 )
-from kvss_agent.settings import is_loopback
+from kvss_agent.process.settings import is_loopback
 from telemetry.decoder import Malformed, excerpt
 
 log = logging.getLogger(__name__)
@@ -151,11 +151,6 @@ def invalid(error: Malformed) -> str:
         f"Its answer is not valid: {error}. Is it one of ours, and of this version?",
         SENTENCE_CHARACTERS_MAX,
     )
-
-
-def refusal(answer: Reply) -> str:
-    """What it said against it."""
-    return answer.refusal
 
 
 # A round

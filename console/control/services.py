@@ -22,16 +22,7 @@ from kombu.exceptions import OperationalError
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.control.documents import (
-    Compiler,
-    Document,
-    NotYet,
-    Partial,
-    addition,
-    common_part,
-    part,
-    round_part,
-)
+from console.control.documents import Compiler, Document, NotYet, Partial
 from console.control.models import BadAnswers, Change, Kind, Target, new_secret
 from console.control.sending import (
     ROUND_SECONDS,
@@ -45,24 +36,6 @@ from console.fleet.models import Driver, Node
 from telemetry.events import in_order_of_commits
 from telemetry.hints import hint
 
-__all__ = [
-    "NotYet",
-    "addition",
-    "applied",
-    "changed",
-    "claims_key_of",
-    "common_part",
-    "forget",
-    "in_the_open",
-    "new_claims_key",
-    "part",
-    "push",
-    "reconcile",
-    "round_part",
-    "secret_of",
-    "visible_targets",
-]
-
 log = logging.getLogger(__name__)
 
 PUSH: Final = "console.control.tasks.push"  # by its name, for it imports this module
@@ -70,9 +43,8 @@ PUSH: Final = "console.control.tasks.push"  # by its name, for it imports this m
 Address = tuple[str, str]  # kind and name; * for all of a kind
 ALL_DRIVERS: Final[Address] = (Kind.DRIVER.value, "*")
 ALL_NODES: Final[Address] = (Kind.NODE.value, "*")
-ASK_EVERY: Final = timedelta(
-    seconds=30
-)  # also of who should be there already: it may have lost its state
+# Also who should be there already: it may have lost its state.
+ASK_EVERY: Final = timedelta(seconds=30)
 RETRY_SECONDS: Final = (1, 2, 5, 10, 30, 60)  # after so many failures in a row
 FAILURES_PATIENT_MAX: Final = 3  # in a row; then a change waits for the next try, too
 ASKED_FOR: Final = timedelta(seconds=ROUND_SECONDS + 2)  # then whoever asked a target has died in it

@@ -8,8 +8,8 @@ import secrets
 from typing import Final, NamedTuple
 
 from console.demo.story import Ask
+from swdriver_shim.adapters.remote import Prefixes
 from swdriver_shim.adapters.wafer import ColumnPart, Speed, Wafer
-from swdriver_shim.prefixes import Prefixes
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from console.accounts.principal import SYSTEM
 from console.alerts.models import Alert
 from console.alerts.suggested_fixes import services as suggested_fixes
 from console.demo import story
-from console.environment import remove_data
+from console.environment import STACK, remove_data
 from console.fleet.models import Node
 from console.operations.models import Operation
 from console.operations.services import running_on
@@ -135,7 +135,7 @@ class Incident:
             if time.monotonic() > deadline:
                 raise CannotStage(
                     f"Timed out after {duration(PATIENCE_SECONDS)} waiting until {what}. "
-                    "`python -m console.stack status` shows which services are running."
+                    f"`{STACK} status` shows which services are running."
                 )
             time.sleep(LOOK_EVERY_SECONDS)
         return found

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
-import msgspec
-from django.http import HttpRequest
-from ninja import Field, Router, Schema
+from ninja import Field, Schema
 from pydantic import StringConstraints
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.api.fields import NO_NUL, Input
-from console.api.problems import ApiError, documented
+from console.api.problems import ApiError
+from console.api.routes import Router, answers
 from console.explain.services import Explained, Question, explain, recent_requests
 from console.orgs.api import Slug
 
@@ -114,44 +112,19 @@ class RecentRequestsOut(Schema):
     unreachable: list[UnreachableOut]
 
 
-@router.post(
-    "/orgs/{slug}/explain",
-    response={200: ExplainedOut, **documented(404)},
-    summary="Explain hits and misses of a prompt, column by column",
-)
-def explain_prompt(request: HttpRequest, slug: Slug, payload: ExplainIn) -> dict[str, Any]:
-    """Asks the drivers. Changes nothing and stores nothing."""
+@router.post("/orgs/{slug}/explain", response=answers(ExplainedOut, 404))
+def explain_prompt(request: SignedInRequest, slug: Slug, payload: ExplainIn) -> Explained:
+    """Explain hits and misses of a prompt, column by column.
+
+    Asks the drivers. Changes nothing and stores nothing.
+    """
     if sum(map(bool, (payload.request, payload.tokens, payload.keys))) != 1:
         raise ApiError("InvalidRequest", "Give exactly one of `request`, `tokens` and `keys`.")
-    return _shown(explain(requester(request), slug, Question(**payload.model_dump())))
+    return explain(request.principal, slug, Question(**payload.model_dump()))
 
 
-@router.get(
-    "/orgs/{slug}/requests",
-    response={200: RecentRequestsOut, **documented(404)},
-    summary="List recent named requests with their hits and misses",
-)
-def list_requests(request: HttpRequest, slug: Slug) -> dict[str, Any]:
-    found, unreachable = recent_requests(requester(request), slug)
-    return {
-        "requests": [msgspec.to_builtins(result) for _, result in found],
-        "unreachable": [one._asdict() for one in unreachable],
-    }
-
-
-def _shown(explained: Explained) -> dict[str, Any]:
-    return {
-        "answers": [
-            {
-                "driver": one.driver,
-                "model": one.model,
-                "result": msgspec.to_builtins(one.result),
-                "groups": {group: [asdict(run) for run in its] for group, its in one.groups.items()},
-                "homes": msgspec.to_builtins(one.homes),
-            }
-            for one in explained.answers
-        ],
-        "unmatched": explained.unmatched,
-        "unreachable": [one._asdict() for one in explained.unreachable],
-        "not_asked": explained.not_asked,
-    }
+@router.get("/orgs/{slug}/requests", response=answers(RecentRequestsOut, 404))
+def list_requests(request: SignedInRequest, slug: Slug) -> dict[str, Any]:
+    """List recent named requests with their hits and misses."""
+    found, unreachable = recent_requests(request.principal, slug)
+    return {"requests": [result for _, result in found], "unreachable": unreachable}

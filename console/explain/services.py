@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from console.accounts.principal import Principal
-from console.control.sending import Call, Endpoint, ask_all, invalid, refusal
+from console.control.sending import Call, Endpoint, ask_all, invalid
 from console.fleet.models import Driver
 from console.orgs.models import Org
 from console.orgs.services import get_org, visible_orgs
@@ -250,8 +250,7 @@ def _answer(sight: Sight, driver: Driver, reply: _Explanation) -> Answer:
     """The driver's explanation, without name, homes and slots for those who may not see the driver."""
     groups = {group: runs(columns) for group, columns in reply.groups.items()}
     if sight.knows_driver(driver.name):
-        model = str((driver.model or {}).get("name", ""))
-        return Answer(driver.name, model, reply.result, groups, reply.homes)
+        return Answer(driver.name, driver.model_name, reply.result, groups, reply.homes)
     hidden = {group: [replace(run, slots=None) for run in its] for group, its in groups.items()}
     return Answer("", "", reply.result, hidden, [])
 
@@ -297,7 +296,7 @@ def _reply(driver: Driver, answer: Reply | str, decoder: msgspec.json.Decoder[T]
     if answer.status_code in _KNOWS_NOTHING:
         return _DriverReply(driver, None)
     if not answer.is_success:
-        return _DriverReply(driver, None, refusal(answer))
+        return _DriverReply(driver, None, answer.refusal)
     try:
         return _DriverReply(driver, answer.read(decoder, LIMITS))
     except Malformed as error:

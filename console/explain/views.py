@@ -1,17 +1,78 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 from urllib.parse import urlencode
 
+from django import forms
+from django.core.exceptions import ValidationError
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 
 from console.accounts.browser import SignedInRequest, form_page
 from console.accounts.roles import Role
-from console.explain.forms import ExplainForm, LinkForm
-from console.explain.services import Question, explain, recent_requests
+from console.explain.services import REQUEST_MAX, Question, explain, recent_requests
 from console.orgs.services import get_org
+
+TEXT_MAX = 900_000  # a request may have a megabyte
+TOKEN_MAX = (1 << 32) - 1
+_KEY = re.compile(r"[0-9a-f]{32}")
+_WORD = re.compile(r"[^\s,;()\[\]]+")  # accepts lists as programs print them
+
+
+class ExplainForm(forms.Form):
+    """Accepts a request, tokens or keys; no engine names requests by lists of numbers, or by keys."""
+
+    asked = forms.CharField(
+        max_length=TEXT_MAX,
+        label="Request, tokens or keys",
+        widget=forms.Textarea(attrs={"rows": 4, "spellcheck": "false"}),
+        help_text="The name of a request; or two or more tokens, as numbers; or keys of columns, as 32 "
+        "hexadecimal digits each. A prompt with images or sound is found by its request only, since "
+        "tokens do not tell them apart. The drivers are asked, and nothing is stored.",
+    )
+    adapter = forms.CharField(
+        max_length=500,
+        required=False,
+        help_text="The adapter that the model ran with. Not needed for a request.",
+    )
+
+    def clean_asked(self) -> Question:
+        words = _WORD.findall(self.cleaned_data["asked"])
+        if not words:
+            raise ValidationError("Enter a request, tokens or keys.")
+        if all(map(_KEY.fullmatch, words)):
+            return Question(keys=words)
+        if len(words) > 1 and all(word.isascii() and word.isdigit() for word in words):
+            return Question(tokens=_tokens(words))
+        if len(words) > 1:
+            raise ValidationError(
+                "This is neither a request, tokens nor keys. Tokens are numbers, a request is one word."
+            )
+        if len(words[0]) > REQUEST_MAX:
+            raise ValidationError(f"A request's name has at most {REQUEST_MAX} characters.")
+        return Question(request=words[0])
+
+
+def _tokens(words: list[str]) -> list[int]:
+    longest = max(words, key=len)
+    if len(longest) > len(str(TOKEN_MAX)) or max(map(int, words)) > TOKEN_MAX:
+        raise ValidationError(f"A token is a number from 0 to {TOKEN_MAX}.")
+    return [int(word) for word in words]
+
+
+class LinkForm(forms.Form):
+    """The query of a link to this page."""
+
+    request = forms.CharField(max_length=REQUEST_MAX, required=False)
+    session = forms.SlugField(max_length=48, required=False)
+
+    def question(self) -> Question | None:
+        """None without a request."""
+        asked: dict[str, Any] = self.cleaned_data
+        return Question(**asked) if asked["request"] else None
 
 
 @form_page

@@ -297,6 +297,11 @@ class Driver(Named, Joined):
     class Meta(Named.Meta):
         constraints = [*Named.Meta.constraints, *Joined.Meta.constraints]
 
+    @property
+    def model_name(self) -> str:
+        """Of its model; empty while none is known."""
+        return str((self.model or {}).get("name", ""))
+
 
 class Watch(models.Model):
     """Since when the console listens to heartbeats without a break. One row."""

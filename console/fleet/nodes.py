@@ -150,9 +150,8 @@ def _undo_labels(principal: Principal, entry: AuditEntry, reason: str) -> None:
 def _node_of(principal: Principal, entry: AuditEntry, at_least: Role) -> Node:
     services.check_fleet(principal, at_least)
     if not Node.objects.filter(name=entry.object_id).exists():
-        raise CannotUndo("The node is no more.")
-    nodes = services.visible_nodes(principal)
-    return services.for_change(principal, nodes, entry.object_id, at_least)
+        raise CannotUndo("The node no longer exists.")
+    return services.for_change(principal, services.visible_nodes, entry.object_id, at_least)
 
 
 def _save(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import TypeVar
@@ -23,6 +24,7 @@ from console.search.services import Found, finder, nearest
 
 N = TypeVar("N", bound=Named)
 
+NOT_JOINED = "not joined"
 _PORTS = Prefetch("ports", Port.objects.select_related("leaf"))
 
 
@@ -72,6 +74,38 @@ def get(things: QuerySet[N], name: str) -> N:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class NodeFilters:
+    """Filters of the page and the API."""
+
+    q: str = ""
+    state: str = ""  # of those that have joined; or NOT_JOINED
+    stamp: str = ""
+    leaf: str = ""
+    label: str = ""  # `rack=7`, or `rack` for whatever value
+
+    def apply(self, found: QuerySet[Node]) -> QuerySet[Node]:
+        if self.q:
+            found = found.filter(Q(name__contains=self.q) | Q(state_reason__icontains=self.q))
+        if self.state:
+            found = found.filter(joined_at__isnull=self.state == NOT_JOINED)
+        if self.state and self.state != NOT_JOINED:
+            found = found.filter(state=self.state)
+        if self.stamp:
+            found = found.filter(stamp__name=self.stamp)
+        if self.leaf:
+            found = found.filter(nics__leaf__name=self.leaf).distinct()
+        if self.label:
+            name, separator, value = self.label.partition("=")
+            asked = {"labels__contains": {name: value}} if separator else {"labels__has_key": name}
+            found = found.filter(**asked)
+        return found
+
+    @property
+    def are_set(self) -> bool:
+        return any((self.q, self.state, self.stamp, self.leaf, self.label))
+
+
 def lock_fleet() -> None:
     """Until the end of the transaction nobody else changes the fleet, or reserves boxes or memory of it.
 
@@ -81,8 +115,11 @@ def lock_fleet() -> None:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('placement'))")
 
 
-def for_change(principal: Principal, things: QuerySet[N], name: str, at_least: Role) -> N:
-    """One of them, locked while the fleet is held, for somebody who may change it."""
+def for_change(
+    principal: Principal, visible: Callable[[Principal], QuerySet[N]], name: str, at_least: Role
+) -> N:
+    """One of what is visible, locked while the fleet is held, for somebody who may change it."""
+    things = visible(principal)
     principal.check_may_change()
     check_fleet(principal, at_least)
     lock_fleet()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from django.http import HttpRequest
-from ninja import Field, Query, Router, Schema
+from ninja import Field, Query, Schema
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.alerts.models import Alert
@@ -18,7 +17,7 @@ from console.alerts.web.silences_api import OrgSlug, SilenceOut
 from console.api.fields import Input
 from console.api.idempotency import Answer, idempotent
 from console.api.pagination import Rows, listing
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.api.shown import Context, SlugOf, read
 from console.audit.api import EntryOut
 from console.handover import services
@@ -72,34 +71,33 @@ class HandOverOut(Schema):
 
     @staticmethod
     def resolve_operations(found: HandOver, context: Context) -> list[Operation]:
-        principal = requester(context["request"])
+        principal = context["request"].principal
         return [without_places(principal, one) for one in found.operations]
 
 
-@router.get(
-    "/hand-over",
-    response={200: HandOverOut, **documented(404)},
-    summary="Get the handover report",
-)
+@router.get("/hand-over", response=answers(HandOverOut, 404))
 def get_hand_over(
-    request: HttpRequest,
+    request: SignedInRequest,
     org: Annotated[
         str, Query(max_length=48, pattern=r"^[a-z0-9-]*$", description="Only this org.")
     ] = "",
     hours: Annotated[int, Query(ge=1, le=services.HOURS_MAX)] = services.HOURS_DEFAULT,
 ) -> HandOver:
-    return services.hand_over(requester(request), org, hours)
+    """Get the handover report."""
+    return services.hand_over(request.principal, org, hours)
 
 
-@listing(router, "/hand-over/notes", NoteOut, by="-pk", summary="List notes, newest first")
-def list_notes(request: HttpRequest) -> Rows:
-    return services.visible_notes(requester(request))
+@listing(router, "/hand-over/notes", NoteOut, by="-pk")
+def list_notes(request: SignedInRequest) -> Rows:
+    """List notes, newest first."""
+    return services.visible_notes(request.principal)
 
 
-@router.post("/hand-over/notes", response={201: NoteOut, **documented(404, 409)}, summary="Add a note")
+@router.post("/hand-over/notes", response=answers(NoteOut, 404, 409, status=201))
 @idempotent
-def write_note(request: HttpRequest, payload: NoteIn) -> Answer:
-    principal = requester(request)
+def write_note(request: SignedInRequest, payload: NoteIn) -> Answer:
+    """Add a note."""
+    principal = request.principal
     org = get_org(principal, payload.org) if payload.org else None
     needs = Authority(org.pk if org else None, Role.ON_CALL)
     return Answer(201, [needs], read(NoteOut, services.write(principal, org, payload.text), request))

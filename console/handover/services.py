@@ -16,7 +16,6 @@ from console.alerts.models import Alert, Silence
 from console.alerts.services import (
     Evaluator,
     gravest_first,
-    role_over,
     unsuppressed,
     visible_alerts,
 )
@@ -113,8 +112,7 @@ def visible_notes(principal: Principal) -> QuerySet[Note]:
 def write(principal: Principal, org: Org | None, text: str) -> Note:
     """Leave a note, of an org by who is on call in it, of all by who is on call on the platform."""
     principal.check_may_change()
-    role = role_over(principal, org.pk if org else None)
-    if role is None or role < Role.ON_CALL:
+    if not principal.holds(Role.ON_CALL, org.pk if org else None):
         whose = f"in {org.name}" if org else "on the platform; name an org to write of it"
         raise Refused(f"This needs the role on-call {whose}.")
     note = Note(org=org, author=principal.name, text=text.strip())
@@ -123,9 +121,7 @@ def write(principal: Principal, org: Org | None, text: str) -> Note:
     record(
         principal,
         "handover.note",
-        Subject(
-            "note", note.pk, str(note), org.pk if org else None, [of_org(org.slug)] if org else [ALERTS]
-        ),
+        Subject.of("note", note.pk, str(note), org, *(() if org else [ALERTS])),
         after={"text": note.text},
     )
     return note

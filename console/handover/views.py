@@ -3,18 +3,29 @@ from __future__ import annotations
 import re
 from urllib.parse import urlencode
 
+from django import forms
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 
 from console.accounts.browser import SignedInRequest, form_page
-from console.accounts.principal import Principal
+from console.accounts.forms import OrgsMixin, org_field
 from console.accounts.roles import Role
 from console.handover import services
-from console.handover.forms import NoteForm
+from console.handover.models import TEXT_MAX
 from console.orgs.models import SLUG
 from console.orgs.services import visible_orgs
 from console.shell.pages import wants_part
+
+
+class NoteForm(OrgsMixin):
+    text = forms.CharField(
+        max_length=TEXT_MAX,
+        label="Note",
+        help_text="For the next on-call: observations, attempts, what to watch.",
+        widget=forms.Textarea(attrs={"rows": 4, "data-press": "n"}),
+    )
+    org = org_field("all orgs and the platform", label="Org")
 
 
 @form_page
@@ -31,7 +42,7 @@ def hand_over(request: SignedInRequest) -> HttpResponse:
         return redirect(f"{reverse('hand-over')}?{query}#notes")
     live = {
         "found": services.hand_over(request.principal, org, hours),
-        "may_write": _may_write(request.principal),
+        "may_write": request.principal.anywhere(Role.ON_CALL),
     }
     if wants_part(request):
         return render(request, "handover/live.html", live)
@@ -50,7 +61,3 @@ def hand_over(request: SignedInRequest) -> HttpResponse:
 
 def _hours(text: str) -> int:
     return int(text) if text in map(str, services.HOURS) else services.HOURS_DEFAULT
-
-
-def _may_write(principal: Principal) -> bool:
-    return bool(principal.on_platform(Role.ON_CALL) or principal.orgs_where(Role.ON_CALL))

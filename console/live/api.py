@@ -6,11 +6,11 @@ import time
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from django.http import Http404, HttpRequest, HttpResponse
-from ninja import Field, Query, Router, Schema
+from django.http import Http404, HttpResponse
+from ninja import Field, Query, Schema
 
-from console.accounts.browser import requester
-from console.api.problems import documented
+from console.accounts.browser import SignedInRequest
+from console.api.routes import Router, answers
 from console.live.access import may_see
 from console.live.messages import TOPIC_PATTERN
 from console.live.reading import feed_of
@@ -33,18 +33,19 @@ class LiveOut(Schema):
     )
 
 
-@router.get(
-    "/live", response={200: LiveOut, **documented(404)}, summary="Get a topic's state and recent events"
-)
+@router.get("/live", response=answers(LiveOut, 404))
 def poll(
-    request: HttpRequest,
+    request: SignedInRequest,
     topic: Annotated[str, Query(pattern=TOPIC_PATTERN, max_length=240, examples=["fleet"])],
     since: Annotated[
         int | None, Query(ge=0, lt=1 << 53, description="`event` of the last received frame.")
     ] = None,
 ) -> HttpResponse:
-    """The first frames of a WebSocket at `/ws/v1/live`: see docs/live.md. Poll every five seconds."""
-    if not may_see(requester(request), topic):
+    """Get a topic's state and recent events.
+
+    The first frames of a WebSocket at `/ws/v1/live`: see docs/live.md. Poll every five seconds.
+    """
+    if not may_see(request.principal, topic):
         raise Http404("There is no such topic, or you may not see it.")
     frames = feed_of(topic).opening(since, time.time())
     # The frames are JSON already.

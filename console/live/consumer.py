@@ -8,7 +8,7 @@ import random
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from channels.db import database_sync_to_async
@@ -228,3 +228,20 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             self._topics = set()
             for ending in (self._wake, self._check):
                 ending.set()
+
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+PATH: Final = "/ws/v1/live"
+_live: Final = LiveConsumer.as_asgi()
+
+
+async def websockets(scope: Scope, receive: Receive, send: Send) -> None:
+    """All WebSockets of the console: there is one address. An upgrade elsewhere is answered with 403."""
+    if scope["path"] == PATH:
+        await _live(scope, receive, send)
+    else:
+        await receive()
+        await send({"type": "websocket.close"})

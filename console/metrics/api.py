@@ -10,14 +10,15 @@ from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
-from ninja import Field, Query, Router, Schema
+from ninja import Field, Query, Schema
 from pydantic import BeforeValidator
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.roles import Role
 from console.api.fields import Moment
 from console.api.pagination import LIMIT_DEFAULT, Cursor, Limit, Page, paginate
-from console.api.problems import ApiError, FieldError, documented
+from console.api.problems import ApiError, FieldError
+from console.api.routes import Router, answers
 from console.metrics.catalog import METRICS
 from console.metrics.services import check_has_data, check_topic
 from telemetry.events import events_of
@@ -111,18 +112,16 @@ class Asked(Schema):
     )
 
 
-@router.get("/metrics", response={200: list[MetricOut], **documented()}, summary="List metrics")
+@router.get("/metrics", response=answers(list[MetricOut]))
 def list_metrics(request: HttpRequest) -> list[Metric]:
-    requester(request)
+    """List metrics."""
+    del request  # everybody may
     return list(METRICS.values())
 
 
-@router.get(
-    "/metrics/query",
-    response={200: AnswerOut, **documented(404)},
-    summary="Query one metric of one topic",
-)
-def query(request: HttpRequest, asked: Query[Asked]) -> dict[str, object]:
+@router.get("/metrics/query", response=answers(AnswerOut, 404))
+def query(request: SignedInRequest, asked: Query[Asked]) -> dict[str, object]:
+    """Query one metric of one topic."""
     answer = _answer(request, asked)
     return {
         "topic": asked.topic,
@@ -138,11 +137,11 @@ def query(request: HttpRequest, asked: Query[Asked]) -> dict[str, object]:
 
 @router.get(
     "/metrics/query.csv",
-    response={200: str, **documented(404)},
-    summary="The same as a table",
+    response=answers(str, 404),
     openapi_extra={"responses": {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}},
 )
-def query_csv(request: HttpRequest, asked: Query[Asked]) -> HttpResponse:
+def query_csv(request: SignedInRequest, asked: Query[Asked]) -> HttpResponse:
+    """The same as a table."""
     name = f"{asked.topic}-{asked.name}-{asked.fold}".replace(":", "-").replace("*", "all")
     return HttpResponse(
         as_csv(_answer(request, asked)),
@@ -160,9 +159,9 @@ class EventOut(Schema):
     data: dict[str, Any]
 
 
-@router.get("/events", response={200: Page[EventOut], **documented(404)}, summary="List events")
+@router.get("/events", response=answers(Page[EventOut], 404))
 def list_events(
-    request: HttpRequest,
+    request: SignedInRequest,
     topic: Topic = FLEET,
     kind: Annotated[str, Query(pattern=r"^[a-z._-]{0,48}$")] = "",
     since: Moment | None = None,
@@ -171,10 +170,10 @@ def list_events(
     cursor: Cursor = None,
     limit: Limit = LIMIT_DEFAULT,
 ) -> dict[str, object]:
-    principal = requester(request)
-    check_topic(principal, topic)
+    """List events."""
+    check_topic(request.principal, topic)
     found = events_of(topic, kind=kind, since=since, until=until)
-    show = None if principal.on_platform(Role.VIEWER) else partial(_as_of, topic)
+    show = None if request.principal.on_platform(Role.VIEWER) else partial(_as_of, topic)
     return paginate(found, "-pk" if order == "newest" else "pk", cursor, limit, show)
 
 
@@ -184,8 +183,8 @@ def _as_of(topic: str, event: Event) -> Event:
     return event
 
 
-def _answer(request: HttpRequest, asked: Asked) -> Answer:
-    check_topic(requester(request), asked.topic)
+def _answer(request: SignedInRequest, asked: Asked) -> Answer:
+    check_topic(request.principal, asked.topic)
     check_has_data(asked.topic)
     end = asked.end or timezone.now()
     start = asked.start or end - DEFAULT_SPAN

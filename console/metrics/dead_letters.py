@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Annotated, Final
 
-from django.core.paginator import Paginator
 from django.db.models import Max, QuerySet, Sum
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
-from ninja import Field, Query, Router, Schema
+from ninja import Field, Query, Schema
 
-from console.accounts.browser import SignedInRequest, read_page, requester
+from console.accounts.browser import SignedInRequest, read_page
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.api.fields import SearchText
 from console.api.pagination import Rows, listing
-from console.api.problems import documented
+from console.api.routes import Router, answers
+from console.shell.pages import paged
 from telemetry.ingest.dead_letters import (
     COUNT_DAYS,
     LETTERS_ALIKE_MAX,
@@ -80,7 +80,7 @@ def show(request: SignedInRequest) -> HttpResponse:
     cause, source = (request.GET.get(name, "").replace("\0", "")[:240] for name in ("cause", "source"))
     found = letters(request.principal, cause, source)
     context = {
-        "page": Paginator(found, PER_PAGE).get_page(request.GET.get("page")),
+        **paged(request, found, PER_PAGE),
         "counts": counts(request.principal, WEEK_DAYS),
         "days": WEEK_DAYS,
         "of_source": LETTERS_OF_SOURCE_MAX,
@@ -113,19 +113,15 @@ class CountsOut(Schema):
     items: list[DeadLetterCountOut]
 
 
-@listing(
-    router, "/dead-letters", LetterOut, 403, by="-pk", summary="List dead letters, the newest first"
-)
-def list_letters(request: HttpRequest, cause: SearchText = "", source: SearchText = "") -> Rows:
-    return letters(requester(request), cause, source)
+@listing(router, "/dead-letters", LetterOut, 403, by="-pk")
+def list_letters(request: SignedInRequest, cause: SearchText = "", source: SearchText = "") -> Rows:
+    """List dead letters, the newest first."""
+    return letters(request.principal, cause, source)
 
 
-@router.get(
-    "/dead-letters/counts",
-    response={200: CountsOut, **documented(403)},
-    summary="Count dead letters by cause and process",
-)
+@router.get("/dead-letters/counts", response=answers(CountsOut, 403))
 def list_counts(
-    request: HttpRequest, days: Annotated[int, Query(ge=1, le=COUNT_DAYS)] = WEEK_DAYS
+    request: SignedInRequest, days: Annotated[int, Query(ge=1, le=COUNT_DAYS)] = WEEK_DAYS
 ) -> dict[str, object]:
-    return {"items": counts(requester(request), days)}
+    """Count dead letters by cause and process."""
+    return {"items": counts(request.principal, days)}

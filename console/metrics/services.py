@@ -1,8 +1,10 @@
-"""Access to metrics by topic."""
+"""Metrics by topic: who may see them, and what they were."""
 
 from __future__ import annotations
 
-from typing import Final
+import time
+from datetime import datetime
+from typing import Any, Final
 
 from django.http import Http404
 
@@ -10,7 +12,9 @@ from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.orgs.services import get_org
 from console.sessions.services import get_session
+from telemetry.metrics import Metric
 from telemetry.models import Topic
+from telemetry.queries import Fold, Question, ResultSeries, ask
 from telemetry.topics import ORG, SESSION
 
 _OF_AN_ORG: Final = f"{ORG}:"
@@ -35,3 +39,20 @@ def check_has_data(topic: str) -> None:
     is_one = ":" in topic and not topic.startswith(_OF_AN_ORG) and not topic.endswith("*")
     if is_one and not Topic.objects.filter(name=topic).exists():
         raise Http404("This topic has no metrics yet.")
+
+
+def series(
+    topic: str, metric: Metric, fold: Fold, since: datetime, until: datetime, step: int, **more: Any
+) -> list[ResultSeries]:
+    """What a metric was between two moments. `more`: what else a question may say."""
+    start, end = since.timestamp(), until.timestamp()
+    question = Question(topic=topic, metric=metric, fold=fold, start=start, end=end, step=step, **more)
+    return ask(question, time.time()).lines
+
+
+def numbers(
+    topic: str, metric: Metric, fold: Fold, since: datetime, until: datetime, step: int, **more: Any
+) -> list[float]:
+    """The values that are known of all such series."""
+    found = series(topic, metric, fold, since, until, step, **more)
+    return [number for one in found for number in one.numbers]

@@ -7,15 +7,16 @@ from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
-from django.http import HttpRequest, HttpResponse
-from ninja import Field, Path, Query, Router, Schema, Status
+from django.http import HttpResponse
+from ninja import Field, Path, Query, Schema, Status
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
 from console.api.fields import NO_NUL
 from console.api.idempotency import Answer
 from console.api.pagination import Rows, listing
-from console.api.problems import ApiError, documented
+from console.api.problems import ApiError
+from console.api.routes import Router, answers
 from console.api.shown import OR_NULL
 from console.operations import services
 from console.operations.core import State
@@ -81,9 +82,9 @@ def busy(error: services.Busy) -> ApiError:
     return ApiError("OperationRunning", str(error), headers={"Link": link})
 
 
-@listing(router, "/operations", OperationOut, by="-id", summary="List operations")
+@listing(router, "/operations", OperationOut, by="-id")
 def list_operations(
-    request: HttpRequest,
+    request: SignedInRequest,
     target: Annotated[
         str, Query(max_length=120, pattern=NO_NUL, description="For example `session:chat`.")
     ] = "",
@@ -92,48 +93,36 @@ def list_operations(
     ] = "",
     done: Annotated[bool | None, Query()] = None,
 ) -> Rows:
-    principal = requester(request)
-    found = services.visible_operations(principal)
+    """List operations."""
+    found = services.visible_operations(request.principal)
     found = services.filtered(found, target=target, kind=kind, done=done)
-    return found, partial(without_places, principal)
+    return found, partial(without_places, request.principal)
 
 
-@router.get(
-    "/operations/{operation_id}",
-    response={200: OperationOut, **documented(404)},
-    summary="Get an operation",
-)
-def get_operation(request: HttpRequest, operation_id: OperationId) -> Operation:
-    principal = requester(request)
-    return without_places(principal, services.get_operation(principal, operation_id))
+@router.get("/operations/{operation_id}", response=answers(OperationOut, 404))
+def get_operation(request: SignedInRequest, operation_id: OperationId) -> Operation:
+    """Get an operation."""
+    return without_places(request.principal, services.get_operation(request.principal, operation_id))
 
 
-@router.delete(
-    "/operations/{operation_id}",
-    response={202: OperationOut, **documented(404)},
-    summary="Cancel an operation and roll it back",
-)
+@router.delete("/operations/{operation_id}", response=answers(OperationOut, 404, status=202))
 def cancel_operation(
-    request: HttpRequest, response: HttpResponse, operation_id: OperationId
+    request: SignedInRequest, response: HttpResponse, operation_id: OperationId
 ) -> Status[Operation]:
-    principal = requester(request)
-    operation = services.cancel(principal, operation_id)
+    """Cancel an operation and roll it back."""
+    operation = services.cancel(request.principal, operation_id)
     response["Location"] = address_of(operation)
-    return Status(202, without_places(principal, operation))
+    return Status(202, without_places(request.principal, operation))
 
 
-@router.post(
-    "/operations/{operation_id}/retry",
-    response={202: OperationOut, **documented(404, 409)},
-    summary="Retry a stuck operation",
-)
+@router.post("/operations/{operation_id}/retry", response=answers(OperationOut, 404, 409, status=202))
 def retry_operation(
-    request: HttpRequest, response: HttpResponse, operation_id: OperationId
+    request: SignedInRequest, response: HttpResponse, operation_id: OperationId
 ) -> Status[Operation]:
-    principal = requester(request)
+    """Retry a stuck operation."""
     try:
-        operation = services.retry(principal, operation_id)
+        operation = services.retry(request.principal, operation_id)
     except services.NotStuck as error:
         raise ApiError("Conflict", str(error)) from None
     response["Location"] = address_of(operation)
-    return Status(202, without_places(principal, operation))
+    return Status(202, without_places(request.principal, operation))

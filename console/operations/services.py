@@ -50,6 +50,22 @@ class NotStuck(Exception):
     """It goes on by itself, or has ended."""
 
 
+class StalePlan(Exception):
+    """What a plan was looked at for, and is applied by its token, is no longer what would happen.
+
+    `version` is that of what it would change.
+    """
+
+    def __init__(
+        self,
+        sentence: str = "The state that this plan was made from has changed. Make a new plan.",
+        *,
+        version: int | None = None,
+    ) -> None:
+        super().__init__(sentence)
+        self.version = version
+
+
 def start(
     principal: Principal,
     kind: str,
@@ -145,8 +161,7 @@ def get_operation(principal: Principal, operation_id: UUID) -> Operation:
 
 
 def may_change(principal: Principal, operation: Operation) -> bool:
-    held = principal.platform_role if operation.org_id is None else principal.role_in(operation.org_id)
-    return held is not None and held >= operation.role and not principal.read_only
+    return principal.holds(Role(operation.role), operation.org_id) and not principal.read_only
 
 
 def can_go_back(operation: Operation) -> bool:
@@ -322,16 +337,11 @@ def _note_end(operation: Operation) -> None:
 
 
 def _record(principal: Principal, action: str, operation: Operation, what: str, reason: str) -> None:
+    topics = [operation.topic, OPERATIONS]
     record(
         principal,
         action,
-        Subject(
-            "operation",
-            operation.pk,
-            operation.sentence,
-            operation.org_id,
-            [operation.topic, OPERATIONS],
-        ),
+        Subject("operation", operation.pk, operation.sentence, operation.org_id, topics),
         reason=reason,
         sentence=f"“{operation.sentence}” {what}.",
     )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from django import forms
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect
@@ -10,13 +11,22 @@ from django.urls import reverse
 from console.accounts.browser import SignedInRequest, post_page, read_page
 from console.operations import services
 from console.operations.core import State
-from console.operations.forms import FilterForm
 from console.operations.machines import is_known, machine_of
 from console.operations.models import Operation
 from console.shell.pages import Telling, paged, render_live
 from console.visibility import without_places
 
 PAGES = {"session": "session", "node": "fleet-node", "org": "org"}
+
+
+class FilterForm(forms.Form):
+    target = forms.CharField(max_length=120, required=False, label="Target", help_text="session:chat")
+    kind = forms.CharField(max_length=48, required=False, label="Kind")
+    done = forms.NullBooleanField(
+        required=False,
+        label="State",
+        widget=forms.Select(choices=[("", "all"), ("false", "running"), ("true", "ended")]),
+    )
 
 
 @read_page

@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 from django.db import transaction
-from django.http import Http404, HttpRequest, HttpResponse
-from ninja import Field, Path, Router, Schema, Status
+from django.http import Http404, HttpResponse
+from ninja import Field, Path, Schema, Status
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.models import NAME
 from console.accounts.principal import Authority
 from console.accounts.roles import IN_AN_ORG, Role
@@ -17,7 +17,8 @@ from console.api.etags import IfMatch, check_match, etag, tagged
 from console.api.fields import Input, Line, Reason
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.pagination import Rows, listing
-from console.api.problems import ApiError, documented
+from console.api.problems import ApiError
+from console.api.routes import Router, answers
 from console.api.shown import read
 from console.orgs import services
 from console.orgs.models import SLUG, Membership, Org
@@ -57,81 +58,74 @@ class MemberIn(Input):
     reason: Reason = ""
 
 
-@listing(router, "/orgs", OrgOut, by="slug", summary="List orgs")
-def list_orgs(request: HttpRequest) -> Rows:
-    return services.visible_orgs(requester(request))
+@listing(router, "/orgs", OrgOut, by="slug")
+def list_orgs(request: SignedInRequest) -> Rows:
+    """List orgs."""
+    return services.visible_orgs(request.principal)
 
 
-@router.post("/orgs", response={201: OrgOut, **documented(409)}, summary="Create an org")
+@router.post("/orgs", response=answers(OrgOut, 409, status=201))
 @with_dry_run
-def create_org(request: HttpRequest, payload: OrgIn) -> Answer:
-    principal = requester(request)
+def create_org(request: SignedInRequest, payload: OrgIn) -> Answer:
+    """Create an org."""
+    principal = request.principal
     org = services.create_org(principal, slug=payload.slug, name=payload.name, reason=payload.reason)
     headers = {"Location": f"/api/v1/orgs/{org.slug}", "ETag": etag(org.version)}
     return Answer(201, [Authority(None, Role.PLATFORM_ADMIN)], read(OrgOut, org, request), headers)
 
 
-@router.get("/orgs/{slug}", response={200: OrgOut, **documented(404)}, summary="Get an org")
-def get_org(request: HttpRequest, response: HttpResponse, slug: Slug) -> Org:
-    org = services.get_org(requester(request), slug)
+@router.get("/orgs/{slug}", response=answers(OrgOut, 404))
+def get_org(request: SignedInRequest, response: HttpResponse, slug: Slug) -> Org:
+    """Get an org."""
+    org = services.get_org(request.principal, slug)
     return tagged(response, org)
 
 
-@router.patch(
-    "/orgs/{slug}", response={200: OrgOut, **documented(404, 412, 428)}, summary="Rename an org"
-)
+@router.patch("/orgs/{slug}", response=answers(OrgOut, 404, 412, 428))
 def update_org(
-    request: HttpRequest,
+    request: SignedInRequest,
     response: HttpResponse,
     slug: Slug,
     payload: OrgPatch,
     if_match: IfMatch,
     validate_only: ValidateOnly = False,
 ) -> Org:
-    principal = requester(request)
-    with transaction.atomic():
-        org = services.for_change(principal, slug)
+    """Rename an org."""
+    with services.changing(request.principal, slug) as org:
         check_match(if_match, org.version)
-        org = services.update_org(principal, org, name=payload.name, reason=payload.reason)
+        org = services.update_org(request.principal, org, name=payload.name, reason=payload.reason)
         transaction.set_rollback(validate_only)
     return tagged(response, org)
 
 
-@router.delete(
-    "/orgs/{slug}", response={204: None, **documented(404, 409, 412, 428)}, summary="Delete an org"
-)
+@router.delete("/orgs/{slug}", response=answers(None, 404, 409, 412, 428, status=204))
 @with_dry_run
-def delete_org(
-    request: HttpRequest,
-    slug: Slug,
-    if_match: IfMatch,
-) -> Answer:
-    principal = requester(request)
-    org = services.for_change(principal, slug, Role.PLATFORM_ADMIN)
+def delete_org(request: SignedInRequest, slug: Slug, if_match: IfMatch) -> Answer:
+    """Delete an org."""
+    org = services.for_change(request.principal, slug, Role.PLATFORM_ADMIN)
     check_match(if_match, org.version)
     try:
-        services.delete_org(principal, org)
+        services.delete_org(request.principal, org)
     except services.StillUsed as error:
         raise ApiError("Conflict", str(error)) from None
     return Answer(204, [Authority(None, Role.PLATFORM_ADMIN)])
 
 
-@listing(router, "/orgs/{slug}/members", MemberOut, 404, by="pk", summary="List members")
-def list_members(request: HttpRequest, slug: Slug) -> Rows:
-    org = services.get_org(requester(request), slug)
+@listing(router, "/orgs/{slug}/members", MemberOut, 404, by="pk")
+def list_members(request: SignedInRequest, slug: Slug) -> Rows:
+    """List members."""
+    org = services.get_org(request.principal, slug)
     return services.members(org)
 
 
-@router.put(
-    "/orgs/{slug}/members/{username}",
-    response={200: MemberOut, **documented(404)},
-    summary="Add a member or change their role",
-)
-def set_member(request: HttpRequest, slug: Slug, username: Username, payload: MemberIn) -> Membership:
-    principal = requester(request)
+@router.put("/orgs/{slug}/members/{username}", response=answers(MemberOut, 404))
+def set_member(
+    request: SignedInRequest, slug: Slug, username: Username, payload: MemberIn
+) -> Membership:
+    """Add a member or change their role."""
+    principal = request.principal
     role = next(role for role in IN_AN_ORG if role.label == payload.role)
-    with transaction.atomic():
-        org = services.for_change(principal, slug)
+    with services.changing(principal, slug) as org:
         try:
             membership = services.set_member(principal, org, username, role, reason=payload.reason)
         except services.NoSuchUser as error:
@@ -139,14 +133,9 @@ def set_member(request: HttpRequest, slug: Slug, username: Username, payload: Me
     return membership
 
 
-@router.delete(
-    "/orgs/{slug}/members/{username}",
-    response={204: None, **documented(404)},
-    summary="Remove a member",
-)
-def remove_member(request: HttpRequest, slug: Slug, username: Username) -> Status[None]:
-    principal = requester(request)
-    with transaction.atomic():
-        org = services.for_change(principal, slug)
-        services.remove_member(principal, org, username)
+@router.delete("/orgs/{slug}/members/{username}", response=answers(None, 404, status=204))
+def remove_member(request: SignedInRequest, slug: Slug, username: Username) -> Status[None]:
+    """Remove a member."""
+    with services.changing(request.principal, slug) as org:
+        services.remove_member(request.principal, org, username)
     return Status(204, None)

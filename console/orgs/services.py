@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from django.db import transaction
@@ -17,7 +19,6 @@ from console.audit.services import CannotUndo, Subject, record, undoable
 from console.control.services import ALL_DRIVERS, changed
 from console.orgs.models import Membership, Org
 from console.search.services import Found, finder, nearest
-from telemetry.topics import of_org
 
 NAMED_MAX: Final = 5
 
@@ -58,11 +59,17 @@ def for_change(principal: Principal, slug: str, at_least: Role = Role.ORG_ADMIN)
     return locked
 
 
+@contextmanager
+def changing(principal: Principal, slug: str, at_least: Role = Role.ORG_ADMIN) -> Iterator[Org]:
+    """As `for_change`, with a transaction around it."""
+    with transaction.atomic():
+        yield for_change(principal, slug, at_least)
+
+
 @transaction.atomic
 def create_org(principal: Principal, *, slug: str, name: str, reason: str = "") -> Org:
     """Add an org. Raises ValidationError where the slug is malformed or taken."""
-    principal.check_may_change()
-    principal.check_platform(Role.PLATFORM_ADMIN)
+    principal.check_may_change(Role.PLATFORM_ADMIN)
     org = Org(slug=slug, name=name)
     org.full_clean()
     org.save()
@@ -195,7 +202,7 @@ def members(org: Org) -> QuerySet[Membership]:
 
 @undoable("org.update")
 def _undo_update(principal: Principal, entry: AuditEntry, reason: str) -> None:
-    org = _org_of(principal, entry)
+    org = for_undo(principal, entry)
     if org.snapshot() != entry.after:
         raise CannotUndo("The org was changed again since. Undo the later change first.")
     update_org(principal, org, name=(entry.before or {})["name"], reason=reason, undoes=entry)
@@ -203,7 +210,7 @@ def _undo_update(principal: Principal, entry: AuditEntry, reason: str) -> None:
 
 @undoable("org.member")
 def _undo_member(principal: Principal, entry: AuditEntry, reason: str) -> None:
-    org = _org_of(principal, entry)
+    org = for_undo(principal, entry)
     username = entry.object_name
     membership = Membership.objects.filter(org=org, user__username=username).first()
     if (membership.snapshot() if membership else None) != entry.after:
@@ -218,20 +225,20 @@ def _undo_member(principal: Principal, entry: AuditEntry, reason: str) -> None:
         raise CannotUndo(str(error)) from None
 
 
-def _org_of(principal: Principal, entry: AuditEntry) -> Org:
+def for_undo(principal: Principal, entry: AuditEntry) -> Org:
+    """The org of an entry, as `for_change`. Raises CannotUndo where it is no more."""
     org = Org.objects.filter(pk=entry.org_id or 0).first()
     if org is None:
-        raise CannotUndo("The org is no more.")
+        raise CannotUndo("The org no longer exists.")
     return for_change(principal, org.slug)
 
 
 def _about(org: Org) -> Subject:
-    return Subject("org", org.slug, org.name, org.pk, [of_org(org.slug)])
+    return Subject.of("org", org.slug, org.name, org)
 
 
 def _about_member(org: Org, user: User) -> Subject:
-    of_user = f"{org.slug}/{user.username}"
-    return Subject("membership", of_user, user.username, org.pk, [of_org(org.slug)])
+    return Subject.of("membership", f"{org.slug}/{user.username}", user.username, org)
 
 
 @finder("orgs")

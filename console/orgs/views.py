@@ -1,24 +1,51 @@
 from __future__ import annotations
 
+from django import forms
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 
 from console.accounts.browser import SignedInRequest, form_page, post_page, read_page
-from console.accounts.roles import Role
+from console.accounts.forms import ReasonMixin
+from console.accounts.roles import IN_AN_ORG, Role, choices
 from console.audit.services import visible_entries
 from console.orgs import services
-from console.orgs.forms import DeleteOrgForm, MemberForm, NewOrgForm, OrgForm
+from console.orgs.models import SLUG
 from console.policies import services as policies
 from console.policies.rollout import reach, served_by
 from console.policies.usage import restrictions, usage
-from console.shell.pages import Telling, show_faults
+from console.shell.pages import Refusing, Telling, show_faults
 from telemetry.topics import of_org
 
 RECENT_CHANGES = 10
 SHOWN_MAX = 500
+
+
+class OrgForm(ReasonMixin):
+    name = forms.CharField(max_length=120)
+    field_order = ["slug", "name", "reason"]
+
+
+class NewOrgForm(OrgForm):
+    slug = forms.RegexField(
+        SLUG,
+        max_length=48,
+        help_text="Lower-case letters, digits and dashes. Used in URLs; can't be changed.",
+    )
+
+
+class DeleteOrgForm(ReasonMixin):
+    typed = forms.CharField(max_length=48, label="Type the org's short name to confirm")
+    field_order = ["typed", "reason"]
+
+
+class MemberForm(ReasonMixin):
+    username = forms.CharField(max_length=63, label="User name")
+    role = forms.TypedChoiceField(
+        coerce=lambda value: Role(int(value)), choices=choices(IN_AN_ORG), initial=Role.VIEWER
+    )
+    field_order = ["username", "role", "reason"]
 
 
 @read_page
@@ -33,12 +60,9 @@ def new_org(request: SignedInRequest) -> HttpResponse:
     request.principal.check_platform(Role.PLATFORM_ADMIN)
     form = NewOrgForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
-        try:
+        with Refusing(form, ValidationError):
             org = services.create_org(request.principal, **form.cleaned_data)
-        except ValidationError as error:
-            form.add_error(None, error)
-        else:
-            messages.success(request, f"{org.name} is there. Now add its members.")
+            messages.success(request, f"{org.name} added. Now add its members.")
             return redirect("org", org.slug)
     return render(request, "orgs/new.html", {"form": form})
 
@@ -46,7 +70,6 @@ def new_org(request: SignedInRequest) -> HttpResponse:
 @read_page
 def show_org(request: SignedInRequest, slug: str) -> HttpResponse:
     org = services.get_org(request.principal, slug)
-    role = request.principal.role_in(org.pk)
     held = policies.active_policy(org)
     context = {
         "org": org,
@@ -57,10 +80,10 @@ def show_org(request: SignedInRequest, slug: str) -> HttpResponse:
         "sees_fleet": request.principal.on_platform(Role.VIEWER),
         "restrictions": restrictions(held),
         "usage": usage(request.principal, held),
-        "may_prove": role is not None and role >= Role.ON_CALL,
-        "role": role,
+        "may_prove": request.principal.holds(Role.ON_CALL, org.pk),
+        "role": request.principal.role_in(org.pk),
         "members": services.members(org),
-        "may_change": role is not None and role >= Role.ORG_ADMIN,
+        "may_change": request.principal.holds(Role.ORG_ADMIN, org.pk),
         "member_form": MemberForm(),
         "entries": visible_entries(request.principal).filter(org_id=org.pk)[:RECENT_CHANGES],
     }
@@ -72,8 +95,7 @@ def edit_org(request: SignedInRequest, slug: str) -> HttpResponse:
     org = services.get_org(request.principal, slug, Role.ORG_ADMIN)
     form = OrgForm(request.POST or None, initial={"name": org.name})
     if request.method == "POST" and form.is_valid():
-        with transaction.atomic():
-            org = services.for_change(request.principal, slug)
+        with services.changing(request.principal, slug) as org:
             services.update_org(request.principal, org, **form.cleaned_data)
         messages.success(request, f"{org.name} is saved.")
         return redirect("org", slug)
@@ -89,8 +111,7 @@ def edit_org(request: SignedInRequest, slug: str) -> HttpResponse:
 @post_page
 def delete_org(request: SignedInRequest, slug: str) -> HttpResponse:
     form = DeleteOrgForm(request.POST)
-    with transaction.atomic():
-        org = services.for_change(request.principal, slug, Role.PLATFORM_ADMIN)
+    with services.changing(request.principal, slug, Role.PLATFORM_ADMIN) as org:
         if not form.is_valid() or form.cleaned_data["typed"] != slug:
             messages.error(request, f"Not deleted: type “{slug}” to confirm.")
             return redirect("org-edit", slug)
@@ -104,8 +125,7 @@ def delete_org(request: SignedInRequest, slug: str) -> HttpResponse:
 @post_page
 def set_member(request: SignedInRequest, slug: str) -> HttpResponse:
     form = MemberForm(request.POST)
-    with transaction.atomic():
-        org = services.for_change(request.principal, slug)
+    with services.changing(request.principal, slug) as org:
         if not form.is_valid():
             show_faults(request, form)
             return redirect("org", slug)
@@ -120,8 +140,7 @@ def set_member(request: SignedInRequest, slug: str) -> HttpResponse:
 
 @post_page
 def remove_member(request: SignedInRequest, slug: str, username: str) -> HttpResponse:
-    with transaction.atomic():
-        org = services.for_change(request.principal, slug)
+    with services.changing(request.principal, slug) as org:
         services.remove_member(request.principal, org, username)
     messages.success(request, f"{username} is no longer a member.")
     return redirect("org", slug)

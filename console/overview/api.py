@@ -7,15 +7,14 @@ from datetime import datetime
 from operator import itemgetter
 from typing import Annotated, Literal
 
-from django.http import HttpRequest
-from ninja import Field, Query, Router, Schema
+from ninja import Field, Query, Schema
 from pydantic import BeforeValidator
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.alerts.models import Alert
 from console.alerts.state.silences import active_silences
 from console.alerts.web.api import AlertOut, with_silence
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.api.shown import Context, KeyOf
 from console.audit.api import EntryOut
 from console.operations.api import OperationOut
@@ -84,15 +83,16 @@ class OverviewOut(Schema):
 
     @staticmethod
     def resolve_operations(found: Overview, context: Context) -> list[Operation]:
-        principal = requester(context["request"])
+        principal = context["request"].principal
         return [without_places(principal, one) for one in found.operations]
 
 
-@router.get("/overview", response={200: OverviewOut, **documented(404)}, summary="Get the overview")
+@router.get("/overview", response=answers(OverviewOut, 404))
 def get_overview(
-    request: HttpRequest,
+    request: SignedInRequest,
     org: Annotated[
         str, Query(max_length=48, pattern=r"^[a-z0-9-]*$", description="Limit it to this org.")
     ] = "",
 ) -> Overview:
-    return services.overview(requester(request), org)
+    """Get the overview."""
+    return services.overview(request.principal, org)

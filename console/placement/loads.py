@@ -6,12 +6,13 @@ Everything is put in order by name first, so that the order of the input makes n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from console.placement.grants import Stream
+from console.placement.plan import Cost
 from console.placement.topology import Fleet, Misconfigured, Node, State, Tier
 
 FILL: Final = 256  # a node's memory in so many parts, when evenness is measured
@@ -22,17 +23,6 @@ Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 _NO_NODES: Final[Ints] = np.zeros(0, dtype=np.int64)
-
-
-class Cost(NamedTuple):
-    """What a plan is judged by: the first difference decides. Less is better."""
-
-    unplaced_wio: int
-    spine_wio: int
-    leaf_wio: int
-    moves: int  # of streams that ran elsewhere
-    load: float  # mean square of the nodes' loads, of WIO and of memory; even is least
-    parts: int  # pairs of a session and a node: what happens to one happens to the other
 
 
 class Candidates:

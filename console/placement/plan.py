@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from console.placement.grants import Stream
-from console.placement.loads import Cost
 from console.placement.rules import Cause
-from console.placement.topology import Tier
+from console.placement.topology import Fleet, Node, Tier
 
 
 class Reason(Enum):
@@ -45,6 +45,20 @@ class Route:
     nic_leaf: str
 
 
+def route(fleet: Fleet, box: str, domain: int, node: Node) -> Route:
+    """From a domain to a node. Of several leaves the first by name that the two have in common."""
+    own, leaves = fleet.domain(box, domain).leaves, node.leaves
+    match tier := fleet.tier(box, domain, node):
+        case Tier.RAIL:
+            leaf = min(leaves.intersection(own))
+            return Route(tier, leaf, leaf)
+        case Tier.LEAF:
+            leaf = min(leaves & fleet.box[box].leaves)
+            return Route(tier, leaf, leaf)
+        case Tier.SPINE:
+            return Route(tier, min(own), min(leaves))
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
     stream: Stream
@@ -75,6 +89,17 @@ class Unplaced:
 
 class CannotPlace(Exception):
     """Some streams have no node. `plan.unplaced` says which, and what is missing."""
+
+
+class Cost(NamedTuple):
+    """What a plan is judged by: the first difference decides. Less is better."""
+
+    unplaced_wio: int
+    spine_wio: int
+    leaf_wio: int
+    moves: int  # of streams that ran elsewhere
+    load: float  # mean square of the nodes' loads, of WIO and of memory; even is least
+    parts: int  # pairs of a session and a node: what happens to one happens to the other
 
 
 @dataclass(frozen=True, slots=True)

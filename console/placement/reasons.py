@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from console.placement.loads import NOWHERE, Ints, Loads, Problem
-from console.placement.plan import Placed, Reason, Refusal, Route, Unplaced
+from console.placement.plan import Placed, Reason, Refusal, Route, Unplaced, route
 from console.placement.rules import Cause
-from console.placement.topology import Fleet, Node, State, Tier
+from console.placement.topology import State, Tier
 
 _STATES: Final = {
     State.CORDONED: Reason.CORDONED,
@@ -107,17 +107,3 @@ def _against(problem: Problem, loads: Loads, one: int, nodes: Ints, tier: Tier, 
 def _route(problem: Problem, one: int, node: int) -> Route:
     stream = problem.streams[one]
     return route(problem.fleet, stream.box, stream.domain, problem.nodes[node])
-
-
-def route(fleet: Fleet, box: str, domain: int, node: Node) -> Route:
-    """From a domain to a node. Of several leaves the first by name that the two have in common."""
-    own, leaves = fleet.domain(box, domain).leaves, node.leaves
-    match tier := fleet.tier(box, domain, node):
-        case Tier.RAIL:
-            leaf = min(leaves.intersection(own))
-            return Route(tier, leaf, leaf)
-        case Tier.LEAF:
-            leaf = min(leaves & fleet.box[box].leaves)
-            return Route(tier, leaf, leaf)
-        case Tier.SPINE:
-            return Route(tier, min(own), min(leaves))

@@ -31,7 +31,7 @@ _WHY: Final = {
     Reason.MAINTENANCE: "in maintenance",
     Reason.LOST: "lost, or not joined yet",
     Reason.RULE: "refused by rule",
-    Reason.RUNS_ELSEWHERE: "able to take it, but it runs already: bring it back",
+    Reason.RUNS_ELSEWHERE: "able to take it: Restore rails moves it there",
 }
 _CAUSES: Final = {
     Cause.EXCEEDS_CLUSTER_CAPACITY: (

@@ -12,7 +12,7 @@ from django.db import transaction
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.operations.plans import StalePlan
+from console.operations.services import StalePlan
 from console.orgs.models import Org
 from console.orgs.services import for_change, get_org
 from console.policies import documents, sentences, services

@@ -16,7 +16,6 @@ from console.orgs.models import Org
 from console.policies.models import Caller
 from console.sessions import driver_orgs
 from swdriver_shim.desired import token_hash
-from telemetry.topics import of_org
 
 CALLERS_MAX = 100  # of an org
 
@@ -60,7 +59,7 @@ def _record(principal: Principal, caller: Caller, action: str, *, after: bool, r
     record(
         principal,
         action,
-        Subject("caller", caller.prefix, caller.name, caller.org_id, [of_org(caller.org.slug)]),
+        Subject.of("caller", caller.prefix, caller.name, caller.org),
         before=None if after else said,
         after=said if after else None,
         reason=reason,

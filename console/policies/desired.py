@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from console.control.documents import Part
-from console.control.services import addition, round_part
+from console.control.documents import Part, addition, round_part
 from console.orgs.models import Org
 from console.policies.models import Caller
 from console.policies.org_keys import keys_of, secrets_of, tags_by_org

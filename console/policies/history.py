@@ -9,13 +9,14 @@ from typing import Final
 
 from django.utils import timezone
 
+from console.metrics.services import numbers
 from console.orgs.models import Org
 from console.policies import documents, sentences, services
 from console.policies.models import PolicyVersion
 from console.policies.sentences import Difference
 from swdriver_shim.daemon.metrics import HIT, REQUESTED
 from swdriver_shim.policy import OrgPolicies
-from telemetry.queries import Fold, Question, ask
+from telemetry.queries import Fold
 from telemetry.topics import of_org
 
 AROUND: Final = timedelta(hours=1)
@@ -107,22 +108,7 @@ def _hit_rate(org: Org, start: datetime, end: datetime) -> float | None:
     if (end - start).total_seconds() < _STEP:
         return None
     hit, requested = (
-        sum(
-            float(value)
-            for line in ask(
-                Question(
-                    topic=of_org(org.slug),
-                    metric=metric,
-                    fold=Fold.SUM,
-                    start=start.timestamp(),
-                    end=end.timestamp(),
-                    step=_STEP,
-                ),
-                timezone.now().timestamp(),
-            ).lines
-            for value in line.values
-            if isinstance(value, int | float)
-        )
+        sum(numbers(of_org(org.slug), metric, Fold.SUM, start, end, _STEP))
         for metric in (HIT, REQUESTED)
     )
     return hit / requested if requested else None

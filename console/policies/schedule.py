@@ -17,7 +17,6 @@ from console.orgs.models import Org
 from console.policies import documents, services
 from console.policies.models import REASON_MAX, ScheduledPolicy
 from swdriver_shim.policy import OrgPolicies
-from telemetry.topics import of_org
 
 AHEAD_MAX: Final = timedelta(days=366)
 OPEN_MAX: Final = 20  # of an org
@@ -51,7 +50,7 @@ def schedule(
     if lasts is not None and not timedelta() < lasts <= AHEAD_MAX:
         raise ValidationError({"lasts": ["At most a year."]})
     if open_of(org).count() >= OPEN_MAX:
-        raise ValidationError(f"{OPEN_MAX} are waiting already. Take one back first.")
+        raise ValidationError(f"{OPEN_MAX} policies are scheduled already. Cancel one first.")
     planned = ScheduledPolicy.objects.create(
         org=org,
         document=documents.write(policies),
@@ -70,7 +69,7 @@ def take_back(principal: Principal, org: Org, number: int, *, reason: str = "") 
     """Have it not happen. One that is in force ends now. `org` came from `for_change`."""
     planned = open_of(org).filter(pk=number).first()
     if planned is None:
-        raise Http404("Nothing like that is waiting: it has happened, or was taken back.")
+        raise Http404("No such policy is scheduled: it has ended, or was cancelled.")
     _record(principal, planned, "policy.unschedule", reason, before=_told(planned))
     if planned.state == State.IN_FORCE:
         _end(planned, State.CANCELLED, f"Ended by {principal.name}.")
@@ -163,9 +162,7 @@ def _record(
     record(
         principal,
         action,
-        Subject(
-            "policy", planned.org.slug, planned.org.name, planned.org_id, [of_org(planned.org.slug)]
-        ),
+        Subject.of("policy", planned.org.slug, planned.org.name, planned.org),
         before=before,
         after=after,
         reason=reason,

@@ -180,7 +180,7 @@ def _put(
     record(
         principal,
         "policy.set",
-        Subject("policy", org.slug, org.name, org.pk, [of_org(org.slug)]),
+        Subject.of("policy", org.slug, org.name, org),
         before={"version": before.number, "policies": documents.spelled_out(before.own)},
         after={"version": _next_number(org), "policies": documents.spelled_out(after)},
         reason=reason,
@@ -208,8 +208,7 @@ def set_cluster(
 
     `if_number` is the version that this was decided on: StaleCluster if another one is in force.
     """
-    principal.check_may_change()
-    principal.check_platform(Role.PLATFORM_ADMIN)
+    principal.check_may_change(Role.PLATFORM_ADMIN)
     check_reason(reason)
     if list(policies.limits.crossed_by(policies.default)):
         raise ValidationError(
@@ -303,10 +302,7 @@ def check_reason(reason: str) -> None:
 
 @undoable("policy.set")
 def _undo_policy(principal: Principal, entry: AuditEntry, reason: str) -> None:
-    org = Org.objects.filter(pk=entry.org_id or 0).first()
-    if org is None:
-        raise CannotUndo("The org is no more.")
-    org = orgs.for_change(principal, org.slug)
+    org = orgs.for_undo(principal, entry)
     before, after = _numbers(entry)
     if active_policy(org).number != after:
         raise CannotUndo("The policy was changed again since. Undo the later change first.")

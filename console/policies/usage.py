@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from django.utils import timezone
 
 from console.accounts.principal import Principal
 from console.fleet.models import Driver
+from console.metrics.services import numbers, series
 from console.orgs.models import Org
 from console.policies.services import ActivePolicy
 from console.sessions.driver_orgs import drivers_serving
@@ -18,7 +19,7 @@ from console.visibility import Sight
 from swdriver_shim.daemon.metrics import HIT, ORG_BYTES, REQUESTED
 from swdriver_shim.policy import Tiers
 from telemetry.metrics import Metric
-from telemetry.queries import TOPIC, Fold, Question, ask
+from telemetry.queries import TOPIC, Fold
 from telemetry.topics import of_org, of_source
 
 SPAN: Final = timedelta(hours=1)
@@ -38,6 +39,7 @@ class OfModel:
 class Usage:
     """`bytes` is None where no driver has told of the org lately; `quota` where it has none."""
 
+    at: datetime
     bytes: int | None
     quota: int | None
     requested: int
@@ -54,9 +56,10 @@ def usage(principal: Principal, held: ActivePolicy) -> Usage:
     org, sight = held.org, Sight(principal)
     drivers = list(drivers_serving(org).filter(joined_at__isnull=False).only("name", "model"))
     requested, hit = (_sum(org, metric) for metric in (REQUESTED, HIT))
-    limits = [held.policies.of(_model(driver)).dram_bytes_max for driver in drivers]
+    limits = [held.policies.of(driver.model_name).dram_bytes_max for driver in drivers]
     limited = [limit for limit in limits if limit is not None]
     return Usage(
+        at=timezone.now(),
         bytes=_bytes_now(org),
         quota=sum(limited) if limited and len(limited) == len(limits) else None,
         requested=requested,
@@ -70,15 +73,15 @@ def restrictions(held: ActivePolicy) -> list[str]:
     policy = held.policy
     told = []
     if policy.tiers is Tiers.NONE:
-        told.append("Nothing of it is stored.")
+        told.append("Nothing is stored.")
     if policy.tiers is Tiers.DRAM:
-        told.append("It never leaves memory.")
+        told.append("Nothing leaves memory.")
     if policy.tiers is Tiers.TIER2:
-        told.append("Encrypt tier 2." if policy.encrypt_tier2 else "In tier 2 as it is.")
+        told.append(f"Tier 2 is {'' if policy.encrypt_tier2 else 'not '}encrypted.")
     if policy.store_tokens_max is not None:
         told.append(f"Only the first {policy.store_tokens_max:,} tokens of each prompt are stored.")
     if policy.scrub:
-        told.append("Scrub on delete.")
+        told.append("Memory is overwritten when columns are deleted.")
     told += [
         f"Of {model}, nothing is stored."
         for model, own in held.policies.models.items()
@@ -87,13 +90,8 @@ def restrictions(held: ActivePolicy) -> list[str]:
     return told
 
 
-def _model(driver: Driver) -> str:
-    return str((driver.model or {}).get("name", ""))
-
-
 def _named(sight: Sight, driver: Driver) -> str:
-    model = _model(driver)
-    return model if sight.knows_model(model) else OTHERS
+    return driver.model_name if sight.knows_model(driver.model_name) else OTHERS
 
 
 def _models(org: Org, model_of: Mapping[str, str]) -> list[OfModel]:
@@ -109,45 +107,20 @@ def _models(org: Org, model_of: Mapping[str, str]) -> list[OfModel]:
 
 def _by_model(org: Org, metric: Metric, model_of: Mapping[str, str]) -> dict[str, int]:
     sums: dict[str, int] = {}
-    question = _question("driver:*", metric, Fold.SUM, where={"org": org.slug}, by=(TOPIC,))
-    for line in ask(question, question.end).lines:
-        model = model_of.get(line.labels[TOPIC], "")
-        told = sum(value for value in line.values if isinstance(value, int | float))
-        sums[model] = sums.get(model, 0) + round(told)
+    now = timezone.now()
+    where = {"org": org.slug}
+    for one in series("driver:*", metric, Fold.SUM, now - SPAN, now, STEP, where=where, by=(TOPIC,)):
+        model = model_of.get(one.labels[TOPIC], "")
+        sums[model] = sums.get(model, 0) + round(sum(one.numbers))
     return {model: count for model, count in sums.items() if model}
 
 
 def _sum(org: Org, metric: Metric) -> int:
-    question = _question(of_org(org.slug), metric, Fold.SUM)
-    values = [value for line in ask(question, question.end).lines for value in line.values]
-    return round(sum(value for value in values if isinstance(value, int | float)))
+    now = timezone.now()
+    return round(sum(numbers(of_org(org.slug), metric, Fold.SUM, now - SPAN, now, STEP)))
 
 
 def _bytes_now(org: Org) -> int | None:
-    question = _question(of_org(org.slug), ORG_BYTES, Fold.TOTAL, span=timedelta(minutes=2), step=10)
-    values = [value for line in ask(question, question.end).lines for value in line.values]
-    known = [value for value in values if isinstance(value, int | float)]
-    return round(known[-1]) if known else None
-
-
-def _question(
-    topic: str,
-    metric: Metric,
-    fold: Fold,
-    *,
-    span: timedelta = SPAN,
-    step: int = STEP,
-    where: Mapping[str, str] | None = None,
-    by: tuple[str, ...] = (),
-) -> Question:
     now = timezone.now()
-    return Question(
-        topic=topic,
-        metric=metric,
-        fold=fold,
-        start=(now - span).timestamp(),
-        end=now.timestamp(),
-        step=step,
-        where=where or {},
-        by=by,
-    )
+    known = numbers(of_org(org.slug), ORG_BYTES, Fold.TOTAL, now - timedelta(minutes=2), now, 10)
+    return round(known[-1]) if known else None

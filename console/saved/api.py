@@ -5,14 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from django.http import HttpRequest
-from ninja import Field, Path, Router, Schema, Status
+from ninja import Field, Path, Schema, Status
 from pydantic import StringConstraints
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.api.fields import NO_NUL, Input, Line
 from console.api.pagination import Rows, listing
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.api.shown import UsernameOf
 from console.saved import services
 from console.saved.models import ADDRESS_MAX, NAME_MAX, SavedView
@@ -41,18 +40,23 @@ class ViewOut(Schema):
     created_at: datetime
 
 
-@listing(router, "/views", ViewOut, by="pk", summary="List saved views")
-def list_views(request: HttpRequest) -> Rows:
-    """Your own, and those that are shared with you."""
-    return services.visible_views(requester(request))
+@listing(router, "/views", ViewOut, by="pk")
+def list_views(request: SignedInRequest) -> Rows:
+    """List saved views.
+
+    Your own, and those that are shared with you.
+    """
+    return services.visible_views(request.principal)
 
 
-@router.post("/views", response={201: ViewOut, **documented(404)}, summary="Save a view")
-def save_view(request: HttpRequest, payload: ViewIn) -> Status[SavedView]:
-    return Status(201, services.save_view(requester(request), **payload.model_dump()))
+@router.post("/views", response=answers(ViewOut, 404, status=201))
+def save_view(request: SignedInRequest, payload: ViewIn) -> Status[SavedView]:
+    """Save a view."""
+    return Status(201, services.save_view(request.principal, **payload.model_dump()))
 
 
-@router.delete("/views/{number}", response={204: None, **documented(404)}, summary="Delete a saved view")
-def delete_view(request: HttpRequest, number: Number) -> Status[None]:
-    services.delete_view(requester(request), number)
+@router.delete("/views/{number}", response=answers(None, 404, status=204))
+def delete_view(request: SignedInRequest, number: Number) -> Status[None]:
+    """Delete a saved view."""
+    services.delete_view(request.principal, number)
     return Status(204, None)

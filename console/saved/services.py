@@ -82,9 +82,7 @@ def delete_view(principal: Principal, number: int) -> None:
 def may_delete(principal: Principal, view: SavedView) -> bool:
     if view.owner_id == principal.user_id:
         return True
-    if view.org_id is not None:
-        return (principal.role_in(view.org_id) or 0) >= Role.ORG_ADMIN
-    return principal.on_platform(Role.PLATFORM_ADMIN)
+    return principal.holds(Role.ORG_ADMIN if view.org_id else Role.PLATFORM_ADMIN, view.org_id)
 
 
 def _page(address: str) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from django.http import HttpRequest
-from ninja import Field, Query, Router, Schema
+from ninja import Field, Query, Schema
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.api.fields import NO_NUL
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.search import services
 from console.search.services import TEXT_MAX, Group
 
@@ -29,11 +28,9 @@ class GroupOut(Schema):
     are_more: bool
 
 
-@router.get(
-    "/search", response={200: list[GroupOut], **documented()}, summary="Find anything by its name or id"
-)
+@router.get("/search", response=answers(list[GroupOut]))
 def search(
-    request: HttpRequest,
+    request: SignedInRequest,
     q: Annotated[
         str,
         Query(
@@ -50,4 +47,5 @@ def search(
         bool, Query(description="Ask the drivers instead of the database, which takes longer.")
     ] = False,
 ) -> list[Group]:
-    return services.search(requester(request), q, most, far=far)
+    """Find anything by its name or id."""
+    return services.search(request.principal, q, most, far=far)

@@ -14,7 +14,7 @@ from console.control.services import secret_of
 from console.fleet.models import Driver, Node, Removed, SpineLink
 from console.placement.topology import Tier
 from console.sessions import endpoints
-from console.sessions.models import Job, Phase, Stream
+from console.sessions.models import FormerHome, Job, Phase, Stream
 from console.sessions.plans.snapshot import model_of
 from console.sessions.rules import effective_rules
 from kvss_agent.security.identity import fingerprint
@@ -134,7 +134,8 @@ def streams(name: str) -> Mapping[str, Any]:
     found = _on(node)
     related = ("job__driver", "job__session")
     specs = [_spec(stream, node) for stream in found.select_related(*related).order_by("pk")]
-    drivers = sorted({spec["driver"] for spec in specs})
+    former = FormerHome.objects.filter(node=node).values_list("driver__name", flat=True)
+    drivers = sorted({spec["driver"] for spec in specs}.union(former))
     return {
         "shards": specs,
         "peers": [_peer(driver, node) for driver in drivers],

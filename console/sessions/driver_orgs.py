@@ -27,7 +27,7 @@ from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.sessions.models import DriverOrg, Job, Session
 from console.visibility import sees_fleet
-from telemetry.topics import of_org, of_source
+from telemetry.topics import of_source
 
 ALL: Final = "all"
 OWN: Final = "session"  # the org of the driver's session
@@ -243,7 +243,7 @@ def _record(principal: Principal, driver: Driver, plan: Plan, reason: str) -> No
             record(
                 shown,
                 action,
-                Subject("org", org.slug, org.name, org.pk, [of_org(org.slug)]),
+                Subject.of("org", org.slug, org.name, org),
                 before=None if is_added else told,
                 after=told if is_added else None,
                 sentence=sentence.format(org.name),

@@ -154,6 +154,11 @@ class Session(models.Model):
         }
 
     @property
+    def lacks_nodes(self) -> bool:
+        """Whether streams of it are on nodes that are lost, and not placed on others yet."""
+        return any(loss.verdict != Verdict.REPLACED.value for loss in self.losses.all())
+
+    @property
     def is_never(self) -> bool:
         """Whether waiting can't help."""
         return bool(self.cause) and Cause(self.cause).is_never
@@ -217,6 +222,20 @@ class DriverOrg(models.Model):
 
     def __str__(self) -> str:
         return f"{self.org.slug if self.org else 'all orgs'} on {self.driver.name}"
+
+
+class FormerHome(models.Model):
+    """A node that a stream of a driver has left. The node lets the driver in until it has said that
+    nothing of it is left there."""
+
+    driver = models.ForeignKey(Driver, on_delete=models.CASCADE, related_name="former_homes")
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="former_homes")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(name="former_home_once", fields=["driver", "node"])]
+
+    def __str__(self) -> str:
+        return f"{self.driver.name} was on {self.node.name}"
 
 
 class JobBox(models.Model):

@@ -23,7 +23,6 @@ from console.orgs.services import get_org
 from console.placement.rules import Path, Rules
 from console.placement.topology import Misconfigured
 from console.sessions.models import RuleSet, Session
-from telemetry.topics import of_org
 
 CLUSTER: Final = "cluster"
 NAMED_MAX: Final = 3
@@ -65,10 +64,7 @@ def get_rules(principal: Principal, org: Org | None) -> RuleSet:
 def may_change(principal: Principal, org: Org | None) -> bool:
     if principal.read_only:
         return False
-    if org is None:
-        return principal.on_platform(Role.PLATFORM_ADMIN)
-    role = principal.role_in(org.pk)
-    return role is not None and role >= Role.ORG_ADMIN
+    return principal.holds(Role.ORG_ADMIN, org.pk) if org else principal.on_platform(Role.PLATFORM_ADMIN)
 
 
 def for_change(principal: Principal, org: Org | None) -> RuleSet:
@@ -115,13 +111,7 @@ def set_rules(
     record(
         principal,
         "rules.update",
-        Subject(
-            "rules",
-            org.slug if org else CLUSTER,
-            str(rules),
-            org.pk if org else None,
-            [of_org(org.slug)] if org else [],
-        ),
+        Subject.of("rules", org.slug if org else CLUSTER, str(rules), org),
         before=before,
         after=after,
         reason=reason,
@@ -191,7 +181,7 @@ def limit_to(session: Session, rules: Rules) -> None:
 def _undo(principal: Principal, entry: AuditEntry, reason: str) -> None:
     org = Org.objects.filter(slug=entry.object_id).first() if entry.org_id else None
     if entry.org_id and org is None:
-        raise CannotUndo("The org is no more.")
+        raise CannotUndo("The org no longer exists.")
     rules = for_change(principal, org)
     if rules.snapshot() != entry.after:
         raise CannotUndo("The rules were changed again since. Undo the later change first.")

@@ -22,7 +22,7 @@ from django.db.models import (
 from django.db.models.functions import Coalesce, Concat
 from django.http import Http404
 
-from console.accounts.principal import Principal, Refused
+from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.fleet.models import Driver, Node
 from console.fleet.nodes import Kind, tells_streams
@@ -90,19 +90,10 @@ def filtered(
     return sessions if waiting is None else sessions.filter(waiting_since__isnull=not waiting)
 
 
-def role_on(principal: Principal, session: Session) -> Role | None:
-    return principal.platform_role if session.org_id is None else principal.role_in(session.org_id)
-
-
 def get_session(principal: Principal, name: str, at_least: Role = Role.VIEWER) -> Session:
     """The one access function: a stranger gets Http404, who may not do it gets Refused."""
     session = visible_sessions(principal).filter(name=name).first()
-    role = role_on(principal, session) if session else None
-    if session is None or role is None:
-        raise Http404("There is no such session, or it is not yours to see.")
-    if role < at_least:
-        raise Refused(f"This needs the role {at_least.label} on {session.name}; yours is {role.label}.")
-    return session
+    return principal.checked(session, at_least, "session")
 
 
 def for_change(principal: Principal, name: str, at_least: Role = Role.ORG_ADMIN) -> Session:

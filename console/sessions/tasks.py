@@ -1,4 +1,4 @@
-"""What is done beside requests: replacing lost nodes."""
+"""What is done beside requests: replacing lost nodes, and forgetting those that streams have left."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from console.sessions.changes import replacements
+from console.sessions.steps import former_homes
 
 log = logging.getLogger(__name__)
 
@@ -16,3 +17,8 @@ log = logging.getLogger(__name__)
 def replace_lost_nodes() -> None:
     if begun := replacements.look(timezone.now()):
         log.warning("%d lost nodes are being replaced", begun)
+
+
+@shared_task
+def forget_former_homes() -> None:
+    former_homes.forget_emptied()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpRequest
 from django.urls import reverse
 
 from console.accounts.browser import principal_of
 from console.accounts.roles import Role
+from console.environment import MANAGE, STACK
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,10 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     principal = principal_of(request)
     chosen = request.COOKIES.get("tidegate_theme", "")
     theme = chosen if chosen in THEMES else "auto"
+    # Where other supervisors start the processes, there are other commands for their logs.
+    commands = {"manage": MANAGE, "stack": STACK if settings.EMBEDDED else ""}
     if principal is None:
-        return {"principal": None, "navigation": [], "theme": theme}
+        return {"principal": None, "navigation": [], "theme": theme, **commands}
     navigation = [HOME, ALERTS, SESSIONS, LATENCY, ORGS, POLICIES, OPERATIONS, HAND_OVER, AUDIT, TOKENS]
     if principal.on_platform(Role.VIEWER):
         navigation.insert(3, FLEET)
@@ -53,6 +57,7 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     section = request.path.strip("/").split("/")[0]
     return {
         "theme": theme,
+        **commands,
         "principal": principal,
         "navigation": [(item, item.address.strip("/").split("/")[0] == section) for item in navigation],
     }

@@ -12,6 +12,9 @@ from django.conf import settings
 from django.db import DatabaseError, connection
 from django.db.migrations.executor import MigrationExecutor
 
+from console.environment import MANAGE
+from console.redis_client import connected
+
 TIMEOUT_SECONDS = 2.0
 
 
@@ -39,22 +42,16 @@ def _migrations() -> str:
     except DatabaseError:
         return "unknown, because PostgreSQL does not answer"
     if missing:
-        return f"{len(missing)} migrations are not applied: run `manage.py migrate`"
+        return f"{len(missing)} migrations are not applied: run `{MANAGE} migrate`"
     return ""
 
 
 def _redis() -> str:
-    client = redis.Redis.from_url(
-        settings.REDIS_URL,
-        socket_timeout=TIMEOUT_SECONDS,
-        socket_connect_timeout=TIMEOUT_SECONDS,
-    )
     try:
-        client.ping()
+        with connected(settings.REDIS_URL, TIMEOUT_SECONDS) as client:
+            client.ping()
     except redis.RedisError as error:
         return f"Redis does not answer: {_first_line(error)}"
-    finally:
-        client.close()
     return ""
 
 

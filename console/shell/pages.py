@@ -13,17 +13,23 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
 PER_PAGE = 50
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
-def paged(request: HttpRequest, rows: QuerySet[Any]) -> dict[str, Any]:
+def paged(request: HttpRequest, rows: QuerySet[Any], per_page: int = PER_PAGE) -> dict[str, Any]:
     """The page of `rows` that is asked for, and the filters for the addresses of the others."""
     query = request.GET.copy()
     query.pop("page", None)
     return {
-        "page": Paginator(rows, PER_PAGE).get_page(request.GET.get("page")),
+        "page": Paginator(rows, per_page).get_page(request.GET.get("page")),
         "query": query.urlencode(),
         "filtered": any(query.values()),
     }
+
+
+def harmless(text: str) -> str:
+    """For a cell of a CSV: what a spreadsheet would run as a formula gets an apostrophe in front."""
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
 
 
 def wants_part(request: HttpRequest) -> bool:
@@ -49,12 +55,39 @@ class Telling:
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
         if not isinstance(error, self._refusals):
             return False
-        said = error.messages if isinstance(error, ValidationError) else [str(error)]
-        messages.error(self._request, " ".join(said))
+        messages.error(self._request, sentence_of(error))
         return True
+
+
+class Refusing:
+    """Shows one of these refusals in a form: at the fields that it is about, as far as they are seen."""
+
+    def __init__(self, form: BaseForm, *refusals: type[Exception]) -> None:
+        self._form = form
+        self._refusals = refusals
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
+        if not isinstance(error, self._refusals):
+            return False
+        told = {"": [sentence_of(error)]}
+        if isinstance(error, ValidationError) and hasattr(error, "error_dict"):
+            told = error.message_dict
+        for path, sentences in told.items():
+            name = path.rpartition("/")[2]
+            is_seen = name in self._form.fields and not self._form[name].is_hidden
+            self._form.add_error(name if is_seen else None, sentences)
+        return True
+
+
+def sentence_of(error: BaseException) -> str:
+    return " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
 
 
 def show_faults(request: HttpRequest, form: BaseForm) -> None:
     """Show what is wrong with a form that has no page of its own."""
     for field, errors in form.errors.items():
-        messages.error(request, f"{field}: {' '.join(map(str, errors))}")
+        label = f"{form[field].label}: " if field in form.fields else ""
+        messages.error(request, f"{label}{' '.join(map(str, errors))}")

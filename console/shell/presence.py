@@ -17,19 +17,8 @@ KINDS = ("web", "worker", "beat", "ingest", "rollup")
 
 
 @dataclass(frozen=True)
-class Process:
-    kind: str
-    host: str
-    process_id: int
-    version: str
-    started_at: datetime
-    seen_at: datetime
-    stale: bool
-
-
-@dataclass(frozen=True)
 class Presence:
-    processes: list[Process]
+    processes: list[tuple[Source, bool]]  # and whether it is silent
     missing: list[str]  # kinds of which none is known to be alive
     at: datetime
 
@@ -37,17 +26,6 @@ class Presence:
 def presence() -> Presence:
     now = timezone.now()
     sources = Source.objects.filter(kind__in=KINDS, seen_at__gt=now - SHOWN).order_by("kind", "-seen_at")
-    processes = [
-        Process(
-            kind=source.kind,
-            host=source.host,
-            process_id=source.process_id,
-            version=source.version,
-            started_at=source.started_at,
-            seen_at=source.seen_at,
-            stale=now - source.seen_at > STALE,
-        )
-        for source in sources[:SHOWN_MAX]
-    ]
-    alive = {process.kind for process in processes if not process.stale}
+    processes = [(source, now - source.seen_at > STALE) for source in sources[:SHOWN_MAX]]
+    alive = {source.kind for source, is_silent in processes if not is_silent}
     return Presence(processes, [kind for kind in KINDS if kind not in alive], now)

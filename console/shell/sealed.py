@@ -83,14 +83,15 @@ class SealedText(SealedBytes):
 
 
 def _keys() -> MultiFernet:
-    return _derived(settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+    return _fernets(settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
 
 
 @lru_cache(maxsize=8)
-def _derived(*secret_keys: str) -> MultiFernet:
+def _fernets(*secret_keys: str) -> MultiFernet:
     """The keys: the first one encrypts, all of them decrypt."""
-    return MultiFernet([Fernet(base64.urlsafe_b64encode(_derive(key.encode()))) for key in secret_keys])
+    return MultiFernet([Fernet(base64.urlsafe_b64encode(derived(key, PURPOSE))) for key in secret_keys])
 
 
-def _derive(secret_key: bytes) -> bytes:
-    return HKDF(algorithm=SHA256(), length=32, salt=None, info=PURPOSE).derive(secret_key)
+def derived(secret_key: str, purpose: bytes) -> bytes:
+    """A key for one purpose, which is of no use for any other."""
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=purpose).derive(secret_key.encode())

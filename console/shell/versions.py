@@ -9,6 +9,8 @@ import redis
 from django.conf import settings
 from django.db import DatabaseError, connection
 
+from console.redis_client import connected
+
 PACKAGES = ("django", "channels", "celery", "redis", "psycopg", "django-ninja", "plotly", "uvicorn")
 
 
@@ -30,10 +32,8 @@ def _postgresql() -> str:
 
 
 def _redis_server() -> str:
-    client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=2, socket_connect_timeout=2)
     try:
-        return str(client.info("server")["redis_version"])
+        with connected(settings.REDIS_URL, 2) as client:
+            return str(client.info("server")["redis_version"])
     except redis.RedisError:
         return "does not answer"
-    finally:
-        client.close()

@@ -12,7 +12,6 @@ from console import manage
 from console.environment import ConfigurationError
 from console.stack import commands
 from console.stack.errors import StackError
-from console.stack.up import up
 from telemetry.script import program
 
 
@@ -39,6 +38,8 @@ def main() -> int:
     try:
         match options.verb:
             case "up":
+                from console.stack.up import up  # with the clients of both servers
+
                 return up()
             case "down":
                 return commands.down()

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
+import threading
 import time
 from typing import Any, Self
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from console.environment import IS_CHECKOUT, command
+from console.environment import MANAGE, command
 from console.stack.core import Service, State
-from console.stack.printer import Printer, SteadyConsole
 from telemetry.units import duration
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 NAME_WIDTH = 9
 CRASH_LOOP_EXITS = 3
 PLAIN_WIDTH = 100  # where there is no terminal to ask
+QUEUE_MAX = 5_000
+CLOSE_SECONDS_MAX = 2.0
 
 
 class Display:
@@ -151,8 +154,7 @@ class Display:
             facts.add_row("Password", password + Text("   shown only once", style="dim"))
         else:
             facts.add_row("Log in as", "admin, with the password from the first start")
-            manage = ".venv/bin/python manage.py" if IS_CHECKOUT else "tidegate manage"
-            facts.add_row("", Text(f"to reset it: {manage} changepassword admin", style="dim"))
+            facts.add_row("", Text(f"to reset it: {MANAGE} changepassword admin", style="dim"))
         facts.add_row("API", f"{self.address}/api/v1/docs")
         facts.add_row("Stop", f"Ctrl-C here, or `{command('down')}`")
         parts: list[RenderableType] = [*(Text(note, style="yellow") for note in self.notes), facts]
@@ -165,3 +167,52 @@ class Display:
         times = [*self.stages, *self.took.items()]
         each = ", ".join(f"{name} {duration(seconds)}" for name, seconds in times)
         return Text(f"{total}: {each}", style="dim", overflow="fold")
+
+
+# Printing without ever waiting. A terminal stands still when somebody presses Ctrl-S, a pipe when its
+# reader does, and both can vanish. The supervisor must go on: its processes wait for it to read what
+# they say.
+
+
+class SteadyConsole(Console):
+    """A console that leaves it to us what a broken pipe means; rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+class Printer:
+    """A thread that prints what it is given, in order. What it has no room for is counted and told."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._queue: queue.Queue[RenderableType | None] = queue.Queue(QUEUE_MAX)
+        self._lost = 0
+        self._thread = threading.Thread(target=self._run, name="printer", daemon=True)
+        self._thread.start()
+
+    def print(self, what: RenderableType) -> None:
+        if self._lost and not self._queue.full():
+            lost, self._lost = self._lost, 0
+            self.print(Text(f"({lost} lines are not shown here, but are in the logs)"))
+        try:
+            self._queue.put_nowait(what)
+        except queue.Full:
+            self._lost += 1
+
+    def close(self) -> None:
+        """Print what is left, if anybody takes it within a moment."""
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=CLOSE_SECONDS_MAX)
+            self._thread.join(CLOSE_SECONDS_MAX)
+
+    def _run(self) -> None:
+        gone = False
+        while (what := self._queue.get()) is not None:
+            if gone:
+                continue
+            try:
+                # A log line is the terminal's to wrap, so that it can be copied whole.
+                self.console.print(what, soft_wrap=isinstance(what, Text))
+            except (OSError, ValueError):  # the terminal is gone, or the pipe is closed
+                gone = True

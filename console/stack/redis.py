@@ -11,6 +11,7 @@ from urllib.parse import quote
 import redis
 
 from console.environment import remove_data
+from console.redis_client import connected
 from console.stack import endpoint, keys, leftovers, privileges, redis_users
 from console.stack.binaries import Redis, find_redis
 from console.stack.endpoint import Endpoint, UnixEndpoint
@@ -68,15 +69,11 @@ class RedisServer:
 
     def answers(self, timeout_seconds: int = 2) -> bool:
         """Whether it takes connections and is done loading."""
-        client = redis.Redis.from_url(
-            self.url, socket_timeout=timeout_seconds, socket_connect_timeout=timeout_seconds
-        )
         try:
-            return bool(client.ping())
+            with connected(self.url, timeout_seconds) as client:
+                return bool(client.ping())
         except redis.RedisError:
             return False
-        finally:
-            client.close()
 
     def stop_leftover(self) -> bool:
         """Stop a server that a killed supervisor left behind on these files."""

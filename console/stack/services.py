@@ -21,6 +21,7 @@ WEB_SOCKET = "{web socket}"  # in a command, stands for the number of the descri
 PYTHON = sys.executable
 MANAGE = (PYTHON, "-m", "console.manage")
 CELERY = (PYTHON, "-m", "celery", "--quiet", "-A", "console.celery")
+LEAN = {"DJANGO_SETTINGS_MODULE": "console.settings_lean"}
 # One machine, one user, JSON only: Celery's warning about root has nothing to warn of here.
 NO_WARNING_ABOUT_ROOT = {"PYTHONWARNINGS": "ignore:You're running the worker with superuser privileges"}
 
@@ -101,7 +102,7 @@ def console_services(servers: tuple[str, ...], worker_processes: int) -> list[Se
             *("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "INFO"),
             environment=NO_WARNING_ABOUT_ROOT,
         ),
-        ours("beat", *CELERY, "beat", "--pidfile="),
+        ours("beat", *CELERY, "beat", "--pidfile=", environment=LEAN),
         ours("ingest", *MANAGE, "ingest"),
         ours("rollup", *MANAGE, "rollup"),
     ]

@@ -13,9 +13,9 @@ from console.demo import places
 from console.environment import Environment, Mode, command, env_file
 from console.stack import elsewhere, keys, lock, postgres, redis, redis_users
 from console.stack.display import Display
+from console.stack.endpoint import address, listening_socket
 from console.stack.errors import sentences
 from console.stack.folders import Folders
-from console.stack.listening import address, listening_socket
 from console.stack.logs import Logs
 from console.stack.remembered import Remembered
 from console.stack.services import Service, console_services, demo_services, server

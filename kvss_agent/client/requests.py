@@ -11,6 +11,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -31,13 +32,13 @@ Found = list[Header | Miss]
 Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Rejected
 
 
+@dataclass(slots=True, eq=False)
 class _Pending:
-    def __init__(self, wanted: Sequence[Wanted] = (), into: Sequence[memoryview] = ()) -> None:
-        self.deadline = FOREVER
-        self.wanted = wanted
-        self.into = into
-        self.found: Found = []
-        self.answer: Answer | None = None
+    wanted: Sequence[Wanted] = ()
+    into: Sequence[memoryview] = ()
+    deadline: float = FOREVER
+    found: Found = field(default_factory=list)
+    answer: Answer | None = None
 
 
 class Requests:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from mmap import mmap
 from typing import Final
 
 from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost, lost
@@ -21,6 +20,7 @@ from kvss_agent.client.interface import (
 from kvss_agent.client.requests import Requests
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.wire import Role
+from kvss_agent.memory import unwritten
 from kvss_agent.mover import Mover
 from kvss_agent.shard import seal
 from kvss_agent.shard.core import BATCH_MAX, batches
@@ -153,7 +153,7 @@ class StreamClient(ShardClient):
         """There is nothing to read in place: the columns come into memory of this client."""
         each, size = self.payload_bytes_max, self.payload_bytes_max * len(wanted)
         spare, self._spare = self._spare, None
-        room = spare if spare and len(spare) >= size else memoryview(mmap(-1, max(1, size)))
+        room = spare if spare and len(spare) >= size else unwritten(size)
         into = [room[at : at + each] for at in range(0, size, each)]
         found = self.refill(wanted, into, wait_seconds=wait_seconds)
         return _Received(found, into, lambda: self._keep(room))

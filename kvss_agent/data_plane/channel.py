@@ -17,11 +17,11 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from mmap import mmap
 from typing import Final, NamedTuple
 
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.wire import EXTENTS_MAX, Filled, Frame, FrameReader
+from kvss_agent.memory import unwritten
 from kvss_agent.mover import PIECE_BYTES, Bytes
 
 STALL_SECONDS: Final = 10.0  # without a byte moving, in the middle of a frame
@@ -295,7 +295,7 @@ class DiscardBuffer:
 
     def of(self, length: int) -> memoryview:
         if len(self._memory) < length:
-            self._memory = memoryview(mmap(-1, length))
+            self._memory = unwritten(length)
         return self._memory[:length]
 
 

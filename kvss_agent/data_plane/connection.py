@@ -186,7 +186,7 @@ class Connection:
         if not isinstance(proof, wire.Proof):
             raise Breach(Cause.UNEXPECTED, "after CHALLENGE comes PROOF")
         handshake.check(said, given, proof, secret)
-        if not self.plane.prove(self, said.driver):
+        if not self.plane.admission.prove(self, said.driver):
             raise self._closing or Breach(
                 Cause.LIMIT, "this driver has reached its limit of connections"
             )

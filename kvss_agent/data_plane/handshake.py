@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from dataclasses import replace
 
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Breach, Cause
@@ -75,11 +76,8 @@ def check(said: Hello, given: Challenge, got: Proof, secret: bytes | None) -> No
 
 
 def _proven(said: Hello, given: Challenge, secret: bytes) -> Challenge:
-    unproven = Challenge(
-        given.version, given.means, given.features, given.nonce, bytes(wire.PROOF_BYTES)
-    )
-    proof = _hmac(secret, b"agent", said, unproven)
-    return Challenge(given.version, given.means, given.features, given.nonce, proof)
+    unproven = replace(given, proof=bytes(wire.PROOF_BYTES))
+    return replace(given, proof=_hmac(secret, b"agent", said, unproven))
 
 
 def _hmac(secret: bytes, side: bytes, said: Hello, given: Challenge) -> bytes:

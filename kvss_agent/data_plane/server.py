@@ -193,11 +193,6 @@ class DataPlane:
         self._clock.stop()
         return not left
 
-    def prove(self, connection: Connection, driver: str) -> bool:
-        """It has shown that it is this driver. False if it has to end: it was displaced meanwhile, or
-        its driver has no place left."""
-        return self.admission.prove(connection, driver)
-
     def remove(self, connection: Connection) -> None:
         with self._lock:
             self.admission.leave(connection)

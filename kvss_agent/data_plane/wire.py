@@ -649,12 +649,17 @@ def _unpack(layout: struct.Struct, body: Bytes, *, exactly: bool = False) -> tup
 
 
 def _texts(*texts: str) -> bytes:
-    cut = [text.encode()[:TEXT_BYTES_MAX] for text in texts]
+    cut = [_printable(text).encode()[:TEXT_BYTES_MAX] for text in texts]
     encoded = [text.decode(errors="ignore").encode() for text in cut]
     return b"".join(bytes([len(text)]) + text for text in encoded)
 
 
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else " " for one in text)
+
+
 def _read_texts(body: bytes, count: int) -> list[str]:
+    """They are logged, shown and reported further, so a peer may not say what can't be printed."""
     texts = []
     for _ in range(count):
         length = body[0] if body else -1
@@ -664,6 +669,8 @@ def _read_texts(body: bytes, count: int) -> list[str]:
             texts.append(body[1 : 1 + length].decode())
         except UnicodeDecodeError as error:
             raise _malformed("a text that is not UTF-8") from error
+        if not texts[-1].isprintable():
+            raise _malformed("a text with what can't be printed")
         body = body[1 + length :]
     if body:
         raise _malformed("something after the last text")

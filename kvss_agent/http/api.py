@@ -10,16 +10,16 @@ import contextlib
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
-from mmap import mmap
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Scope
 
 from kvss_agent.http.server import EXTENSION, HttpConnection
+from kvss_agent.memory import unwritten
 from telemetry import decoder as bounded_decoder
 
 BODY_BYTES_MAX: Final = 8 << 20
@@ -46,12 +46,16 @@ class Invalid(Exception):
     """One sentence for everything that is wrong."""
 
 
+class Conflict(Exception):
+    """The request does not fit what is there now."""
+
+
 def guarded(
     handler: Handler,
     owner_of: OwnerOf,
-    refusals: Mapping[type[Exception], HTTPStatus],
+    refusals: Mapping[type[Exception], HTTPStatus] = MappingProxyType({}),
 ) -> Handler:
-    """The handler for those who may; what it raises becomes the status that `refusals` says.
+    """The handler for those who may; what else it raises becomes the status that `refusals` says.
 
     `owner_of`: who asks, by the request's headers alone; None for who may not, or Refused. Before that
     no byte of a body is read. Whose connection it is counts as proven from here on.
@@ -82,6 +86,8 @@ def guarded(
             return problem(HTTPStatus.BAD_REQUEST, "The connection ended before the body did.")
         except (Invalid, ValueError) as error:
             return problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        except Conflict as error:
+            return problem(HTTPStatus.CONFLICT, str(error))
         except tuple(refusals) as error:
             status = next(status for kind, status in refusals.items() if isinstance(error, kind))
             return problem(status, str(error))
@@ -132,7 +138,7 @@ async def large_body_of(request: Request, most: int) -> AsyncIterator[memoryview
         return
     if announced > most:
         raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body may have at most {most} bytes.")
-    place, at = memoryview(mmap(-1, announced)), 0
+    place, at = unwritten(announced), 0
     try:
         if connection := connection_of(request.scope):
             connection.receive_into(request.scope, place)
@@ -177,14 +183,3 @@ def problem(
     if close:
         headers["connection"] = "close"
     return Response(body, status, headers, media_type="application/problem+json")
-
-
-async def http_error(_request: Request, error: Exception) -> Response:
-    status = HTTPStatus(error.status_code if isinstance(error, HTTPException) else 500)
-    return problem(
-        status, "There is nothing here." if status == HTTPStatus.NOT_FOUND else status.description
-    )
-
-
-async def failure(_request: Request, _error: Exception) -> Response:
-    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error; see the log.")

@@ -31,11 +31,13 @@ _mover: Mover = PYTHON
 def current() -> Mover:
     """The mover of this process. Whoever follows it has switched to it when this returns.
 
-    Looks for a new build each time: another process may have finished one. Raises Unavailable only if
-    `KVSS_NATIVE` is `require`.
+    Until it is compiled, looks for a build each time: another process may have finished one. Raises
+    Unavailable only if `KVSS_NATIVE` is `require`.
     """
     global _mover  # noqa: PLW0603 - one for the process
     with _lock:
+        if _mover is not PYTHON:
+            return _mover
         mover = best()
         if mover is not _mover:
             _mover = mover

@@ -1,22 +1,30 @@
-"""What all daemons need: early listening, stop signals, and readiness for the service manager."""
+"""What all daemons need: logs, early listening, stop signals, and readiness for the service manager."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
 import resource
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 
+from kvss_agent import native
 from kvss_agent.http.server import HttpPolicy, QuietServer
 from kvss_agent.process.membership import MembershipStatus
+from kvss_agent.process.options import WrongSettings
+from kvss_agent.process.settings import ProcessSettings
+from telemetry.credentials import own_url
 from telemetry.emit.deltas import Collect
 from telemetry.emit.reporter import Reporter
 from telemetry.emit.transfers import TakeSlowest
@@ -28,6 +36,8 @@ log = logging.getLogger(__name__)
 
 EX_CONFIG: Final = 78
 WATCHDOG_SECONDS: Final = 1.0
+
+S = TypeVar("S", bound=ProcessSettings)
 
 
 @contextlib.asynccontextmanager
@@ -89,29 +99,27 @@ async def _beat() -> None:
 
 @contextlib.asynccontextmanager
 async def reporting(
-    own_url: Callable[[str], str],
-    redis_url: str | None,
-    otlp_url: str | None,
+    settings: ProcessSettings,
     kind: str,
-    name: str,
+    topic: str,
     collect: Collect,
     limits: LabelLimits,
+    status: MembershipStatus,
     slowest: TakeSlowest | None = None,
-    status: MembershipStatus | None = None,
 ) -> AsyncIterator[None]:
     """Report telemetry for as long as this lasts, and at the end what is left of it.
 
-    Without a `redis_url` the console says where to, once this process has joined (`status`); without
-    either, and without `otlp_url`, nobody is told. `own_url`: the address as our own user opens it.
+    Where the settings do not say where to, the console does, once this process has joined (`status`);
+    without either, and without a collector, nobody is told. `topic`: whose user opens the address.
     """
     reporters: list[Reporter] = []
 
     def report(redis_url: str | None, otlp_url: str | None) -> None:
-        address = own_url(redis_url) if redis_url else None
+        address = own_url(redis_url, topic, settings.token) if redis_url else None
         more: dict[str, Any] = {"collect": collect, "limits": limits, "slowest": slowest}
-        reporters.append(Reporter(address, otlp_url, kind, software(), name=name, **more))
+        reporters.append(Reporter(address, otlp_url, kind, software(), name=settings.name, **more))
 
-    async def follow_console(status: MembershipStatus) -> None:
+    async def follow_console() -> None:
         while True:
             await status.has_telemetry.wait()
             try:
@@ -122,8 +130,9 @@ async def reporting(
             else:
                 return
 
-    report(redis_url, otlp_url)
-    following = asyncio.create_task(follow_console(status)) if status and not redis_url else None
+    report(settings.telemetry, settings.otlp)
+    asks_console = settings.console and not settings.telemetry
+    following = asyncio.create_task(follow_console()) if asks_console else None
     try:
         yield
     finally:
@@ -168,3 +177,66 @@ def use_all_descriptors() -> None:
     """A shard takes up to four and each connection one; the usual soft limit is a few hundred."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def run(
+    what: str,
+    parse: Callable[[Sequence[str], Mapping[str, str]], S],
+    serve: Callable[[S], Coroutine[Any, Any, int]],
+    arguments: Sequence[str],
+) -> int:
+    """A daemon, from its arguments and environment to its exit status."""
+    try:
+        settings = parse(arguments, os.environ)
+    except WrongSettings as error:
+        sys.stderr.write(f"{error}\n")
+        return EX_CONFIG
+    set_up_logs(settings)
+    use_all_descriptors()
+    try:
+        return asyncio.run(serve(settings))
+    except (OSError, ValueError, native.Unavailable) as error:
+        # A port that is taken, a broken certificate, no compiled mover where it is required.
+        sys.stderr.write(f"{what} cannot start: {error}\n")
+        return 1
+
+
+def set_up_logs(settings: ProcessSettings) -> None:
+    """Log to standard error, one line a record: as `text`, or as `json` with the name of the process in
+    every record. Nothing could forge a second line."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Json(settings.name) if settings.log_format == "json" else _Text())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each heartbeat helps nobody
+
+
+class _Text(logging.Formatter):
+    converter = staticmethod(time.gmtime)
+
+    def __init__(self) -> None:
+        super().__init__("{asctime} {levelname:<7} {name}: {message}", style="{")
+        self.default_time_format = "%Y-%m-%dT%H:%M:%S"
+        self.default_msec_format = "%s.%03dZ"
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        record.message = record.message.replace("\r", "\\r").replace("\n", "\\n")
+        return super().formatMessage(record)
+
+
+class _Json(logging.Formatter):
+    def __init__(self, agent: str) -> None:
+        super().__init__()
+        self._agent = agent
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "at": record.created,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "agent": self._agent,
+            "thread": record.threadName,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["error"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(fields).decode()

@@ -44,6 +44,7 @@ AGAIN_SECONDS_MAX: Final = 10.0
 CERTIFIED_SECONDS: Final = 0.2  # after a new certificate: the console waits to hear of it
 REFUSED_SECONDS: Final = 15.0  # somebody has to do something first
 NO_USE: Final = "The join token does not work (any more): make a new one on the console's page “Join”."
+HOW_TO_JOIN: Final = "Start it once with a join token: --join-token, or `join` of an engine."
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
@@ -260,7 +261,7 @@ class Member:
     def _refused(self, answer: httpx.Response) -> float:
         said = _detail_of(answer)
         if answer.status_code == HTTPStatus.UNAUTHORIZED:
-            todo = NO_USE if self.console.join_token else "Start once with --join-token."
+            todo = NO_USE if self.console.join_token else HOW_TO_JOIN
             said = f"{self._why_unknown} {todo}".strip()
         self._now("refused", said[:500] or f"it answers {answer.status_code}")
         return REFUSED_SECONDS

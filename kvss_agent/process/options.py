@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
+from telemetry.service_links import HINT, is_service_link
+
 TOKEN_CHARACTERS_MIN: Final = 20
 
 T = TypeVar("T")
@@ -40,7 +42,8 @@ class Options:
                 if name in names:
                     self._given.setdefault(name, value)
                 else:
-                    self.problems.append(f"{variable} is not a setting.")
+                    hint = f" {HINT}" if is_service_link(variable, value) else ""
+                    self.problems.append(f"{variable} is not a setting.{hint}")
 
     def take(
         self, name: str, default: T, convert: Callable[[str], T], allowed: str, *, secret: bool = False

@@ -36,6 +36,10 @@ class NotConfirmed(Exception):
     """Why an answer confirms nothing, in a sentence."""
 
 
+class NotConfirmedYet(Exception):
+    """Why a process can't confirm it yet, in a sentence."""
+
+
 class Scope(Struct, frozen=True, forbid_unknown_fields=True):
     """All that carries a tag; with a namespace, what of it is of one model."""
 

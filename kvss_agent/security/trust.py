@@ -15,8 +15,9 @@ import contextlib
 import logging
 import os
 import ssl
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -36,7 +37,6 @@ from kvss_agent.security.certificates import (
     self_signed,
 )
 from kvss_agent.security.identity import ProcessIdentity, Unusable, public_pem
-from kvss_agent.security.server_names import log_undecodable
 from telemetry.decoder import Malformed, decode
 
 log = logging.getLogger(__name__)
@@ -230,3 +230,30 @@ def _in_memory() -> int | None:
         return os.memfd_create("chain")
     except OSError:  # it may be forbidden
         return None
+
+
+class _Hook:
+    """Logs server names (SNI) that are not ASCII. Hands every other error to the hook before it.
+
+    CPython decodes the name before it calls `SSLContext.sni_callback`. If that fails, it refuses the
+    handshake with a fatal alert, and reports the error to `sys.unraisablehook`, which prints a
+    traceback. The name is a client's to choose, so this is no fault of ours: it is one line of the log.
+    """
+
+    def __init__(self, before: Callable[[sys.UnraisableHookArgs], object]) -> None:
+        self._before = before
+
+    def __call__(self, unraisable: sys.UnraisableHookArgs, /) -> None:
+        error, name = unraisable.exc_value, unraisable.object
+        # The callback's own errors name the callback, and those of finalizers an object: never bytes.
+        if isinstance(error, UnicodeDecodeError) and isinstance(name, bytes) and error.object == name:
+            log.info("Refused a TLS handshake: the server name %r is not ASCII", name)
+        else:
+            self._before(unraisable)
+
+
+def log_undecodable() -> None:
+    """Log such names as one line, in the whole process. Call it where `sni_callback` is set; calls
+    after the first change nothing."""
+    if not isinstance(sys.unraisablehook, _Hook):
+        sys.unraisablehook = _Hook(sys.unraisablehook)

@@ -19,6 +19,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -59,14 +60,19 @@ def available_bytes() -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
     kilobytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     available = int(kilobytes) * 1024
-    group = Path("/sys/fs/cgroup") / Path("/proc/self/cgroup").read_text().partition("::/")[2].strip()
-    for place in (group, *group.parents):
-        if (place / "memory.max").exists():
-            limit = (place / "memory.max").read_text().strip()
-            if limit != "max":
-                used = int((place / "memory.current").read_text())
-                available = min(available, int(limit) - used)
+    for limit_at, used_at in _limits_of(Path("/proc/self/cgroup").read_text()):
+        if (limit := limit_at.read_text().strip()) != "max":
+            available = min(available, int(limit) - int(used_at.read_text()))
     return max(0, available - RESERVE_BYTES)
+
+
+@lru_cache(maxsize=1)
+def _limits_of(group: str) -> list[tuple[Path, Path]]:
+    """Where the limits of control groups are, and what is used of them. An agent is asked often, and
+    seldom changes its group."""
+    place = Path("/sys/fs/cgroup") / group.partition("::/")[2].strip()
+    found = ((one / "memory.max", one / "memory.current") for one in (place, *place.parents))
+    return [limit for limit in found if limit[0].exists()]
 
 
 def _allocate(fd: int, start: int, end: int, progress: Progress, *, huge_pages: bool) -> None:

@@ -7,7 +7,7 @@ the next page, so that a disk can take it past the page cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from kvss_agent.mover import Mover
 from kvss_agent.shard.arena import SLOT_ALIGNMENT, slot_bytes_for
@@ -25,36 +25,24 @@ class Landing(NamedTuple):
     accept: Callable[[int], Header | Miss]
 
 
-class Form(Protocol):
-    """How a column is put into a file. Nothing but the seal is trusted on the way back: a miss may leave
-    anything in the slot's payload."""
+class Form:
+    """How a column is put into a file: as it lies in the slot, or by a subclass otherwise. Nothing but
+    the seal is trusted on the way back: a miss may leave anything in the slot's payload."""
 
     def file_bytes(self, length: int) -> int:
         """Of a payload of so many bytes."""
-
-    def outgoing(
-        self, slot: memoryview, header: Header, address: Address, note: int
-    ) -> Sequence[memoryview]:
-        """The parts of the file for what the slot holds."""
-
-    def incoming(self, slot: memoryview, address: Address, mover: Mover) -> Landing:
-        """To be filled from the file. The slot's header stays as it is."""
-
-
-class Clear:
-    """As it lies in the slot."""
-
-    def file_bytes(self, length: int) -> int:
         return slot_bytes_for(length)
 
     def outgoing(
         self, slot: memoryview, header: Header, address: Address, note: int
     ) -> Sequence[memoryview]:
+        """The parts of the file for what the slot holds."""
         end = HEADER_BYTES + header.length
         head = pack(address.column(note), header.tokens, header.length, header.checksum)
         return memoryview(head), slot[HEADER_BYTES:end], padding(end)
 
     def incoming(self, slot: memoryview, address: Address, mover: Mover) -> Landing:
+        """To be filled from the file. The slot's header stays as it is."""
         head = bytearray(HEADER_BYTES)
 
         def accept(received: int) -> Header | Miss:
@@ -67,7 +55,7 @@ class Clear:
         return Landing((memoryview(head), slot[HEADER_BYTES:]), accept)
 
 
-CLEAR: Final = Clear()
+CLEAR: Final = Form()
 
 
 def plausible(file_bytes: int) -> bool:

@@ -22,15 +22,15 @@ from kvss_agent.mover import Mover
 from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss, pack
 from kvss_agent.tier2.address import Address
-from kvss_agent.tier2.column_file import Landing, identified, padding
+from kvss_agent.tier2.column_file import Form, Landing, identified, padding
 
 SALT_BYTES: Final = 16
 AUTHENTICATION_BYTES: Final = 16
 _NONCE: Final = bytes(12)
 
 
-class Encrypted:
-    """A `Form`. Raises ValueError for a key that is none."""
+class Encrypted(Form):
+    """Raises ValueError for a key that is none."""
 
     def __init__(self, data_key: bytes) -> None:
         if len(data_key) != DATA_KEY_BYTES:

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -64,10 +63,8 @@ class Tier2:
         self._lister = Lister(self._state, self._remover)
         self.limits = Limits()
         self._is_closing = False
-
-    def use_mover(self, mover: Mover) -> None:
-        """Check columns with this mover from now on."""
-        self._state.use_mover(mover)
+        self.use_mover = self._state.use_mover
+        self.closed_to = self._state.closed_to
 
     @property
     def live(self) -> Collection[bytes] | None:
@@ -195,10 +192,6 @@ class Tier2:
             removed = await self._work.uninterrupted(self._remover.purge(Scope(tag, namespace)))
             work.bytes += removed.bytes
             return Receipt(removed.columns, removed.bytes, time.time())
-
-    def closed_to(self, scopes: Iterable[Scope]) -> AbstractContextManager[None]:
-        """Neither serve nor accept anything of these scopes while this lasts."""
-        return self._state.closed_to(scopes)
 
     # Operation
 

@@ -19,15 +19,15 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
+from kvss_agent.desired import Progress
 from kvss_agent.process.durable_file import write_durably
-from kvss_agent.progress import Progress
 from kvss_agent.tier2.backend import Failed
 from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, make
@@ -70,10 +70,7 @@ class Retiring:
         stats = self.store.stats() if self.store else None
         return {
             "place": self.settings.place,
-            "state": self.progress.state,
-            "reason": self.progress.reason,
-            "done": self.progress.done,
-            "total": self.progress.total,
+            **asdict(self.progress),
             "files": stats.columns if stats else None,
             "bytes": stats.bytes if stats else None,
         }

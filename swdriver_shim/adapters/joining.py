@@ -10,10 +10,11 @@ Identity and document lie in the state directory, so that the next start needs n
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, Self, TypeAlias
@@ -34,12 +35,15 @@ from swdriver_shim.data_plane.homes import Home
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.data_plane.worker.client import RemoteShard
 from swdriver_shim.desired import ModelSpec, Text
-from swdriver_shim.driver import Loaded, Part, Stored
-from swdriver_shim.policy import AS_USUAL, Rules
+from swdriver_shim.driver import Driver
+from swdriver_shim.keys import Keys
 from swdriver_shim.prefixes import LocalPrefixes
+
+log = logging.getLogger(__name__)
 
 RANK: Final = "{rank}"
 PORTS: Final = {"http": 80, "https": 443}
+FIELDS: Final = {"console_ca": "ca", "join_token": "join"}  # that have other names than a daemon's
 
 RemoteShards: TypeAlias = Callable[[str, int, Home, PathSpec | None], RemoteShard]
 Url = Annotated[str, Meta(pattern=r"^https?://", max_length=500)]
@@ -86,10 +90,11 @@ class JoinConfig(Document, frozen=True):
 
     def settings(self, model: ModelSpec, engine: str) -> Settings:
         """The settings of its driver, as those of a daemon. Raises Invalid with all that is wrong."""
+        token = self._join_token()
         given = {
             "name": self.name,
             "console": self.console,
-            "join_token": self._join_token(),
+            "join_token": token,
             "console_ca": self.ca,
             "plain_console": "yes" if self.plain_console else None,
             "control": self.control or f"{_host(own_address(self.console))}:0",
@@ -104,8 +109,15 @@ class JoinConfig(Document, frozen=True):
             found = parse((), environment)
         except WrongSettings as error:
             # As settings of a daemon, these are called by flags.
-            raise Invalid(re.sub(r"--([a-z-]+)", _as_field, str(error))) from None
+            raise Invalid(re.sub(r"--([a-z-]+)( yes)?", _as_field, str(error))) from None
+        if found.is_new and token is None:
+            log.warning("It has not joined %s yet: %s", self.console, self._missing_token())
         return replace(found, model=model, engine=engine)
+
+    def _missing_token(self) -> str:
+        if self.join is None:
+            return "set `join`, a file with a join token. Until then nothing is cached."
+        return f"there is no join token, since {self.join} does not exist. Until then nothing is cached."
 
     def _join_token(self) -> str | None:
         """None if the file is not there (any more): whoever has joined needs none."""
@@ -151,10 +163,10 @@ class JoinedDriver:
             )
             started.callback(self.shim.stop)
             self.shim.start()
-            started.callback(HostThread(host, self.shim).close)
+            started.callback(HostThread(host.running(self.shim)).close)
             self._started = started.pop_all()
 
-    def prefixes(self, org: str, adapter: str = "") -> JoinedPrefixes:
+    def prefixes(self, org: str, adapter: str = "") -> LocalPrefixes:
         """The stored prefixes of an org, for an engine whose driver moves bytes itself."""
         return JoinedPrefixes(self, org, adapter)
 
@@ -163,7 +175,8 @@ class JoinedDriver:
 
 
 def _as_field(flag: re.Match[str]) -> str:
-    return f"`{flag[1].replace('-', '_')}`"
+    name = flag[1].replace("-", "_")
+    return f"`{FIELDS.get(name, name)}`{' true' if flag[2] else ''}"
 
 
 def own_address(url: str) -> str:
@@ -193,42 +206,17 @@ def default_state_dir() -> Path:
     return Path(base) / "tidegate"
 
 
-class JoinedPrefixes:
+class JoinedPrefixes(LocalPrefixes):
     """The prefixes of an org at a `JoinedDriver`. Until the console has sent a document that has the
     org, nothing of it is cached."""
 
     def __init__(self, joined: JoinedDriver, org: str, adapter: str = "") -> None:
-        self._shim = joined.shim
-        self._org = org
-        self._adapter = adapter
+        def here() -> tuple[Driver, Keys] | None:
+            """As of this moment: an org may come, go, or get another secret."""
+            shim = joined.shim
+            found = shim.org(org) if shim.has_driver else None
+            return (shim.mover, shim.keys(found, adapter)) if found else None
+
         self.layout = joined.model.shape()
         self.namespace = joined.model.namespace(adapter)
-
-    def query(self, tokens: Sequence[int]) -> int:
-        here = self._here()
-        return here.query(tokens) if here else 0
-
-    def load(self, tokens: Sequence[int], into: Part, seconds: float = 0.0, request: str = "") -> Loaded:
-        here = self._here()
-        return here.load(tokens, into, seconds, request) if here else Loaded(0, len(tokens))
-
-    def store(
-        self,
-        tokens: Sequence[int],
-        verified: int,
-        read: Part,
-        rules: Rules = AS_USUAL,
-        first: Sequence[int] = (),
-        request: str = "",
-    ) -> Stored:
-        here = self._here()
-        return here.store(tokens, verified, read, rules, first, request) if here else Stored(0, 0, 0)
-
-    def computed(self, tokens: int, seconds: float) -> None:
-        if here := self._here():
-            here.computed(tokens, seconds)
-
-    def _here(self) -> LocalPrefixes | None:
-        """As of this moment: an org may come, go, or get another secret."""
-        org = self._shim.org(self._org) if self._shim.has_driver else None
-        return LocalPrefixes(self._shim.mover, self._shim.keys(org, self._adapter)) if org else None
+        self._here = here

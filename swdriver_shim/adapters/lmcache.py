@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 PREFIX: Final = "remote_storage_plugin.kvss."
 FORMAT: Final = "lmcache.1"  # of what is under a name
 THREADS: Final = 4
-TIER2_SECONDS: Final = 0.2  # `wait_seconds` says otherwise
 COPIED_BYTES: Final = 256 << 20  # of chunks that go with their shape, at once
 
 T = TypeVar("T")
@@ -60,7 +59,7 @@ class KvssConnector(RemoteConnector):
         rank = local_cpu_backend.metadata.worker_id
         self._opened = open_objects(told, rank, self._head_bytes + self.full_chunk_size_bytes)
         self._objects = self._opened.objects
-        self._wait_seconds = float(told.get("wait_seconds", TIER2_SECONDS))
+        self._wait_seconds = self._opened.wait_seconds
         self._backend = local_cpu_backend
         self._loop = loop
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvss")

@@ -37,8 +37,8 @@ from swdriver_shim.adapters.lmcache_frames import (
     parse,
     unpack_shape,
 )
-from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.objects import Objects
+from swdriver_shim.adapters.remote import Objects
+from swdriver_shim.object_store import too_large
 
 log = logging.getLogger(__name__)
 
@@ -193,13 +193,7 @@ class LmcacheServer:
         size = SHAPE_BYTES + request.length
         if objects is None or not request.length or size > objects.value_bytes_max:
             if objects is not None and request.length:
-                log.warning(
-                    "A value of LMCache has %s bytes, and a column holds %s: set bytes_per_token in the "
-                    "driver's document to %s or more",
-                    request.length,
-                    objects.value_bytes_max - SHAPE_BYTES,
-                    -(-size // COLUMN_TOKENS),
-                )
+                log.warning(too_large("A value of LMCache", size, objects.value_bytes_max))
             connection.skip(request.length)
             return False
         room = connection.room(size)

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvss_agent.process.daemon import software
-from swdriver_shim.adapters.expected_driver import ExpectedDriver
-from swdriver_shim.adapters.remote import RemoteObjects
+from swdriver_shim.adapters.remote import ExpectedDriver, Objects, RemoteObjects
 from swdriver_shim.daemon.shim import Shim
-from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.objects import Objects
+from swdriver_shim.object_store import too_large
 
 DAEMON: Final = frozenset({"url", "token_file"})
 DAEMON_OF_FLEET: Final = DAEMON | {"driver", "authorities"}
 IN_PROCESS: Final = frozenset({"state_dir", "org"})
+
+
+WAIT_SECONDS: Final = 0.2  # for tier 2, in threads of the engine; `wait_seconds` says otherwise
 
 
 class Misconfigured(ValueError):
@@ -37,6 +38,7 @@ class OpenObjects:
 
     def __init__(self, objects: Objects, shim: Shim | None = None) -> None:
         self.objects = objects
+        self.wait_seconds = WAIT_SECONDS
         self._shim = shim
 
     def of(self, org: str) -> Objects | None:
@@ -52,8 +54,8 @@ class OpenObjects:
 
 
 def open_objects(told: Mapping[str, Any], rank: int = 0, value_bytes: int = 0) -> OpenObjects:
-    """Read the keys that are named above and ignore all others. `value_bytes`: the size of the engine's
-    values. Raises Misconfigured."""
+    """Read the keys that are named above, and `wait_seconds`; ignore all others. `value_bytes`: the size
+    of the engine's values. Raises Misconfigured."""
     given = {name: str(told[name]) for name in DAEMON_OF_FLEET | IN_PROCESS if told.get(name)}
     if given.keys() in (DAEMON, DAEMON_OF_FLEET):
         made = OpenObjects(_remote(given))
@@ -65,13 +67,11 @@ def open_objects(told: Mapping[str, Any], rank: int = 0, value_bytes: int = 0) -
             "Configure the driver: url and token_file for a daemon, with driver and authorities if it "
             f"has joined a console; or state_dir and org for one in this process. Found {said}."
         )
+    made.wait_seconds = float(told.get("wait_seconds", WAIT_SECONDS))
     most = made.objects.value_bytes_max
     if value_bytes > most:
         made.close()
-        raise Misconfigured(
-            f"The engine's values have {value_bytes} bytes, and a column of this driver holds {most}: "
-            f"set bytes_per_token in its document to {-(-value_bytes // COLUMN_TOKENS)} or more."
-        )
+        raise Misconfigured(too_large("A value of this engine", value_bytes, most))
     return made
 
 

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import ssl
 import time
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final, TypeVar
+from pathlib import Path
+from typing import Final, TypeAlias, TypeVar
 
 from kvss_agent.http.api import Invalid
 from kvss_agent.http.blocking_exchange import JSON, BlockingExchange
 from kvss_agent.http.exchange import Budget, Unanswered
-from swdriver_shim.adapters.expected_driver import ExpectedDriver
+from kvss_agent.security.certificates import Role, process_name
 from swdriver_shim.daemon import verbs
 from swdriver_shim.daemon.binary import KV_BYTES_MAX, OCTETS, Kv, ObjectsHead, cut, run_heads
 from swdriver_shim.daemon.verbs import OBJECTS_MAX, Verb
@@ -28,7 +31,9 @@ from swdriver_shim.desired import ModelSpec
 from swdriver_shim.driver import Loaded, Part, Stored
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.object_store import check
+from swdriver_shim.objects import LocalObjects
 from swdriver_shim.policy import AS_USUAL, Rules
+from swdriver_shim.prefixes import LocalPrefixes
 from telemetry.decoder import ANSWER
 
 log = logging.getLogger(__name__)
@@ -176,7 +181,7 @@ class RemotePrefixes(DaemonClient):
         at = verified if rules.no_store else self.query(tokens[:verified])
         if at < verified:
             at = at // COLUMN_TOKENS * COLUMN_TOKENS
-        columns = size = failed = 0
+        total = Stored(0, 0, 0)
         while True:
             end = self._end(at, verified, states)
             have = [min(end, max(at, one)) for one in first or [0] * len(self.layout.groups)]
@@ -198,14 +203,11 @@ class RemotePrefixes(DaemonClient):
             )
             answer = self._call(verbs.STORE, body, kv.raw)
             if answer is None:
-                failed += sum(shard == 0 for _, shard, _, _ in parts)
-                break
-            stored, _ = answer
-            columns, size, failed = columns + stored.columns, size + stored.bytes, failed + stored.failed
+                return total + Stored(0, 0, sum(shard == 0 for _, shard, _, _ in parts))
+            total += answer[0]
             at = end
             if at == verified:
-                break
-        return Stored(columns, size, failed)
+                return total
 
     def _end(self, at: int, verified: int, states: Collection[int] | None) -> int:
         """How far the KV from this token on goes at once, with these states on the way; None for one.
@@ -226,7 +228,7 @@ class RemotePrefixes(DaemonClient):
 
 
 class RemoteObjects(DaemonClient):
-    """The objects of an org: `objects.Objects`. May be used from any thread.
+    """The objects of an org, see `LocalObjects`. May be used from any thread.
 
     An engine can't handle refusals while it serves, so they are misses as well, and `lost_because` and
     the log say why. After a daemon has not answered, it is not asked for a while, so that requests do
@@ -328,9 +330,46 @@ class RemoteObjects(DaemonClient):
             return None
 
 
+Prefixes: TypeAlias = LocalPrefixes | RemotePrefixes
+Objects: TypeAlias = LocalObjects | RemoteObjects
+
+
 def _hex(keys: Sequence[bytes]) -> list[str]:
     return [key.hex() for key in keys]
 
 
 def _split(keys: Sequence[bytes], most: int) -> list[Sequence[bytes]]:
     return [keys[at : at + most] for at in range(0, len(keys), most)]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedDriver:
+    """The driver that has to answer over TLS, verified by its name and by its console's authorities.
+
+    The daemon stores those as `authorities.pem` in its state directory, and replaces the file when they
+    change.
+    """
+
+    authorities: Path
+    driver: str
+
+    @property
+    def server_name(self) -> str:
+        """Raises ValueError for a name that makes no host name."""
+        found = process_name(Role.DRIVER, self.driver)
+        if found is None:
+            raise ValueError(f"the driver's name {self.driver} makes no host name")
+        return found
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The version of the file: changes when it is replaced. Raises OSError."""
+        found = self.authorities.stat()
+        return found.st_ino, found.st_mtime_ns
+
+    def context(self) -> ssl.SSLContext:
+        """Raises OSError, also for a file that holds no certificates."""
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        made.minimum_version = ssl.TLSVersion.TLSv1_3
+        made.load_verify_locations(self.authorities)
+        return made

@@ -34,14 +34,13 @@ from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.srt.runtime_context import get_server_args
 
 from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
-from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.object_store import too_large
 from swdriver_shim.objects import count_leading
 
 log = logging.getLogger(__name__)
 
 FORMAT: Final = "sglang.1"  # of names, and of what is under them
 IN_ONE_PIECE: Final = ("page_first", "page_first_direct", "page_head")
-TIER2_SECONDS: Final = 0.2  # in the thread that prefetches; `wait_seconds` says otherwise
 MEASURED_MAX: Final = 1024  # batches, between two times that the numbers are fetched
 
 
@@ -110,7 +109,7 @@ class KvssStorage(HiCacheStorage):
         told = storage_config.extra_config or {}
         self._opened = open_objects(told, rank_of(storage_config))
         self._objects = self._opened.objects
-        self._wait_seconds = float(told.get("wait_seconds", TIER2_SECONDS))
+        self._wait_seconds = self._opened.wait_seconds
         self._in_place = bool(told.get("interface_v1", 0))
         self._config = storage_config
         self._pages: dict[str, Pages] = {}
@@ -135,10 +134,8 @@ class KvssStorage(HiCacheStorage):
         pages = Pages(pool, self._suffix(name), in_place=in_place)
         size, most = max(pages.sizes), self._objects.value_bytes_max
         if size > most:
-            raise Misconfigured(
-                f"A page of SGLang's pool {name} has pieces of {size} bytes, a column of this driver "
-                f"{most}: set bytes_per_token in its document to {-(-size // COLUMN_TOKENS)} or more."
-            )
+            what = f"A piece of a page of SGLang's pool {name}"
+            raise Misconfigured(too_large(what, size, most))
         self._pages[str(name)] = pages
 
     def _suffix(self, name: str) -> str:

@@ -28,7 +28,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
@@ -46,7 +46,9 @@ from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.driver import Stored
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import AS_USUAL, Rules
-from swdriver_shim.prefixes import Prefixes
+
+if TYPE_CHECKING:
+    from swdriver_shim.adapters.remote import Prefixes
 
 CHUNK_TOKENS: Final = 512
 FORMAT: Final = "transformers.1"  # of what is in a column
@@ -206,7 +208,7 @@ class PrefixCache:
             began = time.perf_counter()
             logits = self._compute(ids[at:end], past)
             computed = time.perf_counter()
-            stored = _sum(stored, self._store(ids[:end], past, end, end, rules, at))
+            stored += self._store(ids[:end], past, end, end, rules, at)
             self._prefixes.computed(end - at, computed - began)
             compute_seconds += computed - began
             store_seconds += time.perf_counter() - computed
@@ -392,7 +394,3 @@ def _rope_kinds(config: PretrainedConfig) -> set[str]:
     told: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     each = [told, *(one for one in told.values() if isinstance(one, Mapping))]
     return {str(one["rope_type"]) for one in each if "rope_type" in one}
-
-
-def _sum(one: Stored, other: Stored) -> Stored:
-    return Stored(one.columns + other.columns, one.bytes + other.bytes, one.failed + other.failed)

@@ -28,7 +28,6 @@ from swdriver_shim.objects import count_leading
 
 FORMAT: Final = "ucm.1"  # of names, and of what is under them
 THREADS: Final = 4
-TIER2_SECONDS: Final = 0.2  # `wait_seconds` says otherwise
 
 Places = list[list[memoryview]]  # of each block and shard: pieces, one after the other in its value
 
@@ -53,7 +52,7 @@ class KvssStore(UcmKVStoreBaseV1):
         self._sizes: list[int] = list(config.get("tensor_size_list", []))
         self._opened = open_objects(config, value_bytes=sum(self._sizes))
         self._objects = self._opened.objects
-        self._wait_seconds = float(config.get("wait_seconds", TIER2_SECONDS))
+        self._wait_seconds = self._opened.wait_seconds
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kvss")
 
     def cc_store(self) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from vllm.v1.kv_offload.base import (
     Locality,
@@ -37,13 +37,12 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
 from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
-from swdriver_shim.objects import Objects
+from swdriver_shim.adapters.remote import Objects
 from swdriver_shim.policy import AS_USUAL, Rules
 
 log = logging.getLogger(__name__)
 
 LOADS_AT_ONCE, STORES_AT_ONCE = 4, 2
-TIER2_SECONDS: Final = 0.2  # that a lookup waits, in its thread; `wait_seconds` by default
 
 OrgKey = tuple[str, OffloadKey]  # orgs have separate objects
 
@@ -96,7 +95,7 @@ class KvssTier(SecondaryTierManager):
         self._verifier = _verifier(told)
         self._opened = open_objects(told, value_bytes=self.block_size_bytes)
         self._org = str(told.get("org", ""))
-        self._wait_seconds = float(told.get("wait_seconds", TIER2_SECONDS))
+        self._wait_seconds = self._opened.wait_seconds
         self._rows = primary_kv_view.cast("B")
         # vLLM's own names of files tell apart all that makes bytes different, but for their number.
         self._namer = FileMapper.from_offloading_spec(

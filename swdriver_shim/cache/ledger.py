@@ -27,17 +27,15 @@ from swdriver_shim.cache.lookup import Lookup, Match, columns_of
 from swdriver_shim.cache.misses import ColumnState
 from swdriver_shim.cache.object_ledger import ObjectLedger
 from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap, State
-from swdriver_shim.cache.reasons import GHOSTS_MAX, Reason, Tally
+from swdriver_shim.cache.reasons import GHOSTS_MAX, Reason, Removal, Tally
 from swdriver_shim.cache.recalls import Recall, RecallPlanner, RestorePlanner
-from swdriver_shim.cache.removal import Removal
-from swdriver_shim.cache.request_log import HasKeys, PromptKeys, RequestRecord
+from swdriver_shim.cache.request_log import HasKeys, RequestRecord
 from swdriver_shim.cache.reuse.sample import Sample
 from swdriver_shim.cache.slots import Clear, Pool, Use
 from swdriver_shim.cache.snapshot import LedgerSnapshot
 from swdriver_shim.cache.spills import Spill, SpillPlanner
-from swdriver_shim.cache.stock import NAMESPACES_MAX, Listener, Overstay, Stock
+from swdriver_shim.cache.stock import NAMESPACES_MAX, Listener, Stock
 from swdriver_shim.cache.stores import Store, StorePlanner
-from swdriver_shim.cache.tier2 import Tier2
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Rules
@@ -56,6 +54,18 @@ class Ledger:
         self._recalls = RecallPlanner(self._stock, self._allocator, self._spills)
         self._restores = RestorePlanner(self._stock)
         self.tier2 = Tier2(self._stock, self._spills, self._recalls, self._restores)
+        # Also part of the interface
+        self.refuse = self._restores.refuse
+        self.lose = self._restores.lose
+        self.tags = self._stock.tags
+        self.take_clears = self._slots.take_clears
+        self.orgs_of_request = self._stock.requests.orgs_of
+        self.newest_requests = self._stock.requests.newest
+        self.find_conversation = self._stock.conversations.find
+        # What each org has stored, asked for and got, and the slots of each group; read only
+        self.accounts: Mapping[str, Account] = self._stock.accounts
+        self.pools: Sequence[Pool] = self._slots.pools
+        self.overstay = self._stock.overstay
 
     def objects(self) -> ObjectLedger:
         """For columns that stand alone. Raises ValueError for a layout of prefixes."""
@@ -182,11 +192,6 @@ class Ledger:
             match.at_first = min(match.at_first, max(tokens, match.refilled))
             match.count(tally)
 
-    def refuse(self, column: Column, reason: Reason) -> None:
-        """The bytes in the column's slot are not the stored ones, or not available. It is not served
-        again, unless an agent has lost it and tier 2 restores it."""
-        self._restores.refuse(column, reason)
-
     def query(self, prompt: Prompt, now: float) -> int:
         """How many tokens `match` would give. Changes nothing, and counts nothing."""
         return Lookup(self._stock, prompt, now).agree(prompt)[1]
@@ -274,11 +279,6 @@ class Ledger:
         They are not found from here on; `reclaim` does the rest."""
         return self._stock.purge_tag(self._stock.account(org), tag)
 
-    def tags(self, org: str, tag: bytes | None = None) -> set[bytes]:
-        """All tags that columns of the org carry, or carried since the start, as far as is known. `tag`:
-        one that the caller knows."""
-        return self._stock.tags(org, tag)
-
     def _stored(self, prompt: Prompt) -> list[Column]:
         maps = self._stock.maps_of(prompt.maker)
         found = [column for prefix_map in maps for column in columns_of(prefix_map, prompt)]
@@ -294,16 +294,6 @@ class Ledger:
     @is_reachable.setter
     def is_reachable(self, value: bool) -> None:
         self._stock.is_reachable = value
-
-    def lose(self, group: int, shards: frozenset[int]) -> None:
-        """These shards have lost all columns of a group. `reclaim` restores or removes the columns;
-        until then refills of them are refused."""
-        self._restores.lose(group, shards)
-
-    def take_clears(self, most: int) -> list[Clear]:
-        """Slots to empty, of one group and either all scrubbed or none, from each org in turn.
-        `finish_clears` has to follow."""
-        return self._slots.take_clears(most)
 
     def finish_clears(self, clears: Sequence[Clear], *, is_done: bool) -> None:
         """All agents have emptied these slots; or, if not `is_done`, they have to be tried again."""
@@ -362,36 +352,11 @@ class Ledger:
         known = account.makers.get(maker.namespace) if account else None
         return known is not None and known.tag == maker.tag
 
-    def orgs_of_request(self, request: str) -> list[str]:
-        """The orgs that have a request of this name."""
-        return self._stock.requests.orgs_of(request)
-
-    def newest_requests(self, org: str, most: int) -> list[RequestRecord]:
-        return self._stock.requests.newest(org, most)
-
-    def find_conversation(self, org: str, continue_id: str) -> PromptKeys | None:
-        """The last prompt that was stored with this `continue_id`."""
-        return self._stock.conversations.find(org, continue_id)
-
     # Statistics
 
     def tally(self, org: str) -> Tally:
         """The requests of an org, which may have sent none yet."""
         return self._stock.account(org).tally
-
-    @property
-    def accounts(self) -> Mapping[str, Account]:
-        """What each org has stored, asked for and got. Read only."""
-        return self._stock.accounts
-
-    @property
-    def pools(self) -> Sequence[Pool]:
-        """The slots of each group. Read only."""
-        return self._slots.pools
-
-    @property
-    def overstay(self) -> Overstay:
-        return self._stock.overstay
 
     def set_listener(self, listener: Listener) -> None:
         """Notify the listener when columns can be served, and when they can't any more."""
@@ -463,3 +428,35 @@ def _keys_behind_stored(prefix_map: PrefixMap, prompt: Prompt) -> list[bytes]:
     found = prefix_map.find(prompt.keys)
     stored = [column is not None and column.state is not State.EMPTY for column in found]
     return prompt.keys[len(stored) - stored[::-1].index(True) if True in stored else 0 :]
+
+
+class Tier2:
+    """The ledger's side of tier 2: which columns to copy there, to recall, and to remove there.
+
+    The caller moves the bytes. What begins or is taken has to be finished.
+    """
+
+    def __init__(
+        self, stock: Stock, spills: SpillPlanner, recalls: RecallPlanner, restores: RestorePlanner
+    ) -> None:
+        # Copying there
+        self.begin_spill = spills.begin
+        self.seconds_left = stock.slots.seconds_left
+        self.finish_spill = spills.finish
+        # Recalling columns
+        self.search = recalls.search
+        self.gain = recalls.gain
+        self.begin_recalls = recalls.begin
+        self.skip_recalls = recalls.skip
+        self.begin_restore = restores.begin
+        self.start_recall = recalls.start
+        self.finish_recall = recalls.finish
+        # Removing there
+        self.take_deletes = stock.deletes.take
+        self.finish_deletes = stock.deletes.finish
+        self.take_purge = stock.deletes.take_purge
+        self.finish_purge = stock.deletes.finish_purge
+        self.repeat_deletes = stock.repeat_tier2_deletes
+        # Statistics
+        self.spilled = spills.spilled
+        self.recalled = recalls.recalled

@@ -14,8 +14,7 @@ from itertools import chain
 from typing import Any, Final
 
 from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy, move
-from swdriver_shim.cache.reasons import Tally
-from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.reasons import Removal, Tally
 from swdriver_shim.cache.reuse.sample import Recorder
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace
 from swdriver_shim.policy import Policy, Tier2Rule

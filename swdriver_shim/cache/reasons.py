@@ -1,9 +1,11 @@
-"""Why tokens were missed. Every missed token has exactly one of these reasons."""
+"""Why tokens were missed: every missed token has exactly one of these reasons. And what was removed for
+one, until nothing is left anywhere."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import repeat
 from typing import Final
@@ -69,18 +71,35 @@ class Ghosts:
         return list(map(self._reasons.get, keys, repeat(Reason.NEVER_STORED)))
 
 
+@dataclass(slots=True)
 class Tally:
     """The requests of an org, in tokens. Hits are counted by tier."""
 
-    __slots__ = ("hits", "missed", "requested", "requests")
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.requested = 0
-        self.hits: Counter[str] = Counter()
-        self.missed: Counter[Reason] = Counter()
+    requests: int = 0
+    requested: int = 0
+    hits: Counter[str] = field(default_factory=Counter)
+    missed: Counter[Reason] = field(default_factory=Counter)
 
     @property
     def hit_rate(self) -> float | None:
         """Hits of the tokens asked for; None without traffic."""
         return self.hits.total() / self.requested if self.requested else None
+
+
+@dataclass(slots=True, eq=False)
+class Removal:
+    """What a delete, a purge or a stricter policy removes."""
+
+    reason: Reason
+    columns: int = 0
+    bytes: int = 0
+    files: int = 0  # in tier 2: one for each column and shard
+    file_bytes: int = 0
+    pending: int = 0  # slots to empty, maps to take down, work in tier 2
+    after: list[Removal] = field(default_factory=list)  # earlier removals that it has to wait for
+    slots: set[tuple[int, int]] = field(default_factory=set)  # slots freed earlier, to be empty as well
+    confirmed: dict[str, float] = field(default_factory=dict)  # by shard: when it last emptied a slot
+
+    @property
+    def done(self) -> bool:
+        return not self.pending and not self.slots and all(one.done for one in self.after)

@@ -62,13 +62,17 @@ class RecallPlanner:
         self.recalled = Recalled()
 
     def search(self, prompt: HasKeys, start: int, now: float) -> Search | None:
-        """See `Tier2.search`."""
+        """Find the columns from depth `start` on that exist in tier 2. None if there is nothing to ask.
+
+        The generator yields questions and is sent the answers. Its result is for `begin`.
+        """
         if start >= len(prompt.keys) or not self._may_ask(prompt):
             return None
         return _search(self._stock.layout.groups, self._usable(prompt, now), start)
 
     def begin(self, prompt: HasKeys, exists: Sequence[Collection[int]], now: float) -> list[Recall]:
-        """See `Tier2.begin_recalls`."""
+        """Recalls of columns that exist in tier 2, in the prompt's order, as far as there is room.
+        `start` and `finish` have to follow for each; or only the latter, to give it up."""
         if not self._may_ask(prompt):
             return []
         groups, places = self._stock.layout.groups, list[Place]()
@@ -85,7 +89,8 @@ class RecallPlanner:
         ]
 
     def gain(self, prompt: HasKeys, exists: Sequence[Collection[int]], now: float) -> tuple[int, int]:
-        """See `Tier2.gain`."""
+        """How many tokens more could be served after recalling what exists, and how many bytes that
+        takes."""
         groups, usable = self._stock.layout.groups, self._usable(prompt, now)
         whole = _longest(groups, _with(usable, exists))
         size = 0
@@ -95,7 +100,7 @@ class RecallPlanner:
         return (whole - _longest(groups, usable)) * COLUMN_TOKENS, size
 
     def start(self, recall: Recall, now: float) -> bool:
-        """See `Tier2.start_recall`."""
+        """Begin to carry the recall out. Whether any of its columns is still wanted."""
         recall.places = [
             place for place in recall.places if is_recalling(place) and not place.column.map.purged_by
         ]
@@ -103,7 +108,8 @@ class RecallPlanner:
         return bool(recall.places)
 
     def finish(self, recall: Recall, now: float, found: Mapping[Column, Dates | Reason]) -> None:
-        """See `Tier2.finish_recall`. Columns that did not arrive are removed."""
+        """Columns with dates in `found` are in their slots. The others did not arrive, and are
+        removed."""
         stock, recalled = self._stock, self.recalled
         if recall.number and not stock.slots.end(recall):
             return
@@ -134,7 +140,7 @@ class RecallPlanner:
         stock.arrived(arrived, now)
 
     def skip(self, prompt: HasKeys, exists: Sequence[Collection[int]]) -> None:
-        """See `Tier2.skip_recalls`."""
+        """It is faster to compute these columns."""
         for depth in set().union(*exists):
             self._stock.ghosts.add(prompt.keys[depth], Reason.NOT_WORTH_IT)
 
@@ -203,13 +209,15 @@ class RestorePlanner:
         self._restores: deque[tuple[Place, frozenset[int]]] = deque()
 
     def lose(self, group: int, shards: frozenset[int]) -> None:
-        """See `Ledger.lose`. `check_lost` goes through the columns."""
+        """These shards have lost all columns of a group. `check_lost` restores or removes the columns;
+        until then refills of them are refused."""
         self._losing[group] = self._losing.get(group, frozenset()) | shards
         for account in self._stock.accounts.values():
             self._lost.append((deque(account.columns(group)), shards))
 
     def refuse(self, column: Column, reason: Reason) -> None:
-        """See `Ledger.refuse`."""
+        """The bytes in the column's slot are not the stored ones, or not available. It is not served
+        again, unless an agent has lost it and tier 2 restores it."""
         lost = self._losing.get(column.map.group)
         if column.state is State.READY and not (lost and self._restore(column, lost)):
             self._stock.remove(column, reason)
@@ -230,7 +238,7 @@ class RestorePlanner:
         return bool(self._lost) and self._may_restore_more
 
     def begin(self, most: int) -> Recall | None:
-        """See `Tier2.begin_restore`."""
+        """A recall of parts that agents have lost."""
         recall: Recall | None = None
         kind = None
         while self._restores and (recall is None or len(recall.places) < most):
@@ -266,6 +274,13 @@ def is_recalling(place: Place) -> bool:
     return place.column.state is State.RECALLING and place.column.slot == place.slot
 
 
+def _ask(question: Question, exists: Sequence[set[int]]) -> Generator[Question, Answer, None]:
+    """Add what exists of what is asked for, if anything is."""
+    if any(question.values()):
+        for index, found in (yield question).items():
+            exists[index].update(found)
+
+
 def _search(groups: Sequence[Group], usable: Sequence[Sequence[bool]], start: int) -> Search:
     """Ask for columns of full groups from `start` on, a few first and then more, until one does not
     exist. Then ask for what windows need up to there, and for the last column of which all state groups
@@ -280,9 +295,7 @@ def _search(groups: Sequence[Group], usable: Sequence[Sequence[bool]], start: in
         until = min(reach + step, end)
         depths = range(reach, until)
         question = {index: [depth for depth in depths if not usable[index][depth]] for index in full}
-        if any(question.values()):
-            for index, found in (yield question).items():
-                exists[index].update(found)
+        yield from _ask(question, exists)
         gap = (
             depth
             for depth in depths
@@ -301,17 +314,13 @@ def _search(groups: Sequence[Group], usable: Sequence[Sequence[bool]], start: in
         for index, group in enumerate(groups)
         if not group.linked and not group.is_state and reach > start
     }
-    if any(question.values()):
-        for index, found in (yield question).items():
-            exists[index].update(found)
+    yield from _ask(question, exists)
     states = [index for index, group in enumerate(groups) if group.is_state]
     step, is_found = ASK_FIRST, not states
     while start < reach and not is_found:
         depths = range(max(start, reach - step), reach)
         question = {index: [depth for depth in depths if not usable[index][depth]] for index in states}
-        if any(question.values()):
-            for index, found in (yield question).items():
-                exists[index].update(found)
+        yield from _ask(question, exists)
         is_found = any(
             all(usable[index][depth] or depth in exists[index] for index in states) for depth in depths
         )

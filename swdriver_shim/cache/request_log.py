@@ -150,6 +150,7 @@ class Conversations:
         return self._prompts.items()
 
     def find(self, org: str, continue_id: str) -> PromptKeys | None:
+        """The last prompt that was stored with this `continue_id`."""
         return self._prompts.get((org, continue_id))
 
     def forget(self, org: str) -> None:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.prefix_map import Column, PrefixMap, State
-from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.reasons import Removal
 
 USE_SECONDS_MAX: Final = 300.0  # a use that takes longer is taken for dead
 
@@ -245,7 +245,8 @@ class Slots:
             self._note_empty((group, slot))
 
     def take_clears(self, most: int) -> list[Clear]:
-        """See `Ledger.take_clears`."""
+        """Slots to empty, of one group and either all scrubbed or none, from each org in turn.
+        `cleared` or `retry_clears` has to follow."""
         return self._clears.take(most)
 
     def cleared(self, clears: Iterable[Clear]) -> None:

@@ -77,7 +77,7 @@ class SpillPlanner:
     def __init__(self, stock: Stock) -> None:
         self._stock = stock
         self.spilled = Spilled()
-        self.orgs_that_recompute: Collection[str] = ()  # faster than recalling
+        self._orgs_that_recompute: Collection[str] = ()
         self._grown: dict[str, Account] = {}  # orgs with tier 2 that may be close to their quota
         self._burst = [0.0] * len(stock.layout.groups)  # slots that a store takes at once, lately
         self._ahead: deque[Column] = deque()
@@ -110,8 +110,10 @@ class SpillPlanner:
         if account.policy.dram_bytes_max is not None and account.policy.tiers is Tiers.TIER2:
             self._grown[account.org] = account
 
-    def begin(self, now: float, most: int) -> Spill | None:
-        """See `Tier2.begin_spill`. Columns that need no copy are displaced here."""
+    def begin(self, now: float, most: int, orgs_that_recompute: Collection[str] = ()) -> Spill | None:
+        """About so many columns to copy; None if there are none. Columns that need no copy are displaced
+        here. Those of `orgs_that_recompute` are not copied: computing them is faster than recalling."""
+        self._orgs_that_recompute = orgs_that_recompute
         stock, spill = self._stock, Spill()
         if not stock.is_reachable:
             return None
@@ -137,7 +139,7 @@ class SpillPlanner:
         return None
 
     def finish(self, spill: Spill, copied: Sequence[bool]) -> None:
-        """See `Tier2.finish_spill`."""
+        """`copied`: which of its copies exist in tier 2 now; none beyond its length."""
         staying = [(column, column.state, column.slot) for column in spill.staying]
         if not self._stock.slots.end(spill):
             return
@@ -199,7 +201,7 @@ class SpillPlanner:
         account = column.map.account
         return (
             self._stock.may_use_tier2(account)
-            and account.org not in self.orgs_that_recompute
+            and account.org not in self._orgs_that_recompute
             and self._stock.why_no_spill(column) is None
             and column.map.purged_by is None
         )

@@ -6,6 +6,7 @@ schedule, the reasons of misses and tier 2 stay in step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -15,8 +16,7 @@ from swdriver_shim.cache.displacement import DisplacementPolicy
 from swdriver_shim.cache.expiry import ExpirySchedule
 from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.prefix_map import NO_SLOT, Account, Column, PrefixMap, State
-from swdriver_shim.cache.reasons import GHOSTS_MAX, Ghosts, NoSpill, Reason
-from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.reasons import GHOSTS_MAX, Ghosts, NoSpill, Reason, Removal
 from swdriver_shim.cache.request_log import Conversations, RequestLog
 from swdriver_shim.cache.slots import Freed, Slots, prune
 from swdriver_shim.cache.tier2_deletes import Tier2Deletes
@@ -25,6 +25,7 @@ from swdriver_shim.layout import Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Tier2Rule, Tiers
 
 SWEPT_SECONDS: Final = 5.0  # the sweeper comes each second: a column that is removed later overstayed
+_ALLOWED: Final = Tier2Rule.ALLOWED  # looked up for every column
 PURGED_AT_ONCE: Final = 256  # columns of one org
 NAMESPACES_MAX: Final = 64  # of an org that are kept without columns, and searched for a reason
 _CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PREFIX_ONLY, Reason.PURGED, Reason.DELETED})
@@ -121,7 +122,8 @@ class Stock:
         return found
 
     def tags(self, org: str, tag: bytes | None = None) -> set[bytes]:
-        """See `Ledger.tags`."""
+        """All tags that columns of the org carry, or carried since the start, as far as is known. `tag`:
+        one that the caller knows."""
         account = self.accounts.get(org)
         if account is None:
             return {tag} if tag else set()
@@ -163,7 +165,7 @@ class Stock:
         column.state, column.slot, column.uses = state, slot, 0
         account, size = owner.account, owner.column_bytes
         column.ttl, column.priority = None, account.policy.priority
-        column.tier2_rule = Tier2Rule.ALLOWED
+        column.tier2_rule = _ALLOWED
         account.bytes += size
         account.group_bytes[owner.group] += size
 
@@ -173,9 +175,14 @@ class Stock:
         leftovers = [self.slots.has_leftovers(group) for group in range(len(self.layout.groups))]
         queues: dict[tuple[int, int], DisplacementPolicy[Column]] = {}
         seconds: dict[tuple[float, float, int | None, bool], int] = {}  # of columns of one age
+        account: Account | None = None
+        most = math.inf  # columns of a prompt, by the account's policy
         for column in columns:
             column.state = ready
             owner = column.map
+            if owner.account is not account:
+                account, limit = owner.account, owner.account.policy.columns_max
+                most = math.inf if limit is None else limit
             if leftovers[owner.group]:
                 self.slots.overwritten(owner.group, column.slot)
             if forget:
@@ -184,7 +191,7 @@ class Stock:
             if queue is None:
                 queue = queues[owner.group, column.priority] = owner.account.queue(column)
             queue.stored(column, now)
-            age = column.stored_at, column.used_at, column.ttl, column.is_beyond_limit
+            age = column.stored_at, column.used_at, column.ttl, column.depth >= most
             second = seconds.get(age)
             if second is None:
                 second = seconds[age] = expiry.second(column)
@@ -313,7 +320,8 @@ class Stock:
         return bool(self._purged)
 
     def repeat_tier2_deletes(self) -> None:
-        """See `Tier2.repeat_deletes`."""
+        """Delete and purge again whatever was since the start: a shard's new home may have files from an
+        earlier stay."""
         for account, tags in self.deletes.repeat().items():
             self._purge_tier2(account, tags, Removal(Reason.PURGED))
 

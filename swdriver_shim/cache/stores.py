@@ -16,7 +16,7 @@ from swdriver_shim.cache.spills import SpillPlanner
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.cache.victims import Victims
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
-from swdriver_shim.policy import Rules, Tiers
+from swdriver_shim.policy import AS_USUAL, Rules, Tiers
 
 
 @dataclass(slots=True, eq=False)
@@ -156,7 +156,7 @@ class StorePlanner:
         born, seen = over(policy, now)
         victims = self._allocator.victims(prefix_map)
         is_unlimited, take = policy.dram_bytes_max is None, stock.slots.pools[prefix_map.group].take
-        empty, ready = State.EMPTY, State.READY
+        empty, ready, has_rules = State.EMPTY, State.READY, rules != AS_USUAL
         parent: Column | None = None
         for depth in range(first, whole + (rest > 0)):
             tokens = rest if depth == whole else COLUMN_TOKENS
@@ -187,9 +187,10 @@ class StorePlanner:
                 elif column is None:
                     column = prefix_map.add_tail(key, parent, depth, tokens, key_before(prompt, depth))
                 stock.occupy(column, slot, State.WRITING)
-                column.ttl, column.tier2_rule = rules.ttl_seconds, rules.tier2
-                if rules.priority is not None:
-                    column.priority = rules.priority
+                if has_rules:
+                    column.ttl, column.tier2_rule = rules.ttl_seconds, rules.tier2
+                    if rules.priority is not None:
+                        column.priority = rules.priority
                 places.append(Place(column, slot))
             else:  # another request stored it: it may do what either allows
                 if column.ttl is not None:

@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 
 from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.prefix_map import Account, PrefixMap
-from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.reasons import Reason, Removal
 from swdriver_shim.cache.slots import Slots
 
 PENDING_MAX: Final = 1 << 20  # beyond, expired files are left to the agents
@@ -93,14 +92,14 @@ class Tier2Deletes:
             self._queued.add(delete)
 
     def take(self, most: int) -> list[TierDelete]:
-        """See `Tier2.take_deletes`."""
+        """Columns of one group to delete, from each tag in turn."""
         due = self._deletes.take(most, lambda one: self._slots.have_ended(one[0]))
         taken = [delete for _, delete in due]
         self._queued.difference_update(taken)
         return taken
 
     def finish(self, deletes: Iterable[TierDelete], *, is_done: bool) -> None:
-        """See `Tier2.finish_deletes`."""
+        """The columns are deleted; or, if not `is_done`, have to be tried again."""
         for delete in deletes:
             if not is_done:
                 self._queue(delete, 0)
@@ -131,7 +130,7 @@ class Tier2Deletes:
         self._queued_purges[purge.account, purge.tags] += 1
 
     def take_purge(self) -> TierPurge | None:
-        """See `Tier2.take_purge`."""
+        """Tags to purge, of each org in turn."""
         for purge in self._purges.take(1, lambda one: self._slots.have_ended(one.after_use)):
             self._queued_purges[purge.account, purge.tags] -= 1
             self._queued_purges = +self._queued_purges
@@ -139,7 +138,7 @@ class Tier2Deletes:
         return None
 
     def finish_purge(self, purge: TierPurge, *, is_done: bool) -> None:
-        """See `Tier2.finish_purge`."""
+        """All columns of the tags are removed; or, if not `is_done`, it has to be tried again."""
         if not is_done:
             self._queue_purge(purge)
             return

@@ -7,13 +7,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from mmap import mmap
 from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from kvss_agent.http.api import Invalid, decode
+from kvss_agent.memory import unwritten
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Layout
 
@@ -79,7 +79,7 @@ class Kv:
             )
         if raw is None:
             # Not a bytearray, whose zeros are written: of a long prompt little may be there.
-            raw = memoryview(mmap(-1, max(total, 1)))[:total]
+            raw = unwritten(total)
         if len(raw) != total:
             raise Invalid(f"The KV of {tokens} tokens has {total} bytes, not {len(raw)}.")
         self.raw = raw

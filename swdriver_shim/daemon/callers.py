@@ -26,7 +26,7 @@ from swdriver_shim.decider.removals import Receipt
 from swdriver_shim.decider.statistics import BreakEvenTokens
 from swdriver_shim.desired import OrgSpec
 from swdriver_shim.driver import Stored
-from swdriver_shim.keys import Keys, Prompt, isolation_tag
+from swdriver_shim.keys import Keys, Named, Prompt
 from swdriver_shim.object_store import TooLarge
 
 HEADER_BYTES_MAX: Final = 64 << 20
@@ -201,7 +201,7 @@ class PromptVerbs:
     def purge(self, call: Call[verbs.PurgeBody]) -> Receipt:
         org, adapter = call.org, call.body.adapter
         namespace = None if adapter is None else self._shim.keys(org, adapter).namespace
-        tag = isolation_tag(org.name, org.secret)
+        tag = org.tag
         return self._shim.driver.removals.purge(org.name, namespace, tag=tag, seconds=PURGE_SECONDS_MAX)
 
     def _prompt(self, org: OrgSpec, body: verbs.PromptBody) -> Prompt:
@@ -245,9 +245,7 @@ class ObjectVerbs:
                 f"The header has {len(body.keys)} keys and {len(body.lengths)} lengths, which add up to "
                 f"{sum(body.lengths)} bytes; {len(values)} bytes followed."
             )
-        self._shim.objects(call.org)
-        named = self._shim.keys(call.org).named(self._keys(call))
-        cut = binary.cut(values, body.lengths)
+        named, cut = self._named(call), binary.cut(values, body.lengths)
         try:
             stored = self._shim.mover.objects.put(named, cut, body.rules, call.permit)
         except TooLarge as error:
@@ -255,9 +253,12 @@ class ObjectVerbs:
         return verbs.PutAnswer(stored)
 
     def remove(self, call: Call[verbs.ObjectsBody]) -> Receipt:
-        self._shim.objects(call.org)
-        named = self._shim.keys(call.org).named(self._keys(call))
-        return self._shim.driver.removals.delete(named, shared=True, seconds=PURGE_SECONDS_MAX)
+        removals = self._shim.driver.removals
+        return removals.delete(self._named(call), shared=True, seconds=PURGE_SECONDS_MAX)
+
+    def _named(self, call: Call[verbs.PutBody] | Call[verbs.ObjectsBody]) -> Named:
+        self._shim.objects(call.org)  # refused by a driver of prefixes
+        return self._shim.keys(call.org).named(self._keys(call))
 
     def _keys(
         self, call: Call[verbs.FindBody] | Call[verbs.PutBody] | Call[verbs.ObjectsBody]

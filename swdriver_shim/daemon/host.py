@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
@@ -21,12 +22,10 @@ from kvss_agent.process import daemon
 from kvss_agent.process.membership import JoiningProcess, member
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
-from kvss_agent.settings import warn_of_plain_control
 from swdriver_shim.daemon import metrics
 from swdriver_shim.daemon.service import Service
 from swdriver_shim.daemon.settings import Settings
 from swdriver_shim.daemon.shim import Shim
-from telemetry.credentials import own_url
 from telemetry.version import tidegate_version
 
 log = logging.getLogger(__name__)
@@ -48,8 +47,7 @@ class DriverHost:
             self.trust = Trust.load(self.identity)
             self._opened = opened.pop_all()
         self._tls = self.trust.for_control if settings.serves_tls else None
-        if not self._tls:
-            warn_of_plain_control(settings.control)
+        settings.warn_of_plain_control()
 
     def close(self) -> None:
         """Another process may use the state directory from here on."""
@@ -61,15 +59,13 @@ class DriverHost:
         settings, status = self.settings, shim.membership_status
         application = Service(shim, settings.token, self.identity).application()
         telemetry = daemon.reporting(
-            partial(own_url, topic=self.identity.topic, token=settings.token),
-            settings.telemetry,
-            settings.otlp,
+            settings,
             "driver",
-            settings.name,
+            self.identity.topic,
             partial(metrics.collect, shim),
             shim.limits,
+            status,
             shim.take_slowest,
-            status if settings.console else None,
         )
         server = daemon.http_server(application, self.listener, shim.http, self._tls)
         async with telemetry, server, member(settings.console, self._joining(), status):
@@ -119,13 +115,13 @@ def _locked(state_dir: Path) -> IO[bytes]:
 
 
 class HostThread:
-    """A `DriverHost` that runs in a thread of an engine's process."""
+    """`DriverHost.running`, or `daemon.http_server`, in a thread of an engine's process."""
 
-    def __init__(self, host: DriverHost, shim: Shim) -> None:
+    def __init__(self, service: AbstractAsyncContextManager[None]) -> None:
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(
-            target=self._run, args=(host, shim), name="tidegate-host", daemon=True
+            target=self._run, args=(service,), name="tidegate-host", daemon=True
         )
         self._thread.start()
 
@@ -134,14 +130,14 @@ class HostThread:
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
-    def _run(self, host: DriverHost, shim: Shim) -> None:
+    def _run(self, service: AbstractAsyncContextManager[None]) -> None:
         try:
-            self._loop.run_until_complete(self._serve(host, shim))
+            self._loop.run_until_complete(self._serve(service))
         except Exception:
-            log.exception("The driver's API, heartbeats and telemetry have ended")
+            log.exception("The driver's API, and what else runs beside it, has ended")
         finally:
             self._loop.close()
 
-    async def _serve(self, host: DriverHost, shim: Shim) -> None:
-        async with host.running(shim):
+    async def _serve(self, service: AbstractAsyncContextManager[None]) -> None:
+        async with service:
             await self._stop.wait()

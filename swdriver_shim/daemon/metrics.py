@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from kvss_agent.metrics import put_http
 from swdriver_shim.cache.stock import SWEPT_SECONDS
-from swdriver_shim.data_plane.paths import PathTraffic
-from swdriver_shim.driver import Driver
 from telemetry.emit.exposition import Page
 from telemetry.histogram import Histogram
-from telemetry.metrics import Catalog, Sink
+from telemetry.metrics import Catalog, Sink, put
 
 if TYPE_CHECKING:
+    # The console reads the catalog, and needs no driver for it.
     from swdriver_shim.daemon.shim import Shim
     from swdriver_shim.decider.decider import Decider
 
@@ -163,26 +162,18 @@ def page(shim: Shim) -> str:
 
 def collect(shim: Shim, into: Sink) -> None:
     """Collect all metrics. May be called from any thread."""
+    from swdriver_shim.data_plane.paths import labels_of
+    from swdriver_shim.driver import Driver
+
     observed = shim.observed()
-    into.put(UP_SINCE, [({}, shim.started_at)])
-    into.put(READY, [({}, int(shim.is_ready))])
-    into.put(CONSOLE, [({"what": what}, n) for what, n in sorted(shim.membership_status.calls.items())])
-    transfers = shim.transfers
-    into.put(
-        TRANSFERS, [({"which": "used"}, transfers.used), ({"which": "most"}, transfers.shares.total)]
-    )
-    into.put(
-        TURNED_AWAY,
-        [({"because": "bytes"}, transfers.refused), ({"because": "verbs"}, shim.verbs.refused)],
-    )
+    put(into, UP_SINCE, shim.started_at)
+    put(into, READY, int(shim.is_ready))
+    put(into, CONSOLE, shim.membership_status.calls)
+    put(into, TRANSFERS, {"used": shim.transfers.used, "most": shim.transfers.shares.total})
+    put(into, TURNED_AWAY, {"bytes": shim.transfers.refused, "verbs": shim.verbs.refused})
     put_http(into, shim.http, HTTP_CONNECTIONS, HTTP_REFUSED)
-    into.put(
-        GENERATION,
-        [
-            ({"which": "desired"}, observed["generation"]),
-            ({"which": "observed"}, observed["observed_generation"]),
-        ],
-    )
+    generations = {"desired": observed["generation"], "observed": observed["observed_generation"]}
+    put(into, GENERATION, generations)
     into.put(
         LEFT_TO_MOVE,
         [
@@ -190,123 +181,72 @@ def collect(shim: Shim, into: Sink) -> None:
             for one in observed["shards"]
         ],
     )
+    slots = {
+        one["name"]: {which: one[which] for which in ("slots", "used", "free")}
+        for one in observed["groups"]
+    }
+    put(into, SLOTS, slots)
+    traffic = [
+        ({"stream": stream, **labels_of(one.path), "direction": one.direction}, one)
+        for stream, one in shim.traffic()
+    ]
+    into.put(PATH_BYTES, [(labels, one.bytes) for labels, one in traffic])
     into.put(
-        SLOTS,
+        PATH_SECONDS,
         [
-            ({"group": one["name"], "which": which}, one[which])
-            for one in observed["groups"]
-            for which in ("slots", "used", "free")
+            (labels, Histogram(one.counts, one.seconds))
+            for labels, one in traffic
+            if one.direction != "pull"
         ],
     )
-    traffic = shim.traffic()
-    into.put(PATH_BYTES, [(_way(stream, one), one.bytes) for stream, one in traffic])
-    into.put(PATH_SECONDS, [_speed(stream, one) for stream, one in traffic if one.direction != "pull"])
     if observed["groups"]:
         _tiers(shim.driver, into)
         _orgs(shim.driver, into)
         keeps_objects = isinstance(shim.driver, Driver) and shim.driver.keeps_objects
         into.put(TOO_LARGE, [({}, shim.mover.objects.too_large)] if keeps_objects else [])
-    into.put(
-        LMCACHE,
-        [
-            ({"org": org, "what": what}, count)
-            for org, counts in shim.fronts.items()
-            for what, count in sorted(counts.items())
-        ],
-    )
-
-
-def _way(stream: str, one: PathTraffic) -> dict[str, str]:
-    path = one.path
-    return {
-        "stream": stream,
-        "session": path.session if path else "",
-        "node": path.node if path else "",
-        "tier": path.tier if path else "unknown",
-        "port_leaf": path.port_leaf if path else "",
-        "nic_leaf": path.nic_leaf if path else "",
-        "link": path.link if path else "",
-        "box": path.box if path else "",
-        "direction": one.direction,
-    }
-
-
-def _speed(stream: str, one: PathTraffic) -> tuple[dict[str, str], Histogram]:
-    way = _way(stream, one)
-    labels = {name: way[name] for name in PATH_SECONDS.labels}
-    return labels, Histogram(one.counts, one.seconds)
+    put(into, LMCACHE, shim.fronts)
 
 
 def _tiers(driver: Decider, into: Sink) -> None:
     overstay = driver.ledger.overstay
     spilled, recalled = driver.ledger.tier2.spilled, driver.ledger.tier2.recalled
-    into.put(OVERSTAY_COLUMNS, [({}, overstay.columns)])
-    into.put(OVERSTAY, [({}, overstay.seconds_max)])
-    into.put(
-        TIER2_COLUMNS,
-        [
-            ({"what": "spilled"}, spilled.columns),
-            ({"what": "not_spilled"}, spilled.not_spilled),
-            ({"what": "no_time"}, spilled.no_time),
-            ({"what": "recalled"}, recalled.columns),
-            ({"what": "not_recalled"}, recalled.not_recalled),
-            ({"what": "restored"}, recalled.restored),
-            ({"what": "late"}, recalled.late),
-        ],
-    )
-    into.put(
-        TIER2_BYTES,
-        [({"what": "spilled"}, spilled.bytes), ({"what": "recalled"}, recalled.bytes)],
-    )
+    put(into, OVERSTAY_COLUMNS, overstay.columns)
+    put(into, OVERSTAY, overstay.seconds_max)
+    columns = {
+        "spilled": spilled.columns,
+        "not_spilled": spilled.not_spilled,
+        "no_time": spilled.no_time,
+        "recalled": recalled.columns,
+        "not_recalled": recalled.not_recalled,
+        "restored": recalled.restored,
+        "late": recalled.late,
+    }
+    put(into, TIER2_COLUMNS, columns)
+    put(into, TIER2_BYTES, {"spilled": spilled.bytes, "recalled": recalled.bytes})
 
 
 def _orgs(driver: Decider, into: Sink) -> None:
-    orgs = [({"org": org.org}, org) for org in driver.statistics.orgs()]
-    into.put(ORG_BYTES, [(labels, org.bytes) for labels, org in orgs])
-    into.put(
-        EXPIRED,
-        [
-            ({**labels, "tier": tier}, count)
-            for labels, org in orgs
-            for tier, count in (("dram", org.expired.dram), ("tier2", org.expired.tier2))
-        ],
-    )
-    into.put(ORG_OVERSTAY, [(labels, org.expired.overstay_seconds_max) for labels, org in orgs])
-    into.put(REQUESTS, [(labels, org.requests) for labels, org in orgs])
-    into.put(REQUESTED, [(labels, org.requested_tokens) for labels, org in orgs])
-    into.put(
-        HIT,
-        [
-            ({**labels, "tier": tier}, count)
-            for labels, org in orgs
-            for tier, count in org.hit_tokens.items()
-        ],
-    )
-    into.put(
-        MISSED,
-        [
-            ({**labels, "reason": reason}, count)
-            for labels, org in orgs
-            for reason, count in org.missed_tokens.items()
-        ],
-    )
-    into.put(
-        WORTH,
-        [
-            ({"org": org, "tier": tier}, math.inf if tokens is None else tokens)
-            for org, one in driver.statistics.break_even().items()
-            for tier, tokens in (("dram", one.dram_tokens_min), ("tier2", one.tier2_tokens_min))
-        ],
-    )
-    moved = [({"org": org}, one) for org, one in driver.statistics.transfers().items()]
-    into.put(EVICT, [(labels, one.evict) for labels, one in moved])
-    into.put(REFILL, [(labels, one.refill) for labels, one in moved])
-    into.put(
-        BYTES,
-        [
-            ({**labels, "direction": direction}, count)
-            for labels, one in moved
-            for direction, count in (("out", one.evicted_bytes), ("in", one.refilled_bytes))
-        ],
-    )
-    into.put(FAILED, [(labels, one.failed_columns) for labels, one in moved])
+    orgs = {one.org: one for one in driver.statistics.orgs()}
+    expired = {org: {"dram": one.expired.dram, "tier2": one.expired.tier2} for org, one in orgs.items()}
+    put(into, ORG_BYTES, {org: one.bytes for org, one in orgs.items()})
+    put(into, EXPIRED, expired)
+    put(into, ORG_OVERSTAY, {org: one.expired.overstay_seconds_max for org, one in orgs.items()})
+    put(into, REQUESTS, {org: one.requests for org, one in orgs.items()})
+    put(into, REQUESTED, {org: one.requested_tokens for org, one in orgs.items()})
+    put(into, HIT, {org: one.hit_tokens for org, one in orgs.items()})
+    put(into, MISSED, {org: one.missed_tokens for org, one in orgs.items()})
+    worth = {
+        org: {"dram": _or_never(one.dram_tokens_min), "tier2": _or_never(one.tier2_tokens_min)}
+        for org, one in driver.statistics.break_even().items()
+    }
+    put(into, WORTH, worth)
+    moved = driver.statistics.transfers()
+    put(into, EVICT, {org: one.evict for org, one in moved.items()})
+    put(into, REFILL, {org: one.refill for org, one in moved.items()})
+    sizes = {org: {"out": one.evicted_bytes, "in": one.refilled_bytes} for org, one in moved.items()}
+    put(into, BYTES, sizes)
+    put(into, FAILED, {org: one.failed_columns for org, one in moved.items()})
+
+
+def _or_never(tokens: int | None) -> float:
+    return math.inf if tokens is None else tokens

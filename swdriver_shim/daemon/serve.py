@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -13,8 +12,6 @@ from typing import Final
 
 from kvss_agent import native
 from kvss_agent.process import daemon
-from kvss_agent.process.logs import set_up
-from kvss_agent.process.options import WrongSettings
 from swdriver_shim.adapters.lmcache_server import LmcacheServer
 from swdriver_shim.daemon.host import DriverHost
 from swdriver_shim.daemon.settings import Settings, parse
@@ -28,23 +25,12 @@ FULL_COLLECTIONS: Final = 1_000_000  # after so many of the middle generation
 
 
 def main(arguments: Sequence[str]) -> int:
-    try:
-        settings = parse(arguments, os.environ)
-    except WrongSettings as error:
-        sys.stderr.write(f"{error}\n")
-        return daemon.EX_CONFIG
-    set_up(settings.log_format, settings.name)
-    daemon.use_all_descriptors()
     # A full collection with a million columns takes 0.2 s and finds nothing, since columns are freed by
     # reference counts. Young generations are collected as usual.
     gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTIONS)
     # The event loop gives the interpreter to a thread at each read and write, and waits for it so long.
     sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        return asyncio.run(_serve(settings))
-    except (OSError, ValueError, native.Unavailable) as error:  # a port that is taken, for one
-        sys.stderr.write(f"The driver cannot start: {error}\n")
-        return 1
+    return daemon.run("The driver", parse, _serve, arguments)
 
 
 async def _serve(settings: Settings) -> int:

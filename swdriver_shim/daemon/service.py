@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -17,36 +17,21 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kvss_agent.http.api import (
-    CONTROLLER,
-    Refused,
-    as_json,
-    bearer,
-    body_of,
-    decode,
-    failure,
-    guarded,
-    http_error,
-    is_token,
-)
-from kvss_agent.http.callers import check_console
-from kvss_agent.security.confirmations import Question, sign
+from kvss_agent.http import controller
+from kvss_agent.http.api import Refused, as_json, body_of, decode, guarded
 from kvss_agent.security.identity import ProcessIdentity
 from swdriver_shim.daemon import explanations, metrics
 from swdriver_shim.daemon.callers import HEADER_BYTES_MAX, CallerApi
 from swdriver_shim.daemon.explanations import ExplainOrgBody
 from swdriver_shim.daemon.openapi import describe
-from swdriver_shim.daemon.shim import Conflict, NotConfirmedYet, Shim
+from swdriver_shim.daemon.shim import Shim
 from telemetry.emit.exposition import CONTENT_TYPE
 
 CONTROLS_AT_ONCE: Final = 4
-_REFUSALS: Final[Mapping[type[Exception], HTTPStatus]] = {Conflict: HTTPStatus.CONFLICT}
-_QUESTION: Final = msgspec.json.Decoder(Question)
 _EXPLAIN_ORG: Final = msgspec.json.Decoder(ExplainOrgBody)
 
 P = ParamSpec("P")
@@ -60,20 +45,20 @@ class Service:
         """`identity`: what the driver signs with."""
         self.shim = shim
         self._identity = identity
-        self._token = token
+        self._controller = partial(controller.controller_of, token=token)
         self._callers = CallerApi(shim)
         # Not the threads of callers: those may all be waiting for what the controller is about to fix.
         self._threads = ThreadPoolExecutor(CONTROLS_AT_ONCE, thread_name_prefix="control")
 
     def application(self) -> Starlette:
         def control(path: str, handler: Any, method: str = "GET") -> Route:
-            return Route(path, guarded(handler, self._controller, _REFUSALS), methods=[method])
+            return Route(path, guarded(handler, self._controller), methods=[method])
 
-        return Starlette(
-            routes=[
+        return controller.application(
+            [
                 Route("/-/health", self.health),
                 Route("/v1/openapi.json", self.openapi),
-                control("/metrics", self.metrics),
+                control(controller.METRICS, self.metrics),
                 control("/v1/desired", self.set_desired, "PUT"),
                 control("/v1/observed", self.observed),
                 control("/v1/stats", self.stats),
@@ -81,22 +66,12 @@ class Service:
                 control("/v1/purges", self.confirm_purge, "POST"),
                 control("/v1/explain_org", self.explain_org, "POST"),
                 control("/v1/requests", self.requests),
-                *self._callers.routes(lambda handler: guarded(handler, self._callers.owner, _REFUSALS)),
-            ],
-            exception_handlers={HTTPException: http_error, Exception: failure},
+                *self._callers.routes(lambda handler: guarded(handler, self._callers.owner)),
+            ]
         )
 
     async def openapi(self, _request: Request) -> Response:
         return as_json(describe(self._callers.verbs))
-
-    def _controller(self, request: Request) -> str | None:
-        """The console, which has the token and over TLS a certificate. Whoever has the token alone may
-        read `/metrics`."""
-        if not is_token(bearer(request), self._token):
-            return None
-        if request.url.path != "/metrics":
-            check_console(request)
-        return CONTROLLER
 
     async def _run(self, work: Callable[P, T], *what: P.args, **named: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(
@@ -106,8 +81,7 @@ class Service:
     # For the controller
 
     async def health(self, _request: Request) -> Response:
-        ready = self.shim.is_ready
-        return as_json({"live": True, "ready": ready}, 200 if ready else 503)
+        return controller.health(ready=self.shim.is_ready)
 
     async def metrics(self, _request: Request) -> Response:
         page = await self._run(metrics.page, self.shim)
@@ -136,16 +110,10 @@ class Service:
         return as_json(sample)
 
     async def confirm_purge(self, request: Request) -> Response:
-        """Remove all that carries tags that are nobody's any more: 200 with a signed statement, 202 with
-        a sentence while it is not done."""
-        question = decode(await body_of(request), _QUESTION)
-        if self._identity is None:
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "This driver has no identity to sign with.")
-        try:
-            statement = await self._run(self.shim.purge, question, self._identity.topic)
-        except NotConfirmedYet as why:
-            return as_json({"detail": str(why)}, 202)
-        return as_json(sign(self._identity, statement))
+        """All that carries tags that are nobody's any more."""
+        return await controller.confirm_purge(
+            request, self._identity, lambda question: self._run(self.shim.purge, question)
+        )
 
     async def explain_org(self, request: Request) -> Response:
         """What the org itself may ask, with `/v1/explain`; and what became of a request."""

@@ -15,19 +15,18 @@ import msgspec
 from msgspec import structs
 
 from kvss_agent.client import Credentials
-from kvss_agent.http.api import CONTROLLER
+from kvss_agent.http.api import CONTROLLER, Conflict
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.limits.shares import FairShare, Shares
 from kvss_agent.process.membership import MembershipStatus
-from kvss_agent.security.confirmations import DriverStatement, Question, ShardCover
+from kvss_agent.security.confirmations import DriverStatement, NotConfirmedYet, Question, ShardCover
 from kvss_agent.security.trust import Trust
 from swdriver_shim import desired as documents
 from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
-from swdriver_shim.daemon.purged_tags import PurgedTags
-from swdriver_shim.daemon.stored_document import StoredDocument
+from swdriver_shim.daemon.stored_document import PurgedTags, StoredDocument
 from swdriver_shim.data_plane.agent_control import AgentControl
 from swdriver_shim.data_plane.homes import Home, SlotPull
-from swdriver_shim.data_plane.paths import PathSpec, PathTraffic
+from swdriver_shim.data_plane.paths import PathSpec, PathTraffic, labels_of
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.data_plane.shard.control import ShardControl
 from swdriver_shim.data_plane.slow_transfers import KEPT_PER_ORG, SlowTransfer
@@ -35,8 +34,8 @@ from swdriver_shim.data_plane.worker.client import RemoteShard
 from swdriver_shim.decider.decider import Decider, Snapshots
 from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, ModelSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
-from swdriver_shim.keys import Keys, Namespace, isolation_tag
-from swdriver_shim.objects import LocalObjects, Objects
+from swdriver_shim.keys import Keys, Namespace
+from swdriver_shim.objects import LocalObjects
 from telemetry.emit.transfers import Transfer
 from telemetry.metrics import LabelLimits
 from telemetry.units import duration
@@ -59,14 +58,6 @@ ANOTHER_DRIVER: Final = (
 KEYS_MAX: Final = 4096  # makers of keys that are kept: one for each org and adapter
 
 T = TypeVar("T")
-
-
-class NotConfirmedYet(Exception):
-    """Why a purge can't be confirmed yet, in a sentence."""
-
-
-class Conflict(Exception):
-    """The request conflicts with the current state."""
 
 
 def owner_of(org: str) -> str:
@@ -171,11 +162,7 @@ class Shim:
         with self._lock:
             told = self._purged_tags.without_purged(parsed)
             if self.desired:
-                if told.generation < self.desired.generation:
-                    raise Conflict(f"Generation {self.desired.generation} is newer.")
-                if told.generation == self.desired.generation:
-                    if told != self.desired:
-                        raise Conflict(f"Generation {told.generation} exists with other contents.")
+                if told.repeats(self.desired):
                     self.document_at = time.time()
                     return told
                 if (told.model, told.driver) != (self.desired.model, self.desired.driver):
@@ -205,7 +192,7 @@ class Shim:
                     self._document.write(msgspec.json.encode(told))
                 self._follow(told)
 
-    def purge(self, question: Question, identity: str) -> DriverStatement:
+    def purge(self, question: Question) -> DriverStatement:
         """Purge everything with these tags, and return a statement of it. Raises NotConfirmedYet with a
         sentence while the purge is still running, and OSError. May be called again.
 
@@ -232,7 +219,7 @@ class Shim:
             raise NotConfirmedYet(f"{why[0].upper()}{why[1:]}.")
         self._check_not_served(tags)  # a document may have come meanwhile
         return DriverStatement(
-            identity=identity,
+            identity=f"driver:{self.name}",
             operation=question.operation,
             challenge=question.challenge,
             epoch=question.epoch,
@@ -254,7 +241,7 @@ class Shim:
         """Raises NotConfirmedYet while a document names an org with one of these tags."""
         with self._lock:
             served = self.desired.orgs if self.desired else ()
-            if any(isolation_tag(org.name, org.secret).hex() in tags for org in served):
+            if any(org.tag.hex() in tags for org in served):
                 raise NotConfirmedYet("It has not applied the document yet that does not name the org.")
 
     def _follow(self, told: Desired) -> None:
@@ -319,13 +306,13 @@ class Shim:
         self._callers = told.callers()
         driver.set_policies(
             {org.name: org.policies for org in told.orgs},
-            {org.name: isolation_tag(org.name, org.secret) for org in told.orgs},
+            {org.name: org.tag for org in told.orgs},
         )
         self._keys.clear()
         secrets = {org.name: org.secret for org in told.orgs}
         for org in before.orgs if before else ():
             if secrets.get(org.name) != org.secret:  # nobody can ask for it any more
-                driver.removals.start_purge(org.name, isolation_tag(org.name, org.secret))
+                driver.removals.start_purge(org.name, org.tag)
         self.observed_generation = told.generation
         return driver
 
@@ -486,13 +473,13 @@ class Shim:
             self._keys[org.name, org.secret, namespace] = found
         return found
 
-    def objects(self, org: OrgSpec) -> Objects:
+    def objects(self, org: OrgSpec) -> LocalObjects:
         """Raises Conflict if this driver stores prefixes, and before there is a document."""
         if not self.mover.keeps_objects:
             raise Conflict("This driver stores prefixes; for objects its group has to be `alone`.")
         return LocalObjects(self.mover, self.keys(org))
 
-    def objects_of(self, name: str) -> Objects | None:
+    def objects_of(self, name: str) -> LocalObjects | None:
         """The objects of the org of this name; None if there is no such org or no document."""
         org = self.org(name)
         with contextlib.suppress(Conflict):
@@ -532,11 +519,12 @@ class Shim:
                 "group": group,
                 "index": index,
                 "state": self._state((group, index)),
-                "node": home.path.node if home.path else "",
-                "tier": home.path.tier if home.path else "unknown",
-                "link": home.path.link if home.path else "",
+                "node": labels["node"],
+                "tier": labels["tier"],
+                "link": labels["link"],
             }
             for (group, index), home in sorted(self._settled().items())
+            for labels in [labels_of(home.path)]
         ]
 
     def _settled(self) -> dict[tuple[str, int], HomeSpec]:
@@ -547,7 +535,7 @@ class Shim:
     def take_slowest(self) -> list[Transfer]:
         """The slowest transfers of each org and direction, over all shards, since the last call."""
         told = self.desired
-        orgs = {isolation_tag(org.name, org.secret): org.name for org in told.orgs} if told else {}
+        orgs = {org.tag: org.name for org in told.orgs} if told else {}
         kept: dict[tuple[str, str], list[Transfer]] = {}
         for (group, index), shard in sorted(self._shards.items()):
             for slow in shard.take_slowest():
@@ -609,7 +597,7 @@ class Shim:
 
 
 def _transfer(stream: str, org: str, slow: SlowTransfer) -> Transfer:
-    path = slow.path
+    labels = labels_of(slow.path)
     return Transfer(
         at=slow.at,
         seconds=slow.seconds,
@@ -621,11 +609,11 @@ def _transfer(stream: str, org: str, slow: SlowTransfer) -> Transfer:
         slot_last=slow.slot_last,
         columns=slow.columns,
         bytes=slow.size,
-        session=path.session if path else "",
-        node=path.node if path else "",
-        tier=path.tier if path else "unknown",
-        nic_leaf=path.nic_leaf if path else "",
-        link=path.link if path else "",
+        session=labels["session"],
+        node=labels["node"],
+        tier=labels["tier"],
+        nic_leaf=labels["nic_leaf"],
+        link=labels["link"],
     )
 
 

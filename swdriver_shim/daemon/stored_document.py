@@ -5,8 +5,10 @@ The token may lie elsewhere (`--token-file`), so that a copy of the state direct
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,6 +16,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from msgspec import structs
 
 from kvss_agent.http.api import Invalid
 from kvss_agent.process.durable_file import write_durably
@@ -69,3 +72,34 @@ class StoredDocument:
             return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], FORMAT)
         except (InvalidTag, ValueError):
             raise Invalid("It was sealed with another token, or is damaged.") from None
+
+
+TAGS_MAX: Final = 1 << 16  # the newest; purges that are longer ago have been confirmed, or given up
+
+
+class PurgedTags:
+    """Tags that were purged: no document may bring them back. Stored in a file, if one is given, so that
+    they outlive a restart. Not thread-safe."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._tags: dict[str, None] = {}
+        if file:
+            with contextlib.suppress(FileNotFoundError):
+                self._tags = dict.fromkeys(file.read_text().split())
+
+    def add(self, tags: Collection[str]) -> None:
+        """Add tags in hex. Raises OSError."""
+        if set(tags) <= self._tags.keys():
+            return
+        wanted = dict.fromkeys([*self._tags, *tags])
+        kept = dict.fromkeys(list(wanted)[-TAGS_MAX:])
+        if self._file:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_durably(self._file, "\n".join(kept).encode())
+        self._tags = kept
+
+    def without_purged(self, document: Desired) -> Desired:
+        """The document without the orgs whose tag was purged."""
+        orgs = tuple(org for org in document.orgs if org.tag.hex() not in self._tags)
+        return document if len(orgs) == len(document.orgs) else structs.replace(document, orgs=orgs)

@@ -38,7 +38,11 @@ ObjectKey = Annotated[str, Meta(pattern="^(?:[0-9a-f]{2}){1,512}$")]
 # Bodies
 
 
-class PromptBody(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class Body(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A field that is not known is an error."""
+
+
+class PromptBody(Body, frozen=True, kw_only=True):
     """A prompt: its tokens, and the adapter that the model runs with.
 
     `namespace`: the hex digest of the `Namespace` that the caller expects; the verb is refused if the
@@ -57,13 +61,13 @@ class LoadBody(PromptBody, frozen=True, kw_only=True):
     seconds: Annotated[float, Meta(ge=0, le=LOAD_SECONDS_MAX)] = 0.0
 
 
-class PrefetchBody(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class PrefetchBody(Body, frozen=True, kw_only=True):
     """The `continue_id` that the conversation was stored with."""
 
     continue_id: Annotated[str, Meta(min_length=1, max_length=200)]
 
 
-class ComputedBody(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class ComputedBody(Body, frozen=True, kw_only=True):
     """How long the engine took to compute so many tokens."""
 
     tokens: Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
@@ -103,21 +107,19 @@ class TtlBody(PromptBody, frozen=True, kw_only=True):
     seconds: Seconds
 
 
-class DisplacementBody(
-    Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
-):
+class DisplacementBody(Body, frozen=True, kw_only=True):
     """Until the next document says otherwise."""
 
     displacement: DisplacementName
 
 
-class PurgeBody(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class PurgeBody(Body, frozen=True, kw_only=True):
     """Purge everything of the org, or of one adapter."""
 
     adapter: Annotated[str, Meta(max_length=500)] | None = None
 
 
-class ObjectsBody(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class ObjectsBody(Body, frozen=True, kw_only=True):
     """Objects, by the engine's keys in hex, in the order of a prompt. `namespace`: see `PromptBody`."""
 
     keys: Annotated[list[ObjectKey], Meta(max_length=OBJECTS_MAX)]

@@ -7,6 +7,7 @@ are on the spine, since when, and whether the spine makes a session slow.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta, structs
@@ -35,6 +36,16 @@ class PathSpec(Document, frozen=True):
     node: Place
     link: Place = ""
     allowed: bool = True
+
+
+LABELS: Final = ("session", "node", "tier", "port_leaf", "nic_leaf", "link", "box")
+
+
+def labels_of(path: PathSpec | None) -> dict[str, str]:
+    """What numbers say of a path. The tier of one that is not known is `unknown`."""
+    if path is None:
+        return {**dict.fromkeys(LABELS, ""), "tier": "unknown"}
+    return {name: getattr(path, name) for name in LABELS}
 
 
 class PathTraffic(NamedTuple):
@@ -79,14 +90,12 @@ class TrafficCounter:
             ]
 
 
+@dataclass(slots=True)
 class _Counted:
     """The counts of one path and direction."""
 
-    __slots__ = ("bytes", "latency")
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.latency = Histogram()
+    bytes: int = 0
+    latency: Histogram = field(default_factory=Histogram)
 
 
 def path_between(old: PathSpec | None, new: PathSpec | None) -> PathSpec | None:

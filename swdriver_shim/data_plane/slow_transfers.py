@@ -1,4 +1,4 @@
-"""The slowest transfers of a shard: what explains the slow end of a histogram.
+"""What a shard measures of its transfers, and the slowest: what explains the slow end of a histogram.
 
 A transfer is one batch of columns of one org, out to the home of a shard or in from it. Of each org and
 direction a few are kept until they are taken: no tokens and no keys, only slots and the path.
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from swdriver_shim.data_plane.paths import Direction, PathSpec
+from swdriver_shim.data_plane.paths import Direction, PathSpec, TrafficCounter
 
 KEPT_PER_ORG: Final = 2  # of each org and direction
 ORGS_MAX: Final = 64  # and directions; later ones are kept after the next take
@@ -92,3 +92,25 @@ class SlowestTransfers:
 
 def _seconds(slow: SlowTransfer) -> float:
     return slow.seconds
+
+
+class TransferMetrics:
+    """Bytes and seconds by path, and the slowest transfers. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self.traffic = TrafficCounter()
+        self.slowest = SlowestTransfers()
+
+    def record(
+        self,
+        direction: Direction,
+        path: PathSpec | None,
+        seconds: float,
+        columns: Sequence[TransferredColumn],
+        size: int,
+        request: str,
+    ) -> None:
+        """Record one batch of columns, of one org, with so many bytes in all."""
+        if size:
+            self.traffic.add(path, direction, size, seconds)
+            self.slowest.note(direction, seconds, columns, size, path, request)

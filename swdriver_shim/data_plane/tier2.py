@@ -20,9 +20,8 @@ from kvss_agent.client import TIER_SECONDS, Miss, Purged
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import Column
-from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.reasons import Reason, Removal
 from swdriver_shim.cache.recalls import Answer, Question, Recall, Search
-from swdriver_shim.cache.removal import Removal
 from swdriver_shim.cache.request_log import HasKeys, PromptKeys
 from swdriver_shim.cache.spills import Dates, Spill
 from swdriver_shim.cache.tier2_deletes import TierDelete, TierPurge
@@ -62,13 +61,6 @@ def reason_of(miss: Miss) -> Reason:
     return Reason.WRITING if miss is Miss.LATE else Reason.AGENT_LOST
 
 
-class Tier2Lookup:
-    """A lookup in tier 2. `done` is set when everything that it found is in memory."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-
-
 class Tier2Transfers:
     """All methods may be called from any thread."""
 
@@ -94,7 +86,7 @@ class Tier2Transfers:
         self._wall_clock = wall_clock
         self._on_change = on_change
         self._searching = 0
-        self._seekings: set[Tier2Lookup] = set()
+        self._seekings: set[threading.Event] = set()
         self._spilling = 0
         self._is_busy = False  # restoring, forgetting or purging
         self._turn = 0  # of those three
@@ -109,7 +101,7 @@ class Tier2Transfers:
         for pool in (self._searches, self._works, self._threads):
             pool.shutdown(cancel_futures=True)
         for seeking in list(self._seekings):  # those that never had their turn
-            seeking.done.set()
+            seeking.set()
         self._say_arrived()
 
     def pace(self, org: str) -> BreakEven:
@@ -132,8 +124,9 @@ class Tier2Transfers:
 
     # Back
 
-    def seek(self, trail: HasKeys, start: int, match: Match | None = None) -> Tier2Lookup | None:
-        """Bring what tier 2 has behind the first so many columns; None if it is not asked.
+    def seek(self, trail: HasKeys, start: int, match: Match | None = None) -> threading.Event | None:
+        """Bring what tier 2 has behind the first so many columns. Returns what is set when all that it
+        has found is in memory; None if tier 2 is not asked.
 
         The match, if there is one, hears why its tokens are missed.
         """
@@ -145,7 +138,7 @@ class Tier2Transfers:
                 return None
             trail = PromptKeys(trail.maker, list(trail.keys))  # a prompt goes on meanwhile
             self._searching += 1
-        seeking = Tier2Lookup()
+        seeking = threading.Event()
         self._seekings.add(seeking)
         self._searches.submit(self._seek, trail, search, seeking, match)
         return seeking
@@ -156,7 +149,9 @@ class Tier2Transfers:
             search = self._ledger.tier2.search(trail, start, self._clock())
         return self._answered(trail, search) if search else [set() for _ in self._shards]
 
-    def _seek(self, trail: HasKeys, search: Search, seeking: Tier2Lookup, match: Match | None) -> None:
+    def _seek(
+        self, trail: HasKeys, search: Search, seeking: threading.Event, match: Match | None
+    ) -> None:
         try:
             there = self._answered(trail, search)
             if any(there):
@@ -167,7 +162,7 @@ class Tier2Transfers:
             with self._lock:
                 self._searching -= 1
             self._seekings.discard(seeking)
-            seeking.done.set()
+            seeking.set()
             self._say_arrived()
 
     def _answered(self, trail: HasKeys, search: Search) -> list[set[int]]:

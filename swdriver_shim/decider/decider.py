@@ -35,7 +35,7 @@ from swdriver_shim.cache.request_log import HasKeys, RequestRecord
 from swdriver_shim.cache.snapshot import LedgerSnapshot
 from swdriver_shim.cache.stores import Store
 from swdriver_shim.data_plane.shard.control import ShardControl
-from swdriver_shim.data_plane.tier2 import Tier2Lookup, Tier2Transfers, is_damage, reason_of
+from swdriver_shim.data_plane.tier2 import Tier2Transfers, is_damage, reason_of
 from swdriver_shim.decider.housekeeping import Housekeeper
 from swdriver_shim.decider.removals import Removals
 from swdriver_shim.decider.shard_threads import ShardThreads
@@ -69,12 +69,12 @@ class Load(NamedTuple):
     """A prompt that is being loaded: what is in memory, and the lookup in tier 2 for the rest."""
 
     match: Match
-    lookup: Tier2Lookup | None
+    lookup: threading.Event | None
 
     @property
     def pending(self) -> int:
         """How many more tokens may arrive soon."""
-        match, is_known = self.match, self.lookup is None or self.lookup.done.is_set()
+        match, is_known = self.match, self.lookup is None or self.lookup.is_set()
         return match.pending if is_known else match.asked - max(match.tokens, match.refilled)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from swdriver_shim.cache.ledger import Ledger
-from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.reasons import Removal
 from swdriver_shim.decider.housekeeping import Housekeeper
 from swdriver_shim.decider.shard_threads import ShardThreads
 from swdriver_shim.keys import Namespace, Prompt

@@ -24,7 +24,7 @@ from telemetry.credentials import user_of
 from telemetry.emit.deltas import Collect, Deltas, combined
 from telemetry.emit.transfers import FIELD as SLOWEST
 from telemetry.emit.transfers import INTERVAL_SECONDS, TakeSlowest, encode
-from telemetry.metrics import Catalog, LabelLimits, Labels, Sink, Value
+from telemetry.metrics import Catalog, LabelLimits, Sink, put
 from telemetry.records import (
     FIELD,
     OWN_STREAM,
@@ -225,9 +225,4 @@ class Emitter:
             LEFT_OUT: self._deltas.left_out if self._deltas else 0,
         }
         for metric, value in values.items():
-            into.put(metric, one(value))
-
-
-def one(value: Value) -> list[tuple[Labels, Value]]:
-    """The samples of a metric without labels."""
-    return [({}, value)]
+            put(into, metric, value)

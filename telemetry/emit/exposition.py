@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
 from telemetry.histogram import COARSE_BOUNDS, Histogram
-from telemetry.metrics import LabelLimits, Labels, Metric, Value, summed
+from telemetry.metrics import LabelLimits, Labels, Metric, Value
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -21,14 +21,11 @@ class Page:
         self._lines: list[str] = []
 
     def put(self, metric: Metric, samples: Iterable[tuple[Labels, Value]]) -> None:
-        sums = summed(metric, samples)
-        shown = self._limits.bounded(metric, sums).items()
-        shown_sums = summed(metric, [(labels, sums[values]) for values, labels in shown])
         self._lines += [
             f"# HELP {metric.name} {metric.text}",
             f"# TYPE {metric.name} {'gauge' if metric.corrected else metric.kind.name.lower()}",
         ]
-        for values, value in shown_sums.items():
+        for values, value in self._limits.shown(metric, samples).items():
             labels = dict(zip(metric.labels, values, strict=True))
             if isinstance(value, Histogram):
                 self._histogram(metric.name, labels, value)

@@ -25,7 +25,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from telemetry.emit.deltas import Collect
 from telemetry.histogram import COARSE_BOUNDS, Histogram
-from telemetry.metrics import Kind, LabelLimits, Labels, Metric, Value, summed
+from telemetry.metrics import Kind, LabelLimits, Labels, Metric, Value
 
 log = logging.getLogger(__name__)
 
@@ -105,10 +105,7 @@ class _Taken:
         self._now = time.time_ns()
 
     def put(self, metric: Metric, samples: Iterable[tuple[Labels, Value]]) -> None:
-        sums = summed(metric, samples)
-        shown = self._limits.bounded(metric, sums).items()
-        points = summed(metric, [(labels, sums[values]) for values, labels in shown])
-        if points:
+        if points := self._limits.shown(metric, samples):
             unit = next((unit for end, unit in _UNITS.items() if end in metric.name), "1")
             data = self._data(metric, points)
             self.metrics.append(export.Metric(metric.name, metric.text, unit, data))

@@ -27,7 +27,7 @@ from telemetry.ingest.quotas import Quotas
 from telemetry.ingest.slowest import store_slowest
 from telemetry.ingest.sources import admitted
 from telemetry.ingest.streams import Entry, Streams
-from telemetry.metrics import Catalog, Sink
+from telemetry.metrics import Catalog, Sink, put
 from telemetry.store.storage import FRESH, Names, copy_in, day_of
 
 # What a record is refused for. All else that a database says is a reason to wait for it.
@@ -58,11 +58,11 @@ class Counts:
     waiting: int = 0
 
     def collect(self, into: Sink) -> None:
-        into.put(RECORDS, [({"outcome": what}, count) for what, count in self.records.copy().items()])
-        into.put(DEAD, [({"cause": cause}, count) for cause, count in self.dead.copy().items()])
-        into.put(LAG, [({}, self.lag)])
-        into.put(BATCH, [({}, self.batches)])
-        into.put(WAITING, [({}, self.waiting)])
+        put(into, RECORDS, self.records)
+        put(into, DEAD, self.dead)
+        put(into, LAG, self.lag)
+        put(into, BATCH, self.batches)
+        put(into, WAITING, self.waiting)
 
 
 class Ingest:

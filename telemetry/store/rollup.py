@@ -26,7 +26,7 @@ from telemetry.histogram import Histogram
 from telemetry.ingest import dead_letters
 from telemetry.ingest.dead_letters import Cause, DeadLetters
 from telemetry.ingest.folder import bucket_of
-from telemetry.metrics import Catalog, Sink
+from telemetry.metrics import Catalog, Sink, put
 from telemetry.shapes import Shape
 from telemetry.store.merge import Merged, Part, merge
 from telemetry.store.storage import (
@@ -75,9 +75,9 @@ class Counts:
     steps: Histogram = field(default_factory=Histogram)
 
     def collect(self, into: Sink) -> None:
-        into.put(ROWS, [({"level": level}, count) for level, count in self.rows.copy().items()])
-        into.put(ASIDE, [({"cause": cause}, count) for cause, count in self.dead.copy().items()])
-        into.put(STEP, [({}, self.steps)])
+        put(into, ROWS, self.rows)
+        put(into, ASIDE, self.dead)
+        put(into, STEP, self.steps)
 
 
 def _nothing() -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
-from console.environment import PROJECT
 from tests.browser.chromium import chromium
 from tests.browser.looking import NARROW, faults, log_in
 from tests.console.alerts.receivers import hook
@@ -21,7 +17,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
 SECONDS = 30_000
 REFILLS = re.compile("Refill latency above objective")
 _ALERTS = """
-import django; django.setup()
 from tests.console.alerts.things import make_alert
 from console.orgs.models import Org
 from django.utils import timezone
@@ -36,7 +31,6 @@ stream = {"driver": "job7", "stream": "full.1", "node": "ax1"}
 make_alert("spine-placement", "session:chat", acme, pk=4, labels=stream)
 """
 _OVER = """
-import django; django.setup()
 from django.db import transaction
 from console.alerts.state.transitions import observe
 from console.alerts.state.lifecycle import Delays, Verdict
@@ -53,18 +47,8 @@ observe(Alert.objects.get(pk=3), well, at_once, timezone.now())
 @pytest.fixture(scope="module")
 def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
     with live_console(tmp_path_factory.mktemp("alerts")) as console:
-        run(console, _ALERTS)
+        console.manage(_ALERTS)
         yield console
-
-
-def run(console: LiveConsole, code: str) -> None:
-    """As some process of the console."""
-    environment = {
-        **console.environment,
-        "DJANGO_SETTINGS_MODULE": "console.settings",
-        "PYTHONPATH": str(Path(PROJECT)),
-    }
-    subprocess.run([sys.executable, "-c", code], env=environment, cwd=PROJECT, check=True)
 
 
 def test_an_alert_is_acknowledged_silenced_and_told(console: LiveConsole) -> None:
@@ -155,7 +139,7 @@ def test_an_alert_is_acknowledged_silenced_and_told(console: LiveConsole) -> Non
 
         # What becomes known while the page is open appears on it.
         expect(page.get_by_role("row", name=REFILLS)).to_contain_text("firing")
-        run(console, _OVER)
+        console.manage(_OVER)
         expect(page.get_by_role("row", name=REFILLS)).to_have_count(0, timeout=SECONDS)
 
         # How it has been.

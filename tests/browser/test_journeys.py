@@ -42,7 +42,7 @@ def test_an_org_is_made_renamed_and_the_renaming_taken_back(open_page: Open) -> 
     expect(page.locator(".field-error")).to_contain_text("valid value")
     page.get_by_label("Slug").fill("initech")
     page.get_by_role("button", name="Add org").click()
-    expect(page.locator(".messages")).to_contain_text("Initech is there")
+    expect(page.locator(".messages")).to_contain_text("Initech added")
     page.get_by_role("link", name="Edit").click()
     page.get_by_label("Name", exact=True).fill("Initrode")
     page.get_by_role("button", name="Save").click()

@@ -53,7 +53,7 @@ def test_a_policy_is_edited_previewed_saved_applied_proved_and_taken_back(
     expect(page.get_by_text("This field is required.")).to_be_visible()
     page.get_by_label("Reason").fill("GDPR request 4711")
     page.get_by_role("button", name="Save").click()
-    expect(page.locator(".messages")).to_contain_text("Version 1 is saved")
+    expect(page.locator(".messages")).to_contain_text("Version 1 saved")
     expect(page.locator("#reach")).to_contain_text("on 2 of 2 drivers", timeout=SECONDS)
 
     # In force: what had expired is not served, and says why.
@@ -100,6 +100,6 @@ def test_without_scripts_a_policy_is_looked_at_and_saved(acme: Scene, browser: B
     expect(page.locator("#preview")).to_contain_text("at most 1 GiB of memory")
     page.get_by_label("Reason").fill("a new contract")
     page.get_by_role("button", name="Save").click()
-    expect(page.locator(".messages")).to_contain_text("is saved")
+    expect(page.locator(".messages")).to_contain_text("saved. It is sent to the drivers now")
     expect(page.locator(".lead").first).to_contain_text("at most 1 GiB of memory")
     context.close()

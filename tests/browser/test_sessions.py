@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, ViewportSize, expect
 
-from console.environment import PROJECT
 from tests.browser.looking import NARROW, WIDE, faults, log_in
 from tests.live import LiveConsole, live_console
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 FLEET = """
-import django; django.setup()
 from console.orgs.models import Org
 from tests.console.sessions.fleets import make_driver, make_fleet
 Org.objects.create(slug="acme", name="Acme")
@@ -25,7 +20,6 @@ make_fleet(boxes=8, memory_bytes=1 << 40)
 make_driver("job7")
 """
 SWEEP = """
-import django; django.setup()
 from django.utils import timezone
 from console.operations import services
 for operation_id in services.take_due(timezone.now()):
@@ -33,20 +27,10 @@ for operation_id in services.take_due(timezone.now()):
 """
 
 
-def in_console(console: LiveConsole, program: str) -> None:
-    """What other processes of a whole console do."""
-    subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=PROJECT,
-        env={**os.environ, **console.environment, "DJANGO_SETTINGS_MODULE": "console.settings"},
-        check=True,
-    )
-
-
 @pytest.fixture(scope="module")
 def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
     with live_console(tmp_path_factory.mktemp("console")) as console:
-        in_console(console, FLEET)
+        console.manage(FLEET)
         yield console
 
 
@@ -68,7 +52,7 @@ def test_a_session_is_planned_made_and_grown_in_the_browser(
     expect(page.locator("#plan")).to_contain_text("8 on a rail", timeout=30_000)
     page.get_by_role("button", name="Create session").click()
     expect(page.get_by_role("heading", name="Create session chat with 2 boxes")).to_be_visible()
-    in_console(console, SWEEP)
+    console.manage(SWEEP)
     expect(page.get_by_text("succeeded").first).to_be_visible(timeout=30_000)
 
     page.goto("/sessions/chat/")
@@ -78,7 +62,7 @@ def test_a_session_is_planned_made_and_grown_in_the_browser(
     page.get_by_label("Boxes", exact=True).fill("4")
     expect(page.locator("#plan")).to_contain_text("Added boxes", timeout=30_000)
     page.get_by_role("button", name="Resize").click()
-    in_console(console, SWEEP)
+    console.manage(SWEEP)
     page.goto("/sessions/chat/")
     expect(page.locator(".chip")).to_have_count(4)
     assert complaints == []

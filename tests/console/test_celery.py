@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -18,11 +16,11 @@ from django.db import connection, transaction
 
 from console.audit.models import AuditEntry
 from console.celery import app
-from console.environment import PROJECT
 from console.shell import request_context
 from console.shell.request_context import RequestContext
 from tests.console.celery_tasks import BEGUN, GO_ON, effect_once
 from tests.live import wait_until
+from tests.processes import Process, start
 
 slow = pytest.mark.slow
 
@@ -49,22 +47,18 @@ def broker() -> Iterator[redis.Redis]:
 
 
 @contextlib.contextmanager
-def worker(log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+def worker(log: Path, **environment: str) -> Iterator[Process]:
     """A worker process over this test's database and broker."""
     target = connection.settings_dict
     database_url = os.environ["DATABASE_URL"].replace("/tidegate?", f"/{target['NAME']}?")
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "celery", "-A", "console.celery", "worker"),
-                *("--include", "tests.console.celery_tasks", "--pool", "prefork"),
-                *("--concurrency", "1", "--without-gossip", "--without-mingle"),
-            ],
-            cwd=PROJECT,
-            env={**os.environ, "DATABASE_URL": database_url, **environment},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        process = start(
+            *("celery", "-A", "console.celery", "worker"),
+            *("--include", "tests.console.celery_tasks", "--pool", "prefork"),
+            *("--concurrency", "1", "--without-gossip", "--without-mingle"),
+            environment={**os.environ, "DATABASE_URL": database_url, **environment},
+            descriptors={1: output.fileno(), 2: output.fileno()},
+            is_session=True,
         )
     try:
         yield process

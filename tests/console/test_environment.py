@@ -44,6 +44,16 @@ def test_a_misspelt_name_is_refused_with_the_right_one() -> None:
     assert "Did you mean TIDEGATE_ALLOWED_HOSTS?" in problem
 
 
+def test_the_token_of_the_api_examples_may_be_exported_where_the_console_starts() -> None:
+    assert Environment.read({**GOOD, "TIDEGATE_TOKEN": "tgw_x"}) == Environment.read(GOOD)
+
+
+def test_what_kubernetes_sets_for_a_service_is_refused_with_how_to_turn_it_off() -> None:
+    found = problems(TIDEGATE_SERVICE_HOST="10.0.0.11", TIDEGATE_PORT="tcp://10.0.0.11:8400")
+    assert len(found) == 2
+    assert all("enableServiceLinks: false" in problem for problem in found)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

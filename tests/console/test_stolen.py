@@ -31,7 +31,7 @@ from console.stack.binaries import find_postgres
 from swdriver_shim.desired import token_hash
 from tests.conftest import People
 from tests.console.control.drivers import DriverFleet, drivers
-from tests.console.control.live import manage, scene
+from tests.console.control.live import scene
 from tests.console.policies.purges import TOKENS
 from tests.console.sessions.fleets import make_node
 from tests.kvss_agent.plane import SECRET
@@ -111,7 +111,7 @@ def serve(people: People, org: Org, *names: str) -> str:
     admin = people.principal("platform_admin")
     with transaction.atomic():
         for name in names:
-            driver = for_change(admin, visible_drivers(admin), name, Role.PLATFORM_ADMIN)
+            driver = for_change(admin, visible_drivers, name, Role.PLATFORM_ADMIN)
             driver_orgs.set_orgs(admin, driver, [org])
         held = orgs.for_change(admin, org.slug)
         return callers.add_caller(admin, held, name="engine")[1]
@@ -166,7 +166,7 @@ def test_a_stolen_redis_or_backup_of_the_database_gives_away_no_secret(tmp_path:
         token = there.api.post("/orgs/acme/callers", json={"name": "engine"}).json()["token"]
         wait_until("it knows the caller", lambda: one.ask(token, "query", tokens=[1]).is_success)
         one.store(token, TOKENS, kv(len(TOKENS))).raise_for_status()
-        told = msgspec.json.decode(manage(there.console, KEYS).splitlines()[-1], type=dict[str, bytes])
+        told = msgspec.json.decode(there.console.manage(KEYS).splitlines()[-1], type=dict[str, bytes])
         secrets = {
             **told,
             "token of an engine": token.encode(),

@@ -18,13 +18,14 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.test import Client
+from pytest_django import DjangoDbBlocker
 
 from console.accounts.principal import Principal
 from console.api.v1 import api
 from console.live import access
 from console.live.reading import Wanted, read
 from console.operations.models import Operation
-from tests.conftest import People
+from tests.conftest import People, make_people
 from tests.console.everything import (
     HIDDEN,
     OWN,
@@ -47,13 +48,26 @@ _NOISE: Final = re.compile(
 NEVER: Final = "zqxnothing"  # a name that nothing has; as long as HIDDEN, but for the last letters
 
 
-@pytest.fixture
-def scene(people: People) -> Iterator[Scene]:
+@pytest.fixture(scope="module")
+def there_is(rows_of_module: None, django_db_blocker: DjangoDbBlocker) -> Iterator[tuple[People, Scene]]:
     with (
         driver_that_answers(f"{OWN}-node", f"{OWN}-link") as own,
         driver_that_answers(f"{HIDDEN}-node", f"{HIDDEN}-link") as hidden,
     ):
-        yield make_scene(people, own, hidden)
+        with django_db_blocker.unblock():
+            people = make_people()
+            scene = make_scene(people, own, hidden)
+        yield people, scene
+
+
+@pytest.fixture
+def people(db: None, there_is: tuple[People, Scene]) -> People:
+    return there_is[0]
+
+
+@pytest.fixture
+def scene(db: None, there_is: tuple[People, Scene]) -> Scene:
+    return there_is[1]
 
 
 @contextmanager

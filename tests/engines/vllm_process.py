@@ -12,9 +12,12 @@ import json
 import os
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
+
+from swdriver_shim.keys import COLUMN_TOKENS
 
 QUIET: Final = {
     "VLLM_TARGET_DEVICE": "cpu",
@@ -51,14 +54,22 @@ IMAGE_PIXELS: Final = 56
 IMAGE_TOKENS: Final = 100  # before the prompt
 LORA_RANK: Final = 8
 DRAFT_LAYERS: Final = 2
+STATEFUL: Final = {  # by the names of their configs
+    "falcon_h1": "falcon_h1",
+    "granite": "granitemoehybrid",
+    "mamba2": "mamba2",
+}
 
 
 def build(kind: str, directory: Path) -> None:
     """A model of this kind: `llama` looks at everything, `mistral` at a window, `gemma3` at both,
     `qwen2_audio` hears, `blip2` sees. `draft` guesses what `llama` says, often wrong. So does `eagle`,
-    by its hidden states."""
+    by its hidden states. Those of `STATEFUL` have layers that keep a state."""
     import torch
 
+    if kind in STATEFUL:
+        build_stateful(kind, directory)
+        return
     if kind in ("qwen2_audio", "blip2"):
         (build_audio if kind == "qwen2_audio" else build_images)(directory)
         return
@@ -87,6 +98,30 @@ def build(kind: str, directory: Path) -> None:
         )
         model = Gemma3ForCausalLM(config)
     model.save_pretrained(directory)
+
+
+def build_stateful(kind: str, directory: Path) -> None:
+    """With attention and Mamba 2 in each layer, or in turns; with nothing but Mamba 2."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(7)
+    config = AutoConfig.for_model(STATEFUL[kind], **stateful_shape(kind))
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+
+
+def stateful_shape(kind: str) -> dict[str, Any]:
+    mamba = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
+    without_head = {name: size for name, size in SHAPE.items() if name != "head_dim"}
+    if kind == "falcon_h1":
+        return {"num_hidden_layers": 2, "mamba_d_ssm": 256, **mamba, **SHAPE}
+    if kind == "granite":
+        layers = ["mamba", "attention"] * 2
+        more = {"shared_intermediate_size": 64, "num_local_experts": 0, "mamba_expand": 2}
+        return {"num_hidden_layers": 4, "layer_types": layers, **mamba, **more, **without_head}
+    few = ("vocab_size", "hidden_size", "initializer_range", "bos_token_id", "eos_token_id")
+    shape = {"state_size": 16, "num_heads": 8, "head_dim": 32, "n_groups": 1, "expand": 2}
+    return {"num_hidden_layers": 3, **shape, **{name: SHAPE[name] for name in few}}
 
 
 def build_draft(directory: Path) -> None:
@@ -359,14 +394,63 @@ class Engine:
         engine.abort_request(["given up"])
         return len(given_up)
 
-    def fail_loads(self) -> None:
-        """From here on: whatever column is to be loaded, it is damaged."""
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
+    def fail_loads(self, *, of_states: bool = False) -> None:
+        """From here on: whatever column, or whatever state, is to be loaded, it is damaged."""
         from kvss_agent.client import Miss
 
-        shard = get_kv_transfer_group()._worker.shard(0)
-        shard.view = lambda looks, _: nullcontext([Miss.CORRUPT] * len(looks))
+        for shard in self._shards(of_states=of_states):
+            shard.view = lambda looks, _: nullcontext([Miss.CORRUPT] * len(looks))
+
+    def fail_loads_of_states(self) -> None:
+        self.fail_loads(of_states=True)
+
+    def exchange_states(self) -> None:
+        """From here on: whatever state is to be loaded, another one comes, and nobody says so."""
+        from kvss_agent.client import Miss
+
+        def exchanging(view: Any) -> Any:
+            @contextmanager
+            def other(looks: Any, request: str) -> Iterator[list[Any]]:
+                with view(looks, request) as columns:
+                    yield [
+                        one if isinstance(one, Miss) else memoryview(bytes(len(one))) for one in columns
+                    ]
+
+            return other
+
+        for shard in self._shards(of_states=True):
+            shard.view = exchanging(shard.view)
+
+    def _shards(self, *, of_states: bool) -> list[Any]:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        worker = get_kv_transfer_group()._worker
+        groups = range(len(worker.groups))
+        return [worker.shard(at) for at in groups if worker.groups[at].shape.is_state or not of_states]
+
+    def states(self) -> list[int]:
+        """After how many tokens there are states, of all prompts."""
+        ends = [(column.depth + 1) * COLUMN_TOKENS for column in self._states()]
+        return sorted(ends)
+
+    def lose_states(self, end: int) -> int:
+        """Those after so many tokens. How many those are."""
+        from kvss_agent.client import Miss
+
+        lost = [column for column in self._states() if (column.depth + 1) * COLUMN_TOKENS == end]
+        self._driver.refuse(dict.fromkeys(lost, Miss.STALE))
+        return len(lost)
+
+    def _states(self) -> list[Any]:
+        driver = self._driver
+        groups = [at for at, group in enumerate(driver.layout.groups) if group.is_state]
+        accounts = driver.ledger.accounts.values()
+        return [one for account in accounts for at in groups for one in account.columns(at)]
+
+    @property
+    def _driver(self) -> Any:
+        connector = self.llm.llm_engine.engine_core.engine_core.scheduler.connector
+        return connector._deciding.shim.driver
 
     def settle(self) -> bool:
         """Wait until what was computed is stored. Whether it is, as far as can be seen from here."""

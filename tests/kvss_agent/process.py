@@ -22,6 +22,7 @@ from kvss_agent.shard.arena import slot_bytes_for
 from tests.control_api import Tls, control_client
 from tests.kvss_agent.plane import DRIVER, PAYLOAD, READER, SECRET
 from tests.live import wait_until
+from tests.processes import Process, start
 
 
 def spec(name: str = "s", slots: int = 8, payload: int = PAYLOAD, **more: Any) -> dict[str, Any]:
@@ -50,21 +51,27 @@ class AgentProcess:
     options: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     launch: tuple[str, ...] = ()  # before the command
+    is_fresh: bool = False  # an interpreter of its own is started, not one that has imported all
     host: str = "127.0.0.1"
     tls: Tls | None = None  # with which it is asked
-    process: subprocess.Popen[bytes] = field(init=False)
+    process: Process = field(init=False)
     http: httpx.Client = field(init=False)
     tcp: int = 0
 
     def start(self) -> None:
-        command = [*self.launch, sys.executable, "-m", "kvss_agent", "--state-dir", str(self.directory)]
+        where = ("--state-dir", str(self.directory), "--control", f"{self.host}:0")
+        command = ("kvss_agent", *where, *self.options)
+        environment = {**os.environ, **self.environment}
         with self._log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*command, "--control", f"{self.host}:0", *self.options],
-                cwd=PROJECT,
-                env={**os.environ, **self.environment},
-                stderr=log,
-            )
+            if self.launch or self.is_fresh:
+                self.process = subprocess.Popen(
+                    [*self.launch, sys.executable, "-m", *command],
+                    cwd=PROJECT,
+                    env=environment,
+                    stderr=log,
+                )
+            else:
+                self.process = start(*command, environment=environment, descriptors={2: log.fileno()})
         wait_until(
             "the agent listens", lambda: "Listening" in self.log or self.process.poll() is not None
         )

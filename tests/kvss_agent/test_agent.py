@@ -20,7 +20,13 @@ from tests.live import wait_until
 
 
 def made(directory: Path) -> Agent:
-    settings = Settings("a", directory, directory / "data.sock", ("127.0.0.1", 0), "t" * 20)
+    settings = Settings(
+        name="a",
+        state_dir=directory,
+        unix=directory / "data.sock",
+        control=("127.0.0.1", 0),
+        token="t" * 20,
+    )
     return Agent(settings, "test")
 
 
@@ -58,7 +64,7 @@ async def test_tier_2_is_off_only_if_a_document_that_is_followed_says_so(tmp_pat
         await asyncio.to_thread(
             wait_until, "it is followed", lambda: agent.observed_generation == generation
         )
-        assert agent.tier2.state == state
+        assert agent.stores.progress.state == state
         assert agent.tier_requests.is_off is (state == "off")
 
     try:

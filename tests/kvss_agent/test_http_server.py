@@ -23,7 +23,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from kvss_agent.http import api, pace
+from kvss_agent import memory
+from kvss_agent.http import pace
 from kvss_agent.http.api import guarded, large_body_of
 from kvss_agent.http.pace import Pace
 from kvss_agent.http.server import EXTENSION, HttpBounds, HttpPolicy
@@ -240,7 +241,7 @@ def test_memory_of_a_body_that_stops_coming_is_given_back_beside_the_loop(
         def __del__(self) -> None:
             given_back.append(threading.current_thread())
 
-    monkeypatch.setattr(api, "mmap", Memory)
+    monkeypatch.setattr(memory, "mmap", Memory)
     certificate, key, authorities = Authority.make(tmp_path).issue("agent")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)

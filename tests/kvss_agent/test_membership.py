@@ -8,7 +8,6 @@ import ssl
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from kvss_agent.process.membership import (
     member,
 )
 from kvss_agent.process.options import WrongSettings
+from kvss_agent.process.settings import ProcessSettings
 from kvss_agent.security.certificates import Peer, Role
 from kvss_agent.security.identity import ProcessIdentity, fingerprint
 from kvss_agent.security.trust import Trust
@@ -356,13 +356,19 @@ async def test_an_address_for_telemetry_that_no_client_takes_is_not_the_last_one
 
     monkeypatch.setattr(daemon, "Reporter", Noted)
     status = MembershipStatus()
-    own = partial(own_url, topic="node:ax-1", token="t" * 20)
-    given = own, None, None, "agent", "ax-1", lambda _: None, LabelLimits(), None, status
+    settings = ProcessSettings(
+        name="ax-1",
+        state_dir=Path(),
+        control=("127.0.0.1", 0),
+        token="t" * 20,
+        console=Console("http://127.0.0.1:9"),
+    )
+    given = settings, "agent", "node:ax-1", lambda _: None, LabelLimits(), status
     async with daemon.reporting(*given):
         for url in ("redis://own@127.0.0.1:9?socket_timeout=soon", "redis://own@127.0.0.1:9/0"):
             status.telemetry_url = url
             status.has_telemetry.set()
             await asyncio.sleep(0.1)
-    assert reported == [None, own("redis://own@127.0.0.1:9/0")]
+    assert reported == [None, own_url("redis://own@127.0.0.1:9/0", "node:ax-1", "t" * 20)]
     assert "can't be used: Invalid value for 'socket_timeout'" in caplog.text
     assert "tgt_" not in caplog.text

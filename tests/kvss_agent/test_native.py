@@ -25,7 +25,7 @@ from kvss_agent.client import SharedClient
 from kvss_agent.client.interface import Wanted
 from kvss_agent.client.window import Window, window
 from kvss_agent.mover import PYTHON
-from kvss_agent.native import Unavailable, builder, loader
+from kvss_agent.native import Unavailable, builder, loader, selection
 from kvss_agent.native.builder import BUILDS_MAX
 from kvss_agent.shard import seal
 from tests.kvss_agent.compiled import COMPILER, STRICT, built
@@ -67,7 +67,9 @@ def mover(request: pytest.FixtureRequest, compiled: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def fresh(tmp_path: Path, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project in which nothing has been built; skipped where nothing can be."""
+    """A project in which nothing has been built, and a process that uses nothing that is; skipped where
+    nothing can be."""
+    monkeypatch.setattr(selection, "_mover", PYTHON)
     monkeypatch.setenv("TIDEGATE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("CC", COMPILER)
     monkeypatch.delenv("KVSS_NATIVE", raising=False)

@@ -393,6 +393,7 @@ def test_metrics_are_what_prometheus_reads(running: AgentProcess) -> None:
         (["--tcp", "0.0.0.0:1"], {}, "--tcp needs --tls-certificate"),
         (["--memory", "lots"], {}, "--memory is 'lots': it should be 512MiB or 64GiB"),
         ([], {"KVSS_AGENT_MEMROY": "1G"}, "KVSS_AGENT_MEMROY is not a setting"),
+        ([], {"KVSS_AGENT_SERVICE_HOST": "10.0.0.7"}, "set `enableServiceLinks: false` in the pod's"),
         (["--control", "here"], {"KVSS_AGENT_DRAIN_SECONDS": "-1"}, "--drain-seconds is '-1'"),
         (["--tls-certificate", "/etc/hostname"], {}, "belong together"),
     ],

@@ -18,11 +18,12 @@ import pytest
 
 from kvss_agent import purges
 from kvss_agent.client import Header, Miss, Recalled, TierAnswer, Wanted
-from kvss_agent.purges import NotConfirmedYet, Purges
+from kvss_agent.purges import Purges
 from kvss_agent.security.confirmations import (
     AgentStatement,
     DriverStatement,
     NotConfirmed,
+    NotConfirmedYet,
     Question,
     Scope,
     opened,

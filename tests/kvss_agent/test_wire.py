@@ -21,7 +21,7 @@ SLOT = st.integers(0, 2**32 - 1)
 SLOTS = st.lists(SLOT, min_size=1, max_size=BATCH_MAX).map(tuple)
 BYTES_16 = st.binary(min_size=16, max_size=16)
 BYTES_32 = st.binary(min_size=32, max_size=32)
-TEXT = st.text(max_size=60)
+TEXT = st.text(max_size=60).filter(str.isprintable)
 MILLISECONDS = st.integers(0, 2**32 - 1)
 EXTENTS = st.lists(NUMBER, max_size=wire.EXTENTS_MAX).map(tuple)
 HEADERS = st.lists(st.binary(min_size=64, max_size=64), min_size=1, max_size=BATCH_MAX)
@@ -116,6 +116,18 @@ def test_a_mutated_frame_is_a_frame_or_a_breach(frame: wire.Frame, data: st.Data
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(Breach):
         feed(wire.FrameReader(), bytes(raw))
+
+
+@pytest.mark.parametrize("text", ["\0", "two\nlines", "\x1b[2J", "\u202e"])
+def test_a_text_that_can_not_be_printed_is_a_breach(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver says it of its shards, and the console then could not read the driver's answer."""
+    said = wire.Error(Cause.LIMIT, f"so {text} it is")
+    [heard] = feed(wire.FrameReader(), said.encode())
+    assert isinstance(heard, wire.Error)
+    assert heard.sentence.isprintable()
+    monkeypatch.setattr(wire, "_printable", str)  # a peer that is none of ours
+    with pytest.raises(Breach, match="can't be printed"):
+        feed(wire.FrameReader(), said.encode())
 
 
 def test_a_head_that_promises_gigabytes_is_refused_before_they_come() -> None:

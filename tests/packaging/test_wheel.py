@@ -131,8 +131,10 @@ def test_an_extra_brings_what_its_role_imports(role: tuple[str, Installed]) -> N
 def test_a_command_helps_or_says_which_extra_it_needs(role: tuple[str, Installed]) -> None:
     extra, installed = role
     for script, needed in SCRIPTS.items():
-        done = installed.run(script, "--help")
-        if list(ROLES).index(extra) >= list(ROLES).index(needed):
+        is_there = list(ROLES).index(extra) >= list(ROLES).index(needed)
+        # Help alone needs less than the command does.
+        done = installed.run(script, "--help" if is_there or script != "tidegate" else "up")
+        if is_there:
             assert done.returncode == 0, done.stderr
             assert done.stdout.startswith(f"usage: {script} ")
         else:

@@ -7,8 +7,7 @@ import re
 import time
 
 from console.stack.core import Service, Spec, State
-from console.stack.display import Display
-from console.stack.printer import Printer, SteadyConsole
+from console.stack.display import Display, Printer, SteadyConsole
 
 
 class Shown:

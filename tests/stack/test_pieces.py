@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.text import Text
 
 from console.environment import PROJECT
-from console.stack import elsewhere, endpoint, keys, lock, printer
+from console.stack import display, elsewhere, endpoint, keys, lock
+from console.stack.display import Printer, SteadyConsole
+from console.stack.endpoint import address, listening_socket
 from console.stack.errors import StackError, sentences
 from console.stack.folders import Folders
-from console.stack.listening import address, listening_socket
 from console.stack.logs import Logs
-from console.stack.printer import Printer, SteadyConsole
 
 not_as_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
 
@@ -170,7 +170,7 @@ class Blocked:
 
 
 def test_nobody_waits_for_a_terminal_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(printer, "QUEUE_MAX", 10)
+    monkeypatch.setattr(display, "QUEUE_MAX", 10)
     terminal = Blocked()
     prints = Printer(Console(file=terminal, width=80))  # type: ignore[arg-type]
     for number in range(50):

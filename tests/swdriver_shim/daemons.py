@@ -24,6 +24,7 @@ from tests.control_api import Tls, control_client
 from tests.kvss_agent.plane import DRIVER, SECRET
 from tests.kvss_agent.process import AgentProcess
 from tests.live import wait_until
+from tests.processes import Process, start
 
 C = COLUMN_TOKENS
 CONTROL = "c" * 40
@@ -77,13 +78,14 @@ def stored_bytes(state_dir: Path) -> list[bytes]:
 
 
 class Daemon:
-    """A driver's daemon, as a process of its own."""
+    """A driver's daemon, as a process of its own; see `AgentProcess`."""
 
     def __init__(
         self,
         directory: Path,
         *options: str,
         launch: Sequence[str] = (),
+        is_fresh: bool = False,
         host: str = "127.0.0.1",
         tls: Tls | None = None,
     ) -> None:
@@ -91,11 +93,16 @@ class Daemon:
         self.log = directory / "log"
         token = directory / "token"
         token.write_text(CONTROL)
-        command = [sys.executable, "-m", "swdriver_shim", "serve", "--state-dir", str(directory)]
+        where = ("--state-dir", str(directory), "--control", f"{host}:0")
+        command = ("swdriver_shim", "serve", *where, *options)
+        self.process: Process
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*launch, *command, "--control", f"{host}:0", *options], cwd=PROJECT, stderr=log
-            )
+            if launch or is_fresh:
+                self.process = subprocess.Popen(
+                    [*launch, sys.executable, "-m", *command], cwd=PROJECT, stderr=log
+                )
+            else:
+                self.process = start(*command, descriptors={2: log.fileno()})
         wait_until("it listens", lambda: "Listening" in self.log.read_text())
         found = re.search(rf"Listening on ({re.escape(host)}:\d+)", self.log.read_text())
         assert found

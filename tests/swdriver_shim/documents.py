@@ -25,12 +25,12 @@ import msgspec
 
 from kvss_agent.client import Lost, ShardClient
 from kvss_agent.desired import Document
-from kvss_agent.http.api import Invalid, decode
+from kvss_agent.http.api import Conflict, Invalid, decode
 from kvss_agent.process.durable_file import write_durably
 from swdriver_shim import desired, driver
 from swdriver_shim.daemon import shim as shims
 from swdriver_shim.daemon import stored_document
-from swdriver_shim.daemon.shim import Conflict, Shim
+from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.data_plane import homes, tier2
 from swdriver_shim.data_plane.shard import connections, former_homes, moves, reads, slots
 from swdriver_shim.data_plane.shard import shard as shards

@@ -10,8 +10,7 @@ from typing import Any
 
 from swdriver_shim.cache.displacement.cost import _SLACK, SAME_AGE_S, Cost, _kind
 from swdriver_shim.cache.displacement.leaves import Leaves
-from swdriver_shim.cache.displacement.lfu import Lfu
-from swdriver_shim.cache.displacement.lru import Lru
+from swdriver_shim.cache.displacement.lru import Lfu, Lru
 from swdriver_shim.cache.displacement.returns import SAMPLE_MAX, Returns
 from swdriver_shim.cache.displacement.s3fifo import GHOST_SHARE, S3Fifo
 from swdriver_shim.cache.displacement.slru import Slru

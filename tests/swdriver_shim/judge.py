@@ -20,8 +20,7 @@ from kvss_agent.shard import seal
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import Column
-from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.reasons import Reason, Removal
 from swdriver_shim.cache.stores import Store
 from swdriver_shim.decider.removals import Receipt, Removals
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt

@@ -7,10 +7,11 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from swdriver_shim.adapters.remote import Objects
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group, Layout
-from swdriver_shim.objects import LocalObjects, Objects
+from swdriver_shim.objects import LocalObjects
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules
 from tests.swdriver_shim.fleets import Fleet
 from tests.swdriver_shim.integrity import check_integrity

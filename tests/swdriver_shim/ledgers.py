@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from swdriver_shim.cache.ledger import Ledger
-from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.reasons import Reason, Removal
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules

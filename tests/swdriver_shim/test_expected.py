@@ -12,9 +12,8 @@ import pytest
 from console.authority.issuing import Root, make_root
 from kvss_agent.security.certificates import Role
 from kvss_agent.security.trust import AUTHORITIES_FILE, Trust
-from swdriver_shim.adapters.expected_driver import ExpectedDriver
 from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
-from swdriver_shim.adapters.remote import RemotePrefixes
+from swdriver_shim.adapters.remote import ExpectedDriver, RemotePrefixes
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from tests.kvss_agent.certificates import NOW, issue, process
 

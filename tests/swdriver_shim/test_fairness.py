@@ -15,7 +15,7 @@ from kvss_agent.shard.arena import Arena, slot_bytes_for
 from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.ledger import Ledger
-from swdriver_shim.cache.removal import Removal
+from swdriver_shim.cache.reasons import Removal
 from swdriver_shim.cache.slots import Clear
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.driver import Driver

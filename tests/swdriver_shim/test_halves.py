@@ -13,6 +13,7 @@ import pytest
 
 from kvss_agent.client import Credentials, Lost, Miss
 from kvss_agent.data_plane.breach import Cause
+from swdriver_shim.adapters.vllm.worker import Result, Worker
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.homes import Home, SlotPull
 from swdriver_shim.data_plane.shard.columns import ViewColumn
@@ -36,6 +37,16 @@ def test_what_one_half_decides_the_other_moves(tmp_path: Path) -> None:
         assert both.load(asked) == asked.tokens
         assert both.load(prompt(tokens(1, 2), "globex")) == 0
         assert both.driver.statistics.groups()[0].slots == 20
+
+
+def test_a_worker_without_a_step_yet_has_nothing_to_report() -> None:
+    worker = Worker(["full"], [], WorkerServer())
+    reported: list[Result] = []
+    asking = threading.Thread(target=lambda: reported.append(worker.take_result()), daemon=True)
+    asking.start()
+    asking.join(10)
+    assert reported == [Result()]
+    worker.close()
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,10 @@ def test_three_lines_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ({"console": "http://console.example.org"}, "`plain_console` yes"),
+        ({"console": "http://console.example.org"}, "`plain_console` true where"),
         ({"name": "no spaces"}, "`name` is 'no spaces'"),
         ({"control": "nowhere"}, "`control` is 'nowhere'"),
-        ({"ca": "/nowhere"}, "`console_ca`"),
+        ({"ca": "/nowhere"}, "`ca` is '/nowhere'"),
         ({"telemetry": "nowhere"}, "`telemetry`"),
     ],
 )
@@ -71,6 +71,19 @@ def test_what_is_wrong_is_said_in_the_words_of_the_configuration(
         config(tmp_path, **more).settings(MODEL, "vllm")
     assert sentence in str(refusal.value)
     assert "--" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("join", [None, "/nowhere/join"])
+def test_a_first_start_without_a_join_token_says_where_one_is_missing(
+    join: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config(tmp_path, join=join).settings(MODEL, "vllm")
+    [said] = caplog.messages
+    assert f"has not joined {NOBODY} yet" in said
+    assert (join or "set `join`") in said
+    caplog.clear()
+    config(tmp_path, join=join).settings(MODEL, "vllm")
+    assert caplog.messages == [], "it has an identity, with which it may have joined"
 
 
 def test_a_join_token_that_cannot_be_read_is_said(tmp_path: Path) -> None:
@@ -128,12 +141,12 @@ def test_before_a_document_nothing_is_cached_and_then_it_is(tmp_path: Path) -> N
         try:
             acme = joined.prefixes("acme")
             assert acme.query(tokens) == 0
-            assert acme.store(tokens, len(tokens), part).columns == 0
+            assert acme.store(tokens, len(tokens), part, states=[C]).columns == 0
             assert acme.load(tokens, part).tokens == 0
             acme.computed(64, 1.0)
             joined.shim.set_desired(json.dumps(told([one])).encode())
             wait_until("it is ready", lambda: joined.shim.is_ready)
-            assert acme.store(tokens, len(tokens), part).columns == 3
+            assert acme.store(tokens, len(tokens), part, states=[C]).columns == 3
             assert acme.query(tokens) == len(tokens)
             assert joined.prefixes("globex").query(tokens) == 0
             assert joined.prefixes("initech").query(tokens) == 0, "it is not in the document"

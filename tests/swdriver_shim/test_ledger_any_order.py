@@ -27,9 +27,8 @@ from swdriver_shim.cache import spills
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import Column, State
-from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.reasons import Reason, Removal
 from swdriver_shim.cache.recalls import Recall
-from swdriver_shim.cache.removal import Removal
 from swdriver_shim.cache.slots import USE_SECONDS_MAX, Clear, Use
 from swdriver_shim.cache.spills import Dates, Spill
 from swdriver_shim.cache.stores import Store

@@ -28,8 +28,9 @@ from swdriver_shim.adapters.lmcache_frames import (
     parse,
 )
 from swdriver_shim.adapters.lmcache_server import SILENT_PER_ORIGIN, LmcacheServer
+from swdriver_shim.adapters.remote import Objects
 from swdriver_shim.driver import Driver
-from swdriver_shim.objects import LocalObjects, Objects
+from swdriver_shim.objects import LocalObjects
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
 from tests.swdriver_shim.fleets import Fleet

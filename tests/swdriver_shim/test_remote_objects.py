@@ -16,10 +16,10 @@ import pytest
 
 from kvss_agent.http.api import Invalid
 from swdriver_shim.adapters.objects_config import Misconfigured, OpenObjects, open_objects
-from swdriver_shim.adapters.remote import RemoteObjects
+from swdriver_shim.adapters.remote import Objects, RemoteObjects
 from swdriver_shim.desired import parse
 from swdriver_shim.object_store import TooLarge
-from swdriver_shim.objects import Objects, object_model
+from swdriver_shim.objects import object_model
 from swdriver_shim.policy import Rules
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
@@ -284,5 +284,5 @@ def test_a_document_that_is_missing_or_of_another_org_is_told(
     (tmp_path / "desired.json").write_text(json.dumps(objects_document(agents)))
     with pytest.raises(Misconfigured, match="no org nobody"):
         open_objects({"state_dir": str(tmp_path), "org": "nobody"})
-    with pytest.raises(Misconfigured, match="97 or more"):
+    with pytest.raises(Misconfigured, match="97 bytes per token or more"):
         open_objects({"state_dir": str(tmp_path), "org": "acme"}, value_bytes=BYTES_MAX + 1)

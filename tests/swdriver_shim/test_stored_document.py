@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvss_agent.http.api import Invalid
-from swdriver_shim.daemon.shim import ANOTHER_MODEL, Conflict, Shim
+from kvss_agent.http.api import Conflict, Invalid
+from swdriver_shim.daemon.shim import ANOTHER_MODEL, Shim
 from swdriver_shim.daemon.stored_document import StoredDocument
 from swdriver_shim.decider.decider import Decider
 from swdriver_shim.desired import ModelSpec, parse

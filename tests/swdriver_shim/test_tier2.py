@@ -104,7 +104,7 @@ def test_an_engine_computes_while_more_is_on_its_way(fleet: Fleet, files: Path) 
         assert first.tokens == C
         assert first.lookup
         assert first.pending == 3 * C
-        assert first.lookup.done.wait(SOON)
+        assert first.lookup.wait(SOON)
         depths: list[int] = []
 
         def more(into: Part) -> ResumableLoad:
@@ -128,7 +128,7 @@ def test_what_comes_too_late_is_there_the_next_time(fleet: Fleet, files: Path) -
         first = engine.loaded(asked, lambda into: engine.driver.load(asked, into))
         assert first.tokens == 0
         assert first.lookup
-        assert first.lookup.done.wait(SOON)
+        assert first.lookup.wait(SOON)
         assert of(engine) == (0, Counter({Reason.TIER2_LATE: 2 * C}))
         assert engine.load(asked) == 2 * C
 
@@ -378,7 +378,7 @@ def test_a_prompt_may_go_on_while_tier_2_is_asked(
         asked.extend(tokens(7, 8))
         go_on.set()
         assert first.lookup
-        assert first.lookup.done.wait(SOON)
+        assert first.lookup.wait(SOON)
         assert of(engine) == (0, Counter({Reason.TIER2_LATE: 2 * C}))
 
 

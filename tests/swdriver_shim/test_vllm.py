@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvss_agent.client import Credentials
-from kvss_agent.data_plane.breach import Cause
-from kvss_agent.data_plane.tier_requests import TierRequests
-from kvss_agent.shard.arena import Arena, slot_bytes_for
-from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from swdriver_shim.adapters.vllm import worker as worker_module
 from swdriver_shim.adapters.vllm.blocks import (
     SKIP_BLOCK,
     Blocks,
@@ -29,33 +20,30 @@ from swdriver_shim.adapters.vllm.blocks import (
     Unsupported,
     unit_tokens,
 )
-from swdriver_shim.adapters.vllm.events import UnitEvents
-from swdriver_shim.adapters.vllm.orders import SaveResult, Step, WorkerReport
-from swdriver_shim.adapters.vllm.scheduling import (
-    ConnectorScheduler,
-    GroupShape,
-    Requester,
-    shown_name,
-)
-from swdriver_shim.adapters.vllm.worker import Save, Worker
+from swdriver_shim.adapters.vllm.orders import WorkerReport
+from swdriver_shim.adapters.vllm.scheduling import shown_name
+from swdriver_shim.adapters.vllm.worker import Save
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
-from swdriver_shim.data_plane.homes import Home
-from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
-from swdriver_shim.data_plane.worker.server import WorkerServer
-from swdriver_shim.decider.decider import Decider
-from swdriver_shim.keys import COLUMN_TOKENS, Keys, Media
-from swdriver_shim.layout import Group, Layout
-from swdriver_shim.policy import AS_USUAL, OrgPolicies, Policy, Rules, Tiers
-from tests.kvss_agent.plane import DRIVER, SECRET, Plane, running
+from swdriver_shim.keys import Keys, Media
+from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
 from tests.live import wait_until
-from tests.swdriver_shim.integrity import check_integrity
+from tests.swdriver_shim.block_engine import (
+    FULL,
+    HYBRID,
+    C,
+    FakeRequest,
+    GroupOf,
+    add,
+    damage,
+    engine,
+    lose,
+    request,
+    some,
+)
 from tests.swdriver_shim.prompts import NAMESPACE
 from tests.swdriver_shim.prompts import SECRET as ORG_SECRET
 from tests.swdriver_shim.tiers import tier_requests
-
-C = COLUMN_TOKENS
-COUNT = 400  # blocks of an engine
 
 
 @given(
@@ -103,254 +91,6 @@ def test_blocks_that_can_not_be_kept_are_refused_in_a_sentence() -> None:
         Shape((100,), 32, 64)
     with pytest.raises(IndexError):
         Layer("0", memoryview(bytearray(100)), 0, 10, 10).part(10, 0, 10)
-
-
-@dataclass(eq=False)
-class FakeRequest:
-    request_id: str
-    all_token_ids: list[int]
-    num_computed_tokens: int = 0
-    skip_reading_prefix_cache: bool | None = None
-    org: str = "acme"
-    rules: Rules = AS_USUAL
-    media: list[Media] = field(default_factory=list)
-    tables: list[list[int]] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.all_token_ids)
-
-    @property
-    def block_hashes(self) -> list[bytes]:
-        """As vLLM would, of each 32 tokens."""
-        ends = range(32, self.num_tokens + 1, 32)
-        return [hashlib.sha256(repr(self.all_token_ids[:end]).encode()).digest() for end in ends]
-
-
-@dataclass
-class GroupOf:
-    layers: tuple[int, ...]  # bytes per token of each
-    block_tokens: int
-    window: int | None = None
-
-
-class Engine:
-    """As vLLM: it has blocks, computes what is not there, and checks every block that it is given."""
-
-    def __init__(
-        self,
-        plane: Plane,
-        groups: Sequence[GroupOf],
-        workers: int = 1,
-        *,
-        is_far: bool = False,
-        speculates: bool = False,
-    ) -> None:
-        self.groups, self.plane = groups, plane
-        self.speculates = speculates
-        self.unit = unit_tokens([one.block_tokens for one in groups])
-        self.halves = [WorkerServer() for _ in range(workers)]
-        names = [str(at) for at in range(len(groups))]
-        self.blocks = [[self._blocks(one, at) for at, one in enumerate(groups)] for _ in range(workers)]
-        self.workers = [
-            Worker(names, blocks, half) for blocks, half in zip(self.blocks, self.halves, strict=True)
-        ]
-        self.lines = [WorkerConnection(half.address, self._told) for half in self.halves]
-        layout = Layout(
-            tuple(
-                Group(str(at), (sum(one.layers),) * workers, one.window) for at, one in enumerate(groups)
-            )
-        )
-        self.far = [
-            [self._shard(f"{name}.{at}", line) for at, line in enumerate(self.lines)] for name in names
-        ]
-        self.driver = Decider(layout, "llama", self.far)
-        self.events = self.driver.ledger._stock.listener = UnitEvents(self.unit, 32)
-        self.scheduling = ConnectorScheduler(
-            [GroupShape(one.block_tokens, one.window) for one in groups],
-            self.unit,
-            workers,
-            self._who,
-            events=self.events,
-        )
-        self.scheduling.use(self.driver, is_far=is_far)
-        self.free = list(range(1, COUNT))
-        self.bad: set[int] = set()
-        self.saved: list[SaveResult] = []
-
-    def _blocks(self, group: GroupOf, at: int) -> Blocks:
-        layers = [
-            Layer(f"{at}.{index}", memoryview(bytearray(each * group.block_tokens * COUNT)), 0,
-                  each * group.block_tokens, each * group.block_tokens)
-            for index, each in enumerate(group.layers)
-        ]  # fmt: skip
-        return Blocks(layers, group.block_tokens, self.unit)
-
-    def _shard(self, name: str, line: WorkerConnection) -> RemoteShard:
-        home = Home(f"unix:{self.plane.unix}", name, lambda: Credentials(DRIVER, SECRET), 0)
-        return RemoteShard(name, line, home)
-
-    def _who(self, request: FakeRequest) -> Requester | None:
-        if not request.org:
-            return None
-        keys = Keys(request.org, ORG_SECRET, NAMESPACE, self.unit)
-        return Requester(keys, request.rules, request.media)
-
-    def _told(self, raw: msgspec.Raw) -> None:
-        told = msgspec.msgpack.decode(raw, type=SaveResult)
-        self.saved.append(told)
-        self.scheduling.saved(told)
-
-    def close(self) -> None:
-        self.scheduling.close()
-        self.driver.close()
-        for line in self.lines:
-            line.close()
-        for worker in self.workers:
-            worker.close()
-
-    def kv(self, request: FakeRequest, worker: int, group: int, layer: int, block: int) -> bytes:
-        """What a model would compute: it depends on all tokens and images so far."""
-        one = self.groups[group]
-        end = (block + 1) * one.block_tokens
-        upto = request.all_token_ids[:end], [image for image in request.media if image.start < end]
-        what = repr((upto, worker, group, layer)).encode()
-        return hashlib.shake_128(what).digest(one.layers[layer] * one.block_tokens)
-
-    def part(self, request: FakeRequest, worker: int, group: int, layer: int, block: int) -> memoryview:
-        of = self.blocks[worker][group].layers[layer]
-        return of.part(request.tables[group][block], 0, of.size)
-
-    def each(self, request: FakeRequest, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """Worker, group, layer and block of the whole blocks of these tokens, where there are any."""
-        for worker in range(len(self.workers)):
-            for group, one in enumerate(self.groups):
-                for block in range(begin // one.block_tokens, end // one.block_tokens):
-                    if request.tables[group][block]:
-                        for layer in range(len(one.layers)):
-                            yield worker, group, layer, block
-
-    def begin(self, request: FakeRequest, local: int = 0) -> int:
-        """It gets blocks, and what is stored of it is asked for: so many tokens of it will be loaded."""
-        external, _ = self.scheduling.matched(request, local)
-        assert external is not None
-        done = local + external
-        request.tables = []
-        for one in self.groups:
-            count = -(-request.num_tokens // one.block_tokens) + 1
-            gone = max(0, done - one.window) // one.block_tokens if one.window and done else 0
-            request.tables.append([0] * gone + [self.free.pop() for _ in range(count - gone)])
-        self.scheduling.allocated(request, request.tables, external)
-        request.num_computed_tokens = done
-        return external
-
-    def run(self, scheduled: dict[FakeRequest, int], spoil: Callable[[], None] = lambda: None) -> Step:
-        """One step: what is loaded is checked, and the rest computed."""
-        by_id = {request.request_id: request for request in scheduled}
-        step = self.scheduling.step(
-            {request.request_id: count for request, count in scheduled.items()},
-            lambda name: by_id[name].tables,
-            [(request.tables, request.num_computed_tokens) for request in scheduled],
-        )
-        spoil()
-        for worker in self.workers:
-            worker.begin(step)
-            worker.load(step)
-        for request, count in scheduled.items():
-            end = request.num_computed_tokens + count
-            for at, group, layer, block in self.each(request, request.num_computed_tokens, end):
-                self.workers[at].wait_for_layer(f"{group}.{layer}")
-                made = self.kv(request, at, group, layer, block)
-                self.part(request, at, group, layer, block)[:] = made
-        if self.speculates:  # vLLM asks for results before the draft model computes
-            self.results = [worker.take_result() for worker in self.workers]
-        for worker in self.workers:
-            worker.computed(step)
-        if not self.speculates:
-            self.results = [worker.take_result() for worker in self.workers]
-        self.bad = set().union(*(result.bad_blocks for result in self.results))
-        self.scheduling.stepped()
-        for request, count in scheduled.items():
-            bad = [
-                block * self.groups[0].block_tokens
-                for block, number in enumerate(request.tables[0])
-                if number in self.bad
-            ]
-            request.num_computed_tokens = min([request.num_computed_tokens + count, *bad])
-        for result in self.results:
-            self.scheduling.heard(result.report)
-        return step
-
-    def check(self, request: FakeRequest, tokens: int) -> None:
-        """All whole blocks of so many tokens are what a model would have computed."""
-        for worker, group, layer, block in self.each(request, 0, tokens):
-            there = self.part(request, worker, group, layer, block)
-            assert there == self.kv(request, worker, group, layer, block), (worker, group, layer, block)
-
-    def end(self, request: FakeRequest) -> bool:
-        waits = self.scheduling.finished(request, request.tables)
-        if not waits:
-            self.free += [block for table in request.tables for block in table if block]
-        return waits
-
-    def settle(self) -> None:
-        """Empty steps, until nobody waits for a save."""
-        wait_until("saves are over", lambda: not self.scheduling._stores and not self.run({}).stores)
-
-    def serve(self, request: FakeRequest, step_tokens: int = 10_000) -> int:
-        """A whole request; how many tokens were loaded."""
-        external = self.begin(request)
-        while (left := request.num_tokens - request.num_computed_tokens) > 0:
-            self.run({request: min(left, step_tokens)})
-            external = 0 if self.bad else external
-        self.check(request, request.num_tokens)
-        self.end(request)
-        self.settle()
-        return external
-
-
-FULL = [GroupOf((8, 4, 4), 32)]
-HYBRID = [GroupOf((8, 8), 32), GroupOf((4,), 32, window=200)]
-
-
-@contextlib.contextmanager
-def engine(
-    directory: Path,
-    groups: Sequence[GroupOf],
-    workers: int = 1,
-    slots: int = 60,
-    *,
-    is_far: bool = False,
-    speculates: bool = False,
-    tier: TierRequests | None = None,
-) -> Iterator[Engine]:
-    with running(directory, tier_requests=tier) as plane:
-        for at, group in enumerate(groups):
-            for worker in range(workers):
-                add(plane, f"{at}.{worker}", sum(group.layers) * C, slots)
-        made = Engine(plane, groups, workers, is_far=is_far, speculates=speculates)
-        try:
-            yield made
-            check_integrity(made.driver.ledger)
-        finally:
-            made.close()
-
-
-def add(plane: Plane, name: str, payload: int, slots: int) -> None:
-    identity = ShardIdentity(name, slot_bytes_for(payload), DRIVER, frozenset({DRIVER}), part=name)
-    arena = Arena.allocate(identity.slot_bytes, slots)
-    plane.shards[name] = HostedShard(identity, arena, 0, wake_me=plane.plane.wake)
-
-
-_names = iter(range(1 << 30))
-
-
-def request(tokens: Sequence[int], org: str = "acme", rules: Rules = AS_USUAL) -> FakeRequest:
-    return FakeRequest(f"request {next(_names)}", list(tokens), org=org, rules=rules)
-
-
-def some(seed: int, count: int) -> list[int]:
-    return [random.Random(seed * 1000 + at // 7).randrange(1000) for at in range(count)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -526,6 +266,28 @@ def test_a_request_that_is_given_up_while_it_waits_for_its_load(tmp_path: Path) 
         assert not list(one.driver.ledger._slots.pins())
 
 
+def test_a_step_that_computes_nothing_leaves_the_interpreter_to_who_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM asks without a pause; a load from afar came in pieces, each of which waited for its turn."""
+    monkeypatch.setattr(worker_module, "REST_SECONDS", 60.0)
+    load = worker_module.StepLoads.wait_for_all
+
+    def load_slowly(loads: worker_module.StepLoads) -> None:
+        time.sleep(0.3)
+        load(loads)
+
+    monkeypatch.setattr(worker_module.StepLoads, "wait_for_all", load_slowly)
+    with engine(tmp_path, HYBRID) as one:
+        one.serve(request(some(1, 900)))
+        again, other = request(some(1, 900)), request(some(2, 100))
+        assert one.begin(again) == 896
+        assert one.run({}).is_idle
+        assert [result.arrived for result in one.results] == [{again.request_id}]
+        one.begin(other)
+        assert not one.run({other: 100}).is_idle
+
+
 @pytest.mark.parametrize("block_tokens", [32, 128])
 def test_events_tell_of_units_that_are_there_and_of_those_that_are_not_any_more(
     tmp_path: Path, block_tokens: int
@@ -585,13 +347,6 @@ def test_nothing_is_stored_of_a_step_that_has_computed_with_what_was_not_there(t
         assert not one.scheduling._stores
 
 
-def lose(one: Engine, name: str) -> None:
-    half = one.halves[int(name.partition(".")[2])]
-    one.plane.shards.pop(name).end(Cause.GONE, "killed")
-    wait_until("the worker knows", lambda: not half.shards[name].is_open)
-    half.shards[name].open()
-
-
 def test_an_agent_that_is_gone_costs_what_it_had_and_comes_back(tmp_path: Path) -> None:
     with engine(tmp_path, FULL) as one:
         one.serve(request(some(1, 600)))
@@ -626,6 +381,7 @@ def test_blocks_of_a_request_that_ends_are_kept_until_they_are_saved(tmp_path: P
             return one.results[0].ended == {asked.request_id}
 
         wait_until("it is over", is_over)
+        one.settle()
         assert one.serve(request(some(1, 300))) == 256
 
 
@@ -747,7 +503,7 @@ def test_whatever_comes_together_every_block_is_right(
                     if one.end(each):
                         ended[each.request_id] = each
             for name in set.intersection(*(result.ended for result in one.results)):
-                one.free += [block for table in ended.pop(name).tables for block in table if block]
+                one.give_back(ended.pop(name))
 
 
 def test_what_expires_while_a_request_waits_for_blocks_is_not_loaded(tmp_path: Path) -> None:
@@ -780,14 +536,13 @@ def test_a_step_that_computes_for_others_does_not_stand_still_for_tier_2(tmp_pat
         waits: list[float] = []
 
         class Looking:
-            class done:  # noqa: N801
-                @staticmethod
-                def is_set() -> bool:
-                    return False
+            @staticmethod
+            def is_set() -> bool:
+                return False
 
-                @staticmethod
-                def wait(seconds: float) -> None:
-                    waits.append(seconds)
+            @staticmethod
+            def wait(seconds: float) -> None:
+                waits.append(seconds)
 
         begin = one.driver.begin_load
         one.driver.begin_load = lambda prompt: begin(prompt)._replace(lookup=Looking())  # type: ignore[arg-type,method-assign]
@@ -829,11 +584,6 @@ def test_a_conversation_is_recalled_while_it_waits_in_the_queue(
         stored = Keys("acme", ORG_SECRET, NAMESPACE, one.unit).prompt(some(1, 640))
         wait_until("it is in memory", lambda: one.driver.query(stored) == 640)
         assert one.serve(waiting) == 640
-
-
-def damage(one: Engine, depth: int) -> None:
-    [column] = [each for each in one.driver.ledger.accounts["acme"].columns(0) if each.depth == depth]
-    one.plane.shards["0.0"].arena.slot(column.slot)[100] ^= 1
 
 
 def test_nothing_is_stored_that_was_computed_behind_blocks_whose_load_fails(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import pytest
 import redis
 from django.conf import settings
 
-from console.environment import PROJECT
 from tests.kvss_agent.process import agent, document, spec
 from tests.live import live_console, wait_until
+from tests.processes import finish
 from tests.swdriver_shim.daemons import ACME, EACH, C, Daemon, kv, told
 from tests.telemetry.ends import ingest_of
 
@@ -107,13 +106,7 @@ def test_an_address_that_makes_no_sense_stops_the_start_and_hides_its_password(
     url: str, tmp_path: Path
 ) -> None:
     for module in (["kvss_agent"], ["swdriver_shim", "serve"]):
-        done = subprocess.run(
-            [sys.executable, "-m", *module, "--state-dir", str(tmp_path), "--telemetry", url],
-            cwd=PROJECT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 78
-        assert "--telemetry is (hidden): it should be a URL that begins with redis://" in done.stderr
-        assert "secret" not in done.stderr
+        done = finish(*module, "--state-dir", str(tmp_path), "--telemetry", url)
+        assert done.code == os.EX_CONFIG
+        assert "--telemetry is (hidden): it should be a URL that begins with redis://" in done.errors
+        assert "secret" not in done.errors

@@ -28,6 +28,7 @@ from telemetry.records import STREAM
 from telemetry.shapes import Shape
 from telemetry.store.storage import cells_of
 from tests.live import wait_until
+from tests.telemetry.ends import own_choice
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -98,13 +99,13 @@ class World:
         self.redis_server = redis.prepare(directory / "redis", durable=True)
         self.postgres = Process(lambda: self._server(self.postgres_server, "postgres"))
         self.redis = Process(lambda: self._server(self.redis_server, "redis"))
-        self.environment = {
-            **os.environ,
+        servers = {
             "DATABASE_URL": self.postgres_server.url,
             "REDIS_URL": self.redis_server.url,
         }
         migrate = [sys.executable, "manage.py", "migrate", "-v", "0"]
-        subprocess.run(migrate, cwd=PROJECT, env=self.environment, check=True)
+        subprocess.run(migrate, cwd=PROJECT, env={**os.environ, **servers}, check=True)
+        self.environment = {**own_choice(os.environ), **servers}
         self.ingests = [Process(lambda: self._ours("ingest")) for _ in range(2)]
         self.rollups: list[Process] = []
 

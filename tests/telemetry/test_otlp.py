@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -20,6 +19,7 @@ from tests.kvss_agent.process import agent, document, spec
 from tests.live import live_console, wait_until
 from tests.swdriver_shim.daemons import ACME, EACH, C, Daemon, kv, told
 from tests.telemetry.collector import Collector, collector
+from tests.telemetry.ends import ingest_of
 
 SOON = {"OTEL_METRIC_EXPORT_INTERVAL": "200"}
 KINDS = {"sum": Kind.COUNTER, "gauge": Kind.GAUGE, "histogram": Kind.HISTOGRAM}
@@ -80,27 +80,10 @@ def test_the_console_tells_a_collector_too(tmp_path: Path) -> None:
         collector(tmp_path) as it,
         live_console(tmp_path, {"TIDEGATE_OTLP_URL": it.url, **SOON}) as console,
     ):
-        with ingesting(console.environment, tmp_path):
+        with ingest_of(console, tmp_path / "ingest.log"):
             wait_until("ingest", lambda: it.last("telemetry_ingest_waiting_records"))
             wait_until("the console", lambda: it.last("tidegate_stream_records"))
         hold_to_the_catalog(it)
-
-
-@contextlib.contextmanager
-def ingesting(environment: dict[str, str], directory: Path) -> Iterator[None]:
-    with (directory / "ingest.log").open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "manage.py", "ingest"],
-            cwd=PROJECT,
-            env=environment,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        yield
-    finally:
-        process.terminate()
-        assert process.wait(30) == 0, (directory / "ingest.log").read_text()
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ report is OK, or has no data if its process does not report.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median
@@ -22,7 +21,7 @@ from console.alerts.conditions.condition import (
     verdict,
 )
 from telemetry.histogram import BOUNDS, BUCKETS, Histogram
-from telemetry.queries import TOPIC, ResultSeries, Value
+from telemetry.queries import TOPIC, ResultSeries
 from telemetry.units import duration
 
 Key = tuple[tuple[str, str], ...]
@@ -39,7 +38,7 @@ def level(query: str, threshold: str, sentence: str, *, of: Reduce = max) -> Con
 
     def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
         for line in tables[query]:
-            if known := numbers(line.values):
+            if known := line.numbers:
                 yield _above(line, of(known), values(line.labels[TOPIC])[threshold], sentence)
 
     return condition
@@ -50,7 +49,7 @@ def flag(query: str, sentence: str) -> Condition:
 
     def condition(tables: Tables, _snapshot: Snapshot, _values: ValuesOf) -> Iterator[Finding]:
         for line in tables[query]:
-            if known := numbers(line.values):
+            if known := line.numbers:
                 yield _finding(line, max(known) <= 0, max(known), 1.0, sentence)
 
     return condition
@@ -68,7 +67,7 @@ def share(
         wholes = _by_labels(tables[whole])
         for line in tables[part]:
             thresholds = values(line.labels[TOPIC])
-            known, total = numbers(line.values), wholes.get(_key(line), [])
+            known, total = line.numbers, wholes.get(_key(line), [])
             size = of(total) if total else 0.0
             if known and size > (thresholds[least] if least else 0):
                 yield _above(line, of(known) / size, thresholds[threshold], sentence)
@@ -82,7 +81,7 @@ def behind(ahead: str, follower: str, sentence: str) -> Condition:
     def condition(tables: Tables, _snapshot: Snapshot, _values: ValuesOf) -> Iterator[Finding]:
         followers = _by_labels(tables[follower])
         for line in tables[ahead]:
-            first, second = numbers(line.values), followers.get(_key(line), [])
+            first, second = line.numbers, followers.get(_key(line), [])
             if first and second:
                 late = first[-1] - second[-1]
                 yield _finding(line, late > 0, late, 0.0, sentence)
@@ -168,7 +167,7 @@ def drop(part: str, whole: str, usual: str, sentence: str) -> Condition:
         wholes = {key: sum(known) for key, known in _by_labels(tables[whole]).items()}
         parts = {key: sum(known) for key, known in _by_labels(tables[part]).items()}
         for line in tables[usual]:
-            thresholds, past = values(line.labels[TOPIC]), numbers(line.values)
+            thresholds, past = values(line.labels[TOPIC]), line.numbers
             total = wholes.get(_key(line), 0.0)
             if len(past) < thresholds["least_hours"] or total < thresholds["least_tokens"]:
                 continue
@@ -187,7 +186,7 @@ def uneven(query: str, apart_by: str, factor: str, least: str, sentence: str) ->
         by_topic: dict[str, dict[str, float]] = {}
         for line in tables[query]:
             carried = by_topic.setdefault(line.labels[TOPIC], {})
-            carried[line.labels[apart_by]] = sum(numbers(line.values))
+            carried[line.labels[apart_by]] = sum(line.numbers)
         for topic, carried in by_topic.items():
             thresholds = values(topic)
             if len(carried) < 2 or sum(carried.values()) <= thresholds[least]:
@@ -204,11 +203,6 @@ def uneven(query: str, apart_by: str, factor: str, least: str, sentence: str) ->
 # Parts
 
 
-def numbers(values: Iterable[Value]) -> list[float]:
-    """The values that are known."""
-    return [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
-
-
 def newest(values: Sequence[float]) -> float:
     return values[-1]
 
@@ -218,7 +212,7 @@ def _key(line: ResultSeries) -> Key:
 
 
 def _by_labels(lines: Iterable[ResultSeries]) -> dict[Key, list[float]]:
-    return {_key(line): numbers(line.values) for line in lines}
+    return {_key(line): line.numbers for line in lines}
 
 
 def _above(line: ResultSeries, value: float, threshold: float, sentence: str) -> Finding:

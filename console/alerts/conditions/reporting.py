@@ -58,7 +58,8 @@ def _not_reporting(snapshot: Snapshot, topic: str, kind: str, threshold: float) 
     sentence = (
         f"{name_of(topic)} has not reported for {duration(round(for_seconds))}"
         if for_seconds is not None
-        else f"{name_of(topic)} has joined but sent no telemetry today: check that {SWITCH[kind]} is set"
+        else f"{name_of(topic)} has joined but sent no telemetry today: check that {SWITCH[kind]}, or "
+        "TIDEGATE_OWN_TELEMETRY_URL of the console, is set"
     )
     evidence = {
         "last_seen": f"{last_seen:%Y-%m-%d %H:%M:%S} UTC" if last_seen else None,

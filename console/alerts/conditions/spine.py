@@ -18,7 +18,6 @@ from console.alerts.conditions.condition import (
     ValuesOf,
     verdict,
 )
-from console.alerts.conditions.metrics import numbers
 from console.alerts.state.lifecycle import Verdict
 from telemetry.queries import TOPIC
 from telemetry.topics import FLEET, of_session
@@ -60,7 +59,7 @@ def _carried(tables: Tables) -> Iterator[_Carried]:
     """The traffic of each stream across the spine in the last hour."""
     sums: dict[tuple[str, str], _Carried] = {}
     for line in tables["crossing"]:
-        labels, carried = line.labels, sum(numbers(line.values))
+        labels, carried = line.labels, sum(line.numbers)
         if labels["direction"] in DIRECTIONS and carried > 0:
             key = (labels[TOPIC].partition(":")[2], labels["stream"])
             crossing = Crossing(

@@ -13,21 +13,19 @@ from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
 from django.db import transaction
 from django.db.models import Count, Max, Q, QuerySet
-from django.http import Http404
 from django.utils import timezone
 
-from console.accounts.principal import Principal, Refused
+from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.alerts.delivery.notifications import message_of, settle
 from console.alerts.delivery.senders import send
 from console.alerts.models import Channel, Notification
 from console.alerts.rules.rule import Severity
-from console.alerts.services import role_over
 from console.alerts.state.matchers import BadMatcher, parse
 from console.audit.services import Subject, record
 from console.orgs.models import Org
 from console.visibility import of_orgs
-from telemetry.topics import ALERTS, of_org
+from telemetry.topics import ALERTS
 
 RECEIVERS_MAX = 20
 PAGERDUTY = "https://events.pagerduty.com/v2/enqueue"
@@ -40,12 +38,7 @@ def visible_channels(principal: Principal) -> QuerySet[Channel]:
 def get_channel(principal: Principal, channel_id: int, at_least: Role = Role.VIEWER) -> Channel:
     """The one access function."""
     channel = Channel.objects.select_related("org").filter(pk=channel_id).first()
-    role = role_over(principal, channel.org_id) if channel else None
-    if channel is None or role is None:
-        raise Http404("There is no such channel, or you may not see it.")
-    if role < at_least:
-        raise Refused(f"This needs the role {at_least.label}; yours is {role.label}.")
-    return channel
+    return principal.checked(channel, at_least, "channel")
 
 
 def for_change(principal: Principal, channel_id: int) -> Channel:
@@ -60,8 +53,7 @@ def create_channel(
     principal: Principal, *, org: Org | None, kind: str, reason: str = "", **values: Any
 ) -> Channel:
     """Raises ValidationError if the channel could not be notified. `values` are those of `_set`."""
-    principal.check_may_change()
-    principal.check_platform(Role.PLATFORM_ADMIN)
+    principal.check_may_change(Role.PLATFORM_ADMIN)
     channel = Channel(org=org, kind=kind)
     _set(channel, **values)
     channel.save()
@@ -104,9 +96,7 @@ def send_test(principal: Principal, channel_id: int) -> Notification:
 
 
 def _about(channel: Channel) -> Subject:
-    org = channel.org
-    topics = [ALERTS, *([of_org(org.slug)] if org else [])]
-    return Subject("channel", channel.pk, channel.name, channel.org_id, topics)
+    return Subject.of("channel", channel.pk, channel.name, channel.org, ALERTS)
 
 
 def _set(

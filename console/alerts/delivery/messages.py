@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -30,11 +30,11 @@ class Message:
     sentence: str
     severity: str
     rule: str
-    labels: Mapping[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict)
     since: datetime
-    value: float | None
-    threshold: float | None
-    suggested_fix: str
+    value: float | None = None
+    threshold: float | None = None
+    suggested_fix: str = ""
     address: str  # URL of its page
     runbook: str  # URL
 

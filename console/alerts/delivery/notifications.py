@@ -213,11 +213,7 @@ def _test_message(one: Notification) -> Message:
         sentence="This is a test from Tidegate. No action is needed.",
         severity=Severity.NOTICE,
         rule="test",
-        labels={},
         since=one.created_at,
-        value=None,
-        threshold=None,
-        suggested_fix="",
         address=page,
         runbook=page,
     )

@@ -1,4 +1,4 @@
-"""All alert rules. docs/alert-rules.md is generated from them."""
+"""All alert rules, and the table of them in docs/alert-rules.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from console.alerts.rules import drivers, network, nodes, security, telemetry
-from console.alerts.rules.rule import Rule
+from console.alerts.rules.rule import KEEP_FIRING_SECONDS, PENDING_SECONDS, Rule
+from telemetry.units import exact_duration
 
 RULES: Final[tuple[Rule, ...]] = (
     *nodes.RULES,
@@ -16,3 +17,18 @@ RULES: Final[tuple[Rule, ...]] = (
     *security.RULES,
 )
 BY_SLUG: Final[Mapping[str, Rule]] = {rule.slug: rule for rule in RULES}
+
+
+def table() -> str:
+    """All rules, as docs/alert-rules.md has them."""
+    head = "| rule | severity | scope | description | default thresholds | pending, keep firing |\n"
+    return head + "|---|---|---|---|---|---|\n" + "".join(_row(rule) for rule in RULES)
+
+
+def _row(rule: Rule) -> str:
+    thresholds = ", ".join(f"`{one.name}` {one.default:g}" for one in rule.own_thresholds)
+    delays = ", ".join(
+        exact_duration(round(rule.defaults[name])) for name in (PENDING_SECONDS, KEEP_FIRING_SECONDS)
+    )
+    text = f"[{rule.title}](runbooks/{rule.runbook}): {rule.description}"
+    return f"| `{rule.slug}` | {rule.severity} | {rule.scope} | {text} | {thresholds} | {delays} |\n"

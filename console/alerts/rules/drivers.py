@@ -6,7 +6,7 @@ from typing import Final
 
 from console.alerts.conditions import generations, metrics, reporting
 from console.alerts.rules.nodes import SILENT
-from console.alerts.rules.rule import MetricQuery, Rule, Scope, Severity, Threshold
+from console.alerts.rules.rule import MetricQuery, Rule, Scope, Severity, Threshold, by_which
 from telemetry.queries import Fold
 
 HOUR, DAY = 3600, 86_400
@@ -21,7 +21,7 @@ def _latency(verb: str) -> Rule:
         scope=Scope.ORG,
         description=f"Too many {verb}s are slower than the org's objective allows, and still are.",
         unit="seconds",
-        suggested_fix="Check what changed on the path, and move the shard to a near, idle node.",
+        suggested_fix="Check what changed on the path, and move the stream to a near, idle node.",
         runbook="evict-or-refill-slow.md",
         condition=metrics.burn_rate(
             "hour", "six_hours", f"{verb} {{percentile}} of {{name}} is {{value}} (objective {{limit}})"
@@ -63,7 +63,7 @@ RULES: Final[tuple[Rule, ...]] = (
         title="Driver not reporting",
         severity=Severity.TICKET,
         scope=Scope.DRIVER,
-        description="A registered driver sends no telemetry. Its engine recomputes every prompt.",
+        description="A joined driver sends no telemetry. Its engine may recompute every prompt.",
         unit="seconds",
         suggested_fix="Restart the driver. If its job is finished, remove it from the fleet.",
         runbook="driver-not-reporting.md",
@@ -83,16 +83,13 @@ RULES: Final[tuple[Rule, ...]] = (
         suggested_fix="Act on the reason in the evidence. Until then the older policy stays active.",
         runbook="desired-not-applied.md",
         condition=generations.not_applied("desired", "observed", "driver"),
-        queries={
-            which: MetricQuery(
-                topic="driver:*",
-                metric="swdriver_generation",
-                fold=Fold.MAX,
-                seconds=30,
-                where={"which": which},
-            )
-            for which in ("desired", "observed")
-        },
+        queries=by_which(
+            *("desired", "observed"),
+            topic="driver:*",
+            metric="swdriver_generation",
+            fold=Fold.MAX,
+            seconds=30,
+        ),
         pending_seconds=120,
         prometheus=("TidegateDriverBehind",),
     ),
@@ -102,7 +99,7 @@ RULES: Final[tuple[Rule, ...]] = (
         severity=Severity.PAGE,
         scope=Scope.DRIVER,
         description="An agent is unreachable, or a shard is moving. Columns with a part there miss.",
-        suggested_fix="Start the agent, or move the shard to another node. A move ends by itself.",
+        suggested_fix="Start the agent, or move the stream to another node. A move ends by itself.",
         runbook="driver-not-ready.md",
         condition=metrics.flag("ready", "a shard of {name} is lost or moving"),
         queries={

@@ -104,7 +104,7 @@ RULES: Final[tuple[Rule, ...]] = (
         scope=Scope.SESSION,
         description="One node of a session carries far more than the others, and limits its speed.",
         unit="times the average",
-        suggested_fix="Replan the session, and move shards from the busiest node to the idlest.",
+        suggested_fix="Move streams of the session from the busiest node to the idlest.",
         runbook="load-uneven.md",
         condition=metrics.uneven(
             "carried",

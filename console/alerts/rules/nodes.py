@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from console.alerts.conditions import generations, metrics, reporting
-from console.alerts.rules.rule import MetricQuery, Rule, Scope, Severity, Threshold
+from console.alerts.rules.rule import MetricQuery, Rule, Scope, Severity, Threshold, by_which
 from telemetry.queries import Fold
 
 SILENT: Final = Threshold(
@@ -82,16 +82,9 @@ RULES: Final[tuple[Rule, ...]] = (
         suggested_fix="If its progress moves, wait. Otherwise act on the reason in the evidence.",
         runbook="desired-not-applied.md",
         condition=generations.not_applied("desired", "observed", "node"),
-        queries={
-            which: MetricQuery(
-                topic="node:*",
-                metric="kvss_generation",
-                fold=Fold.MAX,
-                seconds=30,
-                where={"which": which},
-            )
-            for which in ("desired", "observed")
-        },
+        queries=by_which(
+            *("desired", "observed"), topic="node:*", metric="kvss_generation", fold=Fold.MAX, seconds=30
+        ),
         pending_seconds=120,
         prometheus=("TidegateDesiredNotApplied",),
     ),
@@ -102,7 +95,7 @@ RULES: Final[tuple[Rule, ...]] = (
         scope=Scope.NODE,
         description="Refills and deletes at a shard wait for evicts that are not yet applied.",
         unit="requests",
-        suggested_fix="Move the shard to a less busy node. The agent disconnects stalled drivers.",
+        suggested_fix="Move the stream to a less busy node. The agent disconnects stalled drivers.",
         runbook="queue-deep.md",
         actions=("cordon", "drain"),
         condition=metrics.level(
@@ -140,16 +133,9 @@ RULES: Final[tuple[Rule, ...]] = (
             "tier 2 of {name} is {value:.0%} full (threshold {limit:.0%})",
             of=metrics.newest,
         ),
-        queries={
-            which: MetricQuery(
-                topic="node:*",
-                metric="kvss_tier2_bytes",
-                fold=Fold.MAX,
-                seconds=60,
-                where={"tag": "", "which": which},
-            )
-            for which in ("held", "cap")
-        },
+        queries=by_which(
+            *("held", "cap"), topic="node:*", metric="kvss_tier2_bytes", fold=Fold.MAX, where={"tag": ""}
+        ),
         own_thresholds=(
             Threshold("full_share", 0.95, "Threshold: used share of the cap.", low=0.1, high=1),
         ),

@@ -94,6 +94,12 @@ class MetricQuery:
         )
 
 
+def by_which(*values: str, **asked: Any) -> dict[str, MetricQuery]:
+    """A query for each of these values of the label `which`."""
+    where = asked.pop("where", {})
+    return {value: MetricQuery(**asked, where={**where, "which": value}) for value in values}
+
+
 PENDING_SECONDS: Final = "pending_seconds"
 KEEP_FIRING_SECONDS: Final = "keep_firing_seconds"
 
@@ -115,7 +121,7 @@ class Rule:
     pending_seconds: float = 0
     keep_firing_seconds: float = 60
     every_seconds: int = TICK_SECONDS
-    actions: tuple[str, ...] = ()  # names in `suggested_fixes.actions` that may help
+    actions: tuple[str, ...] = ()  # names in `suggested_fixes.services` that may help
     ignores_missing_data: bool = False  # it does not go to no_data when a process stops reporting
     prometheus: tuple[str, ...] = ()  # the equivalent alerts in deploy/prometheus
 

@@ -152,8 +152,7 @@ def _checked(rule: Rule, values: Mapping[str, float]) -> dict[str, float]:
 def _about(current: Thresholds) -> Subject:
     org = current.org
     key = f"{current.rule}/{org.slug}" if org else current.rule
-    topics = [ALERTS, *([of_org(org.slug)] if org else [])]
-    return Subject("thresholds", key, str(current), current.org_id, topics)
+    return Subject.of("thresholds", key, str(current), org, ALERTS)
 
 
 @undoable("alerts.thresholds")
@@ -179,10 +178,7 @@ def _undo(principal: Principal, entry: AuditEntry, reason: str) -> None:
 
 
 def may_change(principal: Principal, org: Org | None) -> bool:
-    if org is None:
-        return principal.on_platform(Role.PLATFORM_ADMIN)
-    role = principal.role_in(org.pk)
-    return role is not None and role >= Role.ORG_ADMIN
+    return principal.holds(Role.ORG_ADMIN, org.pk) if org else principal.on_platform(Role.PLATFORM_ADMIN)
 
 
 @dataclass(frozen=True, slots=True)

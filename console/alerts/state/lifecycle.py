@@ -53,13 +53,6 @@ class Delays:
     keep_firing: timedelta
 
 
-def begin(verdict: Verdict, delays: Delays, at: datetime) -> Lifecycle | None:
-    """The lifecycle of a new instance. An instance without a breach needs none."""
-    if verdict is not Verdict.BREACH:
-        return None
-    return advance(Lifecycle(State.QUIET, at), verdict, delays, at)
-
-
 def advance(before: Lifecycle, verdict: Verdict, delays: Delays, at: datetime) -> Lifecycle:
     """The lifecycle after a verdict at a moment."""
     if verdict is Verdict.BREACH:

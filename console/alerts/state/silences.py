@@ -8,18 +8,16 @@ from datetime import datetime
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import QuerySet
-from django.http import Http404
 from django.utils import timezone
 
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
 from console.alerts.models import SILENCE_MAX, Alert, Silence
-from console.alerts.services import role_over
 from console.alerts.state.matchers import BadMatcher, match, parse
 from console.audit.services import Subject, record
 from console.orgs.models import Org
 from console.visibility import of_orgs
-from telemetry.topics import ALERTS, of_org
+from telemetry.topics import ALERTS
 
 
 def visible_silences(principal: Principal) -> QuerySet[Silence]:
@@ -42,12 +40,7 @@ def silence_of(alert: Alert, silences: Iterable[Silence]) -> Silence | None:
 def get_silence(principal: Principal, silence_id: int, at_least: Role = Role.VIEWER) -> Silence:
     """The one access function."""
     silence = Silence.objects.select_related("org").filter(pk=silence_id).first()
-    role = role_over(principal, silence.org_id) if silence else None
-    if silence is None or role is None:
-        raise Http404("There is no such silence, or you may not see it.")
-    if role < at_least:
-        raise Refused(f"This needs the role {at_least.label}; yours is {role.label}.")
-    return silence
+    return principal.checked(silence, at_least, "silence")
 
 
 def for_change(principal: Principal, silence_id: int) -> Silence:
@@ -70,8 +63,7 @@ def create_silence(
     """Needs the role on-call in the org, or on the platform for all orgs. Raises ValidationError if it
     would silence nothing, everything or forever."""
     principal.check_may_change()
-    role = role_over(principal, org.pk if org else None)
-    if role is None or role < Role.ON_CALL:
+    if not principal.holds(Role.ON_CALL, org.pk if org else None):
         where = f"in {org.name}" if org else "on the platform. To silence alerts of one org, name it"
         raise Refused(f"This needs the role on-call {where}.")
     now = timezone.now()
@@ -132,6 +124,4 @@ def _check_times(silence: Silence, now: datetime) -> None:
 
 
 def _about(silence: Silence) -> Subject:
-    org = silence.org
-    topics = [ALERTS, *([of_org(org.slug)] if org else [])]
-    return Subject("silence", silence.pk, str(silence), silence.org_id, topics)
+    return Subject.of("silence", silence.pk, str(silence), silence.org, ALERTS)

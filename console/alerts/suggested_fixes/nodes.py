@@ -32,8 +32,8 @@ class Cordon:
         )
 
     def apply(self, principal: Principal, alert: Alert, reason: str) -> str:
-        visible = fleet.visible_nodes(principal)
-        node = fleet.for_change(principal, visible, alert.all_labels["node"], Role.ON_CALL)
+        name = alert.all_labels["node"]
+        node = fleet.for_change(principal, fleet.visible_nodes, name, Role.ON_CALL)
         nodes.set_state(principal, node, State.CORDONED, reason=reason)
         return reverse("fleet-node", args=[node.name])
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from datetime import timedelta
 from typing import Final
 
 from django.http import Http404
 from django.urls import reverse
+from django.utils import timezone
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.alerts.models import Alert
 from console.alerts.suggested_fixes.definition import Call, Change, SuggestedFix
 from console.metrics.catalog import METRICS
+from console.metrics.services import series
 from console.orgs.models import Org
 from console.policies import bulk
 from console.policies.services import active_policy
 from console.visibility import Sight
-from telemetry.queries import TOPIC, Fold, Question, ask
+from telemetry.queries import TOPIC, Fold
 from telemetry.topics import kind_of
 from telemetry.units import exact_size, size
 
@@ -68,8 +69,7 @@ class RaiseQuota:
 
     @staticmethod
     def _refusal(principal: Principal, org: Org, wanted: int) -> str:
-        role = principal.role_in(org.pk)
-        if role is None or role < Role.ORG_ADMIN or principal.read_only:
+        if principal.read_only or not principal.holds(Role.ORG_ADMIN, org.pk):
             return "This needs the role org admin."
         [planned] = bulk.plan(principal, [org.slug], {"dram_bytes_max": wanted})
         return " ".join(planned.refused)
@@ -77,21 +77,9 @@ class RaiseQuota:
 
 def _fullest_driver(org: Org) -> tuple[str, int] | None:
     """The driver that stores most of an org, and its bytes, over the last minute."""
-    now = time.time()
-    question = Question(
-        topic="driver:*",
-        metric=METRICS[MEMORY],
-        fold=Fold.MAX,
-        start=now - 60,
-        end=now,
-        step=60,
-        where={"org": org.slug},
-        by=(TOPIC,),
-    )
-    held = {line.labels[TOPIC]: _highest(line.values) for line in ask(question, now).lines}
+    now = timezone.now()
+    since, where = now - timedelta(minutes=1), {"org": org.slug}
+    told = series("driver:*", METRICS[MEMORY], Fold.MAX, since, now, 60, where=where, by=(TOPIC,))
+    held = {one.labels[TOPIC]: max(one.numbers, default=0.0) for one in told}
     driver = max(held, key=lambda topic: held[topic], default="")
     return (driver.removeprefix(f"{kind_of(driver)}:"), int(held[driver])) if driver else None
-
-
-def _highest(values: Sequence[object]) -> float:
-    return max((value for value in values if isinstance(value, int | float)), default=0.0)

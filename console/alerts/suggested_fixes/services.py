@@ -6,6 +6,9 @@ API, so it is checked, audited and undone in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from django.db import transaction
 from django.http import Http404
 from django.urls import reverse
@@ -13,8 +16,18 @@ from django.urls import reverse
 from console.accounts.principal import Principal
 from console.alerts import services
 from console.alerts.models import Alert
-from console.alerts.suggested_fixes.actions import ACTIONS
-from console.alerts.suggested_fixes.definition import SuggestedFix
+from console.alerts.suggested_fixes.definition import Action, SuggestedFix
+from console.alerts.suggested_fixes.nodes import Cordon, Drain
+from console.alerts.suggested_fixes.quota import RaiseQuota
+from console.alerts.suggested_fixes.streams import MoveStream, RestoreRails
+
+ACTIONS: Final[Mapping[str, Action]] = {
+    "move": MoveStream(),
+    "restore-rails": RestoreRails(),
+    "cordon": Cordon(),
+    "drain": Drain(),
+    "quota": RaiseQuota(),
+}
 
 
 def suggest(principal: Principal, alert: Alert) -> list[SuggestedFix]:
@@ -39,5 +52,5 @@ def apply(principal: Principal, alert: Alert, name: str) -> str:
         raise Http404("This alert has no such suggested fix, or it would not help any more.")
     reason = f"alert {alert.pk}: {alert.title}"
     address = ACTIONS[name].apply(principal, alert, reason)
-    services.comment(principal, services.for_change(principal, alert.pk), f"Applied: {fix.text}")
+    services.comment(principal, alert.pk, f"Applied: {fix.text}")
     return address

@@ -154,6 +154,5 @@ def _stream(principal: Principal, alert: Alert) -> Stream | None:
 
 
 def _refusal(principal: Principal, session: Session) -> str:
-    role = sessions.role_on(principal, session)
-    may = role is not None and role >= Role.ON_CALL and not principal.read_only
+    may = principal.holds(Role.ON_CALL, session.org_id) and not principal.read_only
     return "" if may else "This needs the role on-call for the session."

@@ -7,14 +7,13 @@ from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from django.db import transaction
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest
+from django.http import Http404
 from django.utils import timezone
-from ninja import Field, Path, Router, Schema, Status
+from ninja import Field, Path, Schema, Status
 from pydantic import BeforeValidator
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.models import NAME
 from console.alerts import services
 from console.alerts.models import Alert, Comment, Silence, Transition
@@ -24,7 +23,7 @@ from console.alerts.suggested_fixes import services as suggested_fixes
 from console.alerts.suggested_fixes.definition import SuggestedFix
 from console.api.fields import NO_NUL, Input, Reason, SearchText
 from console.api.pagination import Rows, listing
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.api.shown import Context, KeyOf, SlugOf, UsernameOf
 from console.orgs.services import NoSuchUser, get_org
 
@@ -84,11 +83,11 @@ class AlertOut(Schema):
 
     @staticmethod
     def resolve_evidence(alert: Alert, context: Context) -> dict[str, Any]:
-        return services.evidence(requester(context["request"]), alert)
+        return services.evidence(context["request"].principal, alert)
 
     @staticmethod
     def resolve_suppressed_by(alert: Alert, context: Context) -> int | None:
-        sees_causes = services.sees_causes(requester(context["request"]))
+        sees_causes = services.sees_causes(context["request"].principal)
         return alert.suppressed_by_id if sees_causes else None
 
     @staticmethod
@@ -158,9 +157,9 @@ def _whole(alert: Alert) -> Alert:
     return with_silence(alert, active_silences(timezone.now()))
 
 
-@listing(router, "/alerts", AlertOut, 404, by="-pk", summary="List alerts")
+@listing(router, "/alerts", AlertOut, 404, by="-pk")
 def list_alerts(
-    request: HttpRequest,
+    request: SignedInRequest,
     state: Literal["open", "all", "pending", "firing", "no_data", "resolved"] = "open",
     severity: Literal["", "page", "ticket", "notice"] = "",
     rule: SearchText = "",
@@ -170,88 +169,62 @@ def list_alerts(
     *,
     suppressed: bool = False,
 ) -> Rows:
-    """The newest first. Suppressed alerts, which have a known cause, are left out by default."""
-    principal = requester(request)
+    """List alerts.
+
+    The newest first. Suppressed alerts, which have a known cause, are left out by default.
+    """
     filters = Filters(
         state=state,
         severity=severity,
         rule=rule,
-        org_id=get_org(principal, org).pk if org else None,
+        org=get_org(request.principal, org) if org else None,
         topic=topic,
         q=q,
         suppressed=suppressed,
     )
-    alerts = filters.apply(principal)
+    alerts = filters.apply(request.principal)
     show = partial(with_silence, active=active_silences(timezone.now()))
     return alerts, show
 
 
-@router.get(
-    "/alerts/{alert_id}", response={200: AlertWithHistory, **documented(404)}, summary="Get an alert"
-)
-def get_alert(request: HttpRequest, alert_id: Number) -> Alert:
-    principal = requester(request)
-    return _whole(services.get_alert(principal, alert_id))
+@router.get("/alerts/{alert_id}", response=answers(AlertWithHistory, 404))
+def get_alert(request: SignedInRequest, alert_id: Number) -> Alert:
+    """Get an alert."""
+    return _whole(services.get_alert(request.principal, alert_id))
 
 
-@router.get(
-    "/alerts/{alert_id}/suggested-fixes",
-    response={200: list[SuggestedFixOut], **documented(404)},
-    summary="Suggested fixes of an alert",
-)
-def list_suggested_fixes(request: HttpRequest, alert_id: Number) -> Sequence[SuggestedFix]:
-    """Each with its plan, made at the time of the request, and the `call` that applies it."""
-    principal = requester(request)
-    return suggested_fixes.suggest(principal, services.get_alert(principal, alert_id))
+@router.get("/alerts/{alert_id}/suggested-fixes", response=answers(list[SuggestedFixOut], 404))
+def list_suggested_fixes(request: SignedInRequest, alert_id: Number) -> Sequence[SuggestedFix]:
+    """Suggested fixes of an alert.
+
+    Each with its plan, made at the time of the request, and the `call` that applies it.
+    """
+    return suggested_fixes.suggest(request.principal, services.get_alert(request.principal, alert_id))
 
 
-@router.post(
-    "/alerts/{alert_id}/acknowledge",
-    response={200: AlertWithHistory, **documented(404)},
-    summary="Acknowledge an alert",
-)
-def acknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> Alert:
-    principal = requester(request)
-    with transaction.atomic():
-        alert = services.for_change(principal, alert_id)
-        return _whole(services.acknowledge(principal, alert, payload.reason))
+@router.post("/alerts/{alert_id}/acknowledge", response=answers(AlertWithHistory, 404))
+def acknowledge(request: SignedInRequest, alert_id: Number, payload: ReasonIn) -> Alert:
+    """Acknowledge an alert."""
+    return _whole(services.acknowledge(request.principal, alert_id, payload.reason))
 
 
-@router.post(
-    "/alerts/{alert_id}/unacknowledge",
-    response={200: AlertWithHistory, **documented(404)},
-    summary="Take an acknowledgement back",
-)
-def unacknowledge(request: HttpRequest, alert_id: Number, payload: ReasonIn) -> Alert:
-    principal = requester(request)
-    with transaction.atomic():
-        alert = services.for_change(principal, alert_id)
-        return _whole(services.unacknowledge(principal, alert, payload.reason))
+@router.post("/alerts/{alert_id}/unacknowledge", response=answers(AlertWithHistory, 404))
+def unacknowledge(request: SignedInRequest, alert_id: Number, payload: ReasonIn) -> Alert:
+    """Take an acknowledgement back."""
+    return _whole(services.unacknowledge(request.principal, alert_id, payload.reason))
 
 
-@router.post(
-    "/alerts/{alert_id}/comments",
-    response={201: CommentOut, **documented(404)},
-    summary="Comment on an alert",
-)
-def comment(request: HttpRequest, alert_id: Number, payload: CommentIn) -> Status[Comment]:
-    principal = requester(request)
-    with transaction.atomic():
-        alert = services.for_change(principal, alert_id)
-        return Status(201, services.comment(principal, alert, payload.text))
+@router.post("/alerts/{alert_id}/comments", response=answers(CommentOut, 404, status=201))
+def comment(request: SignedInRequest, alert_id: Number, payload: CommentIn) -> Status[Comment]:
+    """Comment on an alert."""
+    return Status(201, services.comment(request.principal, alert_id, payload.text))
 
 
-@router.put(
-    "/alerts/{alert_id}/assignee",
-    response={200: AlertWithHistory, **documented(404)},
-    summary="Assign an alert, or unassign it with null",
-)
-def assign(request: HttpRequest, alert_id: Number, payload: AssigneeIn) -> Alert:
-    principal = requester(request)
-    with transaction.atomic():
-        alert = services.for_change(principal, alert_id)
-        try:
-            alert = services.assign(principal, alert, payload.username or "", payload.reason)
-            return _whole(alert)
-        except NoSuchUser as error:
-            raise Http404(str(error)) from None
+@router.put("/alerts/{alert_id}/assignee", response=answers(AlertWithHistory, 404))
+def assign(request: SignedInRequest, alert_id: Number, payload: AssigneeIn) -> Alert:
+    """Assign an alert, or unassign it with null."""
+    username = payload.username or ""
+    try:
+        return _whole(services.assign(request.principal, alert_id, username, payload.reason))
+    except NoSuchUser as error:
+        raise Http404(str(error)) from None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from django.http import Http404, HttpRequest
+from django.http import Http404
 from django.utils import timezone
-from ninja import Field, Query, Router, Schema
+from ninja import Field, Query, Schema
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.models import NAME
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
@@ -18,7 +18,7 @@ from console.alerts.state.silences import active_silences
 from console.alerts.web.api import AlertOut, with_silence
 from console.api.fields import Input, Moment, Reason
 from console.api.idempotency import Answer, idempotent
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.api.shown import read
 from console.orgs.services import NoSuchUser
 
@@ -60,18 +60,16 @@ class StatisticsOut(Schema):
     left_out: bool = Field(description="Whether there were too many, and only the newest are counted.")
 
 
-@router.post(
-    "/alerts/bulk",
-    response={200: AlertsOut, **documented(404, 409)},
-    summary="Acknowledge, assign or silence several alerts",
-)
+@router.post("/alerts/bulk", response=answers(AlertsOut, 404, 409))
 @idempotent
-def change_many(request: HttpRequest, payload: AlertsIn) -> Answer:
-    """If you may not change one of them, none is changed."""
-    principal = requester(request)
+def change_many(request: SignedInRequest, payload: AlertsIn) -> Answer:
+    """Acknowledge, assign or silence several alerts.
+
+    If you may not change one of them, none is changed.
+    """
     try:
         changed = bulk.do(
-            principal,
+            request.principal,
             payload.alerts,
             bulk.Verb(payload.verb),
             username=payload.username or "",
@@ -89,10 +87,9 @@ def change_many(request: HttpRequest, payload: AlertsIn) -> Answer:
     )
 
 
-@router.get(
-    "/alert-statistics",
-    response={200: StatisticsOut, **documented()},
-    summary="How often rules fired, time to acknowledge and time to resolve",
-)
-def get_statistics(request: HttpRequest, days: Days = statistics.DAYS_DEFAULT) -> statistics.Statistics:
-    return statistics.statistics(requester(request), days)
+@router.get("/alert-statistics", response=answers(StatisticsOut))
+def get_statistics(
+    request: SignedInRequest, days: Days = statistics.DAYS_DEFAULT
+) -> statistics.Statistics:
+    """How often rules fired, time to acknowledge and time to resolve."""
+    return statistics.statistics(request.principal, days)

@@ -7,7 +7,6 @@ from typing import Any
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.db import transaction
-from django.forms import Form
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 
@@ -17,6 +16,7 @@ from console.alerts.delivery import channels
 from console.alerts.models import Channel
 from console.alerts.web.forms import ChannelForm, NewChannelForm
 from console.orgs.services import visible_orgs
+from console.shell.pages import Refusing
 
 LOG_ROWS = 50
 
@@ -35,11 +35,8 @@ def new_channel(request: SignedInRequest) -> HttpResponse:
     request.principal.check_platform(Role.PLATFORM_ADMIN)
     form = NewChannelForm(request.POST or None, orgs=visible_orgs(request.principal))
     if request.method == "POST" and form.is_valid():
-        try:
+        with Refusing(form, ValidationError):
             channel = channels.create_channel(request.principal, **form.cleaned_data)
-        except ValidationError as error:
-            _add_errors(form, error)
-        else:
             messages.success(request, f"{channel.name} is created. Press “Send test” to check it.")
             return redirect("alert-channel", channel.pk)
     return render(request, "alerts/channel_new.html", {"form": form})
@@ -53,15 +50,12 @@ def show_channel(request: SignedInRequest, channel_id: int) -> HttpResponse:
     if request.method == "POST":
         with transaction.atomic():
             fresh = channels.for_change(request.principal, channel_id)
-            if form.is_valid():
-                try:
+            with Refusing(form, ValidationError):
+                if form.is_valid():
                     channels.update_channel(request.principal, fresh, **form.cleaned_data)
-                except ValidationError as error:
-                    _add_errors(form, error)
-                    transaction.set_rollback(True)
-                else:
                     messages.success(request, f"{fresh.name} is saved.")
                     return redirect("alert-channel", channel_id)
+            transaction.set_rollback(True)
     context = {
         "channel": channel,
         "log": channel.notifications.select_related("alert")[:LOG_ROWS],
@@ -74,11 +68,6 @@ def show_channel(request: SignedInRequest, channel_id: int) -> HttpResponse:
 def _initial(channel: Channel) -> dict[str, Any]:
     names = ("name", "min_severity", "matchers", "send_resolved", "enabled")
     return {name: getattr(channel, name) for name in names}
-
-
-def _add_errors(form: Form, error: ValidationError) -> None:
-    for field, details in error.message_dict.items():
-        form.add_error(field if field in form.fields else None, details)
 
 
 @post_page

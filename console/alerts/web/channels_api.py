@@ -6,11 +6,11 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
-from ninja import Field, Router, Schema, Status
+from django.http import HttpResponse
+from ninja import Field, Schema, Status
 from pydantic import BeforeValidator, StrictBool
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority, Principal
 from console.accounts.roles import Role
 from console.alerts.delivery import channels
@@ -21,7 +21,7 @@ from console.api.etags import IfMatch, check_match, etag, tagged
 from console.api.fields import NO_NUL, Input, Line, Reason
 from console.api.idempotency import Answer, idempotent
 from console.api.pagination import Rows, listing
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.api.shown import KeyOf, SlugOf, read
 from console.orgs.services import get_org
 
@@ -81,20 +81,19 @@ class NotificationOut(Schema):
         return one.next_try_at if one.state == one.State.WAITING else None
 
 
-@listing(router, "/alert-channels", ChannelOut, by="pk", summary="List channels")
-def list_channels(request: HttpRequest) -> Rows:
-    return channels.visible_channels(requester(request))
+@listing(router, "/alert-channels", ChannelOut, by="pk")
+def list_channels(request: SignedInRequest) -> Rows:
+    """List channels."""
+    return channels.visible_channels(request.principal)
 
 
-@router.post(
-    "/alert-channels", response={201: ChannelOut, **documented(404, 409)}, summary="Create a channel"
-)
+@router.post("/alert-channels", response=answers(ChannelOut, 404, 409, status=201))
 @idempotent
-def create_channel(request: HttpRequest, payload: ChannelIn) -> Answer:
-    principal = requester(request)
-    org = get_org(principal, payload.org) if payload.org else None
+def create_channel(request: SignedInRequest, payload: ChannelIn) -> Answer:
+    """Create a channel."""
+    org = get_org(request.principal, payload.org) if payload.org else None
     channel = channels.create_channel(
-        principal, org=org, kind=payload.kind, reason=payload.reason, **_values(payload)
+        request.principal, org=org, kind=payload.kind, reason=payload.reason, **_values(payload)
     )
     headers = {"Location": f"/api/v1/alert-channels/{channel.pk}", "ETag": etag(channel.version)}
     needs = [Authority(None, Role.PLATFORM_ADMIN)]
@@ -105,43 +104,33 @@ def _values(payload: ChannelSettings) -> dict[str, Any]:
     return payload.model_dump(include=set(ChannelSettings.model_fields) - {"reason"})
 
 
-@router.get(
-    "/alert-channels/{channel_id}",
-    response={200: ChannelOut, **documented(404)},
-    summary="Get a channel",
-)
-def get_channel(request: HttpRequest, response: HttpResponse, channel_id: Number) -> Channel:
-    return tagged(response, channels.get_channel(requester(request), channel_id))
+@router.get("/alert-channels/{channel_id}", response=answers(ChannelOut, 404))
+def get_channel(request: SignedInRequest, response: HttpResponse, channel_id: Number) -> Channel:
+    """Get a channel."""
+    return tagged(response, channels.get_channel(request.principal, channel_id))
 
 
-@router.put(
-    "/alert-channels/{channel_id}",
-    response={200: ChannelOut, **documented(404, 412, 428)},
-    summary="Change a channel",
-)
+@router.put("/alert-channels/{channel_id}", response=answers(ChannelOut, 404, 412, 428))
 def update_channel(
-    request: HttpRequest,
+    request: SignedInRequest,
     response: HttpResponse,
     channel_id: Number,
     payload: ChannelSettings,
     if_match: IfMatch,
 ) -> Channel:
-    principal = requester(request)
+    """Change a channel."""
+    principal = request.principal
     with transaction.atomic():
         channel = _for_change(principal, channel_id, if_match)
         channel = channels.update_channel(principal, channel, reason=payload.reason, **_values(payload))
     return tagged(response, channel)
 
 
-@router.delete(
-    "/alert-channels/{channel_id}",
-    response={204: None, **documented(404, 412, 428)},
-    summary="Delete a channel and its log",
-)
-def delete_channel(request: HttpRequest, channel_id: Number, if_match: IfMatch) -> Status[None]:
-    principal = requester(request)
+@router.delete("/alert-channels/{channel_id}", response=answers(None, 404, 412, 428, status=204))
+def delete_channel(request: SignedInRequest, channel_id: Number, if_match: IfMatch) -> Status[None]:
+    """Delete a channel and its log."""
     with transaction.atomic():
-        channels.delete_channel(principal, _for_change(principal, channel_id, if_match))
+        channels.delete_channel(request.principal, _for_change(request.principal, channel_id, if_match))
     return Status(204, None)
 
 
@@ -151,23 +140,14 @@ def _for_change(principal: Principal, channel_id: int, if_match: str) -> Channel
     return channel
 
 
-@router.post(
-    "/alert-channels/{channel_id}/test",
-    response={200: NotificationOut, **documented(404)},
-    summary="Send a test notification",
-)
-def test_channel(request: HttpRequest, channel_id: Number) -> Notification:
-    return channels.send_test(requester(request), channel_id)
+@router.post("/alert-channels/{channel_id}/test", response=answers(NotificationOut, 404))
+def test_channel(request: SignedInRequest, channel_id: Number) -> Notification:
+    """Send a test notification."""
+    return channels.send_test(request.principal, channel_id)
 
 
-@listing(
-    router,
-    "/alert-channels/{channel_id}/notifications",
-    NotificationOut,
-    404,
-    by="-pk",
-    summary="List the notifications of a channel",
-)
-def list_notifications(request: HttpRequest, channel_id: Number) -> Rows:
-    channel = channels.get_channel(requester(request), channel_id)
+@listing(router, "/alert-channels/{channel_id}/notifications", NotificationOut, 404, by="-pk")
+def list_notifications(request: SignedInRequest, channel_id: Number) -> Rows:
+    """List the notifications of a channel."""
+    channel = channels.get_channel(request.principal, channel_id)
     return channel.notifications.select_related("alert")

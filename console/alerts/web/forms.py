@@ -7,7 +7,7 @@ from django import forms
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
-from console.accounts.forms import ReasonMixin
+from console.accounts.forms import OrgsMixin, ReasonMixin, org_field
 from console.alerts.bulk import Verb
 from console.alerts.conditions.condition import Values
 from console.alerts.models import Channel
@@ -15,7 +15,6 @@ from console.alerts.rules.catalogue import RULES
 from console.alerts.rules.rule import Rule, Severity
 from console.alerts.state.lifecycle import State
 from console.alerts.state.matchers import BadMatcher, parse, split
-from console.orgs.models import Org
 
 STATES = [("open", "open"), ("all", "all"), *((one.value, one.replace("_", " ")) for one in State)]
 HOURS = [(1, "1 hour"), (4, "4 hours"), (24, "1 day"), (24 * 7, "1 week"), (24 * 30, "30 days")]
@@ -36,22 +35,6 @@ class MatchersField(forms.CharField):
             return [str(one) for one in parse(split(super().clean(value)))]
         except BadMatcher as error:
             raise ValidationError(str(error)) from None
-
-
-class OrgsMixin(forms.Form):
-    """Offers only the orgs that the user may see."""
-
-    def __init__(self, *args: Any, orgs: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        field = self.fields.get("org")
-        if isinstance(field, forms.ModelChoiceField):
-            field.queryset = orgs
-
-
-def org_field(empty: str, **options: Any) -> Any:
-    return forms.ModelChoiceField(
-        Org.objects.none(), required=False, empty_label=empty, to_field_name="slug", **options
-    )
 
 
 class FilterForm(OrgsMixin):

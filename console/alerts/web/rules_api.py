@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from ninja import Field, Query, Router, Schema
+from ninja import Field, Query, Schema
 from pydantic import StrictBool
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.alerts.models import Thresholds
 from console.alerts.rules import thresholds
 from console.alerts.rules.catalogue import RULES
@@ -17,7 +17,7 @@ from console.alerts.rules.rule import Rule
 from console.alerts.web.api import SeverityName
 from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import Input, Reason
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.orgs.models import SLUG
 
 router = Router(tags=["alerts"])
@@ -76,37 +76,36 @@ def _shown(rule: Rule, current: Thresholds, for_all: Thresholds) -> dict[str, ob
     }
 
 
-@router.get("/alert-rules", response={200: list[RuleOut], **documented()}, summary="List rules")
+@router.get("/alert-rules", response=answers(list[RuleOut]))
 def list_rules(request: HttpRequest) -> list[dict[str, object]]:
-    requester(request)
+    """List rules."""
+    del request  # everybody may
     current = thresholds.for_all()
     return [_shown(rule, current[rule.slug], current[rule.slug]) for rule in RULES]
 
 
-@router.get("/alert-rules/{rule_slug}", response={200: RuleOut, **documented(404)}, summary="Get a rule")
+@router.get("/alert-rules/{rule_slug}", response=answers(RuleOut, 404))
 def get_rule(
-    request: HttpRequest, response: HttpResponse, rule_slug: RuleSlug, org: OrgQuery = ""
+    request: SignedInRequest, response: HttpResponse, rule_slug: RuleSlug, org: OrgQuery = ""
 ) -> dict[str, object]:
+    """Get a rule."""
     rule = thresholds.get_rule(rule_slug)
-    current = thresholds.get(rule, thresholds.org_of(requester(request), rule, org))
+    current = thresholds.get(rule, thresholds.org_of(request.principal, rule, org))
     response["ETag"] = etag(current.version)
     return _shown(rule, current, thresholds.get(rule, None))
 
 
-@router.put(
-    "/alert-rules/{rule_slug}/thresholds",
-    response={200: RuleOut, **documented(404, 412, 428)},
-    summary="Set the thresholds of a rule, for all or for an org",
-)
+@router.put("/alert-rules/{rule_slug}/thresholds", response=answers(RuleOut, 404, 412, 428))
 def set_thresholds(
-    request: HttpRequest,
+    request: SignedInRequest,
     response: HttpResponse,
     rule_slug: RuleSlug,
     payload: ThresholdsIn,
     if_match: IfMatch,
     org: OrgQuery = "",
 ) -> dict[str, object]:
-    principal, rule = requester(request), thresholds.get_rule(rule_slug)
+    """Set the thresholds of a rule, for all or for an org."""
+    principal, rule = request.principal, thresholds.get_rule(rule_slug)
     with transaction.atomic():
         current = thresholds.thresholds_for_change(principal, rule, org)
         check_match(if_match, current.version)

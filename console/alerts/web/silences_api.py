@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
-from ninja import Field, Router, Schema
+from django.http import HttpResponse
+from ninja import Field, Schema
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.alerts.models import Silence
@@ -19,7 +19,7 @@ from console.api.etags import IfMatch, check_match, etag, tagged
 from console.api.fields import NO_NUL, Input, Moment
 from console.api.idempotency import Answer, idempotent
 from console.api.pagination import Rows, listing
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.api.shown import SlugOf, read
 from console.orgs.models import SLUG
 from console.orgs.services import get_org
@@ -50,18 +50,19 @@ class SilenceIn(Input):
     reason: Annotated[str, Field(min_length=1, max_length=500, pattern=NO_NUL)]
 
 
-@listing(router, "/silences", SilenceOut, by="-pk", summary="List silences")
-def list_silences(request: HttpRequest) -> Rows:
-    return silences.visible_silences(requester(request))
+@listing(router, "/silences", SilenceOut, by="-pk")
+def list_silences(request: SignedInRequest) -> Rows:
+    """List silences."""
+    return silences.visible_silences(request.principal)
 
 
-@router.post("/silences", response={201: SilenceOut, **documented(404, 409)}, summary="Create a silence")
+@router.post("/silences", response=answers(SilenceOut, 404, 409, status=201))
 @idempotent
-def create_silence(request: HttpRequest, payload: SilenceIn) -> Answer:
-    principal = requester(request)
+def create_silence(request: SignedInRequest, payload: SilenceIn) -> Answer:
+    """Create a silence."""
     silence = silences.create_silence(
-        principal,
-        org=get_org(principal, payload.org) if payload.org else None,
+        request.principal,
+        org=get_org(request.principal, payload.org) if payload.org else None,
         matchers=payload.matchers,
         starts_at=payload.starts_at,
         ends_at=payload.ends_at,
@@ -72,22 +73,19 @@ def create_silence(request: HttpRequest, payload: SilenceIn) -> Answer:
     return Answer(201, needs, read(SilenceOut, silence, request), headers)
 
 
-@router.get(
-    "/silences/{silence_id}", response={200: SilenceOut, **documented(404)}, summary="Get a silence"
-)
-def get_silence(request: HttpRequest, response: HttpResponse, silence_id: Number) -> Silence:
-    return tagged(response, silences.get_silence(requester(request), silence_id))
+@router.get("/silences/{silence_id}", response=answers(SilenceOut, 404))
+def get_silence(request: SignedInRequest, response: HttpResponse, silence_id: Number) -> Silence:
+    """Get a silence."""
+    return tagged(response, silences.get_silence(request.principal, silence_id))
 
 
-@router.delete(
-    "/silences/{silence_id}",
-    response={200: SilenceOut, **documented(404, 412, 428)},
-    summary="End a silence now",
-)
-def end_silence(request: HttpRequest, silence_id: Number, if_match: IfMatch) -> Silence:
-    """It stays on record."""
-    principal = requester(request)
+@router.delete("/silences/{silence_id}", response=answers(SilenceOut, 404, 412, 428))
+def end_silence(request: SignedInRequest, silence_id: Number, if_match: IfMatch) -> Silence:
+    """End a silence now.
+
+    It stays on record.
+    """
     with transaction.atomic():
-        silence = silences.for_change(principal, silence_id)
+        silence = silences.for_change(request.principal, silence_id)
         check_match(if_match, silence.version)
-        return silences.end_silence(principal, silence)
+        return silences.end_silence(request.principal, silence)

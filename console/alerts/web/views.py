@@ -9,7 +9,6 @@ from django.urls import reverse
 from django.utils import timezone
 
 from console.accounts.browser import SignedInRequest, form_page, post_page, read_page
-from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.alerts import bulk, services, statistics, timeline
 from console.alerts.rules import runbooks
@@ -30,7 +29,7 @@ from console.fleet.nodes import Impossible
 from console.operations.services import Busy
 from console.orgs.services import NoSuchUser, visible_orgs
 from console.sessions.plans.proposals import CannotPlan
-from console.shell.pages import Telling, paged, render_live, show_faults, wants_part
+from console.shell.pages import Refusing, Telling, paged, render_live, show_faults, wants_part
 
 SILENCES_SHOWN = 200
 SUPPRESSED_SHOWN = 50
@@ -40,16 +39,7 @@ NUMBER_DIGITS_MAX = 19
 def _filters(form: FilterForm) -> Filters:
     """The filters of a form. An invalid form filters nothing, and the page shows its errors."""
     values = form.cleaned_data if form.is_valid() else {}
-    org = values.get("org")
-    return Filters(
-        state=values.get("state") or "open",
-        severity=values.get("severity", ""),
-        rule=values.get("rule", ""),
-        org_id=org.pk if org else None,
-        topic=values.get("topic", ""),
-        q=values.get("q", ""),
-        suppressed=values.get("suppressed", False),
-    )
+    return Filters(**values | {"state": values.get("state") or "open"})
 
 
 @read_page
@@ -71,7 +61,7 @@ def list_alerts(request: SignedInRequest) -> HttpResponse:
         "sees_causes": sees_causes,
         "suppressed": suppressed.count() if sees_causes else 0,
         "live_topic": services.live_topic(request.principal),
-        "may_change": _may_on_call(request.principal),
+        "may_change": request.principal.anywhere(Role.ON_CALL),
         "hours": HOURS,
     }
     return render_live(request, "alerts/list", context)
@@ -89,7 +79,6 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
     }
     if wants_part(request):
         return render(request, "alerts/live.html", live)
-    role = services.role_over(request.principal, alert.org_id)
     rule = alert.definition
     context = {
         **live,
@@ -104,7 +93,7 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
         "suppresses": services.visible_alerts(request.principal).filter(suppressed_by=alert)[
             :SUPPRESSED_SHOWN
         ],
-        "may_change": role is not None and role >= Role.ON_CALL,
+        "may_change": request.principal.holds(Role.ON_CALL, alert.org_id),
         "acknowledge_form": AcknowledgeForm(),
         "comment_form": CommentForm(),
         "assign_form": AssignForm(
@@ -118,42 +107,35 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
 @post_page
 def acknowledge(request: SignedInRequest, alert_id: int) -> HttpResponse:
     form = AcknowledgeForm(request.POST)
-    with transaction.atomic():
-        alert = services.for_change(request.principal, alert_id)
-        reason = form.cleaned_data["reason"] if form.is_valid() else ""
-        services.acknowledge(request.principal, alert, reason)
+    reason = form.cleaned_data["reason"] if form.is_valid() else ""
+    services.acknowledge(request.principal, alert_id, reason)
     return redirect("alert", alert_id)
 
 
 @post_page
 def unacknowledge(request: SignedInRequest, alert_id: int) -> HttpResponse:
-    with transaction.atomic():
-        services.unacknowledge(request.principal, services.for_change(request.principal, alert_id))
+    services.unacknowledge(request.principal, alert_id)
     return redirect("alert", alert_id)
 
 
 @post_page
 def comment(request: SignedInRequest, alert_id: int) -> HttpResponse:
     form = CommentForm(request.POST)
-    with transaction.atomic():
-        alert = services.for_change(request.principal, alert_id)
-        if form.is_valid():
-            services.comment(request.principal, alert, form.cleaned_data["text"])
-        else:
-            show_faults(request, form)
+    if form.is_valid():
+        services.comment(request.principal, alert_id, form.cleaned_data["text"])
+    else:
+        show_faults(request, form)
     return redirect("alert", alert_id)
 
 
 @post_page
 def assign(request: SignedInRequest, alert_id: int) -> HttpResponse:
     form = AssignForm(request.POST)
-    with transaction.atomic():
-        alert = services.for_change(request.principal, alert_id)
-        if form.is_valid():
-            with Telling(request, NoSuchUser):
-                services.assign(request.principal, alert, form.cleaned_data["username"])
-        else:
-            show_faults(request, form)
+    if form.is_valid():
+        with Telling(request, NoSuchUser):
+            services.assign(request.principal, alert_id, form.cleaned_data["username"])
+    else:
+        show_faults(request, form)
     return redirect("alert", alert_id)
 
 
@@ -212,48 +194,32 @@ def show_history(request: SignedInRequest) -> HttpResponse:
 # Silences
 
 
-def _may_on_call(principal: Principal) -> bool:
-    """Whether they are on call for the platform or any org."""
-    return bool(principal.on_platform(Role.ON_CALL) or principal.orgs_where(Role.ON_CALL))
-
-
 @form_page
 def list_silences(request: SignedInRequest) -> HttpResponse:
     orgs = visible_orgs(request.principal)
     initial = {"matchers": request.GET.get("matchers", ""), "org": request.GET.get("org", "")}
     form = SilenceForm(request.POST or None, orgs=orgs, initial=initial)
-    if request.method == "POST" and form.is_valid() and _create_silence(request.principal, form):
-        messages.success(request, "Silence created. Matching alerts are still shown.")
-        return redirect("alert-silences")
+    if request.method == "POST" and form.is_valid():
+        with Refusing(form, ValidationError):
+            silences.create_silence(
+                request.principal,
+                org=form.cleaned_data["org"],
+                matchers=form.cleaned_data["matchers"],
+                starts_at=None,
+                ends_at=timezone.now() + form.duration,
+                reason=form.cleaned_data["reason"],
+            )
+            messages.success(request, "Silence created. Matching alerts are still shown.")
+            return redirect("alert-silences")
     visible = list(silences.visible_silences(request.principal)[:SILENCES_SHOWN])
     context = {
         "form": form,
-        "silences": [(silence, _may_end(request.principal, silence.org_id)) for silence in visible],
-        "may_add": _may_on_call(request.principal),
+        "silences": [
+            (silence, request.principal.holds(Role.ON_CALL, silence.org_id)) for silence in visible
+        ],
+        "may_add": request.principal.anywhere(Role.ON_CALL),
     }
     return render(request, "alerts/silences.html", context)
-
-
-def _create_silence(principal: Principal, form: SilenceForm) -> bool:
-    values = form.cleaned_data
-    try:
-        silences.create_silence(
-            principal,
-            org=values["org"],
-            matchers=values["matchers"],
-            starts_at=None,
-            ends_at=timezone.now() + form.duration,
-            reason=values["reason"],
-        )
-    except ValidationError as error:
-        form.add_error(None, error.messages)
-        return False
-    return True
-
-
-def _may_end(principal: Principal, org_id: int | None) -> bool:
-    role = services.role_over(principal, org_id)
-    return role is not None and role >= Role.ON_CALL
 
 
 @post_page

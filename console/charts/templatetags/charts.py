@@ -18,12 +18,11 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from django import template
-from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import slugify
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.charts.finder import styles_it_would_write
 from console.charts.ranges import EARLIER, NAMES, SPANS, BadRange, Range, of_query
 from console.charts.services import Chart, Plan, Row, Sheet, plan_of
@@ -44,7 +43,7 @@ def chart_scripts() -> dict[str, Any]:
 
 @register.inclusion_tag("charts/range_picker.html", takes_context=True)
 def range_picker(context: template.Context) -> dict[str, Any]:
-    request: HttpRequest = context["request"]
+    request: SignedInRequest = context["request"]
     sheet = _sheet(request)
     chosen, compare = sheet.over, sheet.compare
     kept = [(name, value) for name, value in request.GET.items() if name not in NAMES]
@@ -57,7 +56,7 @@ def range_picker(context: template.Context) -> dict[str, Any]:
         "others": urlencode([*kept, *compared]),  # without the range
         "without_compare": urlencode([*kept, *chosen.fields]),
         "hidden": [*kept, *compared],
-        "saved": list(views_of(requester(request), request.path)[:SAVED_MAX]),
+        "saved": list(views_of(request.principal, request.path)[:SAVED_MAX]),
         "chosen": chosen,
         "problem": sheet.problem,
         "request": request,
@@ -93,7 +92,7 @@ def chart(
 ) -> dict[str, Any]:
     """`name`, `folds`, `by`, `over` and `where` (`label:value`) are those of the API, separated by
     blanks."""
-    request: HttpRequest = context["request"]
+    request: SignedInRequest = context["request"]
     plan = plan_of(topic, title, name, folds, **more)
     drawn = _sheet(request).draw(plan)
     return {
@@ -140,7 +139,7 @@ def chart_value(value: Value, unit: str) -> str | SafeString:
     return units.shown(value, unit)
 
 
-def _sheet(request: HttpRequest) -> Sheet:
+def _sheet(request: SignedInRequest) -> Sheet:
     """One sheet for all charts of a page. If the query is invalid, it has the default range and says
     what is wrong; an invalid comparison is ignored."""
     known: Sheet | None = getattr(request, _SHEET, None)
@@ -152,7 +151,7 @@ def _sheet(request: HttpRequest) -> Sheet:
         except BadRange as error:
             over, problem = of_query({}, now), str(error)
         compare = asked.get("compare", "")
-        known = Sheet(requester(request), over, problem, compare if compare in EARLIER else "")
+        known = Sheet(request.principal, over, problem, compare if compare in EARLIER else "")
         setattr(request, _SHEET, known)
     return known
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
-from django.db.models import Count, F, Q, Sum
+from django.db.models import Count, F, Q, QuerySet, Sum
 
 from console.control.models import Target
 from console.fleet.models import Box, Node
@@ -69,12 +69,11 @@ class Paths:
 def on_node(node: Node, topic: str) -> NodeActivity:
     """What is on a node, or comes there."""
     found = Stream.objects.filter(Q(node=node) | Q(next_node=node))
-    related = ("job__session", "job__driver", "box", "node", "next_node")
-    streams = list(found.select_related(*related).order_by("pk")[: SHOWN_MAX + 1])
     used = found.filter(node=node).aggregate(bytes=Sum(F("slots") * F("slot_bytes")))
+    streams, left_out = _first(found.order_by("pk"))
     return NodeActivity(
-        streams=[StreamRow(stream, *TIERS[Tier(stream.tier)]) for stream in streams[:SHOWN_MAX]],
-        left_out=max(0, found.count() - SHOWN_MAX) if len(streams) > SHOWN_MAX else 0,
+        streams,
+        left_out,
         memory_bytes=used["bytes"] or 0,
         target=target_of("node", node.name),
         operation=running_on(topic),
@@ -83,15 +82,17 @@ def on_node(node: Node, topic: str) -> NodeActivity:
 
 def on_box(box: Box) -> BoxActivity:
     """What begins at a box, and whose it is."""
-    found = Stream.objects.filter(box=box)
-    related = ("job__session", "job__driver", "box", "node", "next_node")
-    streams = list(found.select_related(*related).order_by("domain", "pk")[: SHOWN_MAX + 1])
+    streams, left_out = _first(Stream.objects.filter(box=box).order_by("domain", "pk"))
     held = SessionBox.objects.filter(box=box).select_related("session")
-    return BoxActivity(
-        streams=[StreamRow(stream, *TIERS[Tier(stream.tier)]) for stream in streams[:SHOWN_MAX]],
-        left_out=max(0, found.count() - SHOWN_MAX) if len(streams) > SHOWN_MAX else 0,
-        held=held.prefetch_related("jobs__job__driver").first(),
-    )
+    return BoxActivity(streams, left_out, held.prefetch_related("jobs__job__driver").first())
+
+
+def _first(found: QuerySet[Stream]) -> tuple[list[StreamRow], int]:
+    """The first ones, and how many more there are."""
+    related = ("job__session", "job__driver", "box", "node", "next_node")
+    streams = list(found.select_related(*related)[: SHOWN_MAX + 1])
+    rows = [StreamRow(stream, *TIERS[Tier(stream.tier)]) for stream in streams[:SHOWN_MAX]]
+    return rows, found.count() - SHOWN_MAX if len(streams) > SHOWN_MAX else 0
 
 
 def sessions_of(boxes: Collection[str]) -> dict[str, str]:

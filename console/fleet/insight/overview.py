@@ -13,10 +13,10 @@ from django.utils import timezone
 
 from console.accounts.principal import Principal
 from console.fleet import services
-from console.fleet.filters import NOT_JOINED
 from console.fleet.insight import activity
 from console.fleet.insight.diagram import Drawing, Link, Look, Spot, counted, draw
 from console.fleet.models import Domain, Driver, Leaf, Nic, Node, Port, SpineLink, Stamp
+from console.fleet.services import NOT_JOINED
 from console.placement.topology import State
 from telemetry.units import size
 

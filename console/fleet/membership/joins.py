@@ -194,7 +194,7 @@ def why_unknown(kind: str, name: str, shown: str) -> str:
     """What a process that the fleet does not know is told. Only who was removed hears that."""
     gone = Removed.objects.filter(kind=kind, name=name, heartbeat_sha256=tokens.digest(shown)).first()
     if gone is None:
-        return "The fleet does not know it by this. It has to join (again)."
+        return "The fleet does not know this process: it has to join (again)."
     return f"{_as_removed(gone)} It has to join again, with a new join token."
 
 
@@ -227,8 +227,8 @@ def _check_not_alive(joined: Node | Driver, *, is_gone: bool) -> None:
     """Nobody takes the name of somebody who is there, whatever token they have."""
     if joined.joined_at is not None and not is_gone:
         raise Impossible(
-            f"{joined.name} is taken, and alive. Take another --name; or, if it is this machine made "
-            f"anew, try again when the former one has been silent for {lost_after()} s."
+            f"{joined.name} is taken, and alive. Choose another name; or, if this machine replaces it, "
+            f"try again when the former one has been silent for {lost_after()} s."
         )
 
 

@@ -15,6 +15,7 @@ import redis
 from django.conf import settings
 
 from console.fleet.models import Driver, Node
+from console.redis_client import connected
 from telemetry.credentials import rules
 from telemetry.records import OWN_STREAM
 from telemetry.topics import kind_of, of_source
@@ -32,16 +33,8 @@ def keep_users() -> int:
     """Make, change and remove users until each joined process has its own; how many that were."""
     if not settings.REGISTRAR_URL:
         return 0
-    client = redis.Redis.from_url(
-        settings.REGISTRAR_URL,
-        socket_timeout=REDIS_SECONDS_MAX,
-        socket_connect_timeout=REDIS_SECONDS_MAX,
-        driver_info=None,
-    )
-    try:
+    with connected(settings.REGISTRAR_URL, REDIS_SECONDS_MAX) as client:
         return _apply(client)
-    finally:
-        client.close()
 
 
 def _wanted() -> Iterator[tuple[str, list[str]]]:

@@ -58,7 +58,7 @@ def describe(request: SignedInRequest) -> HttpResponse:
             if "apply" in request.POST:
                 done = changes.apply(principal, text, seen=seen, reason=form.cleaned_data["reason"])
                 counts = ", ".join(f"{count} {what}" for what, count in done.counted().items() if count)
-                messages.success(request, f"The fleet is as described: {counts or 'nothing to change'}.")
+                messages.success(request, f"Description applied: {counts or 'no changes'}.")
                 return redirect("fleet")
             found, fingerprint = changes.preview(principal, text)
         except Wrong as error:

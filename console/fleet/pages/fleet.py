@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 from django.conf import settings
 from django.contrib import messages
 from django.db import transaction
+from django.db.models import QuerySet
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 
@@ -11,7 +14,6 @@ from console.accounts.roles import Role
 from console.api.etags import etag
 from console.audit.services import visible_entries
 from console.fleet import nodes, retired_stores, services
-from console.fleet.filters import NodeFilters
 from console.fleet.insight import activity
 from console.fleet.insight.overview import look_of, overview
 from console.fleet.membership.joins import lost_after
@@ -44,7 +46,7 @@ def show_fleet(request: SignedInRequest) -> HttpResponse:
 def list_nodes(request: SignedInRequest) -> HttpResponse:
     form = NodeFilterForm(request.GET)
     values = form.cleaned_data if form.is_valid() else {}
-    filters = NodeFilters(**values)
+    filters = services.NodeFilters(**values)
     found = filters.apply(services.visible_nodes(request.principal)).order_by("name")
     context = {
         **paged(request, found),
@@ -114,9 +116,9 @@ def _retiring(node: Node, *, asks_others: bool) -> list[tuple[RetiringStore, str
 def set_state(request: SignedInRequest, name: str) -> HttpResponse:
     form = StateForm(request.POST)
     with transaction.atomic():
-        node = _for_change(request, name, Role.ON_CALL)
+        node = services.for_change(request.principal, services.visible_nodes, name, Role.ON_CALL)
         if not form.is_valid():
-            messages.error(request, "Choose what it should be.")
+            messages.error(request, "Select a state.")
             return redirect("fleet-node", name)
         with Telling(request, Busy, Impossible):
             nodes.set_state(request.principal, node, **form.cleaned_data)
@@ -129,7 +131,7 @@ def set_state(request: SignedInRequest, name: str) -> HttpResponse:
 def drain_store(request: SignedInRequest, name: str, store: int) -> HttpResponse:
     also_others = "also_others" in request.POST
     with transaction.atomic():
-        node = _for_change(request, name, Role.PLATFORM_ADMIN)
+        node = services.for_change(request.principal, services.visible_nodes, name, Role.PLATFORM_ADMIN)
         with Telling(request, Impossible):
             drained = retired_stores.drain(request.principal, node, store, also_others=also_others)
             messages.success(request, f"The files of {drained.place} are being removed.")
@@ -140,7 +142,7 @@ def drain_store(request: SignedInRequest, name: str, store: int) -> HttpResponse
 def set_labels(request: SignedInRequest, name: str) -> HttpResponse:
     form = LabelsForm(request.POST, auto_id="labels_%s")
     with transaction.atomic():
-        node = _for_change(request, name, Role.PLATFORM_ADMIN)
+        node = services.for_change(request.principal, services.visible_nodes, name, Role.PLATFORM_ADMIN)
         if form.is_valid() and form.cleaned_data["version"] != node.version:
             form.add_error(None, "It has changed since you opened the form. Look again, then save.")
         if not form.is_valid():
@@ -151,24 +153,22 @@ def set_labels(request: SignedInRequest, name: str) -> HttpResponse:
     return redirect("fleet-node", name)
 
 
-def _for_change(request: SignedInRequest, name: str, at_least: Role) -> Node:
-    visible = services.visible_nodes(request.principal)
-    return services.for_change(request.principal, visible, name, at_least)
-
-
 @read_page
 def list_boxes(request: SignedInRequest) -> HttpResponse:
+    context = _searched(request, services.visible_boxes(request.principal), "boxes")
+    return render(request, "fleet/boxes.html", context)
+
+
+def _searched(request: SignedInRequest, things: QuerySet[Any], tab: str) -> dict[str, Any]:
     form = SearchForm(request.GET)
     query = form.cleaned_data["q"] if form.is_valid() else ""
-    found = services.visible_boxes(request.principal).filter(name__contains=query).order_by("name")
-    context = {
-        **paged(request, found),
+    return {
+        **paged(request, things.filter(name__contains=query).order_by("name")),
         "lost_after": lost_after(),
         "form": form,
         "filtered": bool(query),
-        "tab": "boxes",
+        "tab": tab,
     }
-    return render(request, "fleet/boxes.html", context)
 
 
 @read_page
@@ -180,16 +180,8 @@ def show_box(request: SignedInRequest, name: str) -> HttpResponse:
 
 @read_page
 def list_drivers(request: SignedInRequest) -> HttpResponse:
-    form = SearchForm(request.GET)
-    query = form.cleaned_data["q"] if form.is_valid() else ""
-    found = services.visible_drivers(request.principal).filter(name__contains=query).order_by("name")
-    context = {
-        **paged(request, found),
-        "lost_after": lost_after(),
-        "form": form,
-        "filtered": bool(query),
-        "tab": "drivers",
-    }
+    visible = services.visible_drivers(request.principal).select_related("job__session")
+    context = _searched(request, visible, "drivers")
     for driver in context["page"]:
         driver.look, driver.said = _look_of_driver(driver)
         driver.skew = skew(settings.VERSION, driver.software_version)
@@ -198,7 +190,8 @@ def list_drivers(request: SignedInRequest) -> HttpResponse:
 
 @read_page
 def show_driver(request: SignedInRequest, name: str) -> HttpResponse:
-    driver = services.get(services.visible_drivers(request.principal), name)
+    visible = services.visible_drivers(request.principal).select_related("job__session")
+    driver = services.get(visible, name)
     look, said = _look_of_driver(driver)
     topic = of_source("driver", driver.name)
     context = {

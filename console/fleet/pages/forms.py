@@ -6,10 +6,10 @@ from django import forms
 from django.db.models import QuerySet
 
 from console.accounts.forms import ReasonMixin
-from console.fleet.filters import NOT_JOINED
 from console.fleet.labels import NotALabel, check_labels
 from console.fleet.membership import tokens
 from console.fleet.models import STATES, JoinToken
+from console.fleet.services import NOT_JOINED
 from console.orgs.models import Org
 from console.placement.topology import State
 from swdriver_shim.adapters.claims import SECONDS_MAX
@@ -60,7 +60,7 @@ class LabelsForm(ReasonMixin):
         for line in str(self.cleaned_data["labels"]).split("\n"):
             name, _, value = (part.strip() for part in line.partition("="))
             if name in found:
-                raise forms.ValidationError(f"“{name}” stands there twice.")
+                raise forms.ValidationError(f"“{name}” is listed twice.")
             if name or value:
                 found[name] = value
         try:
@@ -126,4 +126,4 @@ class DescriptionForm(ReasonMixin):
         try:
             self.cleaned_data["yaml"] = file.read().decode()
         except UnicodeDecodeError:
-            self.add_error("file", "That file is no text in UTF-8.")
+            self.add_error("file", "The file is not text in UTF-8.")

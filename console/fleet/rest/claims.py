@@ -6,12 +6,11 @@ import base64
 from datetime import datetime
 from typing import Annotated
 
-from django.http import HttpRequest
-from ninja import Field, Router, Schema, Status
+from ninja import Field, Schema, Status
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.api.fields import Input, Reason
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.fleet import claims
 from console.fleet.rest.fleet import Name
 from console.orgs.api import Slug
@@ -45,34 +44,25 @@ class ClaimOut(Schema):
     expires_at: datetime
 
 
-@router.get(
-    "/drivers/{name}/claims-key",
-    response={200: ClaimsKeyOut, **documented(404, 409)},
-    summary="Get the key that gateways sign claims with",
-)
-def get_claims_key(request: HttpRequest, name: Name) -> ClaimsKeyOut:
-    key = claims.read_key(requester(request), name)
+@router.get("/drivers/{name}/claims-key", response=answers(ClaimsKeyOut, 404, 409))
+def get_claims_key(request: SignedInRequest, name: Name) -> ClaimsKeyOut:
+    """Get the key that gateways sign claims with."""
+    key = claims.read_key(request.principal, name)
     return ClaimsKeyOut(driver=name, claims_key=base64.b64encode(key).decode())
 
 
-@router.post(
-    "/drivers/{name}/claims-key/rotate",
-    response={200: ClaimsKeyOut, **documented(404, 409)},
-    summary="Rotate the key that gateways sign claims with",
-)
-def rotate_claims_key(request: HttpRequest, name: Name, payload: ClaimsKeyIn) -> ClaimsKeyOut:
-    key = claims.rotate_key(requester(request), name, reason=payload.reason)
+@router.post("/drivers/{name}/claims-key/rotate", response=answers(ClaimsKeyOut, 404, 409))
+def rotate_claims_key(request: SignedInRequest, name: Name, payload: ClaimsKeyIn) -> ClaimsKeyOut:
+    """Rotate the key that gateways sign claims with."""
+    key = claims.rotate_key(request.principal, name, reason=payload.reason)
     return ClaimsKeyOut(driver=name, claims_key=base64.b64encode(key).decode())
 
 
-@router.post(
-    "/drivers/{name}/claims",
-    response={201: ClaimOut, **documented(404, 409)},
-    summary="Sign a claim, as a gateway does for each request",
-)
-def sign_claim(request: HttpRequest, name: Name, payload: ClaimIn) -> Status[ClaimOut]:
+@router.post("/drivers/{name}/claims", response=answers(ClaimOut, 404, 409, status=201))
+def sign_claim(request: SignedInRequest, name: Name, payload: ClaimIn) -> Status[ClaimOut]:
+    """Sign a claim, as a gateway does for each request."""
     claim = claims.sign(
-        requester(request),
+        request.principal,
         name,
         payload.org,
         seconds=payload.seconds,

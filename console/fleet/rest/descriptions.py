@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from django.http import HttpRequest, HttpResponse
-from ninja import Field, Query, Router, Schema
+from django.http import HttpResponse
+from ninja import Field, Query, Schema
 from pydantic import StringConstraints
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.api.etags import ETAG, IfMatch
 from console.api.fields import NO_NUL, Input, Reason
-from console.api.problems import ApiError, FieldError, documented
+from console.api.problems import ApiError, FieldError
+from console.api.routes import Router, answers
 from console.fleet.descriptions import changes, document
 from console.fleet.descriptions.changes import Difference, Moved
 from console.fleet.descriptions.document import Wrong
@@ -49,26 +50,23 @@ def _shown(found: Difference, *, applied: bool) -> dict[str, object]:
     return {"applied": applied, "changes": found.changes}
 
 
-@router.get(
-    "/fleet/description",
-    response={200: DescriptionOut, **documented(404)},
-    summary="Export the fleet's description as YAML",
-)
-def get_description(request: HttpRequest, response: HttpResponse) -> DescriptionOut:
-    yaml = changes.export(requester(request))
+@router.get("/fleet/description", response=answers(DescriptionOut, 404))
+def get_description(request: SignedInRequest, response: HttpResponse) -> DescriptionOut:
+    """Export the fleet's description as YAML."""
+    yaml = changes.export(request.principal)
     response["ETag"] = f'"{changes.fingerprint(document.parse(yaml))}"'
     return DescriptionOut(yaml=yaml)
 
 
-@router.put(
-    "/fleet/description",
-    response={200: DifferenceOut, **documented(404, 409, 412, 428)},
-    summary="Apply a fleet description, or preview its changes",
-)
+@router.put("/fleet/description", response=answers(DifferenceOut, 404, 409, 412, 428))
 def set_description(
-    request: HttpRequest, payload: DescriptionIn, if_match: IfMatch, validate_only: ValidateOnly = False
+    request: SignedInRequest,
+    payload: DescriptionIn,
+    if_match: IfMatch,
+    validate_only: ValidateOnly = False,
 ) -> dict[str, object]:
-    principal = requester(request)
+    """Apply a fleet description, or preview its changes."""
+    principal = request.principal
     try:
         if validate_only:
             principal.check_may_change()

@@ -6,18 +6,18 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
-from ninja import Field, Path, Router, Schema
+from django.db.models import QuerySet
+from django.http import HttpResponse
+from ninja import Field, Path, Schema
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.roles import Role
 from console.api.etags import IfMatch, check_match, tagged
 from console.api.fields import Input, Reason, SearchText
 from console.api.pagination import Rows, listing
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.api.shown import OR_NULL, NameOf
 from console.fleet import nodes, retired_stores, services
-from console.fleet.filters import NodeFilters
 from console.fleet.labels import LABELS_MAX
 from console.fleet.models import NAME, Box, Domain, Driver, Leaf, Node, SpineLink
 from console.placement.topology import State
@@ -158,130 +158,111 @@ class DriverOut(Schema):
     lost_at: datetime | None = Field(description="When it was reported lost; null if it is not.")
 
 
-@listing(router, "/nodes", NodeOut, 404, by="name", summary="List nodes")
+@listing(router, "/nodes", NodeOut, 404, by="name")
 def list_nodes(
-    request: HttpRequest,
+    request: SignedInRequest,
     q: SearchText = "",
     state: Literal[StateName, "not joined"] | None = None,
     stamp: SearchText = "",
     leaf: SearchText = "",
     label: SearchText = "",
 ) -> Rows:
-    filters = NodeFilters(q=q, state=state or "", stamp=stamp, leaf=leaf, label=label)
-    return filters.apply(services.visible_nodes(requester(request)))
+    """List nodes."""
+    filters = services.NodeFilters(q=q, state=state or "", stamp=stamp, leaf=leaf, label=label)
+    return filters.apply(services.visible_nodes(request.principal))
 
 
-@router.get("/nodes/{name}", response={200: NodeOut, **documented(404)}, summary="Get a node")
-def get_node(request: HttpRequest, response: HttpResponse, name: Name) -> Node:
-    node = services.get(services.visible_nodes(requester(request)), name)
+@router.get("/nodes/{name}", response=answers(NodeOut, 404))
+def get_node(request: SignedInRequest, response: HttpResponse, name: Name) -> Node:
+    """Get a node."""
+    node = services.get(services.visible_nodes(request.principal), name)
     return tagged(response, node)
 
 
-@router.put(
-    "/nodes/{name}/state",
-    response={200: NodeOut, **documented(404, 409)},
-    summary="Set the state of a node: ready, cordoned or maintenance",
-)
-def set_state(request: HttpRequest, response: HttpResponse, name: Name, payload: StateIn) -> Node:
-    principal = requester(request)
+@router.put("/nodes/{name}/state", response=answers(NodeOut, 404, 409))
+def set_state(request: SignedInRequest, response: HttpResponse, name: Name, payload: StateIn) -> Node:
+    """Set the state of a node: ready, cordoned or maintenance."""
     with transaction.atomic():
-        visible = services.visible_nodes(principal)
-        node = services.for_change(principal, visible, name, Role.ON_CALL)
-        nodes.set_state(principal, node, State(payload.state), reason=payload.reason)
+        node = services.for_change(request.principal, services.visible_nodes, name, Role.ON_CALL)
+        nodes.set_state(request.principal, node, State(payload.state), reason=payload.reason)
     return tagged(response, node)
 
 
-@router.put(
-    "/nodes/{name}/retiring-stores/{store}/drain",
-    response={200: NodeOut, **documented(404, 409)},
-    summary="Delete the files in a former tier-2 location",
-)
+@router.put("/nodes/{name}/retiring-stores/{store}/drain", response=answers(NodeOut, 404, 409))
 def drain_store(
-    request: HttpRequest, response: HttpResponse, name: Name, store: int, payload: DrainStoreIn
+    request: SignedInRequest, response: HttpResponse, name: Name, store: int, payload: DrainStoreIn
 ) -> Node:
-    principal = requester(request)
+    """Delete the files in a former tier-2 location."""
     with transaction.atomic():
-        visible = services.visible_nodes(principal)
-        node = services.for_change(principal, visible, name, Role.PLATFORM_ADMIN)
+        node = services.for_change(request.principal, services.visible_nodes, name, Role.PLATFORM_ADMIN)
         retired_stores.drain(
-            principal, node, store, also_others=payload.also_others, reason=payload.reason
+            request.principal, node, store, also_others=payload.also_others, reason=payload.reason
         )
-        node = services.get(visible, name)  # with its stores as they are now
-    return tagged(response, node)
+    return get_node(request, response, name)  # with its stores as they are now
 
 
-@router.patch(
-    "/nodes/{name}",
-    response={200: NodeOut, **documented(404, 409, 412, 428)},
-    summary="Set the labels of a node",
-)
+@router.patch("/nodes/{name}", response=answers(NodeOut, 404, 409, 412, 428))
 def update_node(
-    request: HttpRequest, response: HttpResponse, name: Name, payload: NodePatch, if_match: IfMatch
+    request: SignedInRequest, response: HttpResponse, name: Name, payload: NodePatch, if_match: IfMatch
 ) -> Node:
-    principal = requester(request)
+    """Set the labels of a node."""
     with transaction.atomic():
-        visible = services.visible_nodes(principal)
-        node = services.for_change(principal, visible, name, Role.PLATFORM_ADMIN)
+        node = services.for_change(request.principal, services.visible_nodes, name, Role.PLATFORM_ADMIN)
         check_match(if_match, node.version)
-        nodes.set_labels(principal, node, payload.labels, reason=payload.reason)
+        nodes.set_labels(request.principal, node, payload.labels, reason=payload.reason)
     return tagged(response, node)
 
 
-@listing(router, "/boxes", BoxOut, 404, by="name", summary="List boxes")
-def list_boxes(request: HttpRequest, q: SearchText = "", stamp: SearchText = "") -> Rows:
-    found = services.visible_boxes(requester(request)).filter(name__contains=q)
-    if stamp:
-        found = found.filter(stamp__name=stamp)
-    return found
+@listing(router, "/boxes", BoxOut, 404, by="name")
+def list_boxes(request: SignedInRequest, q: SearchText = "", stamp: SearchText = "") -> Rows:
+    """List boxes."""
+    return _narrowed(services.visible_boxes(request.principal), name__contains=q, stamp__name=stamp)
 
 
-@router.get("/boxes/{name}", response={200: BoxOut, **documented(404)}, summary="Get a box")
-def get_box(request: HttpRequest, response: HttpResponse, name: Name) -> Box:
-    box = services.get(services.visible_boxes(requester(request)), name)
+def _narrowed(found: QuerySet[Any], **asked: str) -> QuerySet[Any]:
+    """By what was asked for."""
+    return found.filter(**{lookup: text for lookup, text in asked.items() if text})
+
+
+@router.get("/boxes/{name}", response=answers(BoxOut, 404))
+def get_box(request: SignedInRequest, response: HttpResponse, name: Name) -> Box:
+    """Get a box."""
+    box = services.get(services.visible_boxes(request.principal), name)
     return tagged(response, box)
 
 
-@listing(router, "/leaves", LeafOut, 404, by="name", summary="List leaves")
-def list_leaves(request: HttpRequest, stamp: SearchText = "") -> Rows:
-    found = services.visible_leaves(requester(request))
-    if stamp:
-        found = found.filter(stamp__name=stamp)
-    return found
+@listing(router, "/leaves", LeafOut, 404, by="name")
+def list_leaves(request: SignedInRequest, stamp: SearchText = "") -> Rows:
+    """List leaves."""
+    return _narrowed(services.visible_leaves(request.principal), stamp__name=stamp)
 
 
-@router.get("/leaves/{name}", response={200: LeafOut, **documented(404)}, summary="Get a leaf")
-def get_leaf(request: HttpRequest, name: Name) -> Leaf:
-    return services.get(services.visible_leaves(requester(request)), name)
+@router.get("/leaves/{name}", response=answers(LeafOut, 404))
+def get_leaf(request: SignedInRequest, name: Name) -> Leaf:
+    """Get a leaf."""
+    return services.get(services.visible_leaves(request.principal), name)
 
 
-@listing(
-    router,
-    "/spine-links",
-    SpineLinkOut,
-    404,
-    by="name",
-    summary="List the links from leaves to the spine",
-)
-def list_spine_links(request: HttpRequest, leaf: SearchText = "") -> Rows:
-    found = services.visible_spine_links(requester(request))
-    if leaf:
-        found = found.filter(leaf__name=leaf)
-    return found
+@listing(router, "/spine-links", SpineLinkOut, 404, by="name")
+def list_spine_links(request: SignedInRequest, leaf: SearchText = "") -> Rows:
+    """List the links from leaves to the spine."""
+    return _narrowed(services.visible_spine_links(request.principal), leaf__name=leaf)
 
 
-@router.get(
-    "/spine-links/{name}", response={200: SpineLinkOut, **documented(404)}, summary="Get a spine link"
-)
-def get_spine_link(request: HttpRequest, name: Name) -> SpineLink:
-    return services.get(services.visible_spine_links(requester(request)), name)
+@router.get("/spine-links/{name}", response=answers(SpineLinkOut, 404))
+def get_spine_link(request: SignedInRequest, name: Name) -> SpineLink:
+    """Get a spine link."""
+    return services.get(services.visible_spine_links(request.principal), name)
 
 
-@listing(router, "/drivers", DriverOut, 404, by="name", summary="List drivers")
-def list_drivers(request: HttpRequest, q: SearchText = "") -> Rows:
-    return services.visible_drivers(requester(request)).filter(name__contains=q)
+@listing(router, "/drivers", DriverOut, 404, by="name")
+def list_drivers(request: SignedInRequest, q: SearchText = "") -> Rows:
+    """List drivers."""
+    return services.visible_drivers(request.principal).filter(name__contains=q)
 
 
-@router.get("/drivers/{name}", response={200: DriverOut, **documented(404)}, summary="Get a driver")
-def get_driver(request: HttpRequest, response: HttpResponse, name: Name) -> Driver:
-    driver = services.get(services.visible_drivers(requester(request)), name)
+@router.get("/drivers/{name}", response=answers(DriverOut, 404))
+def get_driver(request: SignedInRequest, response: HttpResponse, name: Name) -> Driver:
+    """Get a driver."""
+    driver = services.get(services.visible_drivers(request.principal), name)
     return tagged(response, driver)

@@ -11,15 +11,16 @@ import msgspec
 from django.conf import settings
 from django.http import HttpRequest
 from django.utils import timezone
-from ninja import Field, Path, Router, Schema, Status
+from ninja import Field, Path, Schema, Status
 from ninja.security import HttpBearer
 from pydantic import AfterValidator, StringConstraints
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.api.auth import INVALID
 from console.api.fields import Input
 from console.api.pagination import Rows, listing
-from console.api.problems import ApiError, documented
+from console.api.problems import ApiError
+from console.api.routes import Router, answers
 from console.authority.services import bundle
 from console.fleet.membership import joins, tokens
 from console.fleet.membership.joins import DriverFacts, NicFacts, NodeFacts, TokenIsUsedUp
@@ -243,17 +244,17 @@ def _certified(request: HttpRequest, kind: Kind, name: str, payload: Certificate
     )
 
 
-@listing(router, "/join-tokens", JoinTokenOut, 404, by="-pk", summary="Join tokens")
-def list_join_tokens(request: HttpRequest) -> Rows:
-    return tokens.visible_tokens(requester(request))
+@listing(router, "/join-tokens", JoinTokenOut, 404, by="-pk")
+def list_join_tokens(request: SignedInRequest) -> Rows:
+    """Join tokens."""
+    return tokens.visible_tokens(request.principal)
 
 
-@router.post(
-    "/join-tokens", response={201: JoinTokenMade, **documented(404)}, summary="Create a join token"
-)
-def create_join_token(request: HttpRequest, payload: JoinTokenIn) -> Status[JoinToken]:
+@router.post("/join-tokens", response=answers(JoinTokenMade, 404, status=201))
+def create_join_token(request: SignedInRequest, payload: JoinTokenIn) -> Status[JoinToken]:
+    """Create a join token."""
     token, text = tokens.issue(
-        requester(request),
+        request.principal,
         kind=payload.kind,
         note=payload.note,
         uses=payload.uses,
@@ -263,78 +264,55 @@ def create_join_token(request: HttpRequest, payload: JoinTokenIn) -> Status[Join
     return Status(201, token)
 
 
-@router.delete(
-    "/join-tokens/{public_id}", response={204: None, **documented(404)}, summary="Revoke a join token"
-)
-def revoke_join_token(request: HttpRequest, public_id: TokenId) -> Status[None]:
-    tokens.revoke(requester(request), public_id)
+@router.delete("/join-tokens/{public_id}", response=answers(None, 404, status=204))
+def revoke_join_token(request: SignedInRequest, public_id: TokenId) -> Status[None]:
+    """Revoke a join token."""
+    tokens.revoke(request.principal, public_id)
     return Status(204, None)
 
 
-@router.post(
-    "/nodes/{name}/join",
-    auth=JoinBearer(),
-    response={200: HeartbeatOut, **documented(409)},
-    summary="Join as an agent",
-)
+@router.post("/nodes/{name}/join", auth=JoinBearer(), response=answers(HeartbeatOut, 409))
 def join_node(request: HttpRequest, name: Name, payload: NodeJoins) -> HeartbeatOut:
+    """Join as an agent."""
     nics = [NicFacts(**nic.model_dump()) for nic in payload.nics]
     told = payload.control_token, payload.facts(), nics, payload.certificate_request
     return _joined(request, "node", name, lambda: joins.join_node(_token(request), name, *told))
 
 
-@router.post(
-    "/drivers/{name}/join",
-    auth=JoinBearer(),
-    response={200: HeartbeatOut, **documented(409)},
-    summary="Join as a driver",
-)
+@router.post("/drivers/{name}/join", auth=JoinBearer(), response=answers(HeartbeatOut, 409))
 def join_driver(request: HttpRequest, name: Name, payload: DriverJoins) -> HeartbeatOut:
+    """Join as a driver."""
     told = payload.control_token, payload.facts(), payload.model, payload.certificate_request
     return _joined(request, "driver", name, lambda: joins.join_driver(_token(request), name, *told))
 
 
-@router.post(
-    "/nodes/{name}/heartbeat",
-    auth=HeartbeatBearer(),
-    response={200: HeartbeatOut, **documented()},
-    summary="Send an agent's heartbeat",
-)
+@router.post("/nodes/{name}/heartbeat", auth=HeartbeatBearer(), response=answers(HeartbeatOut))
 def node_beats(request: HttpRequest, name: Name, payload: NodeSays) -> HeartbeatOut:
+    """Send an agent's heartbeat."""
     if not joins.node_beats(name, _shown(request), payload.facts()):
         raise _unknown(request, "node", name)
     return _heard(request, "node", name)
 
 
-@router.post(
-    "/drivers/{name}/heartbeat",
-    auth=HeartbeatBearer(),
-    response={200: HeartbeatOut, **documented()},
-    summary="Send a driver's heartbeat",
-)
+@router.post("/drivers/{name}/heartbeat", auth=HeartbeatBearer(), response=answers(HeartbeatOut))
 def driver_beats(request: HttpRequest, name: Name, payload: DriverSays) -> HeartbeatOut:
+    """Send a driver's heartbeat."""
     if not joins.driver_beats(name, _shown(request), payload.facts()):
         raise _unknown(request, "driver", name)
     return _heard(request, "driver", name)
 
 
-@router.post(
-    "/nodes/{name}/certificate",
-    auth=HeartbeatBearer(),
-    response={200: CertificateOut, **documented(409)},
-    summary="Issue a certificate for an agent",
-)
+@router.post("/nodes/{name}/certificate", auth=HeartbeatBearer(), response=answers(CertificateOut, 409))
 def certify_node(request: HttpRequest, name: Name, payload: CertificateIn) -> CertificateOut:
+    """Issue a certificate for an agent."""
     return _certified(request, "node", name, payload)
 
 
 @router.post(
-    "/drivers/{name}/certificate",
-    auth=HeartbeatBearer(),
-    response={200: CertificateOut, **documented(409)},
-    summary="Issue a certificate for a driver",
+    "/drivers/{name}/certificate", auth=HeartbeatBearer(), response=answers(CertificateOut, 409)
 )
 def certify_driver(request: HttpRequest, name: Name, payload: CertificateIn) -> CertificateOut:
+    """Issue a certificate for a driver."""
     return _certified(request, "driver", name, payload)
 
 

@@ -18,7 +18,7 @@ import msgspec
 from django.utils import timezone
 
 from console.control.models import Kind, Target
-from console.control.sending import Call, Endpoint, ask_all, refusal
+from console.control.sending import Call, Endpoint, ask_all
 from console.fleet.models import Driver, Node, Removed
 from console.fleet.retired_stores import place_of
 from console.operations.core import Done, Outcome, Waiting
@@ -116,7 +116,7 @@ def _lacking_of_agent(node: Node, told: AgentStatement) -> str:
 def ask(operation: Operation, kind: str, places: Sequence[Place]) -> Outcome:
     """Ask those who have not confirmed yet. Only a statement that each has signed counts."""
     if not operation.notes["scopes"]:
-        return Done("Nobody has to be asked.")
+        return Done("No process has to confirm.")
     told: dict[str, Any] = operation.notes.setdefault(kind, {})
     _let_go(operation, kind, told)
     left = [place for place in places if not told.get(place.name, {}).get("done")]
@@ -193,7 +193,7 @@ def _confirmed(place: Place, question: Question, answer: Reply | str) -> dict[st
     if answer.status_code == HTTPStatus.ACCEPTED:
         raise NotConfirmed(_detail(answer))
     if answer.status_code != HTTPStatus.OK:
-        raise NotConfirmed(refusal(answer))
+        raise NotConfirmed(answer.refusal)
     statement = opened(answer.content, place.one.public_key, question, place.identity, place.kind)
     if lacking := place.lacks(statement):
         raise NotConfirmed(lacking)

@@ -8,7 +8,7 @@ else, a status, a body, silence, is "not confirmed": it is shown with its reason
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from django.core.exceptions import ValidationError
@@ -22,13 +22,12 @@ from console.control.models import Kind
 from console.fleet.models import Driver
 from console.operations import services as operations
 from console.operations.core import Done, Failed, Outcome
-from console.operations.machines import Machine, Step, machine
+from console.operations.machines import Step, machine
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.policies import org_keys
 from console.policies.evidence.confirmations import PATIENCE, ask, of_agents, of_drivers, removed_of
-from console.policies.evidence.receipts import summary, waited_for, write
-from console.policies.models import PurgeReceipt
+from console.policies.evidence.receipts import Removal, summary, write
 from console.policies.rollout import own_drivers
 from console.policies.services import check_reason
 from console.sessions.driver_orgs import drivers_told
@@ -58,7 +57,7 @@ def purge(principal: Principal, org: Org, *, model: str = "", reason: str) -> Op
     record(
         principal,
         "org.purge",
-        Subject("org", org.slug, org.name, org.pk, [of_org(org.slug)]),
+        Subject.of("org", org.slug, org.name, org),
         after={"purged": model or "all models"},
         reason=reason,
     )
@@ -74,7 +73,7 @@ def purge(principal: Principal, org: Org, *, model: str = "", reason: str) -> Op
 
 
 def _of_model(drivers: Collection[Driver], model: str) -> list[Driver]:
-    return [driver for driver in drivers if not model or (driver.model or {}).get("name") == model]
+    return [driver for driver in drivers if not model or driver.model_name == model]
 
 
 def _epoch(operation: Operation) -> Outcome:
@@ -146,22 +145,10 @@ def _namespaces(model: str) -> list[str]:
 
 
 @machine("org.purge")
-class Purge(Machine):
-    """What is gone can't come back, so there is no way back: who can't be reached is waited for."""
-
-    names_places = True
-
+class Purge(Removal):
     steps = (
         Step("epoch", "Start a new epoch", _epoch, final=True),
         Step("drivers", "Drivers remove it, and confirm", _drivers, patience=PATIENCE, final=True),
         Step("nodes", "Nodes remove what is left, and confirm", _agents, patience=PATIENCE, final=True),
         Step("receipt", "Write the receipt", _receipt, final=True),
     )
-
-    @staticmethod
-    def waits_for(operation: Operation) -> Collection[str]:
-        return waited_for(operation)
-
-    @staticmethod
-    def response(operation: Operation) -> dict[str, Any]:
-        return PurgeReceipt.objects.get(operation_id=operation.pk).statement()

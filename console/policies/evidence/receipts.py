@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from console.control.models import Kind
 from console.fleet.retired_stores import forgotten
+from console.operations.machines import Machine
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.policies.evidence.confirmations import COUNTS, NOT_OWN
@@ -58,14 +59,26 @@ def summary(receipt: PurgeReceipt) -> str:
     return f"{receipt.columns:,} columns and {receipt.files:,} files were removed."
 
 
-def waited_for(operation: Operation) -> list[str]:
-    """The topics of those who have not confirmed yet."""
-    return [
-        of_source(source, name)
-        for kind, source in (("drivers", "driver"), ("nodes", "agent"))
-        for name, one in operation.notes.get(kind, {}).items()
-        if not one["done"]
-    ]
+class Removal(Machine):
+    """A machine whose last step writes a receipt. What is gone can't come back, so there is no way back:
+    who can't be reached is waited for."""
+
+    names_places = True
+
+    @staticmethod
+    def waits_for(operation: Operation) -> Collection[str]:
+        """The topics of those who have not confirmed yet."""
+        return [
+            of_source(source, name)
+            for kind, source in (("drivers", "driver"), ("nodes", "agent"))
+            for name, one in operation.notes.get(kind, {}).items()
+            if not one["done"]
+        ]
+
+    @staticmethod
+    def response(operation: Operation) -> dict[str, Any]:
+        receipt = PurgeReceipt.objects.filter(operation_id=operation.pk).first()
+        return receipt.statement() if receipt else {}
 
 
 def _own(told: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.utils import timezone
 
+from console.metrics.services import numbers
 from console.orgs.models import Org
 from console.policies import documents, sentences, services
 from console.policies.evidence.receipts import receipts_of
 from console.policies.models import PolicyVersion, PurgeReceipt
 from console.policies.rollout import applied_on
 from console.policies.services import ActivePolicy
+from console.shell.pages import harmless
 from kvss_agent.metrics import TIER2_OVERSTAY
 from swdriver_shim.daemon.metrics import EXPIRED, ORG_BYTES, ORG_OVERSTAY
 from telemetry.metrics import Metric
-from telemetry.queries import Fold, Question, ask
+from telemetry.queries import Fold
 from telemetry.topics import FLEET, of_org
 
 DAYS: Final = (1, 7, 30, 90)
@@ -29,14 +31,14 @@ ROWS_MAX: Final = 500
 # By tier: what the figures stand for, on the page and in what is signed.
 OVERSTAY: Final = {
     "dram": "The longest time that bytes stayed in memory past their TTL. They were not served: every "
-    "look-up asks for the time.",
+    "look-up checks the TTL.",
     "tier2": "The longest time that any org's file stayed past its TTL: agents do not tell orgs apart. "
-    "Its time there is the longest that a policy of its org allows. It was not served.",
+    "Its TTL there is the longest that a policy of its org allows. It was not served.",
 }
 EXPIRED_COLUMNS: Final = {
-    "dram": "Columns whose time was over in memory.",
-    "tier2": "Columns whose time was over in files, as far as drivers knew of them. Those that no "
-    "driver knew of any more are removed by agents, and are not in this count.",
+    "dram": "Columns that expired in memory.",
+    "tier2": "Columns that expired in files, as far as drivers knew of them. Files that no driver knows "
+    "any more are removed by agents, and are not in this count.",
 }
 _STEPS: Final = {1: 600, 7: 3600, 30: 3600, 90: 10_800}
 
@@ -133,36 +135,14 @@ def _versions(org: Org, start: datetime) -> list[PolicyVersion]:
 
 
 def _count(topic: str, start: datetime, end: datetime, step: int, tier: str) -> int | None:
-    told = list(_values(topic, EXPIRED, Fold.SUM, start, end, step, {"tier": tier}))
+    told = numbers(topic, EXPIRED, Fold.SUM, start, end, step, where={"tier": tier})
     return round(sum(told)) if told else None
 
 
 def _most(
     topic: str, metric: Metric, start: datetime, end: datetime, step: int, fold: Fold = Fold.MAX
 ) -> float | None:
-    return max(_values(topic, metric, fold, start, end, step), default=None)
-
-
-def _values(
-    topic: str,
-    metric: Metric,
-    fold: Fold,
-    start: datetime,
-    end: datetime,
-    step: int,
-    where: Mapping[str, str] | None = None,
-) -> Iterator[float]:
-    question = Question(
-        topic=topic,
-        metric=metric,
-        fold=fold,
-        start=start.timestamp(),
-        end=end.timestamp(),
-        step=step,
-        where=where or {},
-    )
-    for line in ask(question, end.timestamp()).lines:
-        yield from (float(value) for value in line.values if isinstance(value, int | float))
+    return max(numbers(topic, metric, fold, start, end, step), default=None)
 
 
 def as_csv(told: Report) -> str:
@@ -177,22 +157,24 @@ def as_csv(told: Report) -> str:
         rows.writerow(["expired", *span, _cell(count), "columns", f"{tier}: {meaning}"])
     for version in told.versions:
         rows.writerow(
-            ["policy", _moment(version.made_at), "", version.number, "version", _safe(version.reason)]
+            ["policy", _moment(version.made_at), "", version.number, "version", harmless(version.reason)]
         )
     for receipt in told.receipts:
         rows.writerow(
-            ["purge", _moment(receipt.at), "", receipt.columns, "columns", _safe(receipt.model or "all")]
+            [
+                "purge",
+                _moment(receipt.at),
+                "",
+                receipt.columns,
+                "columns",
+                harmless(receipt.model or "all"),
+            ]
         )
     return out.getvalue()
 
 
 def _cell(value: float | None) -> str:
     return "not told" if value is None else f"{value:g}"
-
-
-def _safe(text: str) -> str:
-    """A spreadsheet is not to take it for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _moment(at: datetime) -> str:

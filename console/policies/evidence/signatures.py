@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from django.conf import settings
+
+from console.shell.sealed import derived
 
 PURPOSE: Final = b"tidegate: signed statements, 1"
 ALGORITHM: Final = "EdDSA"
@@ -52,11 +52,7 @@ def _keys() -> tuple[Ed25519PrivateKey, ...]:
 @lru_cache(maxsize=8)
 def _derived(*secret_keys: str) -> tuple[Ed25519PrivateKey, ...]:
     """The first signs."""
-    return tuple(Ed25519PrivateKey.from_private_bytes(_seed(key.encode())) for key in secret_keys)
-
-
-def _seed(secret_key: bytes) -> bytes:
-    return HKDF(algorithm=SHA256(), length=32, salt=None, info=PURPOSE).derive(secret_key)
+    return tuple(Ed25519PrivateKey.from_private_bytes(derived(key, PURPOSE)) for key in secret_keys)
 
 
 def _raw(key: Ed25519PrivateKey) -> bytes:

@@ -7,19 +7,17 @@ under the driver's model goes as well, unless other drivers of the org serve tha
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from console.fleet.models import Driver
 from console.operations.core import Done, Outcome
-from console.operations.machines import Machine, Step, machine
+from console.operations.machines import Step, machine
 from console.operations.models import Operation
 from console.policies import org_keys
 from console.policies.evidence.confirmations import PATIENCE, ask, of_agents, of_drivers
-from console.policies.evidence.receipts import summary, waited_for, write
-from console.policies.models import PurgeReceipt
+from console.policies.evidence.receipts import Removal, summary, write
 from console.policies.rollout import own_drivers
 from console.sessions.driver_orgs import WITHDRAW, drivers_told
 from console.sessions.models import DriverOrg
@@ -86,22 +84,9 @@ def _receipt(operation: Operation) -> Outcome:
 
 
 @machine(WITHDRAW)
-class Withdrawal(Machine):
-    """The driver is told at once, and can't be asked to have what it has removed."""
-
-    names_places = True
-
+class Withdrawal(Removal):
     steps = (
         Step("driver", "The driver removes it, and confirms", _driver, patience=PATIENCE, final=True),
         Step("nodes", "Nodes remove what is left, and confirm", _nodes, patience=PATIENCE, final=True),
         Step("receipt", "Write the receipt", _receipt, final=True),
     )
-
-    @staticmethod
-    def waits_for(operation: Operation) -> Collection[str]:
-        return waited_for(operation)
-
-    @staticmethod
-    def response(operation: Operation) -> dict[str, Any]:
-        receipt = PurgeReceipt.objects.filter(operation_id=operation.pk).first()
-        return receipt.statement() if receipt else {}

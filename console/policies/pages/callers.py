@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 
 from console.accounts.browser import SignedInRequest, form_page, post_page
 from console.accounts.roles import Role
-from console.orgs.services import for_change, get_org
+from console.orgs.services import changing, get_org
 from console.policies import callers
 from console.policies.pages.forms import CallerForm
+from console.shell.pages import Refusing
 
 
 @form_page
@@ -22,21 +22,16 @@ def show_callers(request: SignedInRequest, slug: str) -> HttpResponse:
     form = CallerForm(request.POST or None)
     token = ""
     if request.method == "POST" and form.is_valid():
-        try:
-            with transaction.atomic():
-                org = for_change(request.principal, slug)
-                _, token = callers.add_caller(request.principal, org, name=form.cleaned_data["name"])
+        with Refusing(form, ValidationError), changing(request.principal, slug) as org:
+            _, token = callers.add_caller(request.principal, org, name=form.cleaned_data["name"])
             form = CallerForm()
-        except ValidationError as error:
-            form.add_error(None, ValidationError(error.messages))
     context = {"org": org, "form": form, "token": token, "callers": callers.callers_of(org)}
     return render(request, "policies/callers.html", context)
 
 
 @post_page
 def remove_caller(request: SignedInRequest, slug: str, public_id: str) -> HttpResponse:
-    with transaction.atomic():
-        org = for_change(request.principal, slug)
+    with changing(request.principal, slug) as org:
         callers.remove_caller(request.principal, org, public_id)
-    messages.success(request, "Removed. Drivers refuse its token from now on.")
+    messages.success(request, "Removed. Drivers reject its token within seconds.")
     return redirect("callers", slug)

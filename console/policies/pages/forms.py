@@ -6,6 +6,7 @@ from typing import Any
 from django import forms
 from django.core.exceptions import ValidationError
 
+from console.accounts.forms import utc_field
 from console.policies import documents, sentences
 from console.policies.documents import Limits, Malformed
 from console.policies.models import REASON_MAX
@@ -139,12 +140,7 @@ class EditorForm(PolicyForm):
     )
     version = forms.IntegerField(min_value=0, max_value=2**31 - 1, widget=forms.HiddenInput)
     model = forms.CharField(max_length=200, required=False, widget=forms.HiddenInput)
-    starts_at = forms.DateTimeField(
-        required=False,
-        label="Starts at",
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
-        help_text="UTC. Empty: immediately.",
-    )
+    starts_at = utc_field("Starts at", "UTC. Empty: immediately.")
     lasts = time_field(
         "Duration", "For example 48 h, then the previous policy returns. Empty: permanent."
     )

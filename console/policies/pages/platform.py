@@ -6,22 +6,20 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.core.paginator import Paginator
 from django.db.models import Q
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 
 from console.accounts.browser import SignedInRequest, form_page, read_page
-from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.operations.plans import StalePlan
+from console.operations.services import StalePlan
 from console.orgs.services import visible_orgs
 from console.policies import bulk, documents, sentences, services
 from console.policies.documents import ClusterPolicies, Malformed
 from console.policies.pages.forms import BulkForm, ClusterForm, ClusterReasonForm, PolicyForm
 from console.policies.preview import estimates
+from console.shell.pages import Refusing, paged
 
-PER_PAGE = 50
 FORETOLD_MAX = 8  # orgs whose hit rates are shown before a bulk edit: each asks drivers
 
 
@@ -31,14 +29,18 @@ def list_policies(request: SignedInRequest) -> HttpResponse:
     found = visible_orgs(request.principal)
     if asked:
         found = found.filter(Q(slug__icontains=asked) | Q(name__icontains=asked))
-    page = Paginator(found, PER_PAGE).get_page(request.GET.get("page"))
+    listed = paged(request, found)
     cluster = services.cluster()
     rows = [
-        (held, sentences.sentence(held.policy), _may_change(request.principal, held.org.pk))
-        for held in services.active_policies(page.object_list, cluster)
+        (
+            held,
+            sentences.sentence(held.policy),
+            request.principal.holds(Role.ORG_ADMIN, held.org.pk),
+        )
+        for held in services.active_policies(listed["page"].object_list, cluster)
     ]
     context = {
-        "page": page,
+        **listed,
         "rows": rows,
         "q": asked,
         "may_edit": any(may for _, _, may in rows),
@@ -49,22 +51,17 @@ def list_policies(request: SignedInRequest) -> HttpResponse:
     return render(request, "policies/list.html", context)
 
 
-def _may_change(principal: Principal, org_id: int) -> bool:
-    role = principal.role_in(org_id)
-    return role is not None and role >= Role.ORG_ADMIN
-
-
 @form_page
 def edit_many(request: SignedInRequest) -> HttpResponse:
     """Choose, look, save: the same form each time, with what it would do below."""
     source = request.POST if request.method == "POST" else request.GET
     slugs = [slug for slug in source.getlist("org") if "\x00" not in slug][: bulk.ORGS_MAX + 1]
     if not slugs:
-        messages.error(request, "Choose the orgs first.")
+        messages.error(request, "Select at least one org.")
         return redirect("policies")
     form = BulkForm(request.POST if request.method == "POST" else None)
     planned: list[bulk.Planned] = []
-    try:
+    with Refusing(form, ValidationError, StalePlan, Malformed):
         changes = form.changes() if form.is_bound and form.is_valid() else {}
         planned = bulk.plan(request.principal, slugs, changes)
         if changes and "save" in request.POST:
@@ -75,12 +72,8 @@ def edit_many(request: SignedInRequest) -> HttpResponse:
                 reason=form.cleaned_data["reason"],
                 token=form.cleaned_data["token"],
             )
-            messages.success(request, f"Saved for {len(saved)} orgs. Drivers are being told.")
+            messages.success(request, f"Saved for {len(saved)} orgs. It is sent to the drivers now.")
             return redirect("policies")
-    except ValidationError as error:
-        form.add_error(None, ValidationError(error.messages))
-    except (StalePlan, Malformed) as error:
-        form.add_error(None, str(error))
     context = {
         "form": form,
         "slugs": slugs,
@@ -113,15 +106,11 @@ def edit_cluster(request: SignedInRequest) -> HttpResponse:
     if data is not None and all(valid) and policy.policy is not None:
         wanted = ClusterPolicies(default=policy.policy, limits=limits.limits())
         values = reason.cleaned_data
-        try:
+        with Refusing(reason, ValidationError, services.StaleCluster):
             services.set_cluster(
                 request.principal, wanted, reason=values["reason"], if_number=values["version"]
             )
-        except (ValidationError, services.StaleCluster) as error:
-            said = error.messages if isinstance(error, ValidationError) else [str(error)]
-            reason.add_error(None, ValidationError(said))
-        else:
-            messages.success(request, "Saved. Every org is held to it from now on.")
+            messages.success(request, "Saved. It applies to all orgs from now on.")
             return redirect("policies")
     context = {"policy": policy, "limits": limits, "reason": reason, "held": held}
     return render(request, "policies/cluster.html", context)

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -16,24 +14,17 @@ from django.utils.http import urlencode
 from console.accounts.browser import SignedInRequest, form_page, post_page, read_page
 from console.accounts.roles import Role
 from console.orgs.models import Org
-from console.orgs.services import for_change, get_org
+from console.orgs.services import changing, get_org
 from console.policies import documents, rollout, schedule, sentences, services
 from console.policies.pages.forms import EditorForm, ModelForm
 from console.policies.presets import PRESETS
 from console.policies.preview import curves, estimates
 from console.policies.preview.estimates import Foretold
 from console.policies.services import ActivePolicy
+from console.shell.pages import Refusing
 from swdriver_shim.policy import OrgPolicies, Policy
 
 VERSIONS_PER_PAGE = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Edited:
-    """What the form makes of the org's policies; `policy` is the one that is edited."""
-
-    policies: OrgPolicies
-    policy: Policy
 
 
 @form_page
@@ -49,15 +40,14 @@ def edit(request: SignedInRequest, slug: str) -> HttpResponse:
 
 
 def _save(request: SignedInRequest, org: Org) -> HttpResponse:
-    with transaction.atomic():
-        org = for_change(request.principal, org.slug)
+    with changing(request.principal, org.slug) as org:
         held = services.active_policy(org)
         model = _model_of(request)
         form = EditorForm(request.POST, limits=held.cluster.policies.limits)
         if "look" not in request.POST and form.is_valid() and form.policy is not None:
             if form.cleaned_data["version"] != held.number:
                 form.add_error(None, _moved_on(held))
-            elif _saved(request, form, held, _edited(held, model, form.policy).policies):
+            elif _saved(request, form, held, _edited(held, model, form.policy)):
                 return redirect("policy", org.slug)
     return _page(request, held, model, form)
 
@@ -70,7 +60,7 @@ def _saved(
     if values["lasts"] and not values["starts_at"]:
         form.add_error("starts_at", "Say from when.")
         return False
-    try:
+    with Refusing(form, ValidationError):
         if values["starts_at"]:
             lasts = timedelta(seconds=values["lasts"]) if values["lasts"] else None
             schedule.schedule(
@@ -81,37 +71,26 @@ def _saved(
                 lasts=lasts,
                 reason=values["reason"],
             )
-            messages.success(request, "It is waiting, and begins by itself.")
+            messages.success(request, "Scheduled. It takes effect at its start time.")
             return True
         after = services.set_policy(request.principal, held.org, wanted, reason=values["reason"])
-    except ValidationError as error:
-        _add_errors(form, error)
-        return False
-    if after.number == held.number:
-        messages.info(request, "Nothing has changed, so nothing was saved.")
-    else:
-        messages.success(request, f"Version {after.number} is saved. Drivers are being told.")
-    return True
-
-
-def _add_errors(form: EditorForm, error: ValidationError) -> None:
-    for name, messages_of_field in error.message_dict.items() if hasattr(error, "error_dict") else ():
-        field = name.rpartition("/")[2]
-        for sentence in messages_of_field:
-            form.add_error(field if field in form.fields else None, sentence)
-    if not hasattr(error, "error_dict"):
-        form.add_error(None, error)
+        if after.number == held.number:
+            messages.info(request, "Nothing has changed, so nothing was saved.")
+        else:
+            messages.success(request, f"Version {after.number} saved. It is sent to the drivers now.")
+        return True
+    return False
 
 
 def _moved_on(held: ActivePolicy) -> str:
     version = held.version
-    who = f"{version.author_name} saved version {held.number}: {version.reason}." if version else ""
-    return f"Meanwhile {who} Look at what would change now, then save again."
+    who = f"{version.author_name} saved version {held.number}" if version else "the policy was deleted"
+    why = f": {version.reason}" if version else ""
+    return f"Meanwhile {who}{why}. Compare it with your changes, then save again."
 
 
 def _page(request: SignedInRequest, held: ActivePolicy, model: str, form: EditorForm) -> HttpResponse:
-    role = request.principal.role_in(held.org.pk)
-    may_change = role is not None and role >= Role.ORG_ADMIN
+    may_change = request.principal.holds(Role.ORG_ADMIN, held.org.pk)
     context = {
         "org": held.org,
         "held": held,
@@ -123,7 +102,7 @@ def _page(request: SignedInRequest, held: ActivePolicy, model: str, form: Editor
         "form": form,
         "model_form": ModelForm(),
         "may_change": may_change,
-        "may_prove": role is not None and role >= Role.ON_CALL,
+        "may_prove": request.principal.holds(Role.ON_CALL, held.org.pk),
         "templates": PRESETS,
         "waiting": schedule.open_of(held.org),
         "reach": rollout.reach(request.principal, held),
@@ -168,7 +147,7 @@ def _preview_context(
     if wrong or proposed is None:
         return context
     edited = _edited(held, model, proposed)
-    told = estimates.foretell(held.org, held.policies, edited.policies, model)
+    told = estimates.foretell(held.org, held.policies, edited, model)
     default = held.cluster.policies.default
     return {
         **context,
@@ -177,7 +156,7 @@ def _preview_context(
         "from_default": sentences.differences(default, proposed),
         "told": told,
         "curves": _curves(told, now, proposed),
-        "command": _command(request, held, edited.policies),
+        "command": _command(request, held, edited),
     }
 
 
@@ -252,11 +231,12 @@ def _initial(request: HttpRequest, held: ActivePolicy, model: str) -> dict[str, 
     return {**EditorForm.initial_of(policy), "version": held.number, "model": model}
 
 
-def _edited(held: ActivePolicy, model: str, policy: Policy) -> Edited:
+def _edited(held: ActivePolicy, model: str, policy: Policy) -> OrgPolicies:
+    """What the form makes of the org's policies."""
     said = held.said
     if model:
-        return Edited(OrgPolicies(policy=said.policy, models={**said.models, model: policy}), policy)
-    return Edited(OrgPolicies(policy=policy, models=said.models), policy)
+        return OrgPolicies(policy=said.policy, models={**said.models, model: policy})
+    return OrgPolicies(policy=policy, models=said.models)
 
 
 def _rows(held: ActivePolicy, model: str) -> list[tuple[str, str, str]]:
@@ -280,7 +260,7 @@ def choose_model(request: SignedInRequest, slug: str) -> HttpResponse:
     get_org(request.principal, slug, Role.ORG_ADMIN)
     form = ModelForm(request.POST)
     if not form.is_valid():
-        messages.error(request, "Name the model as drivers do.")
+        messages.error(request, "Enter the name of a model, as drivers report it.")
         return redirect("policy", slug)
     return redirect(
         f"{reverse('policy', args=[slug])}?{urlencode({'model': form.cleaned_data['model']})}"
@@ -290,8 +270,7 @@ def choose_model(request: SignedInRequest, slug: str) -> HttpResponse:
 @post_page
 def drop_model(request: SignedInRequest, slug: str) -> HttpResponse:
     """From now on the model is held as all others are."""
-    with transaction.atomic():
-        org = for_change(request.principal, slug)
+    with changing(request.principal, slug) as org:
         held = services.active_policy(org)
         model = _model_of(request)
         if model not in held.said.models:
@@ -299,23 +278,21 @@ def drop_model(request: SignedInRequest, slug: str) -> HttpResponse:
         models = {name: policy for name, policy in held.said.models.items() if name != model}
         wanted = OrgPolicies(policy=held.said.policy, models=models)
         services.set_policy(request.principal, org, wanted, reason=f"{model} is held as all others")
-    messages.success(request, f"{model} is held as all other models are.")
+    messages.success(request, f"{model} now has the policy of the org.")
     return redirect("policy", slug)
 
 
 @post_page
 def follow_default(request: SignedInRequest, slug: str) -> HttpResponse:
-    with transaction.atomic():
-        org = for_change(request.principal, slug)
+    with changing(request.principal, slug) as org:
         services.set_policy(request.principal, org, None, reason="it follows the default")
-    messages.success(request, f"{org.name} follows the default from now on.")
+    messages.success(request, f"{org.name} now follows the cluster's default.")
     return redirect("policy", slug)
 
 
 @post_page
 def unschedule(request: SignedInRequest, slug: str, number: int) -> HttpResponse:
-    with transaction.atomic():
-        org = for_change(request.principal, slug)
+    with changing(request.principal, slug) as org:
         schedule.take_back(request.principal, org, number)
     messages.success(request, "Cancelled.")
     return redirect("policy", slug)

@@ -6,19 +6,19 @@ import json
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 
 from console.accounts.browser import SignedInRequest, post_page, read_page
 from console.accounts.roles import Role
 from console.operations import services as operations
-from console.orgs.services import for_change, get_org
+from console.orgs.services import changing, get_org
 from console.policies.evidence import purges, reports, signatures
 from console.policies.evidence.reports import DAYS, Report
 from console.policies.evidence.standings import standings_of
 from console.policies.pages.forms import PurgeForm
 from console.policies.rollout import own_drivers
+from console.shell.pages import Telling
 
 DAYS_DEFAULT = 30
 
@@ -41,13 +41,12 @@ def show(request: SignedInRequest, slug: str) -> HttpResponse:
     receipts = [
         (receipt, standings_of(receipt.places, own, is_staff=is_staff)) for receipt in told.receipts
     ]
-    role = request.principal.role_in(told.org.pk)
     context = {
         "org": told.org,
         "told": told,
         "days": _days(request),
         "spans": DAYS,
-        "may_change": role is not None and role >= Role.ORG_ADMIN,
+        "may_change": request.principal.holds(Role.ORG_ADMIN, told.org.pk),
         "form": PurgeForm(),
         "receipts": receipts,
         "running": running,
@@ -78,18 +77,14 @@ def _file(text: str, kind: str, name: str) -> HttpResponse:
 @post_page
 def purge(request: SignedInRequest, slug: str) -> HttpResponse:
     form = PurgeForm(request.POST)
-    with transaction.atomic():
-        org = for_change(request.principal, slug)
+    with changing(request.principal, slug) as org:
         if not form.is_valid() or form.cleaned_data["typed"] != slug:
             messages.error(request, f"Nothing is purged: say why, and type “{slug}” to confirm.")
             return redirect("retention", slug)
         values = form.cleaned_data
-        try:
+        with Telling(request, operations.Busy, ValidationError):
             operation = purges.purge(
                 request.principal, org, model=values["model"], reason=values["reason"]
             )
-        except (operations.Busy, ValidationError) as error:
-            said = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
-            messages.error(request, said)
-            return redirect("retention", slug)
-    return redirect("operation", operation.pk)
+            return redirect("operation", operation.pk)
+    return redirect("retention", slug)

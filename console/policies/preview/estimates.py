@@ -12,8 +12,7 @@ from typing import Final
 import msgspec
 from django.utils import timezone
 
-from console.control.sending import Call, Endpoint, ask_all, invalid, refusal
-from console.fleet.models import Driver
+from console.control.sending import Call, Endpoint, ask_all, invalid
 from console.fleet.services import reachable_drivers
 from console.orgs.models import Org
 from console.sessions.driver_orgs import drivers_serving
@@ -86,15 +85,11 @@ def _asked(org: Org) -> Known:
     asked = there[:: max(1, -(-len(there) // DRIVERS_MAX))]  # spread over all of them
     calls = [Call(Endpoint.of(one), "GET", f"/v1/reuse?org={org.slug}") for one in asked]
     answers = list(zip(asked, map(_traffic, ask_all(calls, BUDGET)), strict=True))
-    told = [(_model_of(driver), answer) for driver, answer in answers if isinstance(answer, Traffic)]
+    told = [(driver.model_name, answer) for driver, answer in answers if isinstance(answer, Traffic)]
     # No more of each than a preview of all of them uses: the rest would lie about in memory.
     traffics = tuple((model, traffic.smaller(COLUMNS // len(told))) for model, traffic in told)
     silent = sum(isinstance(answer, str) for _, answer in answers)
     return Known(timezone.now(), traffics, len(asked), len(there), silent)
-
-
-def _model_of(driver: Driver) -> str:
-    return str((driver.model or {}).get("name", ""))
 
 
 def _traffic(answer: Reply | str) -> Traffic | str | None:
@@ -104,7 +99,7 @@ def _traffic(answer: Reply | str) -> Traffic | str | None:
     if answer.status_code in KNOWS_NOTHING:
         return None
     if not answer.is_success:
-        return refusal(answer)
+        return answer.refusal
     try:
         return Traffic.of(answer.read(_DECODER))
     except Malformed as error:

@@ -7,7 +7,7 @@ from typing import Final
 
 from django.core import signing
 
-from console.operations.plans import StalePlan
+from console.operations.services import StalePlan
 from console.policies.services import ActivePolicy
 
 HOURS_MAX: Final = 24

@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
-from ninja import Field, Router, Schema
+from ninja import Field, Schema
 
-from console.accounts.browser import requester
-from console.accounts.principal import Authority, Principal
+from console.accounts.browser import SignedInRequest
+from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import Input
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.api.shown import SlugOf, read
 from console.orgs.models import SLUG
 from console.policies import bulk, documents, sentences, services
@@ -68,58 +68,40 @@ class BulkOut(Schema):
     orgs: list[BulkOrgOut]
 
 
-@router.get(
-    "/policies/cluster",
-    response={200: ClusterOut, **documented()},
-    summary="Get the default policy and the limits",
-)
+@router.get("/policies/cluster", response=answers(ClusterOut))
 def get_cluster(request: HttpRequest, response: HttpResponse) -> Cluster:
-    requester(request)
+    """Get the default policy and the limits."""
+    del request  # everybody may
     held = services.cluster()
     response["ETag"] = etag(held.number)
     return held
 
 
-@router.put(
-    "/policies/cluster",
-    response={200: ClusterOut, **documented(409, 412, 428)},
-    summary="Set the default policy and the limits",
-)
+@router.put("/policies/cluster", response=answers(ClusterOut, 409, 412, 428))
 @with_dry_run
-def put_cluster(
-    request: HttpRequest,
-    payload: ClusterPut,
-    if_match: IfMatch,
-) -> Answer:
-    principal = requester(request)
-    _check_platform_admin(principal)
+def put_cluster(request: SignedInRequest, payload: ClusterPut, if_match: IfMatch) -> Answer:
+    """Set the default policy and the limits."""
+    request.principal.check_may_change(Role.PLATFORM_ADMIN)
     number = services.locked_cluster().number
     check_match(if_match, number)
     wanted = ClusterPolicies(default=payload.default, limits=payload.limits)
-    held = services.set_cluster(principal, wanted, reason=payload.reason, if_number=number)
+    held = services.set_cluster(request.principal, wanted, reason=payload.reason, if_number=number)
     needs = [Authority(None, Role.PLATFORM_ADMIN)]
     return Answer(200, needs, read(ClusterOut, held, request), {"ETag": etag(held.number)})
 
 
-def _check_platform_admin(principal: Principal) -> None:
-    principal.check_may_change()
-    principal.check_platform(Role.PLATFORM_ADMIN)
-
-
-@router.post(
-    "/policies/bulk",
-    response={200: BulkOut, **documented(404, 409, 412)},
-    summary="Change the policies of several orgs, all or none",
-)
+@router.post("/policies/bulk", response=answers(BulkOut, 404, 409, 412))
 @with_dry_run
-def change_many(request: HttpRequest, payload: BulkIn, validate_only: ValidateOnly = False) -> Answer:
-    principal = requester(request)
-    principal.check_may_change()
+def change_many(
+    request: SignedInRequest, payload: BulkIn, validate_only: ValidateOnly = False
+) -> Answer:
+    """Change the policies of several orgs, all or none."""
+    request.principal.check_may_change()
     try:
-        planned = bulk.plan(principal, payload.orgs, payload.changes)
+        planned = bulk.plan(request.principal, payload.orgs, payload.changes)
         if not validate_only:
             bulk.save(
-                principal,
+                request.principal,
                 payload.orgs,
                 payload.changes,
                 reason=payload.reason,

@@ -5,19 +5,20 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from msgspec.structs import asdict
-from ninja import Field, Path, Router, Schema
+from ninja import Field, Path, Schema
 from pydantic import BeforeValidator
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.etags import IfMatch, check_match, etag
 from console.api.fields import NO_NUL, Input
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.pagination import Rows, listing
-from console.api.problems import ApiError, FieldError, documented
+from console.api.problems import ApiError, FieldError
+from console.api.routes import Router, answers
 from console.api.shown import read
 from console.control.services import Reach
 from console.orgs.api import Slug
@@ -186,55 +187,48 @@ def show(held: ActivePolicy, reached: Reach, plan_token: str | None = None) -> d
     }
 
 
-@router.get(
-    "/orgs/{slug}/policy",
-    response={200: PolicyOut, **documented(404)},
-    summary="Get the active policy and its rollout",
-)
-def get_policy(request: HttpRequest, response: HttpResponse, slug: Slug) -> dict[str, object]:
-    principal = requester(request)
-    held = services.active_policy(get_org(principal, slug))
+@router.get("/orgs/{slug}/policy", response=answers(PolicyOut, 404))
+def get_policy(request: SignedInRequest, response: HttpResponse, slug: Slug) -> dict[str, object]:
+    """Get the active policy and its rollout."""
+    held = services.active_policy(get_org(request.principal, slug))
     response["ETag"] = etag(held.number)
-    return show(held, reach(principal, held))
+    return show(held, reach(request.principal, held))
 
 
-@router.put(
-    "/orgs/{slug}/policy",
-    response={200: PolicyOut, **documented(404, 409, 412, 428)},
-    summary="Set the policy of an org",
-)
+@router.put("/orgs/{slug}/policy", response=answers(PolicyOut, 404, 409, 412, 428))
 @with_dry_run
 def put_policy(
-    request: HttpRequest,
+    request: SignedInRequest,
     slug: Slug,
     payload: PolicyPut,
     if_match: IfMatch,
     validate_only: ValidateOnly = False,
 ) -> Answer:
-    """Drivers are told after the commit; `applied` says who has it."""
-    principal = requester(request)
-    org = for_change(principal, slug)
+    """Set the policy of an org.
+
+    Drivers are told after the commit; `applied` says who has it.
+    """
+    org = for_change(request.principal, slug)
     before = services.active_policy(org)
     check_match(if_match, before.number)
     wanted = payload.wanted()
     document = documents.write(wanted)
     if payload.plan_token is not None:
         tokens.check(payload.plan_token, before, document)
-    held = services.set_policy(principal, org, wanted, reason=payload.reason)
+    held = services.set_policy(request.principal, org, wanted, reason=payload.reason)
     token = tokens.token_of(before, document) if validate_only else None
     needs = [Authority(org.pk, Role.ORG_ADMIN)]
-    shown = read(PolicyOut, show(held, reach(principal, held), token), request)
+    shown = read(PolicyOut, show(held, reach(request.principal, held), token), request)
     return Answer(200, needs, shown, {"ETag": etag(held.number)})
 
 
-@router.post(
-    "/orgs/{slug}/policy:preview",
-    response={200: PreviewOut, **documented(404)},
-    summary="Preview a policy on the org's own traffic",
-)
-def preview_policy(request: HttpRequest, slug: Slug, payload: PreviewIn) -> dict[str, object]:
-    """Changes nothing. `plan_token` applies just this, if nothing has changed until then."""
-    held = services.active_policy(get_org(requester(request), slug))
+@router.post("/orgs/{slug}/policy:preview", response=answers(PreviewOut, 404))
+def preview_policy(request: SignedInRequest, slug: Slug, payload: PreviewIn) -> dict[str, object]:
+    """Preview a policy on the org's own traffic.
+
+    Changes nothing. `plan_token` applies just this, if nothing has changed until then.
+    """
+    held = services.active_policy(get_org(request.principal, slug))
     wanted = payload.wanted()
     services.check(wanted, held.cluster.policies.limits)
     proposed = wanted or OrgPolicies(policy=held.cluster.policies.default)
@@ -257,48 +251,39 @@ def preview_policy(request: HttpRequest, slug: Slug, payload: PreviewIn) -> dict
 # Versions
 
 
-@listing(
-    router,
-    "/orgs/{slug}/policy/versions",
-    VersionOut,
-    404,
-    by="-number",
-    summary="List policy versions, newest first",
-)
-def list_versions(request: HttpRequest, slug: Slug) -> Rows:
-    org = get_org(requester(request), slug)
+@listing(router, "/orgs/{slug}/policy/versions", VersionOut, 404, by="-number")
+def list_versions(request: SignedInRequest, slug: Slug) -> Rows:
+    """List policy versions, newest first."""
+    org = get_org(request.principal, slug)
     return services.versions_of(org)
 
 
-@router.get(
-    "/orgs/{slug}/policy/versions/{number}",
-    response={200: VersionOut, **documented(404)},
-    summary="Get a version",
-)
-def get_version(request: HttpRequest, slug: Slug, number: Number) -> PolicyVersion:
-    return services.get_version(get_org(requester(request), slug), number)
+@router.get("/orgs/{slug}/policy/versions/{number}", response=answers(VersionOut, 404))
+def get_version(request: SignedInRequest, slug: Slug, number: Number) -> PolicyVersion:
+    """Get a version."""
+    return services.get_version(get_org(request.principal, slug), number)
 
 
 @router.post(
-    "/orgs/{slug}/policy/versions/{number}/restore",
-    response={200: PolicyOut, **documented(404, 409, 412, 428)},
-    summary="Restore an earlier version",
+    "/orgs/{slug}/policy/versions/{number}/restore", response=answers(PolicyOut, 404, 409, 412, 428)
 )
 @with_dry_run
 def restore_version(
-    request: HttpRequest,
+    request: SignedInRequest,
     slug: Slug,
     number: Number,
     payload: RestoreIn,
     if_match: IfMatch,
 ) -> Answer:
-    """0 is what there was before the first: the cluster's default."""
-    principal = requester(request)
-    org = for_change(principal, slug)
+    """Restore an earlier version.
+
+    0 is what there was before the first: the cluster's default.
+    """
+    org = for_change(request.principal, slug)
     check_match(if_match, services.active_policy(org).number)
-    held = services.restore(principal, org, number, reason=payload.reason)
+    held = services.restore(request.principal, org, number, reason=payload.reason)
     needs = [Authority(org.pk, Role.ORG_ADMIN)]
-    shown = read(PolicyOut, show(held, reach(principal, held)), request)
+    shown = read(PolicyOut, show(held, reach(request.principal, held)), request)
     return Answer(200, needs, shown, {"ETag": etag(held.number)})
 
 

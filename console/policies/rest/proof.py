@@ -9,15 +9,15 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from django.http import HttpRequest
-from ninja import Field, Query, Router, Schema
+from ninja import Field, Query, Schema
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.fields import NO_NUL, Input
 from console.api.idempotency import Answer, with_dry_run
 from console.api.pagination import Rows, listing
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.operations.api import OperationOut, accepted
 from console.orgs.api import Slug
 from console.orgs.services import for_change, get_org
@@ -78,51 +78,35 @@ class KeysOut(Schema):
     keys: list[dict[str, str]]
 
 
-@router.get(
-    "/orgs/{slug}/retention",
-    response={200: ReportOut, **documented(404)},
-    summary="Get the signed retention report",
-)
-def get_retention(request: HttpRequest, slug: Slug, days: Days = "30") -> ReportOut:
-    org = get_org(requester(request), slug, Role.ON_CALL)
+@router.get("/orgs/{slug}/retention", response=answers(ReportOut, 404))
+def get_retention(request: SignedInRequest, slug: Slug, days: Days = "30") -> ReportOut:
+    """Get the signed retention report."""
+    org = get_org(request.principal, slug, Role.ON_CALL)
     statement = reports.report(org, int(days)).statement()
     return ReportOut(report=statement, jws=signatures.sign(statement))
 
 
-@router.get(
-    "/signing-keys",
-    response=KeysOut,
-    auth=None,
-    summary="List the signing keys as a JWK set",
-)
+@router.get("/signing-keys", response=KeysOut, auth=None)
 def list_keys(request: HttpRequest) -> KeysOut:
+    """List the signing keys as a JWK set."""
     del request  # anyone may
     return KeysOut(keys=signatures.public_keys())
 
 
-@router.post(
-    "/orgs/{slug}/purge",
-    response={202: OperationOut, **documented(404, 409)},
-    summary="Purge an org, with a receipt",
-)
+@router.post("/orgs/{slug}/purge", response=answers(OperationOut, 404, 409, status=202))
 @with_dry_run
-def purge_org(
-    request: HttpRequest,
-    slug: Slug,
-    payload: PurgeIn,
-) -> Answer:
-    principal = requester(request)
-    org = for_change(principal, slug)
-    operation = purges.purge(principal, org, model=payload.model, reason=payload.reason)
+def purge_org(request: SignedInRequest, slug: Slug, payload: PurgeIn) -> Answer:
+    """Purge an org, with a receipt."""
+    org = for_change(request.principal, slug)
+    operation = purges.purge(request.principal, org, model=payload.model, reason=payload.reason)
     return accepted(operation, Authority(org.pk, Role.ORG_ADMIN))
 
 
-@listing(
-    router, "/orgs/{slug}/purges", ReceiptOut, 404, by="-pk", summary="List purge receipts, newest first"
-)
-def list_purges(request: HttpRequest, slug: Slug) -> Rows:
-    org = get_org(requester(request), slug, Role.ON_CALL)
-    is_staff = requester(request).on_platform(Role.VIEWER)
+@listing(router, "/orgs/{slug}/purges", ReceiptOut, 404, by="-pk")
+def list_purges(request: SignedInRequest, slug: Slug) -> Rows:
+    """List purge receipts, newest first."""
+    org = get_org(request.principal, slug, Role.ON_CALL)
+    is_staff = request.principal.on_platform(Role.VIEWER)
     show = partial(show_receipt, is_staff=is_staff)
     return receipts.receipts_of(org), show
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from django.db import transaction
-from django.http import HttpRequest
-from ninja import Field, Path, Router, Status
+from ninja import Field, Path, Status
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.fields import Moment
 from console.api.idempotency import Answer, with_dry_run
 from console.api.pagination import Rows, listing
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.api.shown import read
 from console.orgs.api import Slug
 from console.orgs.models import SLUG
-from console.orgs.services import for_change, get_org
+from console.orgs.services import changing, for_change, get_org
 from console.policies import schedule
 from console.policies.models import ScheduledPolicy
 from console.policies.rest.fields import PolicyField
@@ -55,34 +53,20 @@ class ScheduledOut(ReadsDocument):
     reason: str
 
 
-@listing(
-    router,
-    "/orgs/{slug}/policy/scheduled",
-    ScheduledOut,
-    404,
-    by="-pk",
-    summary="List scheduled policies",
-)
-def list_scheduled(request: HttpRequest, slug: Slug) -> Rows:
-    org = get_org(requester(request), slug)
+@listing(router, "/orgs/{slug}/policy/scheduled", ScheduledOut, 404, by="-pk")
+def list_scheduled(request: SignedInRequest, slug: Slug) -> Rows:
+    """List scheduled policies."""
+    org = get_org(request.principal, slug)
     return ScheduledPolicy.objects.select_related("org").filter(org=org)
 
 
-@router.post(
-    "/orgs/{slug}/policy/scheduled",
-    response={201: ScheduledOut, **documented(404, 409)},
-    summary="Schedule a policy",
-)
+@router.post("/orgs/{slug}/policy/scheduled", response=answers(ScheduledOut, 404, 409, status=201))
 @with_dry_run
-def schedule_policy(
-    request: HttpRequest,
-    slug: Slug,
-    payload: ScheduleIn,
-) -> Answer:
-    principal = requester(request)
-    org = for_change(principal, slug)
+def schedule_policy(request: SignedInRequest, slug: Slug, payload: ScheduleIn) -> Answer:
+    """Schedule a policy."""
+    org = for_change(request.principal, slug)
     planned = schedule.schedule(
-        principal,
+        request.principal,
         org,
         payload.wanted(),
         starts_at=payload.starts_at,
@@ -92,13 +76,9 @@ def schedule_policy(
     return Answer(201, [Authority(org.pk, Role.ORG_ADMIN)], read(ScheduledOut, planned, request))
 
 
-@router.delete(
-    "/orgs/{slug}/policy/scheduled/{number}",
-    response={204: None, **documented(404)},
-    summary="Cancel a scheduled policy; an active one ends now",
-)
-def unschedule_policy(request: HttpRequest, slug: Slug, number: Id) -> Status[None]:
-    principal = requester(request)
-    with transaction.atomic():
-        schedule.take_back(principal, for_change(principal, slug), number)
+@router.delete("/orgs/{slug}/policy/scheduled/{number}", response=answers(None, 404, status=204))
+def unschedule_policy(request: SignedInRequest, slug: Slug, number: Id) -> Status[None]:
+    """Cancel a scheduled policy; an active one ends now."""
+    with changing(request.principal, slug) as org:
+        schedule.take_back(request.principal, org, number)
     return Status(204, None)

@@ -39,7 +39,7 @@ def drain(principal: Principal, name: str, *, reason: str = "") -> Operation:
 
     Raises operations' Busy.
     """
-    node = _for_change(principal, name)
+    node = for_change(principal, visible_nodes, name, Role.ON_CALL)
     return _begin(principal, "node.drain", node, f"Drain {name}", {}, reason)
 
 
@@ -49,16 +49,12 @@ def upgrade(principal: Principal, name: str, *, version: str = "", reason: str =
 
     Raises operations' Busy, and Impossible where it is of this version already.
     """
-    node = _for_change(principal, name)
+    node = for_change(principal, visible_nodes, name, Role.ON_CALL)
     if version and node.software_version == version:
         raise Impossible(f"{name} runs {version} already.")
     to = f" to {version}" if version else ""
     plan = {"version": version}
     return _begin(principal, "node.upgrade", node, f"Upgrade {name}{to}", plan, reason)
-
-
-def _for_change(principal: Principal, name: str) -> Node:
-    return for_change(principal, visible_nodes(principal), name, Role.ON_CALL)
 
 
 def _begin(
@@ -120,7 +116,7 @@ def _leave(operation: Operation) -> Outcome:
     was draining, and be about to come.
     """
     if relocation.of_operation(operation).exists():
-        outcome = relocation.settle(operation, operation.notes["total"])
+        outcome = relocation.settle(operation)
         return outcome if isinstance(outcome, Waiting) else Waiting("Those have moved.", seconds=0)
     lock_fleet()
     node = Node.objects.get(name=operation.plan["node"])
@@ -131,7 +127,7 @@ def _leave(operation: Operation) -> Outcome:
     total = operation.notes["total"] = max(left, operation.notes.get("total", 0))
     refused = _send_away(operation, node)
     if going := relocation.of_operation(operation).count():
-        return Waiting(f"{going} streams are to move.", 1 - left / total)
+        return Waiting(f"{going} streams are left to move.", 1 - left / total)
     said = refused or "Another operation moves what is left."
     return Waiting(said, 1 - left / total, seconds=PLAN_AGAIN_SECONDS)
 
@@ -149,27 +145,16 @@ def _send_away(operation: Operation, node: Node) -> str:
     placed, unplaced = away_from(snapshot, {node.name: State.DRAINING}, streams, limits)
     nodes = {one.name: one for one in Node.objects.filter(name__in=[at.node for _, at in placed])}
     for stream, at in placed:
-        why = sentences.why(at.refused, at)[:500]
-        route = at.route
-        send_to(
-            stream,
-            Place(nodes[at.node], stream.slots, int(route.tier), route.port_leaf, route.nic_leaf, why),
-            operation,
-        )
+        why = sentences.why(at.refused, at)
+        send_to(stream, Place.at(nodes[at.node], stream.slots, at.route, why), operation)
     return sentences.unplaced(unplaced[0]) if unplaced else ""
-
-
-def _stay(operation: Operation) -> Outcome:
-    """Moves that have not begun are forgotten; those that have are finished, which harms nobody."""
-    relocation.forget_unbegun(operation)
-    return relocation.settle(operation, int(operation.notes.get("total", 0)))
 
 
 @machine("node.drain")
 class Drain(Machine):
     steps = (
         Step("drain", "Stop new placements", _drain, _as_before),
-        Step("leave", "Move its streams to other nodes", _leave, _stay, patience=LEAVING),
+        Step("leave", "Move its streams to other nodes", _leave, relocation.stay, patience=LEAVING),
     )
 
     @staticmethod
@@ -200,7 +185,7 @@ def _ready(operation: Operation) -> Outcome:
 class Upgrade(Machine):
     steps = (
         Step("drain", "Stop new placements", _drain, _as_before),
-        Step("leave", "Move its streams to other nodes", _leave, _stay, patience=LEAVING),
+        Step("leave", "Move its streams to other nodes", _leave, relocation.stay, patience=LEAVING),
         Step("rest", "Put it in maintenance", _rest),
         Step("upgrade", "Wait for the upgraded agent", _upgraded, patience=BY_A_PERSON),
         Step("ready", "Return it to service", _ready),

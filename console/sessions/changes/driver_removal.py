@@ -23,10 +23,10 @@ from console.operations import services as operations
 from console.operations.core import State
 from console.operations.machines import Machine, Step, machine
 from console.operations.models import Operation
-from console.operations.plans import StalePlan
+from console.operations.services import StalePlan
 from console.sessions.models import Job
 from console.sessions.steps import machines
-from telemetry.topics import FLEET, of_org, of_session, of_source
+from telemetry.topics import FLEET, of_session, of_source
 
 NODES_SHOWN_MAX: Final = 20
 
@@ -111,7 +111,7 @@ def remove(
     check_fleet(principal, Role.PLATFORM_ADMIN)
     paused = [one.pk for one in _moving(name)]
     operations.pause(paused)
-    driver = for_change(principal, visible_drivers(principal), name, Role.PLATFORM_ADMIN)
+    driver = for_change(principal, visible_drivers, name, Role.PLATFORM_ADMIN)
     found = consequences(driver)
     if plan_token is not None and plan_token != found.token:
         raise StalePlan
@@ -163,23 +163,13 @@ def _of_job(job: Job) -> dict[str, str]:
 def _record(principal: Principal, found: Consequences, reason: str) -> None:
     driver, job = found.driver, found.job
     org = job.session.org if job else None
+    topics = [FLEET, topic(driver), *([of_session(job.session.name)] if job else [])]
     record(
         principal,
         "driver.remove",
-        Subject(
-            "driver",
-            driver.name,
-            driver.name,
-            org.pk if org else None,
-            [
-                FLEET,
-                topic(driver),
-                *([of_session(job.session.name)] if job else []),
-                *([of_org(org.slug)] if org else []),
-            ],
-        ),
+        Subject.of("driver", driver.name, driver.name, org, *topics),
         before={
-            "model": (driver.model or {}).get("name", ""),
+            "model": driver.model_name,
             "joined_at": driver.joined_at,
             "last_heartbeat_at": driver.last_heartbeat_at,
             **(_of_job(job) if job else {}),

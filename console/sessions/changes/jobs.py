@@ -51,18 +51,18 @@ def start_job(
     # Before the trail's lock, which a heartbeat that holds this row may wait for.
     driver = get(Driver.objects.select_for_update(no_key=True), driver.name)
     served = check_new_job(principal, session, name, driver, orgs)
+    told = {
+        "job": name,
+        "driver": driver.name,
+        "boxes": list(boxes),
+        "orgs": driver_orgs.slugs(served),
+    }
     operation = start(
         principal,
         "session.start-job",
         session,
         f"Start job {name} in session {session.name}",
-        plan={
-            "job": name,
-            "driver": driver.name,
-            "boxes": list(boxes),
-            "orgs": driver_orgs.slugs(served),
-            "wait_seconds": wait_seconds,
-        },
+        plan={**told, "wait_seconds": wait_seconds},
     )
     proposal = now_or_later(
         lambda: plan_job(session, name, driver, boxes),
@@ -72,12 +72,6 @@ def start_job(
     wait_or_not(session, proposal)
     session.version += 1
     session.save()
-    told = {
-        "job": name,
-        "driver": driver.name,
-        "boxes": list(boxes),
-        "orgs": driver_orgs.slugs(served),
-    }
     record(principal, operation, session, after=told, reason=reason)
     if proposal is not None:
         machines.take_job(operation, session, driver, proposal)

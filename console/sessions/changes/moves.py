@@ -10,8 +10,7 @@ from console.accounts.principal import Principal
 from console.fleet.models import Node
 from console.operations.models import Operation
 from console.placement import sentences
-from console.placement.plan import RailsPlan
-from console.placement.reasons import route
+from console.placement.plan import RailsPlan, route
 from console.placement.rules import Cause
 from console.placement.topology import State
 from console.sessions import rules as session_rules
@@ -68,12 +67,7 @@ def restore_rails(
     for one in found.moves:
         stream = streams[one.stream.key]
         path = route(snapshot.fleet, stream.box.name, stream.domain, snapshot.fleet.node[one.target])
-        moves.append(
-            (
-                stream,
-                Place(nodes[one.target], stream.slots, int(path.tier), path.port_leaf, path.nic_leaf),
-            )
-        )
+        moves.append((stream, Place.at(nodes[one.target], stream.slots, path)))
     return _begin_moves(
         principal,
         "session.restore-rails",
@@ -139,4 +133,4 @@ def _place_at(snapshot: Snapshot, session: Session, stream: Stream, node: Node) 
             limit.because,
             f"The path to {node.name} would be {path.tier.name.lower()}: the rules refuse it.",
         )
-    return Place(node, stream.slots, int(path.tier), path.port_leaf, path.nic_leaf)
+    return Place.at(node, stream.slots, path)

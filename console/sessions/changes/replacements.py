@@ -46,13 +46,14 @@ from console.sessions.plans.losses import (
     decide,
 )
 from console.sessions.plans.proposals import away_from, fewer_slots
+from console.sessions.plans.reservations import named_for
 from console.sessions.plans.snapshot import Snapshot
 from console.sessions.rules import effective_rules
 from console.sessions.steps import relocation
 from console.sessions.steps.observations import Observations
 from console.sessions.steps.relocation import Place, send_to
 from telemetry.events import note
-from telemetry.topics import of_org, of_session, of_source
+from telemetry.topics import of_session, of_source
 
 log = logging.getLogger(__name__)
 
@@ -143,15 +144,9 @@ def _held(stream: Stream, facts: Observations) -> Held:
         stream.name,
         stream.job.driver.name,
         _standing(stream, facts),
-        operation=_named(stream.operation, stream.job.session) if stream.operation else "",
+        operation=named_for(stream.job.session, stream.operation) if stream.operation else "",
         leaves=stream.next_node_id not in (None, stream.node_id),
     )
-
-
-def _named(operation: Operation, session: Session) -> str:
-    """A drain is the platform's: what it is called is not for an org to know."""
-    is_own = operation.topic == of_session(session.name)
-    return f"“{operation.sentence}”" if is_own else "An operation on the fleet"
 
 
 def _standing(stream: Stream, facts: Observations) -> Standing:
@@ -243,13 +238,11 @@ def _start(
     operation.notes["total"] = len(told)
     operation.save(update_fields=["plan", "notes"])
     Session.objects.filter(pk=session.pk).update(version=F("version") + 1)
-    topics = [of_session(session.name), of_source("agent", node.name)]
-    if session.org:
-        topics.append(of_org(session.org.slug))
+    topics = of_session(session.name), of_source("agent", node.name)
     record(
         SYSTEM,
         KIND,
-        Subject("session", session.name, session.name, session.org_id, topics),
+        Subject.of("session", session.name, session.name, session.org, *topics),
         before={one["stream"]: node.name for one in told},
         after={one["stream"]: one["node"] for one in told},
         reason=decision.sentence,
@@ -284,16 +277,15 @@ def _place_all(
 
 def _send(operation: Operation, stream: Stream, at: Placed, part: float) -> dict[str, Any]:
     node, slots = Node.objects.get(name=at.node), fewer_slots(stream.slots, part)
-    route, why = at.route, sentences.why(at.refused, at)[:SENTENCE_MAX]
-    place = Place(node, slots, int(route.tier), route.port_leaf, route.nic_leaf, why)
+    place = Place.at(node, slots, at.route, sentences.why(at.refused, at))
     send_to(stream, place, operation)
     return {
         "stream": stream.name,
         "node": node.name,
-        "path": route.tier.name.lower(),
+        "path": at.route.tier.name.lower(),
         "slots": slots,
         "slots_before": stream.slots,
-        "why": why,
+        "why": place.why,
     }
 
 
@@ -379,7 +371,7 @@ def _move(operation: Operation) -> Outcome:
     notes = operation.notes
     notes["returned"] = notes.get("returned", 0) + len(returned)
     notes["stranded"] = notes.get("stranded", 0) + len(stranded)
-    outcome = relocation.settle(operation, notes["total"])
+    outcome = relocation.settle(operation)
     return Done(_said(operation)) if isinstance(outcome, Done) else outcome
 
 
@@ -401,15 +393,9 @@ def _moved(operation: Operation) -> int:
     return int(notes["total"] - notes.get("returned", 0) - notes.get("stranded", 0))
 
 
-def _stay(operation: Operation) -> Outcome:
-    """Moves that have not begun are forgotten; those that have are finished, which harms nobody."""
-    relocation.forget_unbegun(operation)
-    return relocation.settle(operation, int(operation.notes.get("total", 0)))
-
-
 @machine(KIND)
 class ReplaceLost(Machine):
-    steps = (Step("move", "Place its streams on other nodes", _move, _stay),)
+    steps = (Step("move", "Place its streams on other nodes", _move, relocation.stay),)
 
     @staticmethod
     def response(operation: Operation) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from console.accounts.roles import Role
 from console.audit import services as audit
 from console.operations import services as operations
 from console.operations.models import Operation
-from console.operations.plans import StalePlan
+from console.operations.services import StalePlan
 from console.placement.rules import Cause
 from console.sessions.models import Session
 from console.sessions.plans.proposals import CannotPlan, Proposal
-from telemetry.topics import of_org, of_session
+from telemetry.topics import of_session
 
 
 def now_or_later(
@@ -76,17 +76,11 @@ def record(
     reason: str,
 ) -> None:
     """That somebody has asked for an operation on a session: an entry, and an event in its words."""
-    org = session.org
+    topic = of_session(session.name)
     audit.record(
         principal,
         operation.kind,
-        audit.Subject(
-            "session",
-            session.name,
-            session.name,
-            session.org_id,
-            [of_session(session.name), *([of_org(org.slug)] if org else [])],
-        ),
+        audit.Subject.of("session", session.name, session.name, session.org, topic),
         before=before,
         after=after,
         reason=reason,

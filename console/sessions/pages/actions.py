@@ -15,16 +15,15 @@ from console.accounts.forms import ReasonMixin
 from console.accounts.roles import Role
 from console.fleet.nodes import Impossible
 from console.operations.models import Operation
-from console.operations.plans import StalePlan
-from console.operations.services import Busy
+from console.operations.services import Busy, StalePlan
 from console.placement import sentences
 from console.placement.topology import Misconfigured
 from console.sessions import services
 from console.sessions.changes import drains, jobs, moves
 from console.sessions.pages.forms import JobForm, LeavingForm, MoveForm
-from console.sessions.pages.sessions import planned, refusal
+from console.sessions.pages.sessions import asked, planned
 from console.sessions.plans.proposals import CannotPlan, Proposal
-from console.shell.pages import show_faults
+from console.shell.pages import Telling, show_faults
 from console.visibility import sees_fleet
 
 
@@ -46,9 +45,7 @@ def start_job(request: SignedInRequest, name: str) -> HttpResponse:
             values["driver"],
             values["boxes"],
             orgs=values["orgs"],
-            wait_seconds=values["wait_minutes"] * 60,
-            plan_token=values["plan_token"] or None,
-            reason=values["reason"],
+            **asked(form),
         )
 
     def plan() -> Proposal:
@@ -56,7 +53,7 @@ def start_job(request: SignedInRequest, name: str) -> HttpResponse:
         jobs.check_new_job(request.principal, session, values["name"], values["driver"], values["orgs"])
         return jobs.plan_job(session, values["name"], values["driver"], values["boxes"])
 
-    context = {"form": form, "session": session}
+    context = {"form": form, "session": session, "sees_fleet": sees_fleet(request.principal)}
     return planned(request, form, plan, begin, "sessions/new_job.html", context)
 
 
@@ -107,18 +104,6 @@ def restore_rails(request: SignedInRequest, name: str) -> HttpResponse:
         "form": form,
         "found": found,
         "summary": sentences.restore_rails(found),
-        "moves": [
-            {
-                "stream": one.stream.name,
-                "source": one.source,
-                "target": one.target,
-                "before": one.tier_before.name.lower(),
-                "after": one.tier_after.name.lower(),
-                "wio": one.stream.wio,
-                "bytes": one.stream.memory_bytes,
-            }
-            for one in found.moves
-        ],
         "left": [sentences.placed(one, named=sees_fleet(request.principal)) for one in found.left[:20]],
     }
     return render(request, "sessions/restore_rails.html", context)
@@ -149,10 +134,7 @@ def _begun(
     request: SignedInRequest, begin: Callable[[], Operation], back: str, name: str
 ) -> HttpResponse:
     """To the operation; or back, with why there is none."""
-    try:
-        with transaction.atomic():
-            operation = begin()
-    except (CannotPlan, Impossible, Misconfigured, StalePlan, Busy, ValidationError) as error:
-        messages.error(request, refusal(error)["sentence"])
-        return redirect(back, name)
-    return redirect("operation", operation.pk)
+    refusals = (CannotPlan, Impossible, Misconfigured, StalePlan, Busy, ValidationError)
+    with Telling(request, *refusals), transaction.atomic():
+        return redirect("operation", begin().pk)
+    return redirect(back, name)

@@ -6,9 +6,9 @@ from django import forms
 from django.core.validators import RegexValidator
 from django.db.models import QuerySet
 
-from console.accounts.forms import ReasonMixin
+from console.accounts.forms import OrgsMixin, ReasonMixin, org_field
 from console.fleet.models import Driver, Node
-from console.orgs.models import SLUG, Org
+from console.orgs.models import SLUG
 from console.sessions.driver_orgs import ALL, NAMED_MAX, OWN, Said
 from console.sessions.models import (
     BOXES_MAX,
@@ -51,19 +51,13 @@ class ResizeForm(PlannedForm):
     field_order = ["boxes", "wait_minutes", "reason"]
 
 
-class NewSessionForm(PlannedForm):
+class NewSessionForm(OrgsMixin, PlannedForm):
     name = forms.RegexField(
         SLUG,
         max_length=48,
         help_text="Lower-case letters, digits and dashes. Can't be changed later.",
     )
-    org = forms.ModelChoiceField(
-        Org.objects.none(),
-        required=False,
-        empty_label="shared between orgs",
-        to_field_name="slug",
-        help_text="Its rules and quota apply.",
-    )
+    org = org_field("shared between orgs", help_text="Its rules and quota apply.")
     boxes = forms.IntegerField(min_value=1, max_value=BOXES_MAX, initial=2)
     path = forms.ChoiceField(
         choices=AS_THE_RULES_SAY, required=False, help_text="Can only be stricter than the rules."
@@ -77,14 +71,11 @@ class NewSessionForm(PlannedForm):
     )
     field_order = ["name", "org", "boxes", "path", "kib_per_token", "wait_minutes", "reason"]
 
-    def __init__(self, *args: Any, orgs: Any, may_share: bool, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, may_share: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         field = self.fields["org"]
-        if isinstance(field, forms.ModelChoiceField):
-            field.queryset = orgs
-            field.required = not may_share
-            if not may_share:
-                field.empty_label = None
+        if isinstance(field, forms.ModelChoiceField) and not may_share:
+            field.required, field.empty_label = True, None
 
 
 class OrgsField(forms.CharField):

@@ -15,6 +15,7 @@ from console.placement.topology import Misconfigured
 from console.sessions import rules as services
 from console.sessions.models import Session
 from console.sessions.pages.forms import RulesForm
+from console.shell.pages import Refusing
 
 RECENT = 10
 
@@ -41,12 +42,9 @@ def _page(request: SignedInRequest, org: Org | None) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         values = form.cleaned_data
         reason = values.pop("reason")
-        try:
+        with Refusing(form, services.Impossible, Misconfigured, ValidationError):
             with transaction.atomic():
                 services.set_rules(principal, services.for_change(principal, org), values, reason=reason)
-        except (services.Impossible, Misconfigured, ValidationError) as error:
-            form.add_error(None, str(error))
-        else:
             messages.success(request, "Rules saved.")
             return redirect(request.path)
     entries = visible_entries(principal).filter(

@@ -16,8 +16,7 @@ from console.accounts.roles import Role
 from console.audit.services import visible_entries
 from console.fleet.models import Node
 from console.operations.models import Operation
-from console.operations.plans import StalePlan
-from console.operations.services import Busy, running_on
+from console.operations.services import Busy, StalePlan, running_on
 from console.orgs.models import Org
 from console.orgs.services import visible_orgs
 from console.placement.topology import Misconfigured, State, Tier
@@ -36,7 +35,7 @@ from console.sessions.pages.forms import (
     ResizeForm,
 )
 from console.sessions.plans.proposals import CannotPlan, Proposal
-from console.shell.pages import Telling, paged, render_live, wants_part
+from console.shell.pages import Telling, paged, render_live, sentence_of, wants_part
 from console.visibility import Sight, without_places
 from telemetry.events import events_of
 from telemetry.topics import of_session
@@ -61,7 +60,6 @@ def list_sessions(request: SignedInRequest) -> HttpResponse:
 @read_page
 def show_session(request: SignedInRequest, name: str) -> HttpResponse:
     session = services.get_session(request.principal, name)
-    role = services.role_on(request.principal, session)
     topic = of_session(name)
     sight = Sight(request.principal)
     streams = list(services.streams_of(session)[: STREAMS_SHOWN_MAX + 1])
@@ -84,8 +82,8 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
             :RECENT
         ],
         "sees_fleet": request.principal.on_platform(Role.VIEWER),
-        "may_change": role is not None and role >= Role.ORG_ADMIN,
-        "may_move": role is not None and role >= Role.ON_CALL,
+        "may_change": request.principal.holds(Role.ORG_ADMIN, session.org_id),
+        "may_move": request.principal.holds(Role.ON_CALL, session.org_id),
         "move_form": MoveForm(
             streams=[stream.name for stream in streams],
             nodes=Node.objects.none(),  # its name is typed
@@ -133,7 +131,7 @@ def new_session(request: SignedInRequest) -> HttpResponse:
         )
 
     def begin() -> Operation:
-        return sizes.create(request.principal, made(), **_asked(form))
+        return sizes.create(request.principal, made(), **asked(form))
 
     def plan() -> Proposal:
         return sizes.plan_size(made(), form.cleaned_data["boxes"])
@@ -149,7 +147,7 @@ def resize_session(request: SignedInRequest, name: str) -> HttpResponse:
 
     def begin() -> Operation:
         locked = services.for_change(request.principal, name)
-        return sizes.resize(request.principal, locked, form.cleaned_data["boxes"], **_asked(form))
+        return sizes.resize(request.principal, locked, form.cleaned_data["boxes"], **asked(form))
 
     def plan() -> Proposal:
         return sizes.plan_size(session, form.cleaned_data["boxes"])
@@ -177,7 +175,7 @@ def delete_session(request: SignedInRequest, name: str) -> HttpResponse:
     return redirect("session-resize", name)
 
 
-def _asked(form: PlannedForm) -> dict[str, Any]:
+def asked(form: PlannedForm) -> dict[str, Any]:
     values = form.cleaned_data
     return {
         "wait_seconds": values["wait_minutes"] * 60,
@@ -236,8 +234,7 @@ def refusal(error: Exception) -> dict[str, str]:
             "when": "never" if error.cause.is_never else "not now",
             "sentence": error.sentence,
         }
-    sentence = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
-    return {"kind": "error", "cause": "", "when": "", "sentence": sentence}
+    return {"kind": "error", "cause": "", "when": "", "sentence": sentence_of(error)}
 
 
 def _orgs_for_new(request: SignedInRequest) -> tuple[bool, frozenset[int]]:

@@ -16,8 +16,6 @@ from typing import Any, Final
 from console.placement import grants, sentences
 from console.placement.grants import Stream
 from console.placement.plan import Placed, RailsPlan, Unplaced
-from console.placement.planner import plan
-from console.placement.rails import restore_rails
 from console.placement.rules import Cause, Limit, Refused, Rules
 from console.placement.topology import Box, Fleet, State, Tier
 from console.sessions import models
@@ -160,6 +158,8 @@ def propose(snapshot: Snapshot, spec: SessionSpec) -> Proposal:
             Cause.WAITING_FOR_CAPACITY,
             "No node has reported memory yet: waiting for an agent to join.",
         )
+    from console.placement.planner import plan  # with numpy, which most processes never need
+
     is_trial = not spec.jobs
     jobs = spec.jobs or (trial_job(snapshot.fleet, spec.boxes, spec.bytes_per_token),)
     session = grants.Session(spec.name, jobs, spec.rules, spec.waited_seconds, frozenset(spec.boxes))
@@ -240,8 +240,8 @@ def more_boxes(snapshot: Snapshot, had: Sequence[str], count: int) -> tuple[str,
     if wanted > len(free):
         raise CannotPlan(
             Cause.WAITING_FOR_CAPACITY,
-            f"{wanted} more boxes are needed and {len(free)} are free: waiting for another session to "
-            "release boxes.",
+            f"{wanted} more {'box is' if wanted == 1 else 'boxes are'} needed and {len(free) or 'none'} "
+            f"{'is' if len(free) < 2 else 'are'} free: waiting for another session to release boxes.",
         )
     rooms = _rooms(snapshot)
     free.sort(key=lambda box: (-_wio_on_rails(box, rooms), box.name))
@@ -295,6 +295,8 @@ def plan_rails(snapshot: Snapshot, session: str, moves_max: int | None = None) -
 
     What others have is not touched, nor is what some operation is changing.
     """
+    from console.placement.rails import restore_rails  # with numpy
+
     movable = {shard.key for shard in snapshot.settled if shard.session == session}
     own = {stream: node for stream, node in snapshot.running.items() if stream.key in movable}
     others = [(stream, node) for stream, node in snapshot.running.items() if stream.key not in movable]
@@ -331,6 +333,8 @@ def away_from(
     `closed` are nodes that take nothing new, by the state that they are taken to have. `part`: how much
     of its slots a stream gets.
     """
+    from console.placement.planner import plan  # with numpy
+
     wanted = {
         replace(
             snapshot.by_key[key_of(stream)].stream(fewer_slots(stream.slots, part)),

@@ -24,7 +24,7 @@ from console.sessions.plans.proposals import (
     refusals,
 )
 from console.sessions.plans.snapshot import Snapshot, boxes_for, job_of, model_of
-from console.sessions.steps.relocation import Place, place_of, send_to
+from console.sessions.steps.relocation import WHY_MAX, Place, place_of, send_to
 from telemetry.topics import of_session
 
 PLACE_FIELDS: Final = ("slots", "tier", "port_leaf", "nic_leaf", "why")
@@ -127,12 +127,16 @@ def _placement_job(snapshot: Snapshot, job: Job) -> grants.Job:
 
 def _check_settled(session: Session) -> None:
     if session.pk and (moves := Operation.objects.filter(streams__job__session=session).first()):
-        # A drain is the platform's: what it is called is not for an org to know.
-        is_own = moves.topic == of_session(session.name)
-        what = f"“{moves.sentence}”" if is_own else "An operation on the fleet"
+        what = named_for(session, moves)
         raise CannotPlan(
             Cause.WAITING_FOR_DRAIN, f"{what} is moving some of its streams: waiting for it to finish."
         )
+
+
+def named_for(session: Session, operation: Operation) -> str:
+    """A drain is the platform's: what it is called is not for the people of a session to know."""
+    is_own = operation.topic == of_session(session.name)
+    return f"“{operation.sentence}”" if is_own else "An operation on the fleet"
 
 
 # Rows
@@ -164,7 +168,9 @@ def send_all(operation: Operation, session: Session, changed: Sequence[Planned])
             stream = _made(session, one, nodes[one.node])
         else:
             before[str(stream.pk)] = written(place_of(stream))
-        place = Place(nodes[one.node], one.slots, one.tier, one.port_leaf, one.nic_leaf, one.why[:500])
+        place = Place(
+            nodes[one.node], one.slots, one.tier, one.port_leaf, one.nic_leaf, one.why[:WHY_MAX]
+        )
         send_to(stream, place, operation)
     operation.before["streams"] = before
     operation.notes["total"] = len(changed)

@@ -131,8 +131,8 @@ def job_of(fleet: Fleet, name: str, model: ModelSpec, boxes: Collection[str]) ->
     for group in model.shape().groups:
         if group.shards > len(places):
             raise Misconfigured(
-                f"Group {group.name} has {group.shards} shards; {len(boxes)} boxes have "
-                f"{len(places)} domains: give the job more boxes."
+                f"Group {group.name} has {group.shards} shards, and each needs a domain. The job's "
+                f"boxes have {len(places)}. Give it more boxes, or describe them with more domains."
             )
         shards += [
             grants.Shard(group.name, box, number, *sizes)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from django.http import HttpRequest
-from ninja import Field, Path, Router
+from ninja import Field, Path
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
 from console.api.fields import Input, Reason
 from console.api.idempotency import Answer, idempotent
-from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.fleet.models import NAME
 from console.operations.api import OperationOut, accepted
 from console.sessions.changes import drains
@@ -31,24 +30,17 @@ class DrainIn(Input):
     reason: Reason = ""
 
 
-@router.post(
-    "/nodes/{name}/drain",
-    response={202: OperationOut, **documented(404, 409)},
-    summary="Drain a node",
-)
+@router.post("/nodes/{name}/drain", response=answers(OperationOut, 404, 409, status=202))
 @idempotent
-def drain_node(request: HttpRequest, name: NodeName, payload: DrainIn) -> Answer:
-    principal = requester(request)
+def drain_node(request: SignedInRequest, name: NodeName, payload: DrainIn) -> Answer:
+    """Drain a node."""
+    principal = request.principal
     return accepted(drains.drain(principal, name, reason=payload.reason), Authority(None, Role.ON_CALL))
 
 
-@router.post(
-    "/nodes/{name}/upgrade",
-    response={202: OperationOut, **documented(404, 409)},
-    summary="Upgrade a node: drain it, wait for the new agent, return it to service",
-)
+@router.post("/nodes/{name}/upgrade", response=answers(OperationOut, 404, 409, status=202))
 @idempotent
-def upgrade_node(request: HttpRequest, name: NodeName, payload: UpgradeIn) -> Answer:
-    principal = requester(request)
-    operation = drains.upgrade(principal, name, version=payload.version, reason=payload.reason)
+def upgrade_node(request: SignedInRequest, name: NodeName, payload: UpgradeIn) -> Answer:
+    """Upgrade a node: drain it, wait for the new agent, return it to service."""
+    operation = drains.upgrade(request.principal, name, version=payload.version, reason=payload.reason)
     return accepted(operation, Authority(None, Role.ON_CALL))

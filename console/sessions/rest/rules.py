@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
-from ninja import Field, Path, Router, Schema
+from django.http import HttpResponse
+from ninja import Field, Path, Schema
 from pydantic import StrictBool
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Principal
 from console.api.etags import IfMatch, check_match, tagged
 from console.api.fields import Input, Reason
-from console.api.problems import ApiError, documented
+from console.api.problems import ApiError
+from console.api.routes import Router, answers
 from console.orgs.models import SLUG, Org
 from console.orgs.services import get_org
 from console.sessions import rules as services
@@ -35,7 +36,7 @@ GraceSeconds = Annotated[int, Field(ge=0, le=REPLACE_LOST_AFTER_SECONDS_MAX)]
 
 class RulesBody(Schema):
     path: PathName = Field(description="Paths that streams may take, within the cluster's rules.")
-    refuse_spine: bool = Field(description="No stream crosses the spine, whatever sessions want.")
+    refuse_spine: StrictBool = Field(description="No stream crosses the spine, whatever sessions want.")
     wait_for_rail_seconds: Annotated[int, Field(ge=0, le=WAIT_SECONDS_MAX)]
     boxes_min: Count
     boxes_increment: Count
@@ -46,7 +47,7 @@ class RulesBody(Schema):
     boxes_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = Field(
         description="For all sessions of an org; set by a platform admin."
     )
-    replace_lost: bool = Field(
+    replace_lost: StrictBool = Field(
         description="Place streams of a lost node on other nodes. The cluster's switch, or an org's."
     )
     replace_lost_after_seconds: GraceSeconds = Field(
@@ -58,12 +59,7 @@ class RulesOut(RulesBody):
     version: int = Field(description="Incremented with each change; the ETag.")
 
 
-class RulesIn(Input):
-    path: PathName
-    refuse_spine: StrictBool
-    wait_for_rail_seconds: Annotated[int, Field(ge=0, le=WAIT_SECONDS_MAX)]
-    boxes_min: Count
-    boxes_increment: Count
+class RulesIn(RulesBody, Input):
     boxes_max: Count | None = None
     grant_percent: Annotated[int, Field(ge=1, le=100)] = 100
     boxes_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = None
@@ -72,46 +68,32 @@ class RulesIn(Input):
     reason: Reason = ""
 
 
-@router.get(
-    "/session-rules",
-    response={200: RulesOut, **documented(404)},
-    summary="Get the session rules of the cluster",
-)
-def get_cluster_rules(request: HttpRequest, response: HttpResponse) -> RuleSet:
-    return tagged(response, services.get_rules(requester(request), None))
+@router.get("/session-rules", response=answers(RulesOut, 404))
+def get_cluster_rules(request: SignedInRequest, response: HttpResponse) -> RuleSet:
+    """Get the session rules of the cluster."""
+    return tagged(response, services.get_rules(request.principal, None))
 
 
-@router.put(
-    "/session-rules",
-    response={200: RulesOut, **documented(404, 409, 412, 428)},
-    summary="Set the session rules of the cluster",
-)
+@router.put("/session-rules", response=answers(RulesOut, 404, 409, 412, 428))
 def set_cluster_rules(
-    request: HttpRequest, response: HttpResponse, payload: RulesIn, if_match: IfMatch
+    request: SignedInRequest, response: HttpResponse, payload: RulesIn, if_match: IfMatch
 ) -> RuleSet:
-    return tagged(response, _set(requester(request), None, payload, if_match))
+    """Set the session rules of the cluster."""
+    return tagged(response, _set(request.principal, None, payload, if_match))
 
 
-@router.get(
-    "/orgs/{slug}/session-rules",
-    response={200: RulesOut, **documented(404)},
-    summary="Get the session rules of an org",
-)
-def get_org_rules(request: HttpRequest, response: HttpResponse, slug: Slug) -> RuleSet:
-    principal = requester(request)
-    return tagged(response, services.get_rules(principal, get_org(principal, slug)))
+@router.get("/orgs/{slug}/session-rules", response=answers(RulesOut, 404))
+def get_org_rules(request: SignedInRequest, response: HttpResponse, slug: Slug) -> RuleSet:
+    """Get the session rules of an org."""
+    return tagged(response, services.get_rules(request.principal, get_org(request.principal, slug)))
 
 
-@router.put(
-    "/orgs/{slug}/session-rules",
-    response={200: RulesOut, **documented(404, 409, 412, 428)},
-    summary="Set the session rules of an org",
-)
+@router.put("/orgs/{slug}/session-rules", response=answers(RulesOut, 404, 409, 412, 428))
 def set_org_rules(
-    request: HttpRequest, response: HttpResponse, slug: Slug, payload: RulesIn, if_match: IfMatch
+    request: SignedInRequest, response: HttpResponse, slug: Slug, payload: RulesIn, if_match: IfMatch
 ) -> RuleSet:
-    principal = requester(request)
-    return tagged(response, _set(principal, get_org(principal, slug), payload, if_match))
+    """Set the session rules of an org."""
+    return tagged(response, _set(request.principal, get_org(request.principal, slug), payload, if_match))
 
 
 @transaction.atomic

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from ninja import Field, Schema
 from pydantic import BeforeValidator
 
-from console.accounts.browser import requester
 from console.api.fields import Input, Reason
 from console.api.shown import OR_NULL, Context, NameOf, SlugOf
 from console.fleet.models import NAME
@@ -101,22 +100,27 @@ class SessionOut(Schema):
         return session if session.waiting_since else None
 
 
-class SessionIn(Input):
+class PlannedIn(Input):
+    """Something that is planned first, and may wait for its place."""
+
+    wait_seconds: WaitSeconds = 0
+    plan_token: PlanToken = None
+    reason: Reason = ""
+
+    def asked(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in PlannedIn.model_fields}
+
+
+class SessionIn(PlannedIn):
     name: Annotated[str, Field(pattern=SLUG, max_length=48, examples=["chat"])]
     org: Slug | None = Field(None, description="Null: shared, owned by the platform.")
     boxes: Boxes
     path: PathName | None = None
     bytes_per_token: Annotated[int, Field(ge=1, le=2**31 - 1)] = 64 << 10
-    wait_seconds: WaitSeconds = 0
-    plan_token: PlanToken = None
-    reason: Reason = ""
 
 
-class ResizeIn(Input):
+class ResizeIn(PlannedIn):
     boxes: Boxes
-    wait_seconds: WaitSeconds = 0
-    plan_token: PlanToken = None
-    reason: Reason = ""
 
 
 OrgsIn = Annotated[
@@ -130,7 +134,7 @@ OrgsIn = Annotated[
 OrgsOut = Literal["all"] | list[str]
 
 
-class JobIn(Input):
+class JobIn(PlannedIn):
     name: Slug
     driver: FleetName
     orgs: OrgsIn | None = Field(
@@ -140,9 +144,6 @@ class JobIn(Input):
         list[FleetName],
         Field(max_length=1000, description="Boxes of the session; empty: as many as the model needs."),
     ] = []
-    wait_seconds: WaitSeconds = 0
-    plan_token: PlanToken = None
-    reason: Reason = ""
 
 
 class JobOut(Schema):
@@ -174,7 +175,7 @@ class RestoreRailsIn(Input):
 class _WhyOut(Schema):
     @staticmethod
     def resolve_why(stream: Planned | Stream, context: Context) -> str:
-        return Sight(requester(context["request"])).why(stream.why)
+        return Sight(context["request"].principal).why(stream.why)
 
 
 class PlannedOut(_WhyOut):

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.utils import timezone
-from ninja import Path, Query, Router
+from ninja import Path, Query
 
-from console.accounts.browser import requester
+from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority, Principal
 from console.accounts.roles import Role
 from console.api.etags import IfMatch, check_match, etag, tagged
 from console.api.idempotency import Answer, ValidateOnly, idempotent, with_dry_run
 from console.api.pagination import Rows, listing
 from console.api.problems import documented
+from console.api.routes import Router, answers
 from console.api.shown import read
 from console.operations.api import OperationOut, accepted
-from console.orgs.models import SLUG, Org
+from console.orgs.models import SLUG
 from console.orgs.services import get_org
 from console.sessions import services
 from console.sessions.changes import jobs, moves, sizes
@@ -45,99 +46,72 @@ JobName = Annotated[str, Path(pattern=SLUG, max_length=48)]
 PLANNED: dict[Any, Any] = {200: PlanOut, 202: OperationOut, **documented(404, 409, 412, 428)}
 
 
-@listing(router, "/sessions", SessionOut, by="name", summary="List sessions")
+@listing(router, "/sessions", SessionOut, by="name")
 def list_sessions(
-    request: HttpRequest,
+    request: SignedInRequest,
     org: Annotated[str, Query(max_length=48, pattern=r"^[a-z0-9-]*$")] = "",
     waiting: Annotated[bool | None, Query(description="Only sessions that are waiting, or not.")] = None,
 ) -> Rows:
-    found = services.visible_sessions(requester(request))
+    """List sessions."""
+    found = services.visible_sessions(request.principal)
     return services.filtered(found, org=org, waiting=waiting)
 
 
-@router.post(
-    "/sessions",
-    response={200: PlanOut, 202: OperationOut, **documented(404, 409, 412)},
-    summary="Create a session",
-)
+@router.post("/sessions", response={200: PlanOut, 202: OperationOut, **documented(404, 409, 412)})
 @with_dry_run
 def create_session(
-    request: HttpRequest, payload: SessionIn, validate_only: ValidateOnly = False
+    request: SignedInRequest, payload: SessionIn, validate_only: ValidateOnly = False
 ) -> Answer:
-    principal = requester(request)
-    org = get_org(principal, payload.org) if payload.org else None
-    services.check_may_create(principal, org)
-    session = _new(payload, org)
-    if validate_only:
-        return _planned(request, session, sizes.plan_size(session, payload.boxes))
-    operation = sizes.create(
-        principal,
-        session,
-        wait_seconds=payload.wait_seconds,
-        plan_token=payload.plan_token,
-        reason=payload.reason,
-    )
-    return accepted(operation, _needs(session))
-
-
-def _new(payload: SessionIn, org: Org | None) -> Session:
-    return sizes.new_session(
+    """Create a session."""
+    org = get_org(request.principal, payload.org) if payload.org else None
+    services.check_may_create(request.principal, org)
+    session = sizes.new_session(
         payload.name,
         org,
         payload.boxes,
         path=payload.path or "",
         bytes_per_token=payload.bytes_per_token,
     )
+    if validate_only:
+        return _planned(request, session, sizes.plan_size(session, payload.boxes))
+    operation = sizes.create(request.principal, session, **payload.asked())
+    return accepted(operation, _needs(session))
 
 
-@router.get("/sessions/{name}", response={200: SessionOut, **documented(404)}, summary="Get a session")
-def get_session(request: HttpRequest, response: HttpResponse, name: Name) -> Session:
-    return tagged(response, services.get_session(requester(request), name))
+@router.get("/sessions/{name}", response=answers(SessionOut, 404))
+def get_session(request: SignedInRequest, response: HttpResponse, name: Name) -> Session:
+    """Get a session."""
+    return tagged(response, services.get_session(request.principal, name))
 
 
-@router.post(
-    "/sessions/{name}/resize",
-    response=PLANNED,
-    summary="Resize a session",
-)
+@router.post("/sessions/{name}/resize", response=PLANNED)
 @with_dry_run
 def resize_session(
-    request: HttpRequest,
+    request: SignedInRequest,
     name: Name,
     payload: ResizeIn,
     if_match: IfMatch,
     validate_only: ValidateOnly = False,
 ) -> Answer:
-    principal = requester(request)
-    session = _for_change(principal, name, if_match)
+    """Resize a session."""
+    session = _for_change(request.principal, name, if_match)
     if validate_only:
         return _planned(request, session, sizes.plan_size(session, payload.boxes))
-    operation = sizes.resize(
-        principal,
-        session,
-        payload.boxes,
-        wait_seconds=payload.wait_seconds,
-        plan_token=payload.plan_token,
-        reason=payload.reason,
-    )
+    operation = sizes.resize(request.principal, session, payload.boxes, **payload.asked())
     return accepted(operation, _needs(session), ETag=etag(session.version))
 
 
-@router.delete(
-    "/sessions/{name}",
-    response={202: OperationOut, **documented(404, 409, 412, 428)},
-    summary="Delete a session",
-)
+@router.delete("/sessions/{name}", response=answers(OperationOut, 404, 409, 412, 428, status=202))
 @idempotent
 def delete_session(
-    request: HttpRequest,
+    request: SignedInRequest,
     name: Name,
     if_match: IfMatch,
     end_jobs: Annotated[bool, Query(description="Also end its jobs.")] = False,
 ) -> Answer:
-    principal = requester(request)
-    session = _for_change(principal, name, if_match)
-    return accepted(sizes.delete(principal, session, end_jobs=end_jobs), _needs(session))
+    """Delete a session."""
+    session = _for_change(request.principal, name, if_match)
+    return accepted(sizes.delete(request.principal, session, end_jobs=end_jobs), _needs(session))
 
 
 def _for_change(
@@ -148,7 +122,7 @@ def _for_change(
     return session
 
 
-def _planned(request: HttpRequest, session: Session, plan: Proposal) -> Answer:
+def _planned(request: SignedInRequest, session: Session, plan: Proposal) -> Answer:
     return Answer(200, [_needs(session)], read(PlanOut, plan, request))
 
 
@@ -159,74 +133,62 @@ def _needs(session: Session, role: Role = Role.ORG_ADMIN) -> Authority:
 # Jobs and streams
 
 
-@listing(router, "/sessions/{name}/jobs", JobOut, 404, by="pk", summary="List the jobs of a session")
-def list_jobs(request: HttpRequest, name: Name) -> Rows:
-    return services.jobs_of(services.get_session(requester(request), name))
+@listing(router, "/sessions/{name}/jobs", JobOut, 404, by="pk")
+def list_jobs(request: SignedInRequest, name: Name) -> Rows:
+    """List the jobs of a session."""
+    return services.jobs_of(services.get_session(request.principal, name))
 
 
-@router.post(
-    "/sessions/{name}/jobs",
-    response=PLANNED,
-    summary="Start a job",
-)
+@router.post("/sessions/{name}/jobs", response=PLANNED)
 @with_dry_run
 def start_job(
-    request: HttpRequest,
+    request: SignedInRequest,
     name: Name,
     payload: JobIn,
     if_match: IfMatch,
     validate_only: ValidateOnly = False,
 ) -> Answer:
-    principal = requester(request)
-    session = _for_change(principal, name, if_match)
-    driver = services.get_driver(principal, payload.driver)
+    """Start a job."""
+    session = _for_change(request.principal, name, if_match)
+    driver = services.get_driver(request.principal, payload.driver)
     if validate_only:
-        jobs.check_new_job(principal, session, payload.name, driver, payload.orgs)
+        jobs.check_new_job(request.principal, session, payload.name, driver, payload.orgs)
         plan = jobs.plan_job(session, payload.name, driver, payload.boxes)
         return _planned(request, session, plan)
     operation = jobs.start_job(
-        principal,
+        request.principal,
         session,
         payload.name,
         driver,
         payload.boxes,
         orgs=payload.orgs,
-        wait_seconds=payload.wait_seconds,
-        plan_token=payload.plan_token,
-        reason=payload.reason,
+        **payload.asked(),
     )
     return accepted(operation, _needs(session), ETag=etag(session.version))
 
 
 @router.delete(
-    "/sessions/{name}/jobs/{job}",
-    response={202: OperationOut, **documented(404, 409, 412, 428)},
-    summary="End a job",
+    "/sessions/{name}/jobs/{job}", response=answers(OperationOut, 404, 409, 412, 428, status=202)
 )
 @idempotent
-def end_job(request: HttpRequest, name: Name, job: JobName, if_match: IfMatch) -> Answer:
-    principal = requester(request)
-    session = _for_change(principal, name, if_match)
-    operation = jobs.end_job(principal, session, job)
+def end_job(request: SignedInRequest, name: Name, job: JobName, if_match: IfMatch) -> Answer:
+    """End a job."""
+    session = _for_change(request.principal, name, if_match)
+    operation = jobs.end_job(request.principal, session, job)
     return accepted(operation, _needs(session), ETag=etag(session.version))
 
 
-@listing(
-    router, "/sessions/{name}/streams", StreamOut, 404, by="pk", summary="List the streams of a session"
-)
-def list_streams(request: HttpRequest, name: Name) -> Rows:
-    return services.streams_of(services.get_session(requester(request), name))
+@listing(router, "/sessions/{name}/streams", StreamOut, 404, by="pk")
+def list_streams(request: SignedInRequest, name: Name) -> Rows:
+    """List the streams of a session."""
+    return services.streams_of(services.get_session(request.principal, name))
 
 
-@router.get(
-    "/sessions/{name}/memory",
-    response={200: MemoryOut, **documented(404)},
-    summary="Get the memory of a session by org",
-)
-def get_memory(request: HttpRequest, name: Name) -> dict[str, object]:
-    principal = requester(request)
-    session = services.get_session(principal, name)
-    memory = memory_of(principal, session, timezone.now())
+@router.get("/sessions/{name}/memory", response=answers(MemoryOut, 404))
+def get_memory(request: SignedInRequest, name: Name) -> dict[str, object]:
+    """Get the memory of a session by org."""
+    session = services.get_session(request.principal, name)
+    memory = memory_of(request.principal, session, timezone.now())
     return {
         "at": memory and memory.at,
         "granted_bytes": getattr(session, "memory_bytes", 0),
@@ -237,40 +199,35 @@ def get_memory(request: HttpRequest, name: Name) -> dict[str, object]:
 # Moving
 
 
-@router.post(
-    "/sessions/{name}/move",
-    response={202: OperationOut, **documented(404, 409, 412, 428)},
-    summary="Move a stream to another node",
-)
+@router.post("/sessions/{name}/move", response=answers(OperationOut, 404, 409, 412, 428, status=202))
 @idempotent
-def move_stream(request: HttpRequest, name: Name, payload: MoveIn, if_match: IfMatch) -> Answer:
-    principal = requester(request)
-    session = _for_change(principal, name, if_match, Role.ON_CALL)
+def move_stream(request: SignedInRequest, name: Name, payload: MoveIn, if_match: IfMatch) -> Answer:
+    """Move a stream to another node."""
+    session = _for_change(request.principal, name, if_match, Role.ON_CALL)
     stream = services.get_stream(session, payload.stream)
-    node = services.get_node(principal, session, payload.node)
-    operation = moves.move(principal, session, stream, node, reason=payload.reason)
+    node = services.get_node(request.principal, session, payload.node)
+    operation = moves.move(request.principal, session, stream, node, reason=payload.reason)
     return accepted(operation, _needs(session, Role.ON_CALL), ETag=etag(session.version))
 
 
 @router.post(
     "/sessions/{name}/restore-rails",
     response={200: RestoreRailsOut, 202: OperationOut, **documented(404, 409, 412, 428)},
-    summary="Restore the rails of a session",
 )
 @with_dry_run
 def restore_rails(
-    request: HttpRequest,
+    request: SignedInRequest,
     name: Name,
     payload: RestoreRailsIn,
     if_match: IfMatch,
     validate_only: ValidateOnly = False,
 ) -> Answer:
-    principal = requester(request)
-    session = _for_change(principal, name, if_match, Role.ON_CALL)
+    """Restore the rails of a session."""
+    session = _for_change(request.principal, name, if_match, Role.ON_CALL)
     if validate_only:
         plan = moves.plan_rails(session, payload.moves_max)
         return Answer(200, [_needs(session, Role.ON_CALL)], read(RestoreRailsOut, plan, request))
     operation = moves.restore_rails(
-        principal, session, moves_max=payload.moves_max, reason=payload.reason
+        request.principal, session, moves_max=payload.moves_max, reason=payload.reason
     )
     return accepted(operation, _needs(session, Role.ON_CALL), ETag=etag(session.version))

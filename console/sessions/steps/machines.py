@@ -59,10 +59,6 @@ def stop_waiting(session: Session) -> None:
     session.save(update_fields=["cause", "cause_sentence", "waiting_since"])
 
 
-def _settle(operation: Operation) -> Outcome:
-    return relocation.settle(operation, int(operation.notes.get("total", 0)))
-
-
 def _take_back(operation: Operation) -> Outcome:
     return relocation.roll_back(operation, places_before(operation))
 
@@ -140,7 +136,7 @@ class Create(_Sized):
 class Resize(_Sized):
     steps = (
         Step("place", "Find boxes and memory", _place, _give_back, patience=AS_LONG_AS_ASKED),
-        Step("settle", "Resize and move streams", _settle, _take_back, patience=COPYING),
+        Step("settle", "Resize and move streams", relocation.settle, _take_back, patience=COPYING),
         Step("finish", "Assign the boxes", _finish_size),
     )
 
@@ -196,7 +192,7 @@ def _tell_driver(operation: Operation) -> Outcome:
     """Its homes, once agents have made its streams; and wait until it has connected to all of them."""
     job = _job(operation)
     if job is None:
-        return Failed("NoSuchJob", "The job is no more.")
+        return Failed("NoSuchJob", "The job no longer exists.")
     if not job.running:
         job.running = True
         job.save(update_fields=["running"])
@@ -226,7 +222,7 @@ def _stop_telling(operation: Operation) -> Outcome:
 class StartJob(Machine):
     steps = (
         Step("place", "Place its streams", _place_job, _drop_job, patience=AS_LONG_AS_ASKED),
-        Step("make", "Create its shards on the nodes", _settle, _take_back, patience=COPYING),
+        Step("make", "Create its shards on the nodes", relocation.settle, _take_back, patience=COPYING),
         Step("tell", "Configure its driver", _tell_driver, _stop_telling, patience=TOLD),
     )
 
@@ -282,8 +278,7 @@ def _delete(operation: Operation) -> Outcome:
 @machine("session.delete")
 class Delete(Machine):
     steps = (
-        Step("end", "Delete its streams", _end_jobs, final=True),
-        Step("gone", "Wait until their memory is freed", gone, patience=TOLD, final=True),
+        *EndJob.steps,
         Step("delete", "Release its boxes", _delete, final=True),
     )
 
@@ -292,7 +287,7 @@ class Delete(Machine):
 
 
 def _move(operation: Operation) -> Outcome:
-    outcome = _settle(operation)
+    outcome = relocation.settle(operation)
     streams = Stream.objects.filter(pk__in=map(int, operation.before["streams"]))
     if isinstance(outcome, Done) and not streams.exists():
         return Failed("NoSuchJob", "Their job has ended: nothing is left to move.")

@@ -21,15 +21,18 @@ from console.fleet.services import lock_fleet
 from console.operations.core import Done, Outcome, Waiting
 from console.operations.models import Operation
 from console.placement import sentences
+from console.placement.plan import Route
 from console.placement.topology import State, Tier
 from console.sessions import endpoints
 from console.sessions.models import Phase, Stream
+from console.sessions.steps import former_homes
 from console.sessions.steps.observations import Observations
 from telemetry.decoder import excerpt
 from telemetry.events import note
 from telemetry.topics import of_session, of_source
 
 MOVES_AT_ONCE_MAX: Final = 8  # of one operation: bytes are copied beside what jobs do
+WHY_MAX: Final = 500
 ROUTE: Final = ("tier", "port_leaf", "nic_leaf", "why")
 
 
@@ -43,6 +46,10 @@ class Place:
     port_leaf: str
     nic_leaf: str
     why: str = ""
+
+    @classmethod
+    def at(cls, node: Node, slots: int, route: Route, why: str = "") -> Place:
+        return cls(node, slots, int(route.tier), route.port_leaf, route.nic_leaf, why[:WHY_MAX])
 
 
 def place_of(stream: Stream) -> Place:
@@ -76,8 +83,18 @@ class _Changes:
             control.changed(sorted(targets), why)
 
 
-def settle(operation: Operation, total: int) -> Outcome:
+def settle(operation: Operation) -> Outcome:
     """Bring the streams of an operation nearer to where they are to be; Done when all are there."""
+    return _settle(operation, int(operation.notes.get("total", 0)))
+
+
+def stay(operation: Operation) -> Outcome:
+    """Moves that have not begun are forgotten; those that have are finished, which harms nobody."""
+    forget_unbegun(operation)
+    return settle(operation)
+
+
+def _settle(operation: Operation, total: int) -> Outcome:
     streams = list(of_operation(operation))
     if not streams:
         return Done()
@@ -224,6 +241,7 @@ def _finish(stream: Stream, node: Node, changes: _Changes) -> None:
     """It is what it was to be. Who crosses the spine from here on is warned of, once."""
     moved, is_new = stream.node_id != node.pk, not stream.slots
     if moved:
+        former_homes.leave(stream)
         changes.nodes.update((stream.node.name, node.name))
         stream.count_from = stream.next_count_from
     stream.node, stream.slots = node, stream.next_slots or 0
@@ -269,7 +287,7 @@ def roll_back(operation: Operation, before: Iterable[tuple[int, Place]]) -> Outc
         going_back = {*operation.notes.get("going back", ()), *(stream.pk for stream in free)}
         operation.notes["going back"] = sorted(going_back)
         return Waiting(f"{len(free)} streams are moving back.", seconds=0)
-    outcome = settle(operation, len(places))
+    outcome = _settle(operation, len(places))
     if isinstance(outcome, Done) and _elsewhere(places):
         return Waiting("Streams that have just arrived are moving back.")
     return outcome

@@ -34,6 +34,13 @@ function startConfirm() {
   });
 }
 
+// On a narrow screen the strip of pages is wider than the screen: where one is has to be seen.
+function showHere() {
+  const strip = document.querySelector(".rail nav ul");
+  const here = strip?.querySelector("[aria-current]");
+  if (here) strip.scrollLeft = here.offsetLeft - (strip.clientWidth - here.offsetWidth) / 2;
+}
+
 function startPrint() {
   for (const button of document.querySelectorAll("[data-print]")) {
     button.hidden = false;
@@ -43,6 +50,7 @@ function startPrint() {
 
 startTheme();
 startPrint();
+showHere();
 startCopy();
 startConfirm();
 startClock();

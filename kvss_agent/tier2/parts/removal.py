@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.backend import Failed, Removed
@@ -25,26 +26,17 @@ class Remover:
         """Remove files that nobody uses. What the index does not know, the backend may."""
         sizes = {address: self._state.index.begin_removal(address) for address in addresses}
         unknown = [address for address, size in sizes.items() if not size] if self._state.shared else []
-        try:
-            found = (
-                await self._work.run(self._work.writes, self._state.look_at, unknown) if unknown else []
-            )
-        except Failed:
-            self._cancel_removal(addresses)
-            raise
-        await self.remove_leaving(addresses)
-        gone = [size for size in sizes.values() if size] + [seen.bytes for seen in found if seen]
+        gone = [size for size in sizes.values() if size]
+        with self._leaving(addresses):
+            if unknown:
+                found = await self._work.run(self._work.writes, self._state.look_at, unknown)
+                gone += [seen.bytes for seen in found if seen]
+            await self._delete(addresses)
         return Removed(len(gone), sum(gone))
 
     async def remove_leaving(self, addresses: Sequence[Address]) -> None:
-        try:
-            await self._work.run(
-                self._work.writes, self._state.backend.delete, [one.name for one in addresses]
-            )
-        except Failed:
-            self._cancel_removal(addresses)
-            raise
-        self._finish_removal(addresses)
+        with self._leaving(addresses):
+            await self._delete(addresses)
 
     async def purge(self, scope: Scope) -> Removed:
         with self._state.closed_to([scope]):
@@ -52,13 +44,8 @@ class Remover:
             known = list(self._state.index.idle(scope))
             for address in known:
                 self._state.index.begin_removal(address)
-            try:
-                removed = await self._work.run(self._work.writes, self._state.backend.purge, scope)
-            except Failed:
-                self._cancel_removal(known)
-                raise
-            self._finish_removal(known)
-            return removed
+            with self._leaving(known):
+                return await self._work.run(self._work.writes, self._state.backend.purge, scope)
 
     async def trim(self) -> None:
         """Evict until all caps hold, as far as nobody is using what would have to go."""
@@ -73,22 +60,24 @@ class Remover:
             await self.trim()
 
     async def evict(self, leaving: Mapping[Address, int]) -> None:
-        try:
-            await self._work.run(
-                self._work.writes, self._state.backend.delete, [address.name for address in leaving]
-            )
-        except Failed:
-            self._cancel_removal([*leaving])
-            raise
+        await self.remove_leaving([*leaving])
         self._state.counts.count_evicted(leaving)
-        self._finish_removal(leaving)
 
-    def _finish_removal(self, addresses: Iterable[Address]) -> None:
-        for address in addresses:
-            self._state.index.finish_removal(address)
-        self._work.changed()
+    async def _delete(self, addresses: Sequence[Address]) -> None:
+        names = [address.name for address in addresses]
+        await self._work.run(self._work.writes, self._state.backend.delete, names)
 
-    def _cancel_removal(self, addresses: Sequence[Address]) -> None:
-        for address in reversed(addresses):
-            self._state.index.cancel_removal(address)
-        self._work.changed()
+    @contextlib.contextmanager
+    def _leaving(self, addresses: Sequence[Address]) -> Iterator[None]:
+        """Columns whose removal has begun leave the index at the end of this; they stay if it fails."""
+        try:
+            yield
+        except Failed:
+            for address in reversed(addresses):
+                self._state.index.cancel_removal(address)
+            raise
+        else:
+            for address in addresses:
+                self._state.index.finish_removal(address)
+        finally:
+            self._work.changed()

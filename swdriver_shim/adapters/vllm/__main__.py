@@ -143,14 +143,14 @@ def _claim(given: argparse.Namespace) -> None:
 
 
 def _size(text: str) -> int:
-    return _told(parse_size, text)
+    return _parsed(parse_size, text)
 
 
 def _seconds(text: str) -> int:
-    return _told(parse_seconds, text)
+    return _parsed(parse_seconds, text)
 
 
-def _told(read: Callable[[str], int], text: str) -> int:
+def _parsed(read: Callable[[str], int], text: str) -> int:
     try:
         return read(text)
     except Unreadable as error:

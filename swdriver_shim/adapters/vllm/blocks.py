@@ -10,6 +10,9 @@ its blocks, layer by layer, and each of its columns has an equal part of them.
     block
 
 Layer by layer, so that a load can fill the first layers before the last.
+
+Layers of Mamba and linear attention keep a *state* of all tokens so far in a block. A column of such a
+group is a whole block: the state after the last token of a unit.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX
@@ -80,16 +83,19 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of one group: the bytes of a block in each of its layers, and how columns are cut from units."""
+    """Of one group: the bytes of a block in each of its layers, and how columns are cut from units. Of a
+    state group a unit has one column, which is one block."""
 
     sizes: tuple[int, ...]
     block_tokens: int
     unit_tokens: int
+    # Not in its name: what was stored of models without states keeps its own (`connector._layout`).
+    is_state: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.unit_tokens % self.block_tokens or self.unit_tokens % COLUMN_TOKENS:
             raise ValueError("a unit has whole blocks and whole columns")
-        if self.block_bytes % self.block_tokens:
+        if self.block_bytes % self.block_tokens and not self.is_state:
             raise Unsupported(
                 f"A block of {self.block_tokens} tokens has {self.block_bytes} bytes, which is not the "
                 "same number for each token."
@@ -101,19 +107,25 @@ class Shape:
 
     @property
     def bytes_per_token(self) -> int:
-        return self.block_bytes // self.block_tokens
+        """0 of states, which have the same size after any number of tokens."""
+        return 0 if self.is_state else self.block_bytes // self.block_tokens
+
+    @property
+    def bytes_per_state(self) -> int:
+        return self.block_bytes if self.is_state else 0
 
     @property
     def column_bytes(self) -> int:
-        return self.bytes_per_token * COLUMN_TOKENS
+        return self.bytes_per_state or self.bytes_per_token * COLUMN_TOKENS
 
     @property
     def unit_blocks(self) -> int:
-        return self.unit_tokens // self.block_tokens
+        """That hold something of a unit."""
+        return 1 if self.is_state else self.unit_tokens // self.block_tokens
 
     @property
     def unit_columns(self) -> int:
-        return self.unit_tokens // COLUMN_TOKENS
+        return 1 if self.is_state else self.unit_tokens // COLUMN_TOKENS
 
     def pieces(self) -> list[list[Piece]]:
         """Of each column of a unit, in the order of its bytes."""
@@ -161,10 +173,12 @@ class BlockGroup(Protocol):
 class Blocks:
     """The blocks of one group, in the host's memory."""
 
-    def __init__(self, layers: Sequence[Layer], block_tokens: int, unit: int) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], block_tokens: int, unit: int, *, is_state: bool = False
+    ) -> None:
         """Raises Unsupported."""
         self.layers = layers
-        self.shape = Shape(tuple(layer.size for layer in layers), block_tokens, unit)
+        self.shape = Shape(tuple(layer.size for layer in layers), block_tokens, unit, is_state)
         self._pieces = self.shape.pieces()
         self._of_layer = [
             [[piece for piece in pieces if piece.layer == index] for pieces in self._pieces]

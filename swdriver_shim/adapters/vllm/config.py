@@ -33,7 +33,7 @@ from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
 from kvss_agent.desired import Document, Name
 from kvss_agent.http.api import Invalid, decode
 from kvss_agent.process.options import redis_url
-from kvss_agent.settings import REDIS_URL
+from kvss_agent.process.settings import REDIS_URL
 from swdriver_shim.adapters.joining import RANK, JoinConfig, NameSpec
 from swdriver_shim.adapters.vllm.blocks import Unsupported
 from swdriver_shim.desired import (
@@ -116,7 +116,7 @@ _DECODER: Final = msgspec.json.Decoder(EngineConfig)
 
 
 class GovernedConfig(JoinConfig, frozen=True):
-    """The console that a vLLM joins. `model`: the weights; by default what vLLM was told to load. All
+    """The console that a vLLM joins. `model`: the weights; by default those that vLLM loads. All
     else is as in `EngineConfig`."""
 
     model: NameSpec | None = None
@@ -125,32 +125,32 @@ class GovernedConfig(JoinConfig, frozen=True):
     only_if_faster: bool = True
 
 
-def config_of(told: object, rank: int, engines: int) -> EngineConfig | GovernedConfig:
-    """What `kv_connector_extra_config` says as `tidegate`, for one of so many engines beside each other.
+def config_of(given: object, rank: int, engines: int) -> EngineConfig | GovernedConfig:
+    """The value of `tidegate` in `kv_connector_extra_config`, for one of so many data-parallel engines.
     Raises Invalid, and Unsupported where engines would share a driver."""
-    if isinstance(told, str) and told:
-        return read(file_of(told, rank, engines))
-    if not isinstance(told, dict):
+    if isinstance(given, str) and given:
+        return read(file_of(given, rank, engines))
+    if not isinstance(given, dict):
         raise Invalid(
             'kv_connector_extra_config names a console or a file: {"tidegate": {"console": "https://…", '
             '"join": "/run/secrets/join", "name": "job7"}}, or {"tidegate": "/etc/tidegate/job7.json"}.'
         )
     try:
-        found: GovernedConfig = msgspec.convert(told, GovernedConfig)
+        found: GovernedConfig = msgspec.convert(given, GovernedConfig)
     except msgspec.ValidationError as error:
         raise Invalid(f"`tidegate`: {error}.") from error
     return found.of_rank(rank, engines)
 
 
-def file_of(told: str, rank: int, engines: int) -> Path:
-    """What an engine's configuration names, for one of so many engines beside each other (`{rank}`
-    stands for which). Raises Unsupported where they would share one."""
-    if (rank or engines > 1) and RANK not in told:
+def file_of(path: str, rank: int, engines: int) -> Path:
+    """The file that an engine's configuration names, for one of so many data-parallel engines (`{rank}`
+    is its rank). Raises Unsupported where they would share one."""
+    if (rank or engines > 1) and RANK not in path:
         raise Unsupported(
             "With data parallelism each engine has a driver, and shards, of its own: write a file for "
             f"each, with another `driver` and agent, and name them with {RANK}: /etc/job7-{RANK}.json."
         )
-    return Path(told.replace(RANK, str(rank)))
+    return Path(path.replace(RANK, str(rank)))
 
 
 def read(path: Path) -> EngineConfig:

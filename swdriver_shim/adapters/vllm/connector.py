@@ -1,4 +1,4 @@
-"""The connector that vLLM loads: its two roles, in vLLM's words. What they do is in the other modules.
+"""The connector that vLLM loads, with its two roles. What they do is in the other modules.
 
 Written against 0.32 and 0.33, whose interfaces differ in nothing that is used here.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,12 +56,15 @@ from swdriver_shim.adapters.vllm.scheduling import goes_on_from_blocks
 from swdriver_shim.adapters.vllm.stats import MEANING, Counts, StatsSource, added
 from swdriver_shim.adapters.vllm.worker import Result, Worker
 from swdriver_shim.data_plane.worker.server import WorkerServer
+from swdriver_shim.keys import COLUMN_TOKENS
 
 log = logging.getLogger(__name__)
 
 OUR_LOGGERS: Final = ("swdriver_shim", "kvss_agent", "telemetry")
 FORMAT: Final = "vllm.1"  # of what is in a column
 FULL: Final = (FullAttentionSpec, MLAAttentionSpec)
+SHORT: Final = 0.1  # of all blocks: if fewer are free, saves don't hold any for long
+ALIGN: Final = "align"  # vLLM keeps states at the ends of blocks, and offers them to connectors
 
 
 @dataclass
@@ -118,6 +122,22 @@ class PromMetrics(KVConnectorPromMetrics):
                 self._counters[of].labels(*labels, kind).inc(count)
 
 
+class PoolPins:
+    """vLLM's pool of blocks: a pin is one request more that has a block."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def pin(self, blocks: Collection[int]) -> None:
+        self._pool.touch([self._pool.blocks[block] for block in blocks])
+
+    def unpin(self, blocks: Collection[int]) -> None:
+        self._pool.free_blocks([self._pool.blocks[block] for block in blocks])
+
+    def is_short(self) -> bool:
+        return bool(self._pool.get_num_free_blocks() < self._pool.num_gpu_blocks * SHORT)
+
+
 class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
     """One for the scheduler, which decides, and one for each worker, which moves bytes."""
 
@@ -134,8 +154,16 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
                 'Say "kv_load_failure_policy": "recompute" beside "kv_connector": by vLLM\'s default a '
                 "column that does not come fails its request."
             )
-        for group in kv_cache_config.kv_cache_groups:
-            _of_one(group.kv_cache_spec)  # refused before anything is started
+        specs = [_of_one(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
+        self._has_states = any(isinstance(spec, MambaSpec) for spec in specs)
+        if self._has_states and vllm_config.speculative_config:
+            raise Unsupported(
+                "The model has layers that keep a state (Mamba, linear attention). Speculation moves "
+                "states between blocks, which was not tried with Tidegate's connector: run the model "
+                "without --speculative-config."
+            )
+        if self._has_states and role is KVConnectorRole.SCHEDULER:
+            _warn_of_rare_states([spec.block_size for spec in specs])
         self._worker: Worker | None = None
         self._result = Result()
         self._half: WorkerServer | None = None
@@ -193,6 +221,12 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         """All that decides how bytes lie in blocks, as far as anybody can know it."""
         config = self._vllm_config
         layers = config.compilation_config.static_forward_context
+        states = [
+            (spec.shapes, spec.dtypes, spec.mamba_type)
+            for group in self._kv_cache_config.kv_cache_groups
+            for spec in _of_all(group.kv_cache_spec)
+            if isinstance(spec, MambaSpec)
+        ]
         shape = repr(
             (
                 vllm.__version__,
@@ -201,6 +235,7 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
                 config.parallel_config.tensor_parallel_size,
                 [(group.shape, group.layers[0].name) for group in groups],
                 [_kernel(layers[of.name]) for group in groups for of in group.layers],
+                *([states] if states else []),
             )
         )
         return f"{FORMAT}:{hashlib.sha256(shape.encode()).hexdigest()[:32]}"
@@ -229,7 +264,7 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         """Saves begin when all layers are there: a column is sealed as one."""
 
     def wait_for_save(self) -> None:
-        """Nobody waits: from here on what the step has computed may be saved."""
+        """Begin to save what the step has computed. Does not wait."""
         self._at_work.computed(self._step)
 
     @property
@@ -273,8 +308,16 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
                 loaded.model, loaded.revision, getattr(loaded.hf_config, "_commit_hash", None)
             ),
             engine=f"vllm {vllm.__version__}",
+            pins=self._pins(),
         )
         self._numbers = StatsSource(self._deciding)
+
+    def _pins(self) -> PoolPins | None:
+        """Only where vLLM writes to new blocks before it tells the connector of the step: it fills them
+        with zeros for states and where types differ, and copies states into them."""
+        if self._cache and self._kv_cache_config.needs_kv_cache_zeroing:
+            return PoolPins(self._cache.block_pool)
+        return None
 
     def _hash_tokens(self, worker: WorkerFacts) -> int | None:
         """So many have one hash in vLLM's KV events; None if those are not wanted."""
@@ -327,10 +370,12 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
         ):
             given.append((blocks or (), computed if name in cached.resumed_req_ids else 0))
+        tables = scheduler_output.kv_connector_block_state
         step = self._driver.scheduling.step(
             scheduler_output.num_scheduled_tokens,
-            scheduler_output.kv_connector_block_state.get_block_ids,
+            tables.get_block_ids,
             given,
+            tables.boundary_state_offloads if self._has_states else None,
         )
         return Metadata(step)
 
@@ -370,6 +415,20 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker = None
 
 
+def _warn_of_rare_states(block_tokens: Sequence[int]) -> None:
+    """vLLM has states where blocks end. Those that end within a column are not stored."""
+    unit, least = unit_tokens(block_tokens), math.lcm(*block_tokens)
+    if unit > least:
+        log.warning(
+            "States are stored every %d tokens at most, where blocks of %d and columns of %d tokens end "
+            "together, so hits are short and few. Set --block-size to a multiple of %d.",
+            unit,
+            least,
+            COLUMN_TOKENS,
+            COLUMN_TOKENS,
+        )
+
+
 def _log_as_vllm() -> None:
     """What we log appears where vLLM's own lines do, at its level; by itself it shows only its own."""
     theirs = logging.getLogger("vllm")
@@ -394,29 +453,42 @@ def _groups(
             for name in group.layer_names
             for rows in rows_of(name, kv_caches[name], cache.num_blocks)
         ]
-        blocks = _bank(layers, spec.block_size, unit, staged=staged)
+        is_state = isinstance(spec, MambaSpec)
+        blocks = _bank(layers, spec.block_size, unit, staged=staged, is_state=is_state)
         window = spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None
-        name = "full" if window is None else f"window{window}"
+        name = "state" if is_state else "full" if window is None else f"window{window}"
         taken = [one.name for one in facts]
         if name in taken:
             name = f"{name}-{len(taken)}"
+        shape = blocks.shape
         made.append(blocks)
-        facts.append(GroupFacts(name, spec.block_size, window, blocks.shape.bytes_per_token, unit))
+        facts.append(
+            GroupFacts(name, spec.block_size, window, shape.bytes_per_token, unit, shape.bytes_per_state)
+        )
     return made, facts
+
+
+def _of_all(spec: KVCacheSpec) -> list[KVCacheSpec]:
+    """What each layer of a group keeps."""
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return list(spec.kv_cache_specs.values())
+    return [spec]
 
 
 def _of_one(spec: KVCacheSpec) -> KVCacheSpec:
     """What all layers of a group have in common. Raises Unsupported for what has no columns."""
     if isinstance(spec, UniformTypeKVCacheSpecs):
-        for one in spec.kv_cache_specs.values():
+        for one in _of_all(spec):
             _of_one(one)
         return spec.first_spec
     if isinstance(spec, MambaSpec):
-        raise Unsupported(
-            "The model has layers that keep a state (Mamba, linear attention). vLLM gives connectors "
-            "states only with --mamba-cache-mode align, at places of its own choice, and Tidegate's "
-            "connector does not take them yet. Run the model without it."
-        )
+        if spec.mamba_cache_mode != ALIGN:
+            raise Unsupported(
+                "The model has layers that keep a state (Mamba, linear attention). vLLM offers states "
+                f"to connectors only with --mamba-cache-mode {ALIGN} and --enable-prefix-caching; here "
+                f"the mode is {spec.mamba_cache_mode}. Set both, or run it without this connector."
+            )
+        return spec
     if type(spec) not in (*FULL, SlidingWindowSpec):
         raise Unsupported(
             f"The model has layers whose cache is a {type(spec).__name__}, which has no columns of "
@@ -426,15 +498,21 @@ def _of_one(spec: KVCacheSpec) -> KVCacheSpec:
 
 
 def _bank(
-    layers: Sequence[tuple[str, torch.Tensor]], block_tokens: int, unit: int, *, staged: bool
+    layers: Sequence[tuple[str, torch.Tensor]],
+    block_tokens: int,
+    unit: int,
+    *,
+    staged: bool,
+    is_state: bool,
 ) -> BlockGroup:
     """The rows of a group's layers, wherever they are. Raises Unsupported."""
     devices = {rows.device for _, rows in layers}
     if len(devices) > 1:
         raise Unsupported(f"The layers of one group are on several devices: {devices}.")
     if staged or devices.pop().type != "cpu":
-        return DeviceBlocks([DeviceLayer(*layer) for layer in layers], block_tokens, unit)
-    return Blocks([_in_memory(*layer) for layer in layers], block_tokens, unit)
+        on_device = [DeviceLayer(*layer) for layer in layers]
+        return DeviceBlocks(on_device, block_tokens, unit, is_state=is_state)
+    return Blocks([_in_memory(*layer) for layer in layers], block_tokens, unit, is_state=is_state)
 
 
 def _in_memory(name: str, rows: torch.Tensor) -> Layer:

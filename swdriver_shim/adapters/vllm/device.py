@@ -64,10 +64,12 @@ class DeviceLayer:
 class DeviceBlocks:
     """The blocks of one group on one device. As `Blocks`, which are in the host's memory."""
 
-    def __init__(self, layers: Sequence[DeviceLayer], block_tokens: int, unit: int) -> None:
+    def __init__(
+        self, layers: Sequence[DeviceLayer], block_tokens: int, unit: int, *, is_state: bool = False
+    ) -> None:
         """Raises Unsupported."""
         self.layers = layers
-        self.shape = Shape(tuple(layer.size for layer in layers), block_tokens, unit)
+        self.shape = Shape(tuple(layer.size for layer in layers), block_tokens, unit, is_state)
         self._device = layers[0].rows.device
         self._has_streams = self._device.type != "cpu"
         self._stream = torch.Stream(self._device) if self._has_streams else None
@@ -101,14 +103,7 @@ class DeviceBlocks:
                 parts.append(rows)
         if self._stream is not None:
             self._stream.synchronize()
-        yield (
-            Blocks(
-                [_host(layer.name, rows) for layer, rows in zip(self.layers, parts, strict=True)],
-                self.shape.block_tokens,
-                self.shape.unit_tokens,
-            ),
-            {block: place for place, block in enumerate(wanted)},
-        )
+        yield self.staged(parts), {block: place for place, block in enumerate(wanted)}
 
     def landing(self, blocks: Sequence[int], mark: Mark) -> Landing:
         """Where columns for these blocks are put first. They are written behind `mark`."""
@@ -138,6 +133,15 @@ class DeviceBlocks:
     def index(self, blocks: Sequence[int]) -> torch.Tensor:
         return torch.tensor(blocks, dtype=torch.int64, device=self._device)
 
+    def staged(self, rows: Sequence[torch.Tensor]) -> Blocks:
+        """Some blocks of this group in the host's memory, as rows of each layer."""
+        return Blocks(
+            [_host(of.name, each) for of, each in zip(self.layers, rows, strict=True)],
+            self.shape.block_tokens,
+            self.shape.unit_tokens,
+            is_state=self.shape.is_state,
+        )
+
     def host(self, count: int) -> list[torch.Tensor]:
         """Of each layer, memory for so many blocks."""
         return [self._rows(count, layer.size) for layer in self.layers]
@@ -152,11 +156,7 @@ class Landing:
         self._rows = blocks.host(len(wanted))
         self._there = blocks.index(wanted)
         self._places = {block: place for place, block in enumerate(wanted)} | {SKIP_BLOCK: SKIP_BLOCK}
-        self._here = Blocks(
-            [_host(of.name, rows) for of, rows in zip(blocks.layers, self._rows, strict=True)],
-            blocks.shape.block_tokens,
-            blocks.shape.unit_tokens,
-        )
+        self._here = blocks.staged(self._rows)
 
     def scatter(self, layer: int, part: int, blocks: Sequence[int], column: memoryview) -> None:
         self._here.scatter(layer, part, [self._places[block] for block in blocks], column)

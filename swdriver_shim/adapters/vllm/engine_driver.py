@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -23,11 +21,17 @@ from kvss_agent.process import daemon
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
 from swdriver_shim.adapters.joining import JoinedDriver, NameSpec, RemoteShards
 from swdriver_shim.adapters.vllm.blocks import Unsupported
-from swdriver_shim.adapters.vllm.config import ApiSpec, EngineConfig, GovernedConfig
+from swdriver_shim.adapters.vllm.config import EngineConfig, GovernedConfig
 from swdriver_shim.adapters.vllm.events import UnitEvents
 from swdriver_shim.adapters.vllm.orders import SaveResult
-from swdriver_shim.adapters.vllm.scheduling import ConnectorScheduler, GroupShape, Requester
+from swdriver_shim.adapters.vllm.scheduling import (
+    BlockPins,
+    ConnectorScheduler,
+    GroupShape,
+    Requester,
+)
 from swdriver_shim.daemon import metrics
+from swdriver_shim.daemon.host import HostThread
 from swdriver_shim.daemon.service import Service
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.data_plane.agent_control import AgentControl
@@ -38,7 +42,7 @@ from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
 from swdriver_shim.data_plane.worker.protocol import WorkerAddress, read
 from swdriver_shim.decider.removals import Receipt
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
-from swdriver_shim.keys import Media, isolation_tag
+from swdriver_shim.keys import Media
 from telemetry.emit.reporter import Reporter
 
 log = logging.getLogger(__name__)
@@ -46,6 +50,7 @@ log = logging.getLogger(__name__)
 _SAVED: Final = msgspec.msgpack.Decoder(SaveResult)
 
 RESET_SECONDS: Final = 10.0  # the engine stands still meanwhile
+TOKENS_PER_STATE: Final = 1024  # for so many tokens of prompts memory has one state
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,10 @@ class GroupFacts:
     window: int | None
     bytes_per_token: int
     unit_tokens: int
+    bytes_per_state: int = 0  # of a state group, which has no bytes per token
 
     def shape(self) -> GroupShape:
-        return GroupShape(self.block_tokens, self.window)
+        return GroupShape(self.block_tokens, self.window, is_state=self.bytes_per_state > 0)
 
 
 @dataclass(frozen=True)
@@ -88,14 +94,32 @@ def model_spec(weights: NameSpec, workers: Sequence[WorkerFacts]) -> ModelSpec:
         layout=f"{len(workers)}x{layouts}",
         unit_tokens=first.groups[0].unit_tokens,
         groups=tuple(
-            GroupSpec(
-                name=group.name,
-                bytes_per_token=tuple(worker.groups[at].bytes_per_token for worker in workers),
-                window=group.window,
-            )
-            for at, group in enumerate(first.groups)
+            _group_spec([worker.groups[at] for worker in workers]) for at in range(len(first.groups))
         ),
     )
+
+
+def _group_spec(shards: Sequence[GroupFacts]) -> GroupSpec:
+    """A group as all workers have it."""
+    first = shards[0]
+    if first.bytes_per_state:
+        return GroupSpec(
+            name=first.name,
+            bytes_per_state=tuple(shard.bytes_per_state for shard in shards),
+            tokens_per_state=max(TOKENS_PER_STATE, first.unit_tokens),
+        )
+    return GroupSpec(
+        name=first.name,
+        bytes_per_token=tuple(shard.bytes_per_token for shard in shards),
+        window=first.window,
+    )
+
+
+def _events(model: ModelSpec, hash_tokens: int) -> UnitEvents | None:
+    """None for a model that keeps nothing but states: no unit of it has all of its columns."""
+    kv = (at for at, group in enumerate(model.groups) if group.bytes_per_token)
+    first = next(kv, None)
+    return None if first is None else UnitEvents(model.unit_tokens, hash_tokens, first)
 
 
 def media_of(request: Any) -> list[Media]:
@@ -125,17 +149,6 @@ def weights_of(model: str, revision: str | None, commit: str | None) -> NameSpec
     return NameSpec(name=directory.resolve().name, revision=f"files:{digest}")
 
 
-class DriverProcess(Protocol):
-    """The driver of an engine, and what surrounds it: a console's fleet, or a file."""
-
-    shim: Shim
-
-    def claims(self) -> ClaimVerifier | None:
-        """None while there is no key that claims could be signed with."""
-
-    def close(self) -> None: ...
-
-
 class EngineDriver:
     """Decides for an engine. Raises Unsupported, Invalid, NotGranted, OSError or Unusable, each with a
     sentence."""
@@ -148,10 +161,11 @@ class EngineDriver:
         *,
         weights: NameSpec | None = None,
         engine: str = "vllm",
+        pins: BlockPins | None = None,
     ) -> None:
         """`hash_tokens`: the tokens of one of vLLM's hashes; None if KV events are not wanted.
         `weights`: what the engine has loaded, if the configuration does not name it. `engine`: its name
-        and version."""
+        and version. `pins`: see `ConnectorScheduler`."""
         self.refused: Counter[str] = Counter()  # requests that are cached for nobody, by reason
         self._config = config
         self._document: Desired | None = None
@@ -166,14 +180,14 @@ class EngineDriver:
             for worker in workers:
                 lines.append(WorkerConnection(worker.address, self._receive))
                 opened.callback(lines[-1].close)
-            self._process: DriverProcess
+            self._process: Standalone | Governed  # configured by a file or by a console
             if isinstance(config, EngineConfig):
                 self._process = Standalone(config, model, homes, lines)
             else:
                 self._process = Governed(config, model, engine, lines)
             self._opened = opened.pop_all()
         self.shim = self._process.shim
-        self.events = UnitEvents(model.unit_tokens, hash_tokens) if hash_tokens else None
+        self.events = _events(model, hash_tokens) if hash_tokens else None
         self.scheduling = ConnectorScheduler(
             [group.shape() for group in workers[0].groups],
             model.unit_tokens,
@@ -183,6 +197,7 @@ class EngineDriver:
             wait_seconds=config.wait_seconds,
             only_if_faster=config.only_if_faster,
             events=self.events,
+            pins=pins,
         )
         log.info("The driver has started; model: %s", msgspec.json.encode(model).decode())
         if not self._use():
@@ -275,7 +290,7 @@ class EngineDriver:
         receipts = {
             org.name: driver.removals.purge(
                 org.name,
-                tag=isolation_tag(org.name, org.secret),
+                tag=org.tag,
                 seconds=max(0.0, until - time.monotonic()),
             )
             for org in told.orgs
@@ -307,7 +322,10 @@ class Standalone:
             started.callback(self.shim.stop)
             self.shim.set_desired(msgspec.json.encode(config.desired(model, homes)))
             if config.api:
-                started.callback(Api(self.shim, config.api).close)
+                api = Service(self.shim, config.api.token).application()
+                listener = daemon.listen((config.api.host, config.api.port))
+                server = daemon.http_server(api, listener, self.shim.http)
+                started.callback(HostThread(server).close)
             reporter = Reporter(
                 config.telemetry,
                 None,
@@ -338,6 +356,7 @@ class Governed(JoinedDriver):
         self._verifier: tuple[bytes, ClaimVerifier] | None = None
 
     def claims(self) -> ClaimVerifier | None:
+        """None while there is no key that claims could be signed with."""
         told = self.shim.desired
         key = told.claims_key if told else None
         if key is None:
@@ -382,29 +401,3 @@ def _short(receipt: Receipt) -> str:
         f"{receipt.columns} columns ({receipt.bytes} bytes) and {receipt.tier2_files} files "
         f"({receipt.tier2_bytes} bytes){'' if receipt.done else ', not finished'}"
     )
-
-
-class Api:
-    """The driver's HTTP API, in a thread of the engine's process."""
-
-    def __init__(self, shim: Shim, spec: ApiSpec) -> None:
-        """Raises OSError for a port that is taken."""
-        self._listener = daemon.listen((spec.host, spec.port))
-        self._application = Service(shim, spec.token).application()
-        self._policy = shim.http
-        self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="api", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        async with daemon.http_server(self._application, self._listener, self._policy):
-            await self._stop.wait()

@@ -2,7 +2,8 @@
 
 Routers of requests follow these events. They know blocks by vLLM's hashes, and the ledger knows columns
 by keys, so a request that has both names its units. A unit is loadable when all of its columns of the
-first group are.
+first group are. Where there are states, that is the first group with KV; whether there is a state to
+go on from, no event tells.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ class Unit:
 class UnitEvents:
     """The ledger reports columns, from any thread and under its lock; the engine takes events."""
 
-    def __init__(self, unit_tokens: int, hash_tokens: int) -> None:
-        """`hash_tokens`: the tokens of one of vLLM's hashes."""
+    def __init__(self, unit_tokens: int, hash_tokens: int, group: int = 0) -> None:
+        """`hash_tokens`: the tokens of one of vLLM's hashes. `group`: whose columns are counted."""
         self.hash_tokens = hash_tokens
+        self._group = group
         self.dropped = 0
         self._hashes = unit_tokens // hash_tokens
         self._units: OrderedDict[bytes, Unit] = OrderedDict()  # by the key of each column
@@ -67,7 +69,7 @@ class UnitEvents:
         self._count(column, -1)
 
     def _count(self, column: Column, by: int) -> None:
-        if column.group:
+        if column.group != self._group:
             return
         with self._lock:
             unit = self._units.get(column.key)

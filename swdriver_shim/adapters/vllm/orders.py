@@ -15,7 +15,7 @@ from msgspec import Struct
 
 class ColumnOrder(NamedTuple):
     """A column to copy between its slot and blocks. `blocks` are those of its unit, and `part` is the
-    column's place in the unit."""
+    column's place in the unit. Of a state there is one block."""
 
     slot: int
     key: bytes
@@ -47,6 +47,7 @@ class Step:
     # Saves that have to end before the step: other requests use their blocks in it.
     over_first: list[int] = field(default_factory=list)
     ending: list[str] = field(default_factory=list)  # requests whose blocks their saves still need
+    is_idle: bool = False  # nothing is computed in it
 
 
 class RefusedColumn(NamedTuple):
@@ -66,6 +67,12 @@ class LoadResult:
     bytes: int = 0
     seconds: float = 0.0
 
+    def add(self, other: LoadResult) -> None:
+        self.workers += other.workers
+        self.refused += other.refused
+        self.bytes += other.bytes
+        self.seconds = max(self.seconds, other.seconds)
+
 
 @dataclass(slots=True)
 class WorkerReport:
@@ -75,14 +82,10 @@ class WorkerReport:
 
     def add(self, other: WorkerReport) -> WorkerReport:
         for number, loaded in other.loads.items():
-            mine = self.loads.get(number)
-            if mine is None:
+            if number in self.loads:
+                self.loads[number].add(loaded)
+            else:
                 self.loads[number] = loaded
-                continue
-            mine.workers += loaded.workers
-            mine.refused += loaded.refused
-            mine.bytes += loaded.bytes
-            mine.seconds = max(mine.seconds, loaded.seconds)
         return self
 
 

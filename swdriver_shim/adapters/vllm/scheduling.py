@@ -6,6 +6,10 @@ this came anew. What of it is loaded is whole units, and its last token is compu
 logits are wanted. What is stored is whole units of tokens that are known and whose KV is there at the
 end of a step: no draft, no placeholder.
 
+Where layers keep states, vLLM offers with a step which blocks hold the state after which token when the
+step is over. Those at the ends of units are stored. A load ends where there is a state, at least one
+token before the end of the prompt: the logits of the last token need the state before it.
+
 While a load is under way nothing is stored of its request, nor of others that share its blocks: what
 was computed behind columns that turn out not to be there is worth nothing.
 """
@@ -19,7 +23,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from kvss_agent.client import Miss
 from swdriver_shim.adapters.vllm.blocks import SKIP_BLOCK
@@ -32,6 +36,7 @@ from swdriver_shim.adapters.vllm.orders import (
     Step,
     WorkerReport,
 )
+from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.stores import Store
@@ -44,6 +49,7 @@ log = logging.getLogger(__name__)
 MEASURED_TOKENS_MIN: Final = 64  # of one request in a step, to learn from it how long computing takes
 MEASURED_PART_MIN: Final = 0.8  # of the step's tokens
 ASKED_SECONDS_MAX: Final = 60.0  # after so long in vLLM's queue, tier 2 is asked anew
+PIN_SECONDS: Final = 0.25  # where blocks are short, saves that are older are given up
 LOOK_SECONDS: Final = 0.005  # between looks at what is there by now
 IDLE_SECONDS: Final = 0.005  # for an engine that has nothing else to do
 _INTERNAL_ID: Final = re.compile(r"(?:(?P<completion>cmpl-.+)-\d+|(?P<other>.+))-[0-9a-f]{8}")
@@ -67,9 +73,18 @@ class Request(Protocol):
     def block_hashes(self) -> Sequence[bytes]: ...
 
 
+class BlockPins(Protocol):
+    """The engine's pool of blocks: one that is pinned is given to nobody. In the scheduler's thread."""
+
+    def pin(self, blocks: Collection[int]) -> None: ...
+    def unpin(self, blocks: Collection[int]) -> None: ...
+    def is_short(self) -> bool:
+        """Whether few blocks are left."""
+
+
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """In whose name a request is asked, what it wishes, and its inputs that are not tokens."""
+    """What a request is cached with: its org's keys, its rules, and its inputs that are not tokens."""
 
     keys: Keys
     rules: Rules = AS_USUAL
@@ -78,10 +93,20 @@ class Requester:
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """Tokens in a block of a group, and its window."""
+    """Tokens in a block of a group, and its window. `is_state`: a block is the state after its last
+    token."""
 
     block_tokens: int
     window: int | None = None
+    is_state: bool = False
+
+
+class StateOffer(NamedTuple):
+    """A block that holds the state after so many tokens of a request when the step is over."""
+
+    group: int
+    block: int
+    tokens: int
 
 
 def shown_name(request_id: str) -> str:
@@ -93,9 +118,9 @@ def shown_name(request_id: str) -> str:
 
 def goes_on_from_blocks(groups: Sequence[GroupShape]) -> bool:
     """Whether a request whose load has failed can be computed from the first block that did not come.
-    With several groups vLLM can't be told which that is, and behind a window nothing is there to go on
-    from: it is computed from its start."""
-    return len(groups) == 1 and groups[0].window is None
+    With several groups vLLM can't be told which that is, and behind a window or without a state nothing
+    is there to go on from: it is computed from its start."""
+    return len(groups) == 1 and groups[0].window is None and not groups[0].is_state
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +168,8 @@ class PendingStore:
     columns: list[list[Column]]  # as in the order
     blocks: Collection[int]
     request: str
+    ordered_at: float
+    is_pinned: bool = False
     failed: dict[Column, Reason] = field(default_factory=dict)
     workers: int = 0
 
@@ -161,15 +188,18 @@ class ConnectorScheduler:
         wait_seconds: float = 0.0,
         only_if_faster: bool = True,
         events: UnitEvents | None = None,
+        pins: BlockPins | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`who` asks with a request; None if it is cached for nobody. `is_served`: whether it still is,
         as it was; an org may be taken out while its requests go on. `wait_seconds`: how long a request
         waits, at most, for what tier 2 has of it. `only_if_faster`: what was found to take longer than
-        computing is not loaded. Before `use`, `who` has to say None."""
+        computing is not loaded. `pins`: where a step writes to new blocks before workers could give up
+        saves from them. Before `use`, `who` has to say None."""
         self.counts: Counter[str] = Counter()  # since the start
         self._decider: Decider | None = None
         self._groups = groups
+        self._of_states = {at for at, group in enumerate(groups) if group.is_state}
         self._unit = unit_tokens
         self._workers = workers
         self._who = who
@@ -178,6 +208,9 @@ class ConnectorScheduler:
         self._is_far = False
         self._only_if_faster = only_if_faster
         self._events = events
+        self._pins = pins
+        self._given_up: deque[list[int]] = deque()  # saves, by step that is under way
+        self._to_unpin: deque[Collection[int]] = deque()  # blocks whose pins are needed no longer
         self._steps: deque[tuple[float, str, int]] = deque()  # under way: since when, whose, how much
         self._clock = clock
         self._ongoing: dict[str, TrackedRequest | None] = {}
@@ -222,7 +255,7 @@ class ConnectorScheduler:
             return
         if self._driver.prefetch(one.asker.keys.org, continue_id):
             return
-        if limit := request.num_tokens // self._unit * self._unit:
+        if limit := self._loadable(request):
             self._extend(one, limit)
             self._driver.prefetch_prompt(one.prompt)
 
@@ -239,7 +272,7 @@ class ConnectorScheduler:
         one.found, one.computed = self._usable(one, asked), computed
         if self._is_worth_waiting(one, asked, now):
             if self._is_idle and asked.lookup:  # it would ask again and again, without a pause
-                asked.lookup.done.wait(IDLE_SECONDS)
+                asked.lookup.wait(IDLE_SECONDS)
             return None, False
         if self._only_if_faster:
             self._driver.skip_if_slower(asked.match)
@@ -252,9 +285,15 @@ class ConnectorScheduler:
 
     @staticmethod
     def _usable(one: TrackedRequest, asked: Load) -> int:
-        """So many tokens need not be computed: never the last one, whose logits are wanted. Its KV comes
-        along with the others of its block, and is computed once more."""
+        """How many tokens need not be computed: never the last one, whose logits are needed. Its KV is
+        loaded with its block, and is computed once more."""
         return min(asked.match.tokens, one.request.num_tokens - 1)
+
+    def _loadable(self, request: Request) -> int:
+        """So many tokens are asked for, as whole units. A state can't be taken back by the last token,
+        as KV can: with states the load has to end before it."""
+        tokens = request.num_tokens - 1 if self._of_states else request.num_tokens
+        return tokens // self._unit * self._unit
 
     def _look(self, one: TrackedRequest, now: float) -> Load | None:
         """What there is by now."""
@@ -266,7 +305,7 @@ class ConnectorScheduler:
                 one.asked, one.looked_at = self._driver.rematch(one.asked), now
             return one.asked
         self._let_go(one)
-        limit = one.request.num_tokens // self._unit * self._unit
+        limit = self._loadable(one.request)
         if not limit:
             return None
         one.prompt.rewind(limit)
@@ -290,8 +329,9 @@ class ConnectorScheduler:
         if not external:
             self._let_go(one)
             return
+        match, end = one.asked.match, one.computed + external
+        self._check_states(match, end, blocks)
         asked, one.asked, one.waiting_since = one.asked, None, None
-        match, end = asked.match, one.computed + external
         number = self._next_number()
         columns: list[list[Column]] = [[] for _ in self._groups]
         carries: tuple[list[ColumnOrder], ...] = tuple([] for _ in self._groups)
@@ -306,7 +346,7 @@ class ConnectorScheduler:
                 )
                 if any(block != SKIP_BLOCK for block in wanted):
                     carries[group].append(
-                        ColumnOrder(slot, column.key, self._part(column.depth), wanted)
+                        ColumnOrder(slot, column.key, self._part(group, column.depth), wanted)
                     )
                     columns[group].append(column)
         one.load = number
@@ -317,8 +357,20 @@ class ConnectorScheduler:
         self._new_loads.append(order)
         self._taken |= filled
 
+    def _check_states(self, match: Match, end: int, blocks: Sequence[Sequence[int]]) -> None:
+        """Raises RuntimeError unless vLLM goes on from just the states that are loaded. With any other
+        it would answer something else, and nobody would notice."""
+        for group in self._of_states:
+            [at] = self._blocks_of(group, end // COLUMN_TOKENS - 1)
+            table = blocks[group]
+            if end != match.tokens or len(table) <= at or table[at] == NULL_BLOCK:
+                raise RuntimeError(
+                    f"vLLM was given states after {match.tokens} tokens, and goes on after {end} "
+                    "without a block for them. This version of it has another interface for states."
+                )
+
     def heard(self, report: WorkerReport) -> None:
-        """What workers say with the output of a step."""
+        """Take what workers report with the output of a step."""
         for number, loaded in report.loads.items():
             load = self._loads.get(number)
             if load is None:
@@ -326,7 +378,7 @@ class ConnectorScheduler:
             if load.loaded is None:
                 load.loaded = loaded
             else:
-                load.loaded = WorkerReport({0: load.loaded}).add(WorkerReport({0: loaded})).loads[0]
+                load.loaded.add(loaded)
             if load.loaded.workers >= self._workers:
                 del self._loads[number]
                 self._end_load(load, load.loaded)
@@ -343,7 +395,7 @@ class ConnectorScheduler:
             why = self._driver.refuse(refused)
             self._driver.end_load(load.asked, (first, why))
             one.stored = 0  # what is there still is found out then
-            if not self.loads_ahead:  # else nobody has counted on its blocks yet
+            if not self.loads_ahead:  # else no request depends on its blocks yet
                 self._failed.append(load)
                 self._unfilled.update(load.table[first // self._groups[0].block_tokens :])
                 for ended in self._ended:  # of which vLLM takes nothing back
@@ -371,10 +423,13 @@ class ConnectorScheduler:
         scheduled: Mapping[str, int],
         blocks_of: Callable[[str], Sequence[Sequence[int]] | None],
         given: Iterable[tuple[Sequence[Sequence[int]], int]],
+        states: Mapping[str, Iterable[tuple[int, int, int]]] | None = None,
     ) -> Step:
         """What workers are to do in a step in which so many tokens of each request are computed.
-        `given`: blocks that requests get, and of how many tokens they hold the KV already."""
-        made = Step()
+        `given`: blocks that requests get, and of how many tokens they hold the KV already. `states`: see
+        `StateOffer`, by request."""
+        made = Step(is_idle=not scheduled)
+        self._unpin()
         self._steps.append((self._clock(), *self._measured(scheduled)))
         self._is_idle = not scheduled
         if self._new_loads:
@@ -385,11 +440,14 @@ class ConnectorScheduler:
             for table, group in zip(tables, self._groups, strict=False):
                 wanted.update(table[computed // group.block_tokens :])
         with self._lock:
+            late = self._clock() - PIN_SECONDS if self._pins and self._pins.is_short() else None
             made.over_first = [
                 number
                 for number, storing in self._stores.items()
-                if not wanted.isdisjoint(storing.blocks)
+                if (late is not None and storing.is_pinned and storing.ordered_at <= late)
+                or not wanted.isdisjoint(storing.blocks)
             ]
+        self._given_up.append(made.over_first)
         self._doubt(scheduled, blocks_of)
         for name, count in scheduled.items():
             one = self._ongoing.get(name)
@@ -400,7 +458,8 @@ class ConnectorScheduler:
             if done // self._unit * self._unit <= one.stored or not (blocks := blocks_of(name)):
                 continue
             if not self._is_loading(blocks):
-                self._store(one, done, blocks, made)
+                offers = (StateOffer(*offer) for offer in (states or {}).get(name, ()))
+                self._store(one, done, blocks, made, offers)
         for _ in range(len(self._ended)):
             one = self._ended.popleft()
             if one.load in self._loads or self._is_loading(one.last_blocks or ()):
@@ -409,8 +468,20 @@ class ConnectorScheduler:
             if one.last_blocks is not None and not one.is_doubtful:
                 done = min(one.request.num_computed_tokens, len(one.request.all_token_ids))
                 self._store(one, done, one.last_blocks, made)
+            if self._pins and self._is_saving(one):
+                self._ended.append(one)  # while it is there steps go on, which pins need to end
+                continue
             made.ending.append(one.id)
         return made
+
+    def _is_saving(self, one: TrackedRequest) -> bool:
+        with self._lock:
+            return any(storing.request == one.id for storing in self._stores.values())
+
+    def _unpin(self) -> None:
+        """Let go of blocks that have been saved since."""
+        while self._pins and self._to_unpin:
+            self._pins.unpin(self._to_unpin.popleft())
 
     def _is_loading(self, tables: Sequence[Sequence[int]]) -> bool:
         """Whether some of these blocks are being filled, beside the steps that look at them."""
@@ -419,7 +490,7 @@ class ConnectorScheduler:
     def _doubt(
         self, scheduled: Collection[str], blocks_of: Callable[[str], Sequence[Sequence[int]] | None]
     ) -> None:
-        """Whoever looks at blocks that another request is computing anew may come before it has."""
+        """Mark requests that use blocks that another one is computing anew: they may be too early."""
         self._failed = [load for load in self._failed if self._is_computed_anew(load)]
         for name in scheduled if self._failed else ():
             one, blocks = self._ongoing.get(name), blocks_of(name)
@@ -433,7 +504,7 @@ class ConnectorScheduler:
         return self._ongoing.get(one.id) is one and one.request.num_computed_tokens < load.end
 
     def _measured(self, scheduled: Mapping[str, int]) -> tuple[str, int]:
-        """Whose tokens a step is about, and how many; of none if it is about several or about loads."""
+        """The org whose tokens a step computes, and how many; none if there are several, or loads."""
         name = max(scheduled, key=scheduled.__getitem__, default="")
         tokens, one = scheduled.get(name, 0), self._ongoing.get(name)
         is_one = tokens >= max(MEASURED_TOKENS_MIN, MEASURED_PART_MIN * sum(scheduled.values()))
@@ -446,17 +517,30 @@ class ConnectorScheduler:
         began, org, tokens = self._steps.popleft()
         if tokens:
             self._driver.computed(org, tokens, self._clock() - began)
+        with self._lock:  # what was given up with it reads no block any more
+            for number in self._given_up.popleft():
+                storing = self._stores.get(number)
+                if storing and storing.is_pinned:
+                    storing.is_pinned = False
+                    self._to_unpin.append(storing.blocks)
+        self._unpin()
 
     def _store(
-        self, one: TrackedRequest, done: int, blocks: Sequence[Sequence[int]], made: Step
+        self,
+        one: TrackedRequest,
+        done: int,
+        blocks: Sequence[Sequence[int]],
+        made: Step,
+        offers: Iterable[StateOffer] = (),
     ) -> None:
-        """What is not stored yet of the first so many tokens, if it is there."""
+        """Store what is not stored yet of the first so many tokens, as far as it is in blocks."""
         done -= done % self._unit
         if done <= one.stored or not self._is_served(one.asker):
             return
         self._extend(one, done)
+        states = self._states(offers, one.stored, done)
         first = [self._first(group, blocks[group], done) for group in range(len(self._groups))]
-        store = self._driver.begin_store(one.prompt, done, one.asker.rules, first)
+        store = self._driver.begin_store(one.prompt, done, one.asker.rules, first, states=states)
         one.stored = done
         if not store.places:
             self._driver.end_store(store, {})
@@ -466,16 +550,35 @@ class ConnectorScheduler:
         columns: list[list[Column]] = [[] for _ in self._groups]
         for column, slot in store.places:
             group = column.group
-            of = tuple(blocks[group][index] for index in self._blocks_of(group, column.depth))
-            carries[group].append(ColumnOrder(slot, column.key, self._part(column.depth), of))
+            if group in self._of_states:
+                of: tuple[int, ...] = (states[(column.depth + 1) * COLUMN_TOKENS][group],)
+            else:
+                of = tuple(blocks[group][index] for index in self._blocks_of(group, column.depth))
+            carries[group].append(ColumnOrder(slot, column.key, self._part(group, column.depth), of))
             columns[group].append(column)
         order = Order(number, one.id, one.asker.keys.tag, carries)
+        storing = PendingStore(store, columns, order.blocks, one.id, self._clock())
+        if self._pins:
+            self._pins.pin(storing.blocks)
+            storing.is_pinned = True
         with self._lock:
-            self._stores[number] = PendingStore(store, columns, order.blocks, one.id)
+            self._stores[number] = storing
         made.stores.append(order)
+
+    def _states(self, offers: Iterable[StateOffer], stored: int, done: int) -> dict[int, dict[int, int]]:
+        """After how many tokens every state group has a state, between these, and in which block each:
+        at ends of units, where a load can end."""
+        found: dict[int, dict[int, int]] = {}
+        for group, block, tokens in offers:
+            is_wanted = stored < tokens <= done and tokens % self._unit == 0
+            if is_wanted and group in self._of_states and block != NULL_BLOCK:
+                found.setdefault(tokens, {})[group] = block
+        return {end: of for end, of in found.items() if of.keys() == self._of_states}
 
     def _first(self, group: int, blocks: Sequence[int], done: int) -> int:
         """From which token on a group has KV, as a border of units: those before its window are gone."""
+        if group in self._of_states:
+            return 0
         each = self._groups[group].block_tokens
         there = blocks[: done // each]
         gone = next((at for at in reversed(range(len(there))) if there[at] == NULL_BLOCK), -1)
@@ -495,6 +598,8 @@ class ConnectorScheduler:
             if storing.workers < self._workers:
                 return
             del self._stores[told.store]
+            if storing.is_pinned:
+                self._to_unpin.append(storing.blocks)
             self.counts["saves"] += 1
             self.counts["not_saved_columns"] += len(storing.failed)
         self._driver.end_store(storing.store, storing.failed, told.seconds)
@@ -511,9 +616,7 @@ class ConnectorScheduler:
             return False  # it was given up while it waited: vLLM keeps its blocks until that is over
         done = min(request.num_computed_tokens, len(request.all_token_ids)) // self._unit * self._unit
         may_store = done > one.stored or one.load is not None
-        with self._lock:
-            is_saving = any(storing.request == one.id for storing in self._stores.values())
-        if not blocks or not any(blocks) or not (may_store or is_saving):
+        if not blocks or not any(blocks) or not (may_store or self._is_saving(one)):
             return False
         one.last_blocks = blocks if may_store else None
         self._ended.append(one)
@@ -526,7 +629,7 @@ class ConnectorScheduler:
                 self._let_go(one)
 
     def close(self) -> None:
-        """No worker is going to say any more."""
+        """No worker will report any more."""
         self.let_go_all()
         for load in self._loads.values():
             self._driver.end_load(load.asked)
@@ -556,15 +659,16 @@ class ConnectorScheduler:
                 self._events.name(unit, keys, one.request.block_hashes)
             one.named = max(one.named, tokens // self._unit)
 
-    def _part(self, depth: int) -> int:
-        """Which part of its unit a column is."""
-        return depth % (self._unit // COLUMN_TOKENS)
+    def _part(self, group: int, depth: int) -> int:
+        """Which part of its unit a column is. A state is all that there is of it."""
+        return 0 if group in self._of_states else depth % (self._unit // COLUMN_TOKENS)
 
     def _blocks_of(self, group: int, depth: int) -> range:
-        """The places in a request's table of the blocks of a column's unit."""
+        """The places in a request's table of the blocks of a column's unit: of a state the last one."""
         count = self._unit // self._groups[group].block_tokens
         unit = depth * COLUMN_TOKENS // self._unit
-        return range(unit * count, (unit + 1) * count)
+        first, end = unit * count, (unit + 1) * count
+        return range(end - 1 if group in self._of_states else first, end)
 
     def _next_number(self) -> int:
         self._numbers += 1

@@ -1,14 +1,14 @@
 """The worker's part: copies bytes between its shards and the engine's blocks.
 
 - *Loads* of a step are read where they lie in the arena, checked as a whole, and copied into the blocks
-  layer by layer, while the engine computes the layers before. One copy, and no byte is computed with
-  that was not checked. What is not as it should be is told in the same step, and the engine computes it.
+  layer by layer, while the engine computes the layers before. One copy, and no byte is used that was
+  not checked. What failed is reported in the same step, and the engine computes it.
 - *Loads ahead* do the same for requests that wait for theirs, beside the steps.
-- *Saves* gather columns from the blocks after the step, in a thread, and send them out. Two copies: a
-  column's bytes lie in as many pieces as there are layers and blocks, and shards take it as one.
+- *Saves* gather columns from the blocks after the step, in a thread, and send them to shards. Two
+  copies: a column's bytes lie in as many pieces as there are layers and blocks, and shards take one.
 
-A save that has not come to its blocks when somebody else is to have them waits a moment for its turn,
-and is then given up, and counted: no step waits longer.
+If a save has not read its blocks when another request gets them, the step waits a moment for it. Then
+the save is given up and counted: no step waits longer.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ log = logging.getLogger(__name__)
 SAVES_MAX: Final = 1024  # orders that wait; more are given up at once
 LOADS_AHEAD_AT_ONCE: Final = 4
 STAGING_BYTES: Final = 16 << 20  # columns are put together here, a few at a time
-TURN_SECONDS: Final = 0.25  # for saves whose blocks somebody else is to have
-SAVE_SECONDS_MAX: Final = USE_SECONDS_MAX - 60  # then its slots may soon be taken for free
+REST_SECONDS: Final = 0.002  # of a step that computes nothing, while something is loaded or saved
+TURN_SECONDS: Final = 0.25  # that a step waits for saves whose blocks another request gets
+SAVE_SECONDS_MAX: Final = USE_SECONDS_MAX - 60  # later its slots may be given to others
 
 
 @dataclass(slots=True, eq=False)
@@ -65,13 +66,13 @@ class Save:
 
 @dataclass(slots=True)
 class Result:
-    """What the engine is told after a step."""
+    """What is reported to the engine after a step."""
 
     report: WorkerReport = field(default_factory=WorkerReport)
     bad_blocks: set[int] = field(default_factory=set)
     arrived: set[str] = field(default_factory=set)  # requests that waited for a load ahead
     not_arrived: set[str] = field(default_factory=set)  # of those: it has failed
-    ended: set[str] = field(default_factory=set)  # requests whose blocks nobody reads any more
+    ended: set[str] = field(default_factory=set)  # requests whose blocks are not read any more
 
 
 class Worker:
@@ -88,18 +89,21 @@ class Worker:
     ) -> None:
         """`names` of the groups. The decider opens a shard of each, called after it and a number.
 
-        `goes_on_from_blocks`: the engine is told which blocks of a load ahead did not come; else only
-        whose load it was.
+        `goes_on_from_blocks`: report to the engine which blocks of a load ahead failed; else only of
+        which request it was.
         """
         self._goes_on_from_blocks = goes_on_from_blocks
         self._clock = clock
         self.counts: Counter[str] = Counter()  # since the start
         self._names = names
-        self._groups = groups
+        self.groups = groups
         self._half = half
         self._loading = StepLoads(self, Step())
         self._result = Result()
         self._ahead: queue.SimpleQueue[tuple[Order, LoadResult]] = queue.SimpleQueue()
+        self._ahead_count = 0  # loads ahead that have not been told yet
+        self._is_idle = False  # the step
+        self._has_ended = threading.Event()  # a load ahead, or a save
         self._loaders = ThreadPoolExecutor(LOADS_AHEAD_AT_ONCE + 1, thread_name_prefix="load")
         self._saves: dict[int, Save] = {}  # that are not over
         self._by_request: dict[str, set[int]] = {}
@@ -126,14 +130,10 @@ class Worker:
         mine = (shard for of, shard in self._half.shards.items() if of.rpartition(".")[0] == name)
         return next(mine, None)
 
-    @property
-    def groups(self) -> Sequence[BlockGroup]:
-        return self._groups
-
     # A step
 
     def begin(self, step: Step) -> None:
-        """Before anything of the step is computed: whoever has to be out of the way is, from here on."""
+        """Called before anything of the step is computed. Wait for saves whose blocks it overwrites."""
         until = time.monotonic() + TURN_SECONDS
         for number in step.over_first:
             save = self._saves.get(number)
@@ -144,11 +144,10 @@ class Worker:
 
     def load(self, step: Step) -> None:
         """Begin the loads of the step, and those ahead."""
-        self._loading = StepLoads(self, step)
+        self._loading, self._is_idle = StepLoads(self, step), step.is_idle
+        self._ahead_count += len(step.loads_ahead)
         if step.loads:
             self._loaders.submit(self._loading.run)
-        else:
-            self._loading.end()
         for order in step.loads_ahead:
             self._loaders.submit(self._load_ahead, StepLoads(self, Step(loads=[order])))
 
@@ -156,9 +155,9 @@ class Worker:
         self._loading.wait_for_layer(name)
 
     def computed(self, step: Step) -> None:
-        """All of the step is in the blocks: what is to be saved is known."""
+        """Called when all of the step is in the blocks. Begin its saves."""
         self._end_loads()
-        marks = [of.mark() for of in self._groups] if step.stores else []
+        marks = [of.mark() for of in self.groups] if step.stores else []
         for order in step.stores:
             save = Save(order, self._clock() + SAVE_SECONDS_MAX, marks)
             with self._lock:
@@ -168,19 +167,20 @@ class Worker:
             save.is_given_up = not has_room
             self._waiting.put(save)
         self._loading = StepLoads(self, Step())
-        self._loading.end()
 
     def take_result(self) -> Result:
-        """What has come of this step's loads and of all that goes on beside it.
+        """The results of this step's loads, and of loads ahead and saves that have ended.
 
-        After `computed`, or before it where vLLM speculates: its model has computed then, and its draft
-        has not. What did not come has to be told now: in the next step tokens would be out already that
-        were computed without it.
+        Called after `computed`, or before it with speculative decoding: then the model has computed and
+        its draft model has not. Failed loads have to be reported now: in the next step, tokens that were
+        computed without them would have been sent already.
         """
         self._end_loads()
+        self._rest()
         result, self._result = self._result, Result()
         while not self._ahead.empty():
             order, loaded = self._ahead.get()
+            self._ahead_count -= 1
             self._note(result, order, loaded)
             result.arrived.add(order.request)
             if self._goes_on_from_blocks:
@@ -192,8 +192,19 @@ class Worker:
         self._ending -= result.ended
         return result
 
+    def _rest(self) -> None:
+        """Where nothing is computed, an engine asks again and again whether something has come. Without
+        a rest the threads that load and save would wait for the interpreter at each piece."""
+        if not self._is_idle:
+            return
+        self._has_ended.clear()  # before it is looked: what ends from here on is noticed
+        with self._lock:
+            is_saving = any(self._by_request.get(one) for one in self._ending)
+        if is_saving or (self._ahead_count and self._ahead.empty()):
+            self._has_ended.wait(REST_SECONDS)
+
     def _end_loads(self) -> None:
-        """Those of the step. Once they are noted, there is nothing more to note of them."""
+        """Wait for the loads of the step and note their results, once."""
         for order, loaded in self._loading.take():
             self._note(self._result, order, loaded)
             self._result.bad_blocks |= _blocks_of(order, loaded.refused)
@@ -209,6 +220,7 @@ class Worker:
         loading.wait_for_all()
         for done in loading.take():
             self._ahead.put(done)
+        self._has_ended.set()
 
     # Saves
 
@@ -229,6 +241,7 @@ class Worker:
                 if not mine:
                     del self._by_request[order.request]
             save.is_over.set()
+            self._has_ended.set()
             self.counts["saves"] += 1
             self.counts["saved_bytes"] += size
             self.counts["not_saved_columns"] += len(failed)
@@ -236,10 +249,11 @@ class Worker:
             self._half.send(SaveResult(order.number, sorted(failed), size, seconds, save.is_given_up))
 
     def _saved(self, save: Save, failed: set[tuple[int, int]]) -> int:
-        """Send it out, and take what has gone out of `failed`; how many bytes that was."""
+        """Send the columns to their shards, and remove them from `failed`. Returns how many bytes that
+        were."""
         size = 0
         for group, columns in enumerate(save.order.columns):
-            shard, blocks = self.shard(group), self._groups[group]
+            shard, blocks = self.shard(group), self.groups[group]
             if shard is None:
                 continue
             each = blocks.shape.column_bytes
@@ -264,7 +278,7 @@ class Worker:
                     with blocks.near(wanted, save.marks[group]) as (here, places):
                         for one, column in zip(batch, out, strict=True):
                             here.gather(one.part, [places[at] for at in one.blocks], column.payload)
-                            time.sleep(0)  # the interpreter is for whoever computes
+                            time.sleep(0)  # let the threads that compute run
                 if not shard.evict(out, save.order.request):
                     return size
                 failed -= {(group, first + at) for at in range(len(batch))}
@@ -280,13 +294,14 @@ class StepLoads:
         self._step = step
         names = [layer.name for group in worker.groups for layer in group.layers] if step.loads else []
         self._layers = {name: threading.Event() for name in names}
-        self._marks: dict[
-            str, tuple[BlockGroup, Mark]
-        ] = {}  # of layers that are on their way into blocks
-        # Whoever had the blocks before may still be computing with them.
+        # Of layers that are on their way into blocks
+        self._marks: dict[str, tuple[BlockGroup, Mark]] = {}
+        # Requests that had the blocks before may still be computing with them.
         self._after = [of.mark() for of in worker.groups] if step.loads else []
         self._is_over = threading.Event()
         self._loaded: dict[int, LoadResult] = {}
+        if not step.loads:
+            self.end()
 
     def wait_for_layer(self, name: str) -> None:
         if layer := self._layers.get(name):
@@ -296,12 +311,12 @@ class StepLoads:
                 bank.follow(mark)
 
     def wait_for_all(self) -> None:
-        """Return when all of it is in the blocks, whoever looks."""
+        """Return when all of it is in the blocks."""
         for bank, mark in self._marks.values():
             bank.wait(mark)
 
     def take(self) -> list[tuple[Order, LoadResult]]:
-        """What has come of each load, when all are over. Each is given once."""
+        """The result of each load, when all are over. Each is returned once."""
         self._is_over.wait()
         taken, self._loaded = self._loaded, {}
         return [(order, taken[order.number]) for order in self._step.loads if order.number in taken]
@@ -312,7 +327,7 @@ class StepLoads:
             layer.set()
 
     def run(self) -> None:
-        """Nothing that goes wrong here is worse than columns that did not come."""
+        """Any error here only means that columns are refused."""
         for order in self._step.loads:
             self._loaded[order.number] = LoadResult(refused=_all_of(order))
         try:

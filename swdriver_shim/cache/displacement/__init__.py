@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
 from swdriver_shim.cache.displacement.cost import Cost
-from swdriver_shim.cache.displacement.lfu import Lfu
-from swdriver_shim.cache.displacement.lru import Lru
+from swdriver_shim.cache.displacement.lru import Lfu, Lru
 from swdriver_shim.cache.displacement.s3fifo import S3Fifo
 from swdriver_shim.cache.displacement.slru import Slru
 

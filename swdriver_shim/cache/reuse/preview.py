@@ -24,6 +24,7 @@ from swdriver_shim.cache.reuse.miniature import FOLDS, Miniature, Outcome
 from swdriver_shim.cache.reuse.sample import Event, Kind, Sample, Share, fewer
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import Policy, Tiers, TtlMode
+from telemetry.units import duration
 
 FAR_APART: Final = 1.2  # factor between predicted and real misses, up to which they are calibrated
 WARM_UP: Final = 1 / 3  # of the log, if it does not begin at the start
@@ -342,7 +343,8 @@ def _confidence(traffics: Sequence[Traffic], now: Policy, proposed: Policy) -> C
     )
     if longest > reaches_back:
         warnings.append(
-            f"The sample reaches back {reaches_back:.0f} s: longer TTLs have the same hit rate."
+            f"The sample reaches back {duration(round(reaches_back))}: "
+            "longer TTLs have the same hit rate."
         )
     if references < REFERENCES_MIN:
         warnings.append(f"The sample has only {references} uses: wait for more traffic.")

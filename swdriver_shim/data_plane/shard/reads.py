@@ -11,7 +11,7 @@ from kvss_agent.client import Header, Lost, Miss, ShardClient, Wanted
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.data_plane.shard.columns import RefillColumn, ViewColumn
 from swdriver_shim.data_plane.shard.connections import HomeConnections
-from swdriver_shim.data_plane.shard.metrics import TransferMetrics
+from swdriver_shim.data_plane.slow_transfers import TransferMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,9 @@ class ShardReader:
         self._homes = homes
         self._metrics = metrics
 
-    def fetch(self, columns: Sequence[RefillColumn], request: str) -> list[Header | Miss]:
+    def fetch(self, columns: Sequence[RefillColumn], request: str = "") -> list[Header | Miss]:
+        """Read columns whose lengths are unknown: their headers have them. A column that does not fit
+        its memory is a miss."""
         with self._reading(columns) as plan:
             found: list[Header | Miss] = [*plan.missing]
             for batch in plan.batches:
@@ -74,7 +76,11 @@ class ShardReader:
             found[place] = answer
 
     @contextlib.contextmanager
-    def view(self, columns: Sequence[ViewColumn], request: str) -> Iterator[list[memoryview | Miss]]:
+    def view(
+        self, columns: Sequence[ViewColumn], request: str = ""
+    ) -> Iterator[list[memoryview | Miss]]:
+        """Read columns in place where the transport can, else copy them, and check them. Nobody writes
+        to them until the end of the `with`."""
         with contextlib.ExitStack() as views:
             with self._reading(columns) as plan:
                 found: list[memoryview | Miss] = [*plan.missing]

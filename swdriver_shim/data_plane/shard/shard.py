@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from kvss_agent.client import Evict, Header, Lost, Miss, NotApplied, ShardClient
-from swdriver_shim.data_plane.paths import PathSpec, PathTraffic
-from swdriver_shim.data_plane.shard.columns import RefillColumn, ViewColumn
+from swdriver_shim.data_plane.paths import PathSpec
+from swdriver_shim.data_plane.shard.columns import RefillColumn
 from swdriver_shim.data_plane.shard.connections import HomeConnections
 from swdriver_shim.data_plane.shard.former_homes import Connect
-from swdriver_shim.data_plane.shard.metrics import TransferMetrics
 from swdriver_shim.data_plane.shard.moves import Pull, ShardMover
 from swdriver_shim.data_plane.shard.reads import ShardReader
 from swdriver_shim.data_plane.shard.tier2 import ShardTier2
-from swdriver_shim.data_plane.slow_transfers import SlowTransfer
+from swdriver_shim.data_plane.slow_transfers import TransferMetrics
 
 
 class Shard:
@@ -51,6 +49,11 @@ class Shard:
         tier2 = ShardTier2(self._homes)
         self.exists, self.spill, self.recall = tier2.exists, tier2.spill, tier2.recall
         self.delete, self.purge = tier2.delete, tier2.purge
+        self.fetch, self.view = self._reader.fetch, self._reader.view
+        self.may_be_elsewhere = self._homes.former.may_hold
+        self.empty_former_homes = self._homes.former.empty
+        self.traffic = self._metrics.traffic.counted
+        self.take_slowest = self._metrics.slowest.take
 
     # State
 
@@ -121,18 +124,6 @@ class Shard:
         memory may hold anything then."""
         found = self.fetch(columns, request)
         return [_checked(answer, column) for answer, column in zip(found, columns, strict=True)]
-
-    def fetch(self, columns: Sequence[RefillColumn], request: str = "") -> list[Header | Miss]:
-        """Read columns whose lengths are unknown: their headers have them. A column that does not fit
-        its memory is a miss."""
-        return self._reader.fetch(columns, request)
-
-    def view(
-        self, columns: Sequence[ViewColumn], request: str = ""
-    ) -> AbstractContextManager[list[memoryview | Miss]]:
-        """Read columns in place where the transport can, else copy them, and check them. Nobody writes
-        to them until the end of the `with`."""
-        return self._reader.view(columns, request)
 
     # Clears
 
@@ -223,22 +214,8 @@ class Shard:
     def former_homes(self) -> list[str]:
         return self._homes.former.shown
 
-    def may_be_elsewhere(self, tag: bytes | None) -> bool:
-        return self._homes.former.may_hold(tag)
-
-    def empty_former_homes(self, *, scrub: bool) -> None:
-        self._homes.former.empty(scrub=scrub)
-
     def set_removed_agents(self, addresses: Collection[str]) -> None:
         self._homes.former.removed = frozenset(addresses)
-
-    # Metrics
-
-    def traffic(self) -> Sequence[PathTraffic]:
-        return self._metrics.traffic.counted()
-
-    def take_slowest(self) -> Sequence[SlowTransfer]:
-        return self._metrics.slowest.take()
 
 
 def _checked(answer: Header | Miss, column: RefillColumn) -> Miss | None:

@@ -24,7 +24,6 @@ from swdriver_shim.data_plane.slow_transfers import SlowTransfer
 from swdriver_shim.data_plane.worker.protocol import (
     FRAME_BYTES_MAX,
     Answer,
-    CertificateSpec,
     Changed,
     ControlSpec,
     HomeSpec,
@@ -308,16 +307,13 @@ class RemoteShard:
 
 def _spec(home: Home) -> HomeSpec:
     credentials = home.credentials()
-    certified = credentials.certified
     return HomeSpec(
         home.address,
         home.shard,
         credentials.driver,
         credentials.secret or b"",
         home.slot_bytes,
-        CertificateSpec(certified.certificate, certified.key_pem, certified.authorities)
-        if certified
-        else None,
+        credentials.certified,
     )
 
 

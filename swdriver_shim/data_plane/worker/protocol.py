@@ -30,6 +30,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct, field, structs
 
 from kvss_agent.client import TIER_SECONDS
+from kvss_agent.security.trust import ClientCertificate
 from telemetry.decoder import Limits, Malformed, unpack
 
 FRAME_BYTES_MAX: Final = 8 << 20
@@ -50,14 +51,6 @@ class WorkerAddress:
     secret: str
 
 
-class CertificateSpec(Struct, frozen=True):
-    """A `ClientCertificate`."""
-
-    certificate: str
-    key_pem: bytes
-    authorities: str
-
-
 class HomeSpec(Struct, frozen=True):
     """A `Home` with the credentials that are valid now."""
 
@@ -66,7 +59,7 @@ class HomeSpec(Struct, frozen=True):
     driver: str
     secret: bytes
     slot_bytes: int
-    certificate: CertificateSpec | None = None
+    certificate: ClientCertificate | None = None
 
 
 class ControlSpec(Struct, frozen=True):

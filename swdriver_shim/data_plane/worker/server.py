@@ -40,7 +40,6 @@ import msgspec
 from msgspec import Raw
 
 from kvss_agent.client import Credentials
-from kvss_agent.security.trust import ClientCertificate
 from swdriver_shim.data_plane.agent_control import AgentControl
 from swdriver_shim.data_plane.homes import Home, SlotPull
 from swdriver_shim.data_plane.paths import PathSpec
@@ -204,11 +203,7 @@ class WorkerServer:
 
     def _home(self, name: str, home: HomeSpec) -> Home:
         """All homes of a shard are reached with the credentials that were received last."""
-        shown = home.certificate
-        certified = (
-            ClientCertificate(shown.certificate, shown.key_pem, shown.authorities) if shown else None
-        )
-        self._credentials[name] = Credentials(home.driver, home.secret, certified=certified)
+        self._credentials[name] = Credentials(home.driver, home.secret, certified=home.certificate)
         return Home(home.address, home.shard, lambda: self._credentials[name], home.slot_bytes)
 
     def _control(self, name: str, told: ControlSpec) -> AgentControl:

@@ -224,7 +224,7 @@ def test_whoever_has_a_generated_password_must_change_it_first(
     ("values", "sentence"),
     [
         ({"current": "wrong"}, "That is not your current password."),
-        ({"again": "something-else-entirely"}, "The two are not the same."),
+        ({"again": "something-else-entirely"}, "The two passwords are not the same."),
         ({"new": "short", "again": "short"}, "too short"),
         ({"new": "123456789012", "again": "123456789012"}, "entirely numeric"),
     ],

@@ -45,6 +45,7 @@ def test_members_see_the_alerts_of_their_own_orgs(people: People, api_of: Api) -
     assert api_of(people.viewer).get("/api/v1/alerts?org=globex").status_code == 404
 
 
+@pytest.mark.usefixtures("contexts_of_pages")
 def test_page_and_api_have_the_same_filters(
     people: People, api_of: Api, browser_of: Callable[..., Client]
 ) -> None:
@@ -279,6 +280,7 @@ def test_a_channel_that_could_be_told_nothing_is_refused(
     assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, pointer)
 
 
+@pytest.mark.usefixtures("contexts_of_pages")
 def test_what_changed_shortly_before_is_told_to_those_who_may_know(
     people: People, browser_of: Callable[..., Client]
 ) -> None:

@@ -97,7 +97,7 @@ def test_statistics_tell_how_soon_somebody_had_it_in_hand_and_what_was_noise(
     transition(6, 2, 40, "resolved")
     transition(7, 3, 5, "firing")
     other = make_alert("refill-slow", "org:globex", people.globex)
-    acknowledge(people.principal("on_call"), alert)
+    acknowledge(people.principal("on_call"), alert.pk)
     told = api_of(people.viewer).get("/api/v1/alert-statistics?days=1").json()
     [row] = told["rules"]
     assert (row["rule"], row["episodes"], row["acknowledged"], row["noise"]) == ("evict-slow", 3, 1, 1)

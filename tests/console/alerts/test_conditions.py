@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from console.alerts.conditions.condition import Snapshot
-from console.alerts.rules.catalogue import BY_SLUG, RULES
-from console.alerts.rules.documentation import table
+from console.alerts.rules.catalogue import BY_SLUG, RULES, table
 from console.alerts.rules.rule import Rule
 from console.alerts.state.lifecycle import Verdict
 from console.environment import PROJECT

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.alerts.state.lifecycle import OPEN, Delays, Lifecycle, State, Verdict, advance, begin
+from console.alerts.state.lifecycle import OPEN, Delays, Lifecycle, State, Verdict, advance
 from console.alerts.state.matchers import BadMatcher, match, parse, split
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -23,7 +23,8 @@ def lived(verdicts: list[Verdict], delays: Delays = PATIENCE) -> list[State | No
     life: Lifecycle | None = None
     for minute, verdict in enumerate(verdicts):
         at = NOON + minute * MINUTE
-        life = advance(life, verdict, delays, at) if life else begin(verdict, delays, at)
+        if life or verdict is B:
+            life = advance(life or Lifecycle(State.QUIET, at), verdict, delays, at)
         states.append(life.state if life else None)
     return states
 

@@ -11,7 +11,7 @@ from django.test import Client
 from console.accounts.principal import SYSTEM
 from console.alerts.rules.catalogue import RULES
 from console.alerts.suggested_fixes import services as suggested_fixes
-from console.alerts.suggested_fixes.actions import ACTIONS
+from console.alerts.suggested_fixes.services import ACTIONS
 from console.audit.models import AuditEntry
 from console.fleet import nodes
 from console.fleet.models import Node

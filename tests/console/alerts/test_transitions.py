@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from console.alerts.conditions.condition import Finding
 from console.alerts.models import Alert, Transition
-from console.alerts.state.lifecycle import Delays, State, Verdict, advance, begin
+from console.alerts.state.lifecycle import Delays, Lifecycle, State, Verdict, advance
 from console.alerts.state.transitions import first_seen, observe
 from telemetry.models import Event
 from tests.console.alerts.numbers import StaticCondition, at, rule_of
@@ -69,12 +69,9 @@ class Evaluators(RuleBasedStateMachine):
         flipped = observe(alert, finding(verdict), PATIENCE, at(second))
         counted = seen == current.observed_at and at(second) > seen
         before = self.life.state if self.life else State.QUIET
-        if counted:
-            self.life = (
-                advance(self.life, verdict, PATIENCE, at(second))
-                if self.life
-                else begin(verdict, PATIENCE, at(second))
-            )
+        if counted and (self.life or verdict is Verdict.BREACH):
+            life = self.life or Lifecycle(State.QUIET, at(second))
+            self.life = advance(life, verdict, PATIENCE, at(second))
         now = self.life.state if self.life else State.QUIET
         assert flipped == (counted and now != before)
         if flipped:

@@ -15,9 +15,8 @@ from console.accounts.models import ApiToken, User
 from console.accounts.principal import SYSTEM
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
-from console.audit.services import Subject, record
+from console.audit.services import Subject, cut, record
 from console.orgs.models import Membership, Org
-from console.shell.texts import cut
 from tests.conftest import make_user
 
 AUTHORS = {"actor_name", "author", "author_name", "created_by", "asked_by", "acknowledged_by"}

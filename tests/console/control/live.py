@@ -7,8 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +14,11 @@ from typing import Any
 
 import httpx
 
-from console.environment import PROJECT
 from tests.console.control.drivers import MODEL
 from tests.kvss_agent.plane import SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import LiveConsole, live_console, wait_until
+from tests.processes import start
 from tests.swdriver_shim.daemons import CONTROL, EACH, C, Daemon
 
 JOIN = """
@@ -55,17 +53,13 @@ class Worker:
 
     def start(self, *options: str) -> None:
         with self._log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "celery", "-A", "console.celery", "worker"),
-                    *("--pool", "prefork", "--concurrency", "1", "--without-gossip", "--without-mingle"),
-                    *options,
-                ],
-                cwd=PROJECT,
-                env=self._environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            self.process = start(
+                *("celery", "-A", "console.celery", "worker"),
+                *("--pool", "prefork", "--concurrency", "1", "--without-gossip", "--without-mingle"),
+                *options,
+                environment=self._environment,
+                descriptors={1: output.fileno(), 2: output.fileno()},
+                is_session=True,
             )
 
     def kill(self) -> None:
@@ -92,7 +86,7 @@ def scene(directory: Path, *names: str) -> Iterator[Scene]:
             stack.callback(drivers[name].kill)
         console = stack.enter_context(live_console(directory, settings))
         told = [[name, str(one.http.base_url), CONTROL, MODEL] for name, one in drivers.items()]
-        manage(console, JOIN, json.dumps(told))
+        console.manage(JOIN, json.dumps(told))
         worker = Worker(console, directory / "worker.log")
         stack.callback(worker.kill)
         headers = {"Authorization": f"Bearer {console.token()}"}
@@ -106,20 +100,6 @@ def scene(directory: Path, *names: str) -> Iterator[Scene]:
         for name, driver in drivers.items():
             wait_until(f"{name} is told", driver.is_ready, 60)
         yield Scene(console, api, drivers, worker)
-
-
-def manage(console: LiveConsole, code: str, told: str = "") -> str:
-    """Run this in the console's own environment."""
-    done = subprocess.run(
-        [sys.executable, "manage.py", "shell", "--no-imports", "-c", code],
-        cwd=PROJECT,
-        env=console.environment,
-        input=told,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
 
 
 def _home(there: AgentProcess, name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.console.control.live import Scene, manage, scene
+from tests.console.control.live import Scene, scene
 from tests.live import wait_until
 from tests.swdriver_shim.daemons import C, kv
 
@@ -41,7 +41,7 @@ def test_a_change_reaches_drivers_though_its_worker_was_killed_and_its_task_lost
         lost = "from django.conf import settings; import redis; "
         lost += "broker = redis.Redis.from_url(settings.REDIS_URL); "
         lost += "assert broker.delete(*broker.keys('tidegate:celery:celery*')), 'a task is waiting'"
-        manage(there.console, lost)  # and Redis forgets that there was something to do
+        there.console.manage(lost)  # and Redis forgets that there was something to do
 
         # The next reconcile may find that somebody is still asking: then it is one of those after it.
         there.worker.start("--beat")

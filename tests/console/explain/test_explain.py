@@ -14,9 +14,9 @@ from django.test import Client
 
 from console.accounts.models import User
 from console.control import services as control
-from console.explain.forms import ExplainForm
 from console.explain.services import OF_OTHERS, Column, Question, runs
 from console.explain.templatetags.explain import REASONS, TIERS, body_of, expiry
+from console.explain.views import ExplainForm
 from console.orgs import services as orgs
 from console.policies import callers
 from swdriver_shim.cache.reasons import Reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -95,7 +96,7 @@ def test_a_node_is_upgraded_to_a_version_from_its_page(
 ) -> None:
     client = browser_of(people.platform_on_call)
     refused = client.post("/fleet/nodes/ax-1/upgrade/", {"version": "no version"}, follow=True)
-    assert "version: Enter a valid value" in refused.content.decode()
+    assert "Upgrade to: Enter a valid value" in refused.content.decode()
     refused = client.post("/fleet/nodes/ax-1/upgrade/", {"version": "0.1.0"}, follow=True)
     assert "ax-1 runs 0.1.0 already" in refused.content.decode()
     assert not Operation.objects.exists()
@@ -179,6 +180,13 @@ def test_a_large_fleet_is_described_by_a_file(
     assert "upload the file" not in compact(viewer.get("/fleet/description/"))
 
 
+def seen_in(page: Any) -> str:
+    """Which fleet a preview was of, as its form sends it back."""
+    found = re.search(r'name="seen" value="([^"]+)"', page.content.decode())
+    assert found
+    return found[1]
+
+
 def test_a_description_is_looked_at_and_then_applied(
     world: World, people: People, browser_of: Browser
 ) -> None:
@@ -187,12 +195,12 @@ def test_a_description_is_looked_at_and_then_applied(
     page = admin.post("/fleet/description/", {"yaml": text, "preview": ""})
     assert "removed node" in compact(page)
     assert Node.objects.filter(name="ax-2").exists()
-    seen = page.context["form"].initial["seen"]
+    seen = seen_in(page)
     Node.objects.filter(name="ax-1").update(labels={"rack": "7"})
     form = {"yaml": text, "seen": seen, "apply": "", "reason": "moved"}
     assert "changed since you looked" in compact(admin.post("/fleet/description/", form))
     page = admin.post("/fleet/description/", {"yaml": text, "preview": ""})
-    form["seen"] = page.context["form"].initial["seen"]
+    form["seen"] = seen_in(page)
     assert admin.post("/fleet/description/", form).status_code == 302
     assert not Node.objects.filter(name="ax-2").exists()
     wrong = compact(admin.post("/fleet/description/", {"yaml": "stamps:\n  East: {}", "preview": ""}))
@@ -210,7 +218,7 @@ def test_a_file_is_taken_instead_of_the_text(world: World, people: People, brows
     page = compact(admin.post("/fleet/description/", {"yaml": "", "file": file, "preview": ""}))
     assert "added stamp" in page
     file = SimpleUploadedFile("fleet.yaml", b"\xff\xfe\x00")
-    assert "no text in UTF-8" in compact(admin.post("/fleet/description/", {"yaml": "", "file": file}))
+    assert "not text in UTF-8" in compact(admin.post("/fleet/description/", {"yaml": "", "file": file}))
 
 
 @pytest.mark.slow
@@ -292,6 +300,31 @@ def test_a_box_says_whose_it_is_and_where_its_streams_go(
     assert 'href="/sessions/prod/">prod</a> <span class="quiet">leaving' in page
     assert 'chat <span class="quiet">on <a href="/fleet/drivers/job-7/">' in page
     assert viewer.get("/fleet/boxes/cs-2/").status_code == 404
+
+
+def test_a_driver_says_which_job_it_has_or_how_it_gets_one(
+    world: World, shards: list[Stream], people: People, browser_of: Browser
+) -> None:
+    viewer = browser_of(people.platform_viewer)
+    Driver.objects.create(name="job-8")
+    assert 'chat <span class="quiet">in session</span> <a href="/sessions/prod/">prod' in compact(
+        viewer.get("/fleet/drivers/job-7/")
+    )
+    assert "none: it stores nothing. Start a job for it" in compact(viewer.get("/fleet/drivers/job-8/"))
+    listed = compact(viewer.get("/fleet/drivers/"))
+    assert '<a href="/sessions/prod/">prod' in listed
+    assert '<span class="quiet">no job' in listed
+
+
+def test_lost_drivers_are_counted_beside_those_that_are_alive(
+    world: World, people: People, browser_of: Browser
+) -> None:
+    for name in ("job-7", "job-8"):
+        joins.join_driver(new_token("driver"), name, CONTROL_TOKEN, DRIVER_FACTS)
+    Driver.objects.filter(name="job-8").update(lost_at=timezone.now())
+    page = compact(browser_of(people.platform_viewer).get("/fleet/"))
+    assert '<span class="figure">1</span> <span class="quiet">driver alive' in page
+    assert '<span class="figure">1</span> <span class="status status--bad">lost</span>' in page
 
 
 def test_links_that_streams_cross_are_told_apart_in_picture_and_table(

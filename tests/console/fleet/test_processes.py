@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from console.environment import PROJECT
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import LiveConsole, live_console, wait_until
+from tests.processes import start
 
 pytestmark = pytest.mark.slow
 
@@ -166,15 +164,12 @@ def test_a_driver_joins_with_its_model(console: LiveConsole, api: Api, tmp_path:
     model.write_text('{"name": "llama", "groups": [{"name": "full", "bytes_per_token": [1024]}]}')
     log = tmp_path / "log"
     with log.open("w") as stderr:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "swdriver_shim", "serve"),
-                *("--state-dir", str(tmp_path), "--name", "job-7", "--control", "127.0.0.1:0"),
-                *("--console", console.address, "--join-token", api.join_token("driver")),
-                *("--model", str(model)),
-            ],
-            cwd=PROJECT,
-            stderr=stderr,
+        process = start(
+            *("swdriver_shim", "serve"),
+            *("--state-dir", str(tmp_path), "--name", "job-7", "--control", "127.0.0.1:0"),
+            *("--console", console.address, "--join-token", api.join_token("driver")),
+            *("--model", str(model)),
+            descriptors={2: stderr.fileno()},
         )
     try:
         wait_until("it has joined", lambda: api.http.get("/drivers/job-7").status_code == 200)

@@ -29,8 +29,7 @@ from tests.console.fleet.worlds import World, refreshed
 
 def cordon(principal: Principal, state: State = State.CORDONED, reason: str = "") -> Node:
     with transaction.atomic():
-        visible = services.visible_nodes(principal)
-        node = services.for_change(principal, visible, "ax-1", Role.ON_CALL)
+        node = services.for_change(principal, services.visible_nodes, "ax-1", Role.ON_CALL)
         return nodes.set_state(principal, node, state, reason=reason)
 
 

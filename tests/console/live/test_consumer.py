@@ -20,8 +20,8 @@ from console.accounts import services as accounts
 from console.accounts import tokens
 from console.accounts.models import ApiToken, User
 from console.live import consumer, services
+from console.live.consumer import PATH, websockets
 from console.live.outbox import WAITING_MAX
-from console.live.routing import PATH, websockets
 from console.orgs import services as orgs
 from telemetry.models import Event
 from tests.conftest import People

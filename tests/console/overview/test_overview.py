@@ -122,7 +122,7 @@ def test_each_figure_has_its_past_and_what_is_judged_by_it(people: People) -> No
     hits = figures["hit.rate"]
     assert (hits.past[0], hits.value, hits.past[-1], hits.yesterday) == (0.8, 0.5, 0.5, 0.2)
     assert set(hits.past[1:-1]) == set(figures["refill.rate"].past[1:-1]) == {None}
-    assert figures["hit.dram"].label == "Hits in DRAM"
+    assert figures["hit.dram"].label == "Hits in memory"
     assert figures["spine.share"].value == 0.25
     assert figures["memory"].past[0] == 1 << 30, "of the one minute that is known"
     assert (figures["refill.p99"].alert, hits.alert) == (alert, None)
@@ -240,7 +240,7 @@ def test_a_console_without_nodes_says_what_to_do(
     people: People, browser_of: Callable[[User], Client]
 ) -> None:
     page = browser_of(people.platform_admin).get("/").content.decode()
-    assert re.search(r"Get started.*Describe the fleet.*join token", page, re.DOTALL)
+    assert re.search(r"Get started.*Describe the fleet.*join token.*Create a session", page, re.DOTALL)
     assert "The fleet now" not in page
     make_world()
     assert "Get started" not in browser_of(people.platform_admin).get("/").content.decode()

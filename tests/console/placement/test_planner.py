@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from console.placement import exact, planner, windows
 from console.placement.grants import Stream
-from console.placement.loads import NOWHERE, Cost, Problem, cost
-from console.placement.plan import Placed, Plan, Reason, Unplaced
+from console.placement.loads import NOWHERE, Problem, cost
+from console.placement.plan import Cost, Placed, Plan, Reason, Unplaced
 from console.placement.planner import plan
 from console.placement.rails import restore_rails
 from console.placement.rules import Cause, Limit

@@ -248,6 +248,7 @@ def test_a_callers_token_is_shown_once(olga: Client) -> None:
     assert all(token not in str(entry.after) for entry in AuditEntry.objects.all())
 
 
+@pytest.mark.usefixtures("contexts_of_pages")
 def test_a_caller_is_made_and_removed_in_a_browser(
     people: People, browser_of: Callable[..., Client]
 ) -> None:

@@ -14,7 +14,7 @@ from django.test import Client
 from django.utils import timezone
 
 from console.audit.models import AuditEntry
-from console.operations.plans import StalePlan
+from console.operations.services import StalePlan
 from console.orgs import services as orgs
 from console.policies import bulk, schedule, services
 from console.policies.documents import ClusterPolicies, Limits
@@ -237,6 +237,7 @@ def test_many_over_rest(people: People, api_of: Callable[..., Client]) -> None:
     assert (wrong.status_code, wrong.json()["errors"][0]["pointer"]) == (422, "/body/changes")
 
 
+@pytest.mark.usefixtures("contexts_of_pages")
 def test_many_are_edited_in_a_browser(people: People, browser_of: Callable[..., Client]) -> None:
     ada = browser_of(people.platform_admin)
     form = {"org": ["acme", "globex"], "ttl_last_use_seconds": "5 min", "reason": "for all"}

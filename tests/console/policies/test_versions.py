@@ -9,9 +9,11 @@ from importlib import import_module
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import DatabaseError, connection, transaction
+from django.test import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from console.accounts.models import User
 from console.accounts.principal import SYSTEM, Refused
 from console.accounts.roles import Role
 from console.audit import services as audit
@@ -63,6 +65,16 @@ def test_a_change_is_one_version_one_audit_row_one_event_and_is_told_to_drivers(
     assert of_nodes.targets == [["node", "*"]]  # files in tier 2 may lie for as long, too
     save(people, "again", ttl_last_use_seconds=600)  # the same changes nothing
     assert (rows_of_audit(), PolicyVersion.objects.count(), Change.objects.count()) == (1, 1, 2)
+
+
+def test_the_history_names_what_each_version_changed(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    save(people, "GDPR", ttl_last_use_seconds=600)
+    save(people, "again", ttl_last_use_seconds=300)
+    page = browser_of(people.org_admin).get("/orgs/acme/policy/history/").content.decode()
+    assert 'aria-label="Changes in version 2"' in page
+    assert 'aria-label="Changes in version 1"' in page
 
 
 policies = st.builds(

@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 def serve(people: People, name: str, *served: Org) -> list[Operation]:
     admin = people.principal("platform_admin")
     with transaction.atomic():
-        driver = for_change(admin, visible_drivers(admin), name, Role.PLATFORM_ADMIN)
+        driver = for_change(admin, visible_drivers, name, Role.PLATFORM_ADMIN)
         return driver_orgs.set_orgs(admin, driver, served, reason="asked for").operations
 
 

@@ -18,6 +18,7 @@ from console.operations import services as operations
 from console.operations.models import Operation
 from console.placement.topology import State
 from console.sessions.changes import replacements
+from console.sessions.steps import former_homes
 from kvss_agent.security.certificates import Role
 from telemetry.models import Source
 from tests.console.sessions.fleets import make_box, make_driver, make_node
@@ -110,6 +111,7 @@ class Plane:
         self.beat()
         liveness.find_lost(timezone.now())
         replacements.look(timezone.now())
+        former_homes.forget_emptied()
         for operation in operations.take_due(timezone.now()):
             while operations.advance(operation):
                 pass

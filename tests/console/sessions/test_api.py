@@ -125,6 +125,17 @@ def test_causes_say_never_or_not_now(
     assert "/sessions/chat/" not in page
 
 
+def test_a_job_whose_model_has_more_shards_than_its_boxes_have_domains_is_told_what_to_change(
+    api: Api,
+) -> None:
+    api.finish(api.send("post", "/sessions", {**CHAT, "boxes": 1}))
+    make_driver("job7", {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [64] * 5}]})
+    refused = api.send("post", "/sessions/chat/jobs", {"name": "serve", "driver": "job7"}, **etag(api))
+    assert (refused.status_code, refused.json()["reason"]) == (422, "Misconfigured")
+    assert "has 5 shards" in refused.json()["detail"]
+    assert "describe them with more domains" in refused.json()["detail"]
+
+
 def test_a_second_operation_is_refused_with_a_link_to_the_first(api: Api) -> None:
     begun = api.send("post", "/sessions", CHAT)
     second = api.send("post", "/sessions/chat/resize", {"boxes": 3}, **etag(api))

@@ -57,7 +57,7 @@ def driver(people: People) -> Driver:
 def put(people: People, orgs: Orgs, name: str = "job7") -> driver_orgs.Changed:
     admin = people.principal("platform_admin")
     with transaction.atomic():
-        held = for_change(admin, visible_drivers(admin), name, Role.PLATFORM_ADMIN)
+        held = for_change(admin, visible_drivers, name, Role.PLATFORM_ADMIN)
         return driver_orgs.set_orgs(admin, held, orgs, reason="asked for")
 
 

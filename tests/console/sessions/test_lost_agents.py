@@ -11,7 +11,7 @@ import pytest
 from console.operations.core import State
 from console.operations.models import Operation
 from console.sessions.changes.replacements import KIND
-from console.sessions.models import Loss
+from console.sessions.models import FormerHome, Loss
 from console.sessions.plans.losses import Verdict
 from tests.conftest import People
 from tests.console.sessions import laboratory as lab
@@ -161,4 +161,5 @@ def test_a_node_that_was_cut_off_is_taken_back_with_its_memory_or_replaced_and_e
     parted.join_again("ax1")
     tended(parted, "it is emptied", lambda: not any(one["former_homes"] for one in seen(parted)))
     tended(parted, "its memory is free", lambda: not parted.slots("ax1"))
+    tended(parted, "it lets the driver in no more", lambda: not FormerHome.objects.exists())
     assert load_all(parted, token) == everything

@@ -164,7 +164,7 @@ def test_maintenance_and_a_placement_do_not_both_win(people: People) -> None:
 
     def rest() -> None:
         with transaction.atomic():
-            node = fleet.for_change(admin, fleet.visible_nodes(admin), "ax1", Role.ON_CALL)
+            node = fleet.for_change(admin, fleet.visible_nodes, "ax1", Role.ON_CALL)
             nodes.set_state(admin, node, State.MAINTENANCE)
 
     with held_until(rest) as resting:

@@ -22,7 +22,7 @@ from console.fleet.nodes import Impossible
 from console.operations import services as operations
 from console.operations.core import State
 from console.operations.models import Operation
-from console.operations.plans import StalePlan
+from console.operations.services import StalePlan
 from console.orgs import services as orgs
 from console.policies.evidence import confirmations, purges
 from console.policies.models import PurgeReceipt

@@ -299,6 +299,26 @@ def test_a_session_that_waits_for_memory_has_its_lost_node_replaced(
     assert not operations_on_it.done
 
 
+def test_a_session_whose_lost_node_is_not_replaced_is_not_shown_as_ready(
+    people: People, chat: Session, driver: Answers, browser_of: Callable[[User], Client]
+) -> None:
+    viewer = browser_of(people.viewer)
+
+    def shown() -> list[str]:
+        pages = [viewer.get(address).content.decode() for address in ("/sessions/", "/sessions/chat/")]
+        return [text for text in ("ready", "node lost") for page in pages if f">{text}</span>" in page]
+
+    assert shown() == ["ready", "ready"]
+    Node.objects.filter(name="ax2").update(state="lost", held_state="ready")
+    loss = Loss.objects.create(
+        session=chat, node=Node.objects.get(name="ax2"), since=timezone.now(), verdict="blocked"
+    )
+    assert shown() == ["node lost", "node lost"]
+    assert 'status--bad">lost</span>' in viewer.get("/sessions/chat/").content.decode(), "its streams"
+    Loss.objects.filter(pk=loss.pk).update(verdict="replaced")
+    assert shown() == ["ready", "ready"]
+
+
 def test_pages_and_the_api_show_it(
     people: People,
     chat: Session,

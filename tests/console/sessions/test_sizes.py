@@ -10,7 +10,7 @@ from console.audit.models import AuditEntry
 from console.fleet.models import Node
 from console.operations import services as operations
 from console.operations.core import State
-from console.operations.plans import StalePlan
+from console.operations.services import StalePlan
 from console.placement.rules import Cause
 from console.sessions import rules, services
 from console.sessions.changes import sizes
@@ -84,7 +84,7 @@ def test_it_waits_for_boxes_and_gets_them_when_others_give_them_back(people: Peo
     waiting = run(create(people, "second", boxes=2, wait_seconds=3600))
     second = Session.objects.get(name="second")
     assert (waiting.state, second.cause) == (State.RUNNING, "WaitingForCapacity")
-    assert "1 are free" in second.cause_sentence
+    assert "1 is free" in second.cause_sentence
     assert services.sizes(second) == services.Sizes(desired=2, granted=0, actual=0)
     assert services.sizes(second).held == 2
     run(resize(people, 1, "first"))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.template import engines
 from django.test import Client
 
 from console.accounts.models import User
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
+from console.environment import MANAGE, STACK, bundled
 from console.shell import request_context
 from console.shell.context import AUDIT, HOME, ORGS, TOKENS, USERS
 from tests.conftest import People, make_user
@@ -140,3 +143,54 @@ def test_the_navigation_shows_what_one_may_use(
 
 def test_no_migration_is_missing(db: None) -> None:
     call_command("makemigrations", check=True, dry_run=True, verbosity=0)
+
+
+@pytest.mark.django_db
+def test_a_command_is_shown_where_it_works(
+    people: People, browser_of: Callable[[User], Client], settings: Any
+) -> None:
+    """Where something else supervises the processes, the stack's command knows nothing of their logs."""
+
+    def shown() -> str:
+        return " ".join(browser_of(people.platform_admin).get("/?org=acme").content.decode().split())
+
+    settings.EMBEDDED = True
+    assert f"<code>{STACK} logs ingest</code> shows" in shown()
+    settings.EMBEDDED = False
+    assert "The log of ingest shows" in shown()
+
+
+@pytest.mark.django_db
+def test_the_way_back_in_is_a_command_of_this_installation() -> None:
+    assert f"<code>{MANAGE}" in Client().get("/log-in/").content.decode()
+
+
+@pytest.mark.django_db
+def test_a_form_without_a_page_of_its_own_names_its_fields_as_people_see_them(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    admin = browser_of(people.org_admin)
+    page = admin.post("/orgs/acme/members/", {"username": "", "role": ""}, follow=True)
+    assert "User name: This field is required." in page.content.decode()
+
+
+def test_a_cell_without_anything_to_see_is_empty_so_that_cards_leave_it_out() -> None:
+    source = """{% table "Name" "Reason" "Spine" label="Things" %}<tr><td data-label="Name">a </td>
+        <td data-label="Reason">
+        </td><td data-label="Spine"><span> </span> </td></tr>{% endtable %}"""
+    shown = engines["django"].from_string(source).render()
+    assert '<td data-label="Name">a </td>' in shown
+    assert '<td data-label="Reason"></td><td data-label="Spine"></td>' in shown
+
+
+def test_a_card_calls_its_values_as_the_table_does() -> None:
+    """On narrow screens tables are cards, and each value has its label beside it."""
+    found = []
+    for path in sorted(bundled("templates").rglob("*.html")):
+        for names, rows in re.findall(
+            r"{% table (.*?)%}(.*?){% endtable %}", path.read_text(), re.DOTALL
+        ):
+            headings = {name.strip("#~,") for name in re.findall(r'(?<!=)"([^"]*)"', names)}
+            labels = re.findall(r'data-label="([^"{]*)"', rows)
+            found += [f"{path.name}: {label}" for label in labels if label not in headings | {"Select"}]
+    assert found == []

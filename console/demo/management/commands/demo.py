@@ -19,8 +19,7 @@ from console.fleet.models import Driver
 from console.operations.services import Busy
 from console.sessions.plans.proposals import CannotPlan
 from kvss_agent.security.trust import AUTHORITIES_FILE
-from swdriver_shim.adapters.expected_driver import ExpectedDriver
-from swdriver_shim.adapters.remote import Refused, RemotePrefixes
+from swdriver_shim.adapters.remote import ExpectedDriver, Refused, RemotePrefixes
 from swdriver_shim.adapters.wafer import Wafer
 from telemetry.notify import notify
 
