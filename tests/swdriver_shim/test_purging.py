@@ -167,7 +167,7 @@ def test_an_org_that_is_withdrawn_leaves_nothing_in_memory_or_tier_2_and_may_com
     driver = Daemon(tmp_path / "driver", "--name", "job7")
 
     def stored() -> int:
-        return len([path for path in files.rglob("*.full.0") if path.is_file()])
+        return len([path for path in kept(files) if path.name.endswith(".full.0")])
 
     try:
         for generation in (1, 3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,4 +40,5 @@ def tier_requests(files: Path) -> Iterator[TierRequests]:
 
 
 def kept(files: Path) -> list[Path]:
-    return [path for path in files.rglob("*") if path.is_file()]
+    """The files of tier 2, also while a driver removes folders under the walk."""
+    return [Path(folder) / name for folder, _, names in os.walk(files) for name in names]

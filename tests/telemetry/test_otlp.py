@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -59,9 +60,12 @@ def test_what_an_agent_and_a_driver_count_is_told_to_a_collector(
             return point["value"] if point else 0
 
         wait_until("evicts", lambda: evicts() == 3)
-        wait_until("refills", lambda: it.last("swdriver_refill_seconds", org="acme"))
-        refill = it.last("swdriver_refill_seconds", org="acme")
-        assert refill
+
+        def refills() -> dict[str, Any]:
+            return it.last("swdriver_refill_seconds", org="acme") or {"count": 0}
+
+        wait_until("refills", lambda: refills()["count"])
+        refill = refills()
         assert (refill["count"], sum(refill["counts"]), refill["unit"]) == (1, 1, "s")
         assert refill["bounds"] == pytest.approx(COARSE_BOUNDS)
         assert len(refill["counts"]) == len(COARSE_BOUNDS) + 1
