@@ -15,7 +15,7 @@ OSV ?= all.zip
 AUDITED = run dev fuzz audit uv
 # What was compiled is kept, whatever the environment says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
-EXTRAS = --extra console --extra embedded
+EXTRAS = --extra console --extra brain --extra embedded
 
 .DEFAULT_GOAL := help
 .PHONY: help up down incident check test contract test-models test-engines lint fmt bench bench-models bench-engines sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment

@@ -14,7 +14,7 @@ import pytest
 
 from console.environment import PROJECT
 
-PACKAGES = ("console", "kvss_agent", "swdriver_shim", "telemetry")
+PACKAGES = ("console", "inference_brain", "kvss_agent", "swdriver_shim", "telemetry")
 ALLOWED = {
     "console/stack/lock.py": "a file of `make up`, in a directory that is its user's alone",
     "console/stack/supervisor.py": "what a step of `make up` tells, which we have started",
