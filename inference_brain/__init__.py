@@ -1,1 +1,1 @@
-"""The Inference Brain: the way in for requests, each to the replica where its first token comes soonest."""
+"""The Inference Brain: the way in for requests, each where its first token comes soonest."""

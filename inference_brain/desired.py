@@ -18,11 +18,11 @@ from kvss_agent.http.api import Invalid, decode
 from swdriver_shim.desired import (
     CLAIMS_KEY_BYTES_MIN,
     ORGS_MAX,
-    ORG_SECRET_BYTES_MIN,
     PRINTED,
     SHA256,
     ModelSpec,
 )
+from swdriver_shim.keys import SECRET_BYTES_MIN as ORG_SECRET_BYTES_MIN
 from swdriver_shim.keys import isolation_tag
 
 MODELS_MAX: Final = 1000
@@ -46,14 +46,15 @@ class DriverSpec(Document, frozen=True, omit_defaults=True):
 
 class ReplicaSpec(Document, frozen=True, omit_defaults=True):
     """One engine that serves a model, over OpenAI's API at `url`. Without a driver its cache is guessed
-    at. `draining`: it gets no new requests. `api_key`: what the engine wants to be shown."""
+    at. `draining`: it gets no new requests. `served_as`: what the engine calls the model, if that is
+    another name. `api_key`: what the engine wants to be shown."""
 
     name: Name
     url: Url
     engine: Literal["vllm", "sglang", "other"] = "vllm"
     driver: DriverSpec | None = None
     draining: bool = False
-    served_as: Annotated[str, Meta(max_length=500, pattern=PRINTED)] = ""  # empty: as the model is called
+    served_as: Annotated[str, Meta(max_length=500, pattern=PRINTED)] = ""
     api_key: Annotated[str, Meta(max_length=4000, pattern=r"^[\x21-\x7e]*$")] = ""
 
 
