@@ -7,10 +7,10 @@ negative:
             + each decoding step beside them + each request before it + each token fetched, by path
 
 The rates are the weighted least squares of what was observed, with forgetting: an observation counts
-half after `HALF_LIFE` others, sooner while all err on one side, or after `HALF_LIFE_SECONDS`. What is not
-known from this replica is taken from the others of its model (`prior`), the less the more is known. An
-observation far from what was expected counts less (Huber), so that one stalled request does not change
-the picture, and several do.
+half after `HALF_LIFE` others, sooner while all err on one side, or after `HALF_LIFE_SECONDS`. What is
+not known from this replica is taken from the others of its model (`prior`), the less the more is known.
+An observation far from what was expected counts less (Huber), so that one stalled request does not
+change the picture, and several do.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Rates:
         """What the next observation leaves of those before: the less the more they all err on one
         side, which is what they do when the truth has moved."""
         one_sided = min(1.0, abs(self._bias) / self.spread)
-        return _KEEP ** (1.0 + (DRIFT_TIMES - 1.0) * one_sided * one_sided)
+        return math.pow(_KEEP, 1.0 + (DRIFT_TIMES - 1.0) * one_sided * one_sided)
 
     def _fade(self, now: float) -> float:
         seconds = now - self._at
