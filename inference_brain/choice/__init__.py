@@ -21,6 +21,7 @@ from inference_brain.choice.flights import Flights
 from inference_brain.choice.model_rates import ModelRates
 from inference_brain.choice.outcome import Outcome, Regret, regret
 from inference_brain.choice.rates import Rates
+from inference_brain.choice.sent import SentPrefixes
 
 __all__ = [
     "Asked",
@@ -36,6 +37,7 @@ __all__ = [
     "Path",
     "Rates",
     "Regret",
+    "SentPrefixes",
     "Why",
     "choose",
     "regret",
