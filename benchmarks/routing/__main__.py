@@ -22,7 +22,7 @@ from benchmarks.peers.environment import Unavailable
 from benchmarks.routing import peers
 from benchmarks.routing.fleet import Fleet, Result, Router
 from benchmarks.routing.policies import Exact, LeastLoaded, Ours, RoundRobin
-from benchmarks.routing.timing import Timing, constants
+from benchmarks.routing.timing import Timing, served
 from benchmarks.routing.traffic import Asking, agent_sessions, conversation, orgs
 from inference_brain.choice import Asked, Candidate, Load, ModelRates, choose
 from inference_brain.choice import Path as BytesPath
@@ -195,7 +195,7 @@ def main() -> None:
         )
     others = options.router or [one for one in peers.NAMES if not (options.quick and one == SLOW)]
     rows = list(choose_rows(300 if options.quick else 2000))
-    bench = Bench(folder, constants(), quick=options.quick, others=others)
+    bench = Bench(folder, served(), quick=options.quick, others=others)
     for replicas in options.replicas or (REPLICAS[:1] if options.quick else REPLICAS):
         for trace in options.trace or TRACES:
             for load in options.load or (LOADS[1:] if options.quick else LOADS):

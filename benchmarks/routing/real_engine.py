@@ -1,7 +1,8 @@
 """A real vLLM on the CPU, one step at a time: what each step has done, and how long it took.
 
 It runs in the environment of engines. The model is small, with random weights: what matters is how the
-time of a step depends on what is in it.
+time of a step depends on what is in it. It has one thread, and its time is the processor's, so that
+other work on the machine hardly matters.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class RealEngine:
         self._scheduled: dict[str, int] = {}
         schedule = self._scheduler.schedule
 
-        def scheduled() -> Any:
-            found = schedule()
+        def scheduled(*arguments: object) -> Any:
+            found = schedule(*arguments)
             self._scheduled = dict(found.num_scheduled_tokens)
             self._before = {
                 name: self._scheduler.requests[name].num_computed_tokens - count
@@ -103,9 +104,9 @@ class RealEngine:
     def step(self) -> tuple[Step, dict[str, int]]:
         """One step, and how many tokens of its answer each request has by now."""
         self._scheduled = {}
-        began = time.perf_counter()
+        began = time.process_time()
         outputs = self._engine.step()
-        seconds = time.perf_counter() - began
+        seconds = time.process_time() - began
         tokens = running = contexts = 0
         pairs = 0.0
         for name, count in self._scheduled.items():

@@ -16,7 +16,7 @@ No clock, no I/O, no randomness of its own: the same arguments give the same cho
 
 from inference_brain.choice.candidates import Asked, Candidate, Load, Path
 from inference_brain.choice.choice import Choice, Estimate, Mode, Why, choose
-from inference_brain.choice.decisions import Decisions
+from inference_brain.choice.explanation import sentence
 from inference_brain.choice.flights import Flights
 from inference_brain.choice.model_rates import ModelRates
 from inference_brain.choice.outcome import Outcome, Regret, regret
@@ -27,7 +27,6 @@ __all__ = [
     "Asked",
     "Candidate",
     "Choice",
-    "Decisions",
     "Estimate",
     "Flights",
     "Load",
@@ -41,4 +40,5 @@ __all__ = [
     "Why",
     "choose",
     "regret",
+    "sentence",
 ]
