@@ -141,10 +141,11 @@ class Exchange:
             if self._has_trailers:
                 yield TrailersReply(Side.REQUEST)
 
-    def closed(self, *, whole: bool = False) -> None:
-        """No message will come any more. `whole`: the gateway has closed the stream, as at the end."""
+    def closed(self) -> None:
+        """No message will come any more: it was the last one, or the client has left."""
         self._release()
-        self._end(whole=whole and self._state is _State.ANSWERING)
+        unseen = self._head.response_mode is BodyMode.NONE  # then it closes after the answer's head
+        self._end(whole=unseen and self._state is _State.ANSWERING)
 
     # The request
 

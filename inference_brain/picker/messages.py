@@ -31,6 +31,8 @@ NAMESPACE: Final = "envoy.lb"
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 SUBSET: Final = "x-gateway-destination-endpoint-subset"
 SERVED: Final = "x-gateway-destination-endpoint-served"
+FILTER: Final = "envoy.filters.http.ext_proc"
+ADDRESS: Final = "upstream.address"
 ENDPOINTS_MAX: Final = 4096
 
 _Mode = processing_mode_pb2.ProcessingMode
@@ -54,8 +56,7 @@ def phase(message: Any) -> Phase:
             return Trailers(Side.REQUEST)
         case "response_headers":
             head = message.response_headers
-            served = _string(message, NAMESPACE, SERVED)
-            return Head(Side.RESPONSE, _headers(head), head.end_of_stream, served=served)
+            return Head(Side.RESPONSE, _headers(head), head.end_of_stream, served=_served(message))
         case "response_body":
             return Piece(Side.RESPONSE, message.response_body.body, message.response_body.end_of_stream)
         case "response_trailers":
@@ -141,6 +142,11 @@ def _subset(message: Any) -> Collection[str] | None:
     return frozenset(one for one in named if one)
 
 
-def _string(message: Any, namespace: str, key: str) -> str | None:
-    fields = message.metadata_context.filter_metadata[namespace].fields
-    return str(fields[key].string_value) if key in fields else None  # it is a map of messages
+def _served(message: Any) -> str | None:
+    """Which endpoint has answered: as the protocol says it, or by Envoy's attribute."""
+    metadata = message.metadata_context.filter_metadata
+    if NAMESPACE in metadata and SERVED in metadata[NAMESPACE].fields:
+        return str(metadata[NAMESPACE].fields[SERVED].string_value)
+    if FILTER in message.attributes and ADDRESS in message.attributes[FILTER].fields:
+        return str(message.attributes[FILTER].fields[ADDRESS].string_value)
+    return None

@@ -68,7 +68,8 @@ class Picker:
                 ("grpc.max_send_message_length", limit),
                 ("grpc.so_reuseport", 0),
                 # Gateways ping, also while nothing is asked.
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 500),
+                ("grpc.http2.max_ping_strikes", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
             ]
         )
@@ -98,7 +99,6 @@ class Picker:
             return
         exchange = Exchange(self.settings.bounds, self._memory)
         self.streams += 1
-        whole = False
         try:
             async for arrived in arriving:
                 for reply in exchange.received(messages.phase(arrived)):
@@ -108,13 +108,12 @@ class Picker:
                         yield messages.message(reply)
                 if exchange.is_over:
                     break
-            whole = True
         except BrokenProtocol as error:
             log.warning("A gateway does not keep to the protocol: %s", error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:  # also when the gateway cancels, since its client has left
             self.streams -= 1
-            exchange.closed(whole=whole)
+            exchange.closed()
 
     async def _decide(self, asked: Asked) -> Place | Answer:
         try:
