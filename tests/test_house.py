@@ -13,7 +13,15 @@ import pytest
 
 from console.environment import PROJECT
 
-PACKAGES = {"benchmarks", "console", "inference_brain", "kvss_agent", "swdriver_shim", "telemetry", "tests"}
+PACKAGES = {
+    "benchmarks",
+    "console",
+    "inference_brain",
+    "kvss_agent",
+    "swdriver_shim",
+    "telemetry",
+    "tests",
+}
 OF_OTHERS = {"docs/engines/vllm.md: mamba_mixer2.py"}  # files that docs name, and that are not ours
 
 

@@ -40,6 +40,7 @@ class Role(StrEnum):
     CONSOLE = "console"
     NODE = "node"
     DRIVER = "driver"
+    BRAIN = "brain"
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,9 @@ class Scope(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Question(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Remove all of these scopes, and say so. `org`: whose they are, for drivers. `epoch`: from which on
-    the org has other tags. `seconds`: how long to wait, at most. `withdrawn`: the driver may not serve
-    the org any more, whose tags stay as they are; a later document may bring it back."""
+    """Remove all of these scopes, and say so. `org`: whose they are, for drivers and brains. `epoch`:
+    from which on the org has other tags. `seconds`: how long to wait, at most. `withdrawn`: the driver
+    may not serve the org any more, whose tags stay as they are; a later document may bring it back."""
 
     operation: Operation
     challenge: Hex16
@@ -64,7 +64,7 @@ class Question(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 class Statement(Struct, frozen=True, kw_only=True):
     """What every confirmation says."""
 
-    identity: Text  # node:ax-1 or driver:job7
+    identity: Text  # node:ax-1, driver:job7 or brain:east
     operation: Operation
     challenge: Hex16
     epoch: Count
@@ -132,6 +132,21 @@ class DriverStatement(Statement, frozen=True, kw_only=True, tag="driver", tag_fi
         if self.withdrawn != question.withdrawn:
             return "It is a statement on another kind of removal."
         return super().answers(question, identity)
+
+
+class MapCover(Struct, frozen=True):
+    """A driver whose cache map a brain follows, and how many columns of the scopes it has forgotten."""
+
+    driver: Text
+    columns: Count
+
+
+class BrainStatement(Statement, frozen=True, kw_only=True, tag="brain", tag_field="kind"):
+    """Of a brain: it has applied a desired document under which the org has none of these tags; it makes
+    no keys with them any more, and no map that it follows has a column of them."""
+
+    org: Text
+    maps: tuple[MapCover, ...]
 
 
 class Signed(Struct, frozen=True):

@@ -1,0 +1,8 @@
+"""Cache maps: what each driver's cache can serve, until when, as its driver reports it."""
+
+from __future__ import annotations
+
+from inference_brain.maps.cache_maps import CacheMaps, DriverPlace
+from inference_brain.maps.hits import NEVER, Hit
+
+__all__ = ["NEVER", "CacheMaps", "DriverPlace", "Hit"]
