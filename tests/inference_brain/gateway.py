@@ -141,7 +141,16 @@ async def envoy(
         picking["transport_socket"] = transport
     path = directory / f"envoy-{port}.json"
     path.write_text(json.dumps(config))
-    command = [binary(), "-c", path, "--concurrency", "1", "--use-dynamic-base-id", "-l", "warning"]
+    command = [
+        str(binary()),
+        "-c",
+        str(path),
+        "--concurrency",
+        "1",
+        "--use-dynamic-base-id",
+        "-l",
+        "warning",
+    ]
     with (directory / f"envoy-{port}.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
         try:
