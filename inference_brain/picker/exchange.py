@@ -185,6 +185,8 @@ class Exchange:
     def _on_trailers(self, trailers: Trailers) -> Iterator[Reply]:
         if trailers.side is Side.RESPONSE:
             self._expect(_State.ANSWERING)
+            if rest := self._passed_on(b"", ends=True):
+                yield from _streamed(Side.RESPONSE, rest, ends=False)
             yield TrailersReply(Side.RESPONSE)
             self._end(whole=True)
         elif self._state is _State.READING:  # they end a body whose last piece did not say so
@@ -236,14 +238,20 @@ class Exchange:
 
     def _on_answer_piece(self, piece: Piece) -> Iterator[Reply]:
         self._expect(_State.ANSWERING)
-        if self._place is not None and piece.data:
-            self._place.received(piece.data)
-        if self._head.response_mode is BodyMode.FULL_DUPLEX:
-            yield from _streamed(Side.RESPONSE, piece.data, ends=piece.ends)
+        passed = self._passed_on(piece.data, ends=piece.ends)
+        if self._is_duplex:
+            yield from _streamed(Side.RESPONSE, passed, ends=piece.ends)
         else:
-            yield PieceReply(Side.RESPONSE)
+            yield PieceReply(Side.RESPONSE, None if passed == piece.data else passed)
         if piece.ends:
             self._end(whole=True)
+
+    @property
+    def _is_duplex(self) -> bool:
+        return self._head.response_mode is BodyMode.FULL_DUPLEX
+
+    def _passed_on(self, data: bytes, *, ends: bool) -> bytes:
+        return self._place.received(data, ends=ends) if self._place is not None else data
 
     # The end
 

@@ -137,6 +137,13 @@ async def test_a_stream_passes_through_piece_by_piece(world: World) -> None:
     assert place.told[-1] == ("ended", True)
 
 
+async def test_an_answer_may_be_changed_on_its_way(world: World) -> None:
+    world.pick(world.one, rewrite=lambda data, ends: data.replace(b"one", b"model-1") + b" " * ends)
+    answer = await world.client.post("/v1/completions", json=BODY)
+    assert answer.json()["replica"] == "model-1"
+    assert answer.content.endswith(b"} ")
+
+
 async def test_a_client_that_leaves_ends_the_stream_everywhere(world: World) -> None:
     world.pick(world.two)
     async with world.client.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:
