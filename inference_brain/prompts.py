@@ -67,6 +67,12 @@ class Prompts:
             log.warning("The tokenizer in %s can't be used: %s", folder, error)
             raise
 
+    def state(self, folder: str) -> str:
+        """Of a tokenizer: "loading", "ready", or why it can't be used."""
+        task = self._loading.get(folder)
+        is_ready = task is not None and task.done() and not task.cancelled() and not task.exception()
+        return self.broken.get(folder) or ("ready" if is_ready else "loading")
+
     async def tokenizer(self, model: ServedModel) -> PromptTokenizer | None:
         """None for a model without one, and for one whose tokenizer can't be used: its prompts are sent
         on as they came. Raises ApiError while it is being loaded."""
