@@ -1,9 +1,9 @@
 """A brain that follows its desired document: the one place that holds its parts together.
 
-    brain = Brain("east", state_dir, software, token=token)
-    async with brain.running():                     # follows the document that was stored last
-        brain.set_desired(parse(raw))               # the console's, or one written by hand
-        await brain.api(scope, receive, send)       # OpenAI's API
+brain = Brain("east", state_dir, software, token=token)
+async with brain.running():                     # follows the document that was stored last
+    brain.set_desired(parse(raw))               # the console's, or one written by hand
+    await brain.api(scope, receive, send)       # OpenAI's API
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Brain:
             self._ban(whole)
         if still := next(self._still_served(question.scopes), None):
             raise NotConfirmedYet(still)
-        forgotten = self.maps.forget([bytes.fromhex(scope.tag) for scope in question.scopes])
+        self.maps.forget([bytes.fromhex(scope.tag) for scope in question.scopes])
         return BrainStatement(
             identity=f"brain:{self.name}",
             operation=question.operation,
@@ -214,8 +214,12 @@ class Brain:
             scopes=question.scopes,
             at=time.time(),
             org=question.org,
-            maps=tuple(MapCover(driver, columns) for driver, columns in sorted(forgotten.items())),
+            maps=tuple(MapCover(driver, 0) for driver in self._drivers()),
         )
+
+    def _drivers(self) -> list[str]:
+        """All drivers whose maps are followed."""
+        return sorted({one.spec.driver.name for one in self.fleet if one.spec.driver})
 
     def _ban(self, tags: Collection[str]) -> None:
         """Never make keys with these tags again."""
@@ -229,9 +233,7 @@ class Brain:
         if told is None:
             return
         tags = {(scope.tag, scope.namespace) for scope in scopes}
-        specs = [
-            one.driver.model for model in told.models for one in model.replicas if one.driver
-        ]
+        specs = [one.driver.model for model in told.models for one in model.replicas if one.driver]
         for org in told.orgs:
             if any((tag.hex(), None) in tags for tag in org.tags):
                 yield "It has not applied the document yet under which the org has another tag."

@@ -1,4 +1,4 @@
-"""The brain's control API, for its controller: what it should be and is, why a request went where it did.
+"""The brain's control API: what it should be and is, and why a request went where it did.
 
 `Authorization: Bearer` has the controller's token; over TLS the console's certificate is needed as well.
 """

@@ -1,11 +1,11 @@
 """One request on its way through the brain, whoever carries its bytes: the brain's own API or a gateway.
 
-    journey = await Journey.begin(traveling, router, ...)
-    while True:
-        attempt = journey.attempt()              # a replica; raises NoReplica
-        ...                                      # attempt.failed(error): again, if `may_retry`
-        journey.first_token(); journey.usage = …
-    journey.end("ok")                            # exactly once
+journey = await Journey.begin(traveling, router, ...)
+while True:
+    attempt = journey.attempt()              # a replica; raises NoReplica
+    ...                                      # attempt.failed(error): again, if `may_retry`
+    journey.first_token(); journey.usage = …
+journey.end("ok")                            # exactly once
 """
 
 from __future__ import annotations
@@ -249,7 +249,6 @@ class Journey:
     def _observed(self, seconds: float, cached: int | None) -> Observed:
         completed = self.usage.completion_tokens if self.usage else None
         return Observed(ttft_seconds=seconds, cached_tokens=cached, output_tokens=completed)
-
 
     # For people
 

@@ -25,11 +25,11 @@ LOAD_SECONDS: Final = 20.0  # that a request waits for its model's tokenizer
 
 
 class Found(NamedTuple):
-    """`tokens`: of the prompt, or of the first of several; None where they are not known. `count`: of all
-    of them; 0 where it is not known."""
+    """`tokens`: of the prompt, or of the first of several; None where they are not known. `total`: of
+    all of them; 0 where it is not known."""
 
     tokens: Tokens | None
-    count: int
+    total: int
 
 
 _UNKNOWN: Final = Found(None, 0)

@@ -115,9 +115,7 @@ class Router:
         self.rates = {name: one for name, one in self.rates.items() if name in served}
         self._keys.clear()
         drivers = [one.driver for model in told.models for one in model.replicas if one.driver]
-        self.maps.follow(
-            {one.name: DriverPlace(f"driver:{one.name}", one.model) for one in drivers}
-        )
+        self.maps.follow({one.name: DriverPlace(f"driver:{one.name}", one.model) for one in drivers})
         self.prompts.follow(told.models)
         self.fleet.follow(told)
 
@@ -129,7 +127,7 @@ class Router:
         started = self._clock()
         found = await self.prompts.of(asking.org.name, model, request)
         asking.tokens = tokens = found.tokens
-        asking.prompt_tokens = found.count or max(1, asking.size // CHARACTERS_PER_TOKEN)
+        asking.prompt_tokens = found.total or max(1, asking.size // CHARACTERS_PER_TOKEN)
         if tokens is None:
             asking.affinity = _affinity_of_text(asking)
             return
@@ -173,7 +171,7 @@ class Router:
             ) from None
 
     def _ticket(self, asking: Asking) -> Ticket:
-        request, rates = asking.request, self.rates[asking.model.name]
+        request = asking.request
         candidates = self._candidates(asking, self.fleet.usable(asking.model.name))
         cached = max((one.hit_tokens + one.tier2_tokens for one in candidates), default=0)
         expected = None
@@ -193,8 +191,8 @@ class Router:
             deadline=asking.deadline_seconds,
             first_token_seconds=expected.fetch_seconds + expected.compute_seconds if expected else 0.0,
             chain=self._chain(asking),
-            chain_tokens=self._unit_tokens(asking),
-            compute_rate=1.0 / self._token_seconds(rates, candidates),
+            chain_tokens=COLUMN_TOKENS,
+            compute_rate=_compute_rate(candidates),
         )
 
     def room(self, model: str) -> Room:
@@ -286,14 +284,14 @@ class Router:
         prompt = next(iter(asking.prompts.values()), None)
         return prompt.keys if prompt else ()
 
-    def _unit_tokens(self, asking: Asking) -> int:
-        return COLUMN_TOKENS
-
-    def _token_seconds(self, rates: ModelRates, candidates: Sequence[Candidate]) -> float:
-        return max(1e-9, min((one.rates.seconds[TOKEN] for one in candidates), default=1e-4))
-
 
 _UNKNOWN: Final = Hit(0)
+
+
+def _compute_rate(candidates: Sequence[Candidate]) -> float:
+    """Tokens of a prompt that the fastest of them computes in a second; 0 if there is none."""
+    fastest = min((one.rates.seconds[TOKEN] for one in candidates), default=0.0)
+    return 1.0 / fastest if fastest else 0.0
 
 
 def _affinity(asking: Asking) -> bytes:

@@ -44,9 +44,7 @@ async def _serve(settings: Settings) -> int:
         )
         await opened.enter_async_context(brain.running())
         listeners = [
-            ApiServer(
-                brain.api, public, settings.connections, settings.certificate, settings.key
-            )
+            ApiServer(brain.api, public, settings.connections, settings.certificate, settings.key)
         ]
         if settings.trusted and brain.trusted_api:
             private = opened.enter_context(daemon.listen(settings.trusted[1]))

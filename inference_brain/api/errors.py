@@ -106,7 +106,9 @@ def no_such_model(name: str) -> ApiError:
 
 
 def no_such_route(method: str, path: str) -> ApiError:
-    return ApiError(404, f"Invalid URL ({excerpt(method, 20)} {excerpt(path, 200)}).", code="unknown_url")
+    return ApiError(
+        404, f"Invalid URL ({excerpt(method, 20)} {excerpt(path, 200)}).", code="unknown_url"
+    )
 
 
 def wrong_method(allowed: str) -> ApiError:
@@ -120,7 +122,9 @@ def too_large(most: int) -> ApiError:
 
 
 def too_long(tokens: int, answer: int, most: int, param: str) -> ApiError:
-    asked = f"{tokens} in the {param} and {answer} for the answer" if answer else f"{tokens} in the {param}"
+    asked = (
+        f"{tokens} in the {param} and {answer} for the answer" if answer else f"{tokens} in the {param}"
+    )
     return invalid(
         f"This model's maximum context length is {most} tokens, but you asked for {tokens + answer}: "
         f"{asked}.",

@@ -80,9 +80,9 @@ class EventStream:
     def feed(self, piece: bytes) -> bytes:
         """Take bytes of the replica's; returns those for the client, whole events. Raises Lost for an
         event without an end."""
-        if not self._tail and piece.endswith(b"\n\n") and not self._renaming:
-            if not any(mark in piece for mark in _TO_LOOK_INTO):
-                return piece
+        is_whole = not self._tail and piece.endswith(b"\n\n")
+        if is_whole and not self._renaming and not any(mark in piece for mark in _TO_LOOK_INTO):
+            return piece
         text = self._tail + piece
         passed, start = [], 0
         for end in _END.finditer(text):

@@ -46,7 +46,17 @@ class BodyRoom:
 class Exchange:
     """One request. `head` is answered at most once."""
 
-    __slots__ = ("_receive", "_send", "_watch", "has_begun", "headers", "method", "path", "scope", "status")
+    __slots__ = (
+        "_receive",
+        "_send",
+        "_watch",
+        "has_begun",
+        "headers",
+        "method",
+        "path",
+        "scope",
+        "status",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -70,33 +80,33 @@ class Exchange:
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > most:
             raise too_large(most)
-        pieces, size = [], 0
+        pieces: list[bytes] = []
         try:
             async with asyncio.timeout(seconds):
-                while True:
-                    message = await self._receive()
-                    if message["type"] != "http.request":
-                        raise ClientLeft
-                    if piece := message.get("body", b""):
-                        if size + len(piece) > most:
-                            raise too_large(most)
-                        room.take(len(piece))
-                        size += len(piece)
-                        pieces.append(piece)
-                    if not message.get("more_body"):
-                        break
-        except TimeoutError:
-            room.give_back(size)
-            raise ApiError(
-                408, f"The body did not come within {seconds:g} s.", code="body_too_slow"
-            ) from None
-        except BaseException:
-            room.give_back(size)
+                await self._receive_body(pieces, most, room)
+            if announced.isdigit() and int(announced) != sum(map(len, pieces)):
+                raise ClientLeft  # noqa: TRY301 - what has come is given back below
+        except BaseException as error:
+            room.give_back(sum(map(len, pieces)))
+            if isinstance(error, TimeoutError):
+                message = f"The body did not come within {seconds:g} s."
+                raise ApiError(408, message, code="body_too_slow") from None
             raise
-        if announced.isdigit() and int(announced) != size:
-            room.give_back(size)
-            raise ClientLeft
         return b"".join(pieces) if len(pieces) != 1 else bytes(pieces[0])
+
+    async def _receive_body(self, pieces: list[bytes], most: int, room: BodyRoom) -> None:
+        size, is_whole = 0, False
+        while not is_whole:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise ClientLeft
+            is_whole = not message.get("more_body")
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size > most:
+                raise too_large(most)
+            room.take(len(piece))
+            pieces.append(piece)
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:

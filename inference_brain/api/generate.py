@@ -15,7 +15,7 @@ from inference_brain.api.exchange import ClientLeft, ClientTooSlow, Exchange, He
 from inference_brain.journey import Journey, is_failure
 from inference_brain.outbound import path_of
 from inference_brain.router import NoReplica
-from inference_brain.upstream.client import Answer, Client, Late, UpstreamFailed
+from inference_brain.upstream.client import Answer, Client, Late, Lost, UpstreamFailed
 from inference_brain.upstream.fleet import Replica
 
 ERROR_BYTES_MAX: Final = 1 << 20  # of an engine's error
@@ -30,7 +30,7 @@ class Patience:
 
 
 class Broken(Exception):
-    """The replica failed after something of its answer was passed on: nobody else can go on from there."""
+    """The replica failed after something of its answer was passed on. No other can continue it."""
 
 
 class Generator:
@@ -120,37 +120,41 @@ class Generator:
         headers: Sequence[Header],
     ) -> None:
         events = EventStream(renaming, wants_usage=journey.asking.request.wants_usage)
-        has_begun = False
+        first = await _first_events(answer, events)  # until then another replica can answer
+        journey.first_token()
+        await exchange.begin_stream(headers)
+        self._streams(1)
         try:
-            while (piece := await answer.piece(is_first=not has_begun)) is not None:
-                passed = events.feed(piece)
-                if not passed:
-                    continue
-                if not has_begun:
-                    journey.first_token()
-                    await exchange.begin_stream(headers)
-                    has_begun = True
-                    self._streams(1)
-                await self._send(exchange, passed)
-                journey.usage = events.usage
-            if not events.is_done:
-                raise UpstreamFailed("The replica ended its answer too early.")
+            await self._pass_on(exchange, journey, answer, events, first)
         except UpstreamFailed as error:
-            if not has_begun:
-                raise
             journey.failed(error)
             await self._send(exchange, _cut_off(error).event())
             await exchange.end_stream()
             raise Broken from error
         finally:
-            if has_begun:
-                self._streams(-1)
-        journey.usage = events.usage
-        if not has_begun:  # it had nothing to say
-            await exchange.begin_stream(headers)
+            self._streams(-1)
         if not events.has_failed:
             await self._send(exchange, DONE)
         await exchange.end_stream()
+
+    async def _pass_on(
+        self,
+        exchange: Exchange,
+        journey: Journey,
+        answer: Answer,
+        events: EventStream,
+        first: bytes,
+    ) -> None:
+        """All events of an answer. Raises UpstreamFailed if it has no end."""
+        if first:
+            await self._send(exchange, first)
+        while (piece := await answer.piece()) is not None:
+            if passed := events.feed(piece):
+                await self._send(exchange, passed)
+            journey.usage = events.usage
+        journey.usage = events.usage
+        if not events.is_done:
+            raise _ended_early()
 
     async def _send(self, exchange: Exchange, piece: bytes) -> None:
         try:
@@ -158,6 +162,20 @@ class Generator:
                 await exchange.send(piece)
         except TimeoutError:
             raise ClientTooSlow from None
+
+
+async def _first_events(answer: Answer, events: EventStream) -> bytes:
+    """The first events for the client; none if the answer is over without any. Raises UpstreamFailed."""
+    while (piece := await answer.piece(is_first=True)) is not None:
+        if passed := events.feed(piece):
+            return passed
+    if not events.is_done:
+        raise _ended_early()
+    return b""
+
+
+def _ended_early() -> Lost:
+    return Lost("The replica ended its answer too early.")
 
 
 def _passed_on(error: ApiError) -> ApiError:
@@ -178,6 +196,4 @@ def _of_failure(error: UpstreamFailed) -> ApiError:
 def _cut_off(error: UpstreamFailed) -> ApiError:
     """The last event of a stream that has no end."""
     code = "stream_timeout" if isinstance(error, Late) else "stream_broken"
-    return ApiError(
-        502, f"The answer is incomplete. {error}", kind=SERVER, code=code
-    )
+    return ApiError(502, f"The answer is incomplete. {error}", kind=SERVER, code=code)

@@ -27,14 +27,14 @@ BACKLOG: Final = 1024
 HEAD_SECONDS: Final = 15
 HEAD_BYTES_MAX: Final = 64 << 10
 STREAMS_MAX: Final = 1000  # of one HTTP/2 connection
-STOP_SECONDS: Final = 10.0  # for requests that are being answered
+STOP_SECONDS: Final = 10  # for requests that are being answered
 CERTIFICATE_SECONDS: Final = 5.0  # between two looks at whether the certificate has changed
 
 
 _LOGGERS: Final = {"loggers": {"_granian": {"propagate": True}}}  # to the process's own log
 
 
-class _Embedded(Server):  # type: ignore[misc] # granian is typed in parts only
+class _Embedded(Server):
     """granian on a socket that is listened on already."""
 
     def __init__(self, app: Any, listener: socket.socket, **more: Any) -> None:
@@ -55,8 +55,15 @@ class _Embedded(Server):  # type: ignore[misc] # granian is typed in parts only
         self._listener = listener
         self.workers_kill_timeout = STOP_SECONDS
 
+    def end(self) -> None:
+        """Take no more connections, and finish requests."""
+        self.interrupt_signal = True
+        self.main_loop_interrupt.set()
+
     def _init_shared_socket(self) -> None:
-        self._shd = SocketHolder(os.dup(self._listener.fileno()), False, BACKLOG)  # noqa: FBT003
+        made: Any = SocketHolder  # granian's types leave out what it takes, and that this is one
+        holder: Any = made(os.dup(self._listener.fileno()), False, BACKLOG)
+        self._shd = holder
 
 
 class ApiServer:
@@ -86,7 +93,7 @@ class ApiServer:
         finally:
             if following:
                 following.cancel()
-            self._server.stop()
+            self._server.end()
             await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
 
     def _start(self) -> _Embedded:
@@ -122,7 +129,7 @@ class ApiServer:
                 continue
             known = now
             self._server, earlier = server, self._server
-            earlier.stop()
+            earlier.end()
             log.info("The API has a new certificate")
 
     def _written_at(self) -> tuple[int, int] | None:

@@ -2,14 +2,14 @@
 
 Every field that is sent on is named here; another one is refused, as OpenAI does it. Three kinds of
 fields never reach an engine: those that would say whose cache a request may use (`kv_transfer_params`,
-`cache_salt`, `vllm_xargs` and identifiers of images), those that are the brain's (`priority`, `tidegate`),
-and those that only OpenAI's own service has a use for (`user`, `metadata`, …).
+`cache_salt`, `vllm_xargs` and identifiers of images), those that are the brain's (`priority` and
+`tidegate`), and those that only OpenAI's own service has a use for (`user`, `metadata`, …).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -22,7 +22,6 @@ BODY: Final = Limits(1 << 30, 1 << 23, depth_max=64)  # the bytes are bounded wh
 STOPS_MAX: Final = 16
 MESSAGES_MAX: Final = 100_000
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-_TEXTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "reasoning"})
 _SEPARATE: Final = ("kv_transfer_params", "cache_salt", "vllm_xargs", "request_id")
 _OURS: Final = ("priority", "tidegate")
 _OPENAI_ONLY: Final = (
@@ -38,6 +37,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Stop = Annotated[str, Meta(max_length=10_000)]
 Text = Annotated[str, Meta(max_length=100_000)]
 Anything = dict[str, Any]
+T = TypeVar("T")
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -50,48 +50,48 @@ class Generation(Struct, kw_only=True, forbid_unknown_fields=True):
     """What completions and chat completions have in common. UNSET: the client does not say."""
 
     model: Annotated[str, Meta(min_length=1, max_length=500)]
-    stream: bool | None | UnsetType = UNSET
-    stream_options: StreamOptions | None | UnsetType = UNSET
-    max_tokens: Count | None | UnsetType = UNSET
-    n: Annotated[int, Meta(ge=1, le=128)] | None | UnsetType = UNSET
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None | UnsetType = UNSET
-    top_p: Share | None | UnsetType = UNSET
-    stop: Stop | Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | None | UnsetType = UNSET
-    presence_penalty: Penalty | None | UnsetType = UNSET
-    frequency_penalty: Penalty | None | UnsetType = UNSET
+    stream: bool | UnsetType | None = UNSET
+    stream_options: StreamOptions | UnsetType | None = UNSET
+    max_tokens: Count | UnsetType | None = UNSET
+    n: Annotated[int, Meta(ge=1, le=128)] | UnsetType | None = UNSET
+    temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType | None = UNSET
+    top_p: Share | UnsetType | None = UNSET
+    stop: Stop | Annotated[list[Stop], Meta(max_length=STOPS_MAX)] | UnsetType | None = UNSET
+    presence_penalty: Penalty | UnsetType | None = UNSET
+    frequency_penalty: Penalty | UnsetType | None = UNSET
     logit_bias: (
         Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=4096)]
-        | None
         | UnsetType
+        | None
     ) = UNSET
-    seed: int | None | UnsetType = UNSET
-    response_format: Anything | None | UnsetType = UNSET
+    seed: int | UnsetType | None = UNSET
+    response_format: Anything | UnsetType | None = UNSET
     # Of engines beside OpenAI's API
-    top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] | None | UnsetType = UNSET
-    min_p: Share | None | UnsetType = UNSET
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None | UnsetType = UNSET
-    length_penalty: Annotated[float, Meta(ge=-100, le=100)] | None | UnsetType = UNSET
-    use_beam_search: bool | None | UnsetType = UNSET
-    min_tokens: Count | None | UnsetType = UNSET
-    ignore_eos: bool | None | UnsetType = UNSET
-    stop_token_ids: Annotated[list[Count], Meta(max_length=4096)] | None | UnsetType = UNSET
-    allowed_token_ids: Annotated[list[Count], Meta(max_length=1 << 20)] | None | UnsetType = UNSET
-    bad_words: Annotated[list[Text], Meta(max_length=4096)] | None | UnsetType = UNSET
-    include_stop_str_in_output: bool | None | UnsetType = UNSET
-    skip_special_tokens: bool | None | UnsetType = UNSET
-    spaces_between_special_tokens: bool | None | UnsetType = UNSET
-    add_special_tokens: bool | None | UnsetType = UNSET
-    prompt_logprobs: Annotated[int, Meta(ge=-1, le=1000)] | None | UnsetType = UNSET
-    return_token_ids: bool | None | UnsetType = UNSET
-    return_tokens_as_token_ids: bool | None | UnsetType = UNSET
-    structured_outputs: Anything | None | UnsetType = UNSET
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] | UnsetType | None = UNSET
+    min_p: Share | UnsetType | None = UNSET
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | UnsetType | None = UNSET
+    length_penalty: Annotated[float, Meta(ge=-100, le=100)] | UnsetType | None = UNSET
+    use_beam_search: bool | UnsetType | None = UNSET
+    min_tokens: Count | UnsetType | None = UNSET
+    ignore_eos: bool | UnsetType | None = UNSET
+    stop_token_ids: Annotated[list[Count], Meta(max_length=4096)] | UnsetType | None = UNSET
+    allowed_token_ids: Annotated[list[Count], Meta(max_length=1 << 20)] | UnsetType | None = UNSET
+    bad_words: Annotated[list[Text], Meta(max_length=4096)] | UnsetType | None = UNSET
+    include_stop_str_in_output: bool | UnsetType | None = UNSET
+    skip_special_tokens: bool | UnsetType | None = UNSET
+    spaces_between_special_tokens: bool | UnsetType | None = UNSET
+    add_special_tokens: bool | UnsetType | None = UNSET
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=1000)] | UnsetType | None = UNSET
+    return_token_ids: bool | UnsetType | None = UNSET
+    return_tokens_as_token_ids: bool | UnsetType | None = UNSET
+    structured_outputs: Anything | UnsetType | None = UNSET
     guided_json: Any | UnsetType = UNSET
-    guided_regex: Text | None | UnsetType = UNSET
-    guided_choice: Annotated[list[Text], Meta(max_length=10_000)] | None | UnsetType = UNSET
-    guided_grammar: Text | None | UnsetType = UNSET
+    guided_regex: Text | UnsetType | None = UNSET
+    guided_choice: Annotated[list[Text], Meta(max_length=10000)] | UnsetType | None = UNSET
+    guided_grammar: Text | UnsetType | None = UNSET
     # Ours
-    priority: Annotated[int, Meta(ge=0, le=100)] | None | UnsetType = UNSET
-    tidegate: Rules | None | UnsetType = UNSET
+    priority: Annotated[int, Meta(ge=0, le=100)] | UnsetType | None = UNSET
+    tidegate: Rules | UnsetType | None = UNSET
     # Not sent on
     user: Any | UnsetType = UNSET
     metadata: Any | UnsetType = UNSET
@@ -113,12 +113,12 @@ class Generation(Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def answers(self) -> int:
         """How many answers it asks for."""
-        return self.n if isinstance(self.n, int) else 1
+        return _number(self.n) or 1
 
     @property
     def answer_tokens_max(self) -> int | None:
         """Of each answer; None: as many as fit."""
-        return self.max_tokens if isinstance(self.max_tokens, int) else None
+        return _number(self.max_tokens)
 
     @property
     def wants_usage(self) -> bool:
@@ -133,22 +133,22 @@ class Generation(Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def wish(self) -> int | None:
         """The priority that it names."""
-        return self.priority if isinstance(self.priority, int) else None
+        return _number(self.priority)
 
 
 class Completion(Generation, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/completions`."""
 
     prompt: str | list[Any]
-    suffix: str | None | UnsetType = UNSET
-    echo: bool | None | UnsetType = UNSET
-    best_of: Annotated[int, Meta(ge=1, le=128)] | None | UnsetType = UNSET
-    logprobs: Annotated[int, Meta(ge=0, le=1000)] | None | UnsetType = UNSET
+    suffix: str | UnsetType | None = UNSET
+    echo: bool | UnsetType | None = UNSET
+    best_of: Annotated[int, Meta(ge=1, le=128)] | UnsetType | None = UNSET
+    logprobs: Annotated[int, Meta(ge=0, le=1000)] | UnsetType | None = UNSET
 
     @property
     def answers(self) -> int:
-        best = self.best_of if isinstance(self.best_of, int) else 1
-        return max(best, Generation.answers.fget(self)) * len(self.prompts)  # type: ignore[attr-defined]
+        each = max(_number(self.n) or 1, _number(self.best_of) or 1)
+        return each * len(self.prompts)
 
     @property
     def prompts(self) -> list[Any]:
@@ -162,39 +162,29 @@ class Chat(Generation, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Anything], Meta(min_length=1, max_length=MESSAGES_MAX)]
-    max_completion_tokens: Count | None | UnsetType = UNSET
-    logprobs: bool | None | UnsetType = UNSET
-    top_logprobs: Annotated[int, Meta(ge=0, le=1000)] | None | UnsetType = UNSET
-    tools: Annotated[list[Anything], Meta(max_length=4096)] | None | UnsetType = UNSET
-    tool_choice: str | Anything | None | UnsetType = UNSET
-    parallel_tool_calls: bool | None | UnsetType = UNSET
-    functions: Annotated[list[Anything], Meta(max_length=4096)] | None | UnsetType = UNSET
-    function_call: str | Anything | None | UnsetType = UNSET
-    modalities: list[str] | None | UnsetType = UNSET
-    audio: Anything | None | UnsetType = UNSET
-    prediction: Anything | None | UnsetType = UNSET
-    reasoning_effort: Annotated[str, Meta(max_length=100)] | None | UnsetType = UNSET
-    include_reasoning: bool | None | UnsetType = UNSET
-    echo: bool | None | UnsetType = UNSET
-    add_generation_prompt: bool | None | UnsetType = UNSET
-    continue_final_message: bool | None | UnsetType = UNSET
-    chat_template_kwargs: Anything | None | UnsetType = UNSET
-    documents: list[Anything] | None | UnsetType = UNSET
+    max_completion_tokens: Count | UnsetType | None = UNSET
+    logprobs: bool | UnsetType | None = UNSET
+    top_logprobs: Annotated[int, Meta(ge=0, le=1000)] | UnsetType | None = UNSET
+    tools: Annotated[list[Anything], Meta(max_length=4096)] | UnsetType | None = UNSET
+    tool_choice: str | Anything | UnsetType | None = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
+    functions: Annotated[list[Anything], Meta(max_length=4096)] | UnsetType | None = UNSET
+    function_call: str | Anything | UnsetType | None = UNSET
+    modalities: list[str] | UnsetType | None = UNSET
+    audio: Anything | UnsetType | None = UNSET
+    prediction: Anything | UnsetType | None = UNSET
+    reasoning_effort: Annotated[str, Meta(max_length=100)] | UnsetType | None = UNSET
+    include_reasoning: bool | UnsetType | None = UNSET
+    echo: bool | UnsetType | None = UNSET
+    add_generation_prompt: bool | UnsetType | None = UNSET
+    continue_final_message: bool | UnsetType | None = UNSET
+    chat_template_kwargs: Anything | UnsetType | None = UNSET
+    documents: list[Anything] | UnsetType | None = UNSET
 
     @property
     def answer_tokens_max(self) -> int | None:
-        newer = self.max_completion_tokens
-        return newer if isinstance(newer, int) else Generation.answer_tokens_max.fget(self)  # type: ignore[attr-defined, no-any-return]
-
-    def is_text(self) -> bool:
-        """Whether all of its messages are text; images and sounds have tokens that only engines know."""
-        return all(
-            part.get("type") in _TEXTS
-            for message in self.messages
-            if isinstance(content := message.get("content"), list)
-            for part in content
-            if isinstance(part, dict)
-        )
+        newer = _number(self.max_completion_tokens)
+        return _number(self.max_tokens) if newer is None else newer
 
 
 class Tokenize(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -281,7 +271,11 @@ def sent_on(request: Generation, more: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(told)
 
 
-def _decoded(raw: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+def _number(value: int | UnsetType | None) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _decoded(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decode(raw, decoder, BODY)
     except Malformed as error:
@@ -296,20 +290,26 @@ def _check(request: Generation) -> None:
 
 
 def _check_message(index: int, message: Anything) -> None:
-    """Its role and the form of its content; identifiers of media are removed, since engines take them for
-    what is in the media."""
+    """Its role and the form of its content. Identifiers of media are removed: engines take them for what
+    is in the media."""
     at = f"messages[{index}]"
     role = message.get("role")
     if role is None:
-        raise invalid(f"Missing required parameter: '{at}.role'.", f"{at}.role", "missing_required_parameter")
+        raise invalid(
+            f"Missing required parameter: '{at}.role'.", f"{at}.role", "missing_required_parameter"
+        )
     if not isinstance(role, str) or role not in ROLES:
         allowed = ", ".join(f"'{one}'" for one in sorted(ROLES))
-        raise invalid(f"Invalid value for '{at}.role': it is one of {allowed}.", f"{at}.role", "invalid_value")
+        raise invalid(
+            f"Invalid value for '{at}.role': it is one of {allowed}.", f"{at}.role", "invalid_value"
+        )
     content = message.get("content")
     if content is None:
         if role in ("system", "developer", "user"):
             raise invalid(
-                f"Missing required parameter: '{at}.content'.", f"{at}.content", "missing_required_parameter"
+                f"Missing required parameter: '{at}.content'.",
+                f"{at}.content",
+                "missing_required_parameter",
             )
         return
     if isinstance(content, str):

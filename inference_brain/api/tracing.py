@@ -1,4 +1,4 @@
-"""Names of requests: our own id, and the trace that a client's request belongs to (W3C Trace Context)."""
+"""Names of requests: our own id, and the client's trace (W3C Trace Context)."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Late(UpstreamFailed):
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds: until there is a connection, until the first byte of an answer, between two later ones."""
+    """Seconds: until there is a connection, until an answer begins, between two pieces of it."""
 
     connect: float = 2.0
     first: float = 600.0
@@ -92,7 +92,8 @@ class Answer:
 
     async def whole(self, most: int = WHOLE_BYTES_MAX) -> bytes:
         """All of it. Raises UpstreamFailed, also where it is longer than allowed."""
-        pieces, size = [], 0
+        pieces: list[bytes] = []
+        size = 0
         while (piece := await self.piece(is_first=not pieces)) is not None:
             pieces.append(piece)
             if (size := size + len(piece)) > most:

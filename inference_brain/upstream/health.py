@@ -7,6 +7,7 @@ others, begins slowly: with one request at a time, twice as many each second.
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Final
 
@@ -54,7 +55,7 @@ class Health:
             case State.READY:
                 return True
             case State.SLOW_START:
-                return in_progress < 2.0 ** max(0.0, now - self._returned_at)
+                return in_progress < math.pow(2.0, max(0.0, now - self._returned_at))
             case _:
                 return False
 
