@@ -12,8 +12,8 @@ LOCK_SECONDS: Final = 10.0  # for a process that is about to end
 
 
 def locked(state_dir: Path) -> IO[bytes]:
-    """A file that holds the state directory for this process while it is open: two processes
-    with one identity would be in each other's way. A process that is ending is waited for. Raises OSError."""
+    """A file that holds the state directory for this process while it is open: two processes with one
+    identity would be in each other's way. A process that is ending is waited for. Raises OSError."""
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = os.fdopen(os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb")
     until = time.monotonic() + LOCK_SECONDS

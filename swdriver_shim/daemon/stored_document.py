@@ -1,4 +1,5 @@
-"""Documents of a driver, or of a brain, on disk, sealed: without the token of its API nobody reads the secrets in them.
+"""Documents of a driver, or of a brain, on disk, sealed: without the token of its API nobody reads the
+secrets in them.
 
 The token may lie elsewhere (`--token-file`), so that a copy of the state directory gives nothing away.
 """

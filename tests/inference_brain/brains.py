@@ -1,4 +1,4 @@
-"""A brain in a thread of its own, with its API on a port: as `serve` puts it together, without a console.
+"""A brain in a thread of its own, with its API on a port: as `serve` puts it together.
 
 with RunningBrain([engine.url]) as brain:
     httpx.post(f"{brain.url}/v1/completions", headers=brain.headers, json=…)

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from kvss_agent.http.api import Invalid
+from kvss_agent.process import state_dir
 from swdriver_shim.adapters.claims import mint
 from swdriver_shim.adapters.joining import JoinConfig, JoinedDriver, NameSpec, own_address
 from swdriver_shim.adapters.vllm.config import GovernedConfig, config_of
 from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts, weights_of
-from kvss_agent.process import state_dir
 from swdriver_shim.data_plane.worker.protocol import WorkerAddress
 from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.desired import GroupSpec, ModelSpec
