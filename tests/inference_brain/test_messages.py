@@ -55,6 +55,8 @@ def test_arguments_of_calls_are_objects(arguments: object, made: dict[str, Any])
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     prepared = one({"role": "assistant", "tool_calls": [call]})
     assert prepared["tool_calls"][0]["function"] == {"name": "f", "arguments": made}
+    assert list(prepared["tool_calls"][0]) == ["id", "function", "type"]
+    assert list(prepared["tool_calls"][0]["function"]) == ["arguments", "name"]
     assert call["function"] == {"name": "f", "arguments": arguments}  # what came is as it was
 
 
