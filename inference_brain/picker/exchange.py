@@ -14,7 +14,7 @@ depends on it: then headers, body, trailers, in this order, as the protocol dema
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from http import HTTPStatus
@@ -109,19 +109,24 @@ class Exchange:
         asked, self._asked = self._asked, None
         return asked
 
-    def received(self, phase: Phase) -> Iterator[Reply]:
-        """A message of the gateway. Raises BrokenProtocol."""
-        if self.is_over:
-            return
-        if isinstance(phase, Head):
-            yield from self._on_head(phase)
-        elif isinstance(phase, Piece):
-            yield from self._on_piece(phase)
-        else:
-            yield from self._on_trailers(phase)
+    def received(self, phase: Phase) -> Sequence[Reply]:
+        """A message of the gateway. Raises BrokenProtocol.
 
-    def placed(self, decided: Place | Answer) -> Iterator[Reply]:
+        All its effects come before the first reply: the gateway may close the stream with the last.
+        """
+        if self.is_over:
+            return ()
+        if isinstance(phase, Head):
+            return tuple(self._on_head(phase))
+        if isinstance(phase, Piece):
+            return tuple(self._on_piece(phase))
+        return tuple(self._on_trailers(phase))
+
+    def placed(self, decided: Place | Answer) -> Sequence[Reply]:
         """Where the request goes, or what it is answered instead."""
+        return tuple(self._on_decision(decided))
+
+    def _on_decision(self, decided: Place | Answer) -> Iterator[Reply]:
         if self._state is not _State.DECIDING:
             raise BrokenProtocol("a decision that nobody waits for")
         if isinstance(decided, Answer):

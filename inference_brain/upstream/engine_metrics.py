@@ -21,15 +21,19 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from inference_brain.choice import Load
 from inference_brain.choice.candidates import IDLE
+from inference_brain.upstream.client import Client, UpstreamFailed
+from inference_brain.upstream.fleet import Replica
 
 log = logging.getLogger(__name__)
 
 SECONDS: Final = 1.0  # between two readings of an engine
 SECONDS_MAX: Final = 30.0  # of one that does not answer
+ANSWER_SECONDS: Final = 2.0
 FRESH_SECONDS: Final = 5.0  # after which a reading says nothing any more
 AT_ONCE: Final = 32
 PAGE_BYTES_MAX: Final = 4 << 20
@@ -164,6 +168,36 @@ class Target:
     engine: str
     served_as: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def targets(replicas: Iterable[Replica]) -> Mapping[Key, Target]:
+    """Those that have no driver, of which brains would know, and that say something."""
+    return {
+        (one.model, one.name): Target(
+            one.url("/metrics"),
+            one.spec.engine,
+            one.served_as,
+            {"authorization": f"Bearer {one.spec.api_key}"} if one.spec.api_key else {},
+        )
+        for one in replicas
+        if one.spec.driver is None and one.spec.engine in ENGINES
+    }
+
+
+def fetching(client: Client) -> Fetch:
+    """Over the connections that a brain has to its replicas anyway."""
+
+    async def fetch(url: str, headers: Mapping[str, str]) -> bytes:
+        try:
+            async with client.open("GET", url, headers, seconds=ANSWER_SECONDS) as answer:
+                page = await asyncio.wait_for(answer.whole(PAGE_BYTES_MAX), ANSWER_SECONDS)
+        except (UpstreamFailed, TimeoutError) as error:
+            raise OSError(str(error) or "It does not answer in time.") from None
+        if answer.status != HTTPStatus.OK:
+            raise OSError(f"Its page of metrics answers with status {answer.status}.")
+        return page
+
+    return fetch
 
 
 @dataclass(slots=True)
