@@ -121,6 +121,7 @@ def join_driver(
 ) -> Driver:
     """Let a driver in. The model that it tells of is taken where none is known of it."""
     _check(token, ProcessKind.DRIVER, facts.software_version)
+    _one_at_a_time(of_source("driver", name))
     driver = Driver.objects.select_for_update(no_key=True).filter(name=name).first()
     driver = driver or Driver(name=name)
     driver.model = driver.model or (dict(model) if model else None)
@@ -134,6 +135,7 @@ def join_brain(
 ) -> Brain:
     """Let a brain in."""
     _check(token, ProcessKind.BRAIN, facts.software_version)
+    _one_at_a_time(of_source("brain", name))
     brain = Brain.objects.select_for_update(no_key=True).filter(name=name).first() or Brain(name=name)
     _let_in(token, brain, control_token, certificate_request, asdict(facts))
     return brain
