@@ -38,6 +38,8 @@ LOAD: Final = 0.7  # of the peak rate
 STREAMS, EVENTS, INTERVAL = 100, 100, 0.02
 BUSY_STREAMS, BUSY_INTERVAL = 64, 0.002
 CONVERSATIONS: Final = 16
+TURN_TOKENS: Final = 250
+CHAT: Final = "/v1/chat/completions"
 WORDS: Final = [
     "the",
     "of",
@@ -199,36 +201,42 @@ def streamed(busy: Sequence[Running], calm: Sequence[Running], lengths: Lengths)
         )
 
 
-def prompts(tokens: int) -> list[str]:
-    """Conversations of about so many tokens; each request adds a few words to one."""
+def conversations(tokens: int) -> list[str]:
+    """Chats of about so many tokens; each request has another last message."""
     made = []
     for number in range(CONVERSATIONS):
-        words = [WORDS[(number * 7 + at * (at % 5 + 1)) % len(WORDS)] for at in range(tokens)]
-        made.append(
-            json.dumps({"model": "m", "prompt": " ".join(words) + " @@@@@@@@", "max_tokens": 100})
-        )
+        messages = [{"role": "system", "content": f"You are assistant number {number}."}]
+        for turn in range(tokens // TURN_TOKENS):
+            words = [
+                WORDS[(number * 7 + turn + at * (at % 5 + 1)) % len(WORDS)] for at in range(TURN_TOKENS)
+            ]
+            role = "assistant" if turn % 2 else "user"
+            messages.append({"role": role, "content": " ".join(words)})
+        messages.append({"role": "user", "content": "What is @@@@@@@@?"})
+        made.append(json.dumps({"model": "m", "messages": messages, "max_tokens": 100}))
     return made
 
 
 def added(direct: Running, brain: Running, lengths: Lengths) -> Iterator[Row]:
     """`route.added.*`."""
     for label, tokens in (("2k", 2_000), ("32k", 32_000)):
-        asked = prompts(tokens)
+        asked = conversations(tokens)
         figures = {0.5: Figures(), 0.99: Figures()}
         peaks = Figures()
-        play(brain, lengths.closed, asked, connections=CONNECTIONS)  # its caches are filled
+        chat: dict[str, Any] = {"bodies": asked, "path": CHAT}
+        play(brain, lengths.closed, connections=CONNECTIONS, **chat)  # its caches are filled
         for number in range(lengths.rounds):
             progress(f"prompts of {tokens:,} tokens, round {number + 1}")
-            peak = play(brain, lengths.closed, asked, connections=CONNECTIONS)["rps"]
+            peak = play(brain, lengths.closed, connections=CONNECTIONS, **chat)["rps"]
             peaks.add("brain", peak)
             for one in (direct, brain):
                 told = play(
                     one,
                     lengths.paced,
-                    asked,
                     connections=CONNECTIONS * 8,
                     rate=peak * LOAD,
                     seed=number,
+                    **chat,
                 )
                 for share, by in figures.items():
                     by.add(one.name, percentile(told["took"], share))
@@ -248,13 +256,10 @@ def added(direct: Running, brain: Running, lengths: Lengths) -> Iterator[Row]:
 
 
 def tokenizer(folder: Path) -> Path:
-    """A byte-level one of the shape that many models have."""
-    from tests.inference_brain.small_tokenizers import llama3
+    """Of the shape that many models have, with a chat template."""
+    from tests.inference_brain.chat_shapes import write_folder
 
-    folder.mkdir()
-    llama3().save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text("{}")
-    return folder
+    return write_folder("llama3", folder)
 
 
 def main() -> None:
