@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from inference_brain.api.listener import ApiServer
+from inference_brain.api.listener import ApiServer, policy
 from inference_brain.brain import Brain
 from inference_brain.control import Control
 from inference_brain.settings import Settings, parse
@@ -20,6 +20,8 @@ from telemetry.notify import notify
 from telemetry.version import tidegate_version
 
 log = logging.getLogger("inference_brain")
+
+GRACE_SECONDS: Final = 60.0  # beyond what a replica is given, for the answer to be taken
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,12 +45,11 @@ async def _serve(settings: Settings) -> int:
             options=settings.options,
         )
         await opened.enter_async_context(brain.running())
-        listeners = [
-            ApiServer(brain.api, public, settings.connections, settings.certificate, settings.key)
-        ]
+        bounds = policy(settings.connections, settings.options.patience.whole + GRACE_SECONDS)
+        listeners = [ApiServer(brain.api, public, bounds, settings.certificate, settings.key)]
         if settings.trusted and brain.trusted_api:
             private = opened.enter_context(daemon.listen(settings.trusted[1]))
-            listeners.append(ApiServer(brain.trusted_api, private, settings.connections))
+            listeners.append(ApiServer(brain.trusted_api, private, bounds))
         tls = trust.for_control if settings.serves_tls else None
         application = Control(brain, settings.token, identity).application()
         url = settings.control_url or daemon.url_of(control, tls)

@@ -146,6 +146,7 @@ class Api:
             return
         org = self._org(exchange)
         line.org = org.name
+        await exchange.prove(f"org:{org.name}")
         if handler := self._posts.get(path):
             if exchange.method != "POST":
                 raise errors.wrong_method("POST")
@@ -178,7 +179,7 @@ class Api:
         line.model = found.name
         return found
 
-    async def _body(self, exchange: Exchange, line: Line) -> bytes:
+    async def _body(self, exchange: Exchange, line: Line) -> bytes | memoryview:
         raw = await exchange.body(self._bounds.body_bytes_max, BODY_SECONDS, self.room)
         line.held = len(raw)
         return raw
