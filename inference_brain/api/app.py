@@ -18,6 +18,7 @@ from inference_brain.api.errors import ApiError
 from inference_brain.api.exchange import (
     BodyRoom,
     ClientLeft,
+    ClientTooSlow,
     Exchange,
     Header,
     Receive,
@@ -113,8 +114,10 @@ class Api:
             await self._answer(exchange, line)
         except ApiError as error:
             await self._fail(exchange, line, error)
-        except ClientLeft:
+        except ClientLeft as error:
             exchange.status = 499
+            if isinstance(error, ClientTooSlow):
+                await exchange.abort()
         except asyncio.CancelledError:
             exchange.status = 499
             raise

@@ -188,6 +188,13 @@ class Exchange:
         own = [(name.encode(), value.encode()) for name, value in error.headers.items()]
         await self.answer(error.status, error.body(), [*headers, *own])
 
+    async def abort(self) -> None:
+        """Close the connection, in the middle of an answer."""
+        connection = connection_of(self.scope)
+        if connection and connection.transport:
+            connection.transport.abort()
+            await asyncio.sleep(0)  # until the server knows
+
     async def begin_stream(self, headers: Iterable[Header] = ()) -> None:
         await self._head(200, [(b"cache-control", b"no-cache"), *headers], EVENTS)
 
