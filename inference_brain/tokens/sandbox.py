@@ -19,6 +19,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from types import FunctionType
 from typing import Any, Final, NoReturn
 
 import jinja2
@@ -125,6 +126,8 @@ class _Bounds(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802  jinja2 names it
         self.generic_visit(node)
         node.body = [_step(node.lineno), *node.body]
+        if node.test is not None:  # which is asked of items that the body never sees
+            node.test = nodes.And(_ask("step", [], node.lineno), node.test).set_lineno(node.lineno)
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802
@@ -164,8 +167,33 @@ class _Formatter(SandboxedFormatter):
         return str(super().format_field(value, spec))
 
 
+# What `_Bounds` puts into templates
+
+
+def _count_step() -> bool:
+    _budget().step()
+    return True
+
+
+def _concatenate(*parts: Any) -> str:
+    budget = _budget()
+    for one in parts:
+        budget.spend_on(one)
+    return "".join(map(str, parts))
+
+
+def _cut(value: Any, start: Any, stop: Any, step: Any) -> Any:
+    made = value[start:stop:step]
+    _pay_for(_budget(), made)
+    return made
+
+
 class _Bounded(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"%", "*", "**", "+"})
+    step = staticmethod(_count_step)
+    concatenate = staticmethod(_concatenate)
+    cut = staticmethod(_cut)
+    _ours: frozenset[object] = frozenset({_count_step, _concatenate, _cut})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -188,6 +216,8 @@ class _Bounded(ImmutableSandboxedEnvironment):
         return bounded
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if type(obj) is FunctionType and obj in self._ours:
+            return obj(*args)
         budget = _budget()
         budget.step()
         of = getattr(obj, "__self__", None)
@@ -213,22 +243,6 @@ class _Bounded(ImmutableSandboxedEnvironment):
             return super().call_binop(context, operator, left, right)
         _check_product(budget, operator, left, right)
         return super().call_binop(context, operator, left, right)
-
-    # Called by what `_Bounds` puts into templates
-
-    def step(self) -> None:
-        _budget().step()
-
-    def concatenate(self, *parts: Any) -> str:
-        budget = _budget()
-        for one in parts:
-            budget.spend_on(one)
-        return "".join(map(str, parts))
-
-    def cut(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
-        made = value[start:stop:step]
-        _pay_for(_budget(), made)
-        return made
 
 
 def _pay_for(budget: Budget, made: object) -> None:
