@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _keep_freed_memory() -> None:
     """Let freed memory of bodies be used again. By default glibc takes what is longer than 128 KiB from
-    the kernel each time, page by page, which costs more than all else that is done with a long prompt."""
+    the kernel each time, page by page: that costs more than all else that is done with a long prompt."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_THRESHOLD, 32 << 20)

@@ -18,7 +18,7 @@ from tests.inference_brain.brains import KEY, RunningBrain, model, org, told
 from tests.inference_brain.engines import FakeEngine
 
 CLAIMS_KEY = b"c" * 32
-HI = [{"role": "user", "content": "Hi"}]
+HI: Any = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +69,20 @@ def ask(brain: RunningBrain, path: str = "chat/completions", **body: Any) -> htt
 def test_openais_client_gets_whole_answers_and_streams(brain: RunningBrain) -> None:
     with openai.OpenAI(base_url=f"{brain.url}/v1", api_key=KEY) as client:
         assert [one.id for one in client.models.list()] == ["m", "named", "empty"]
-        whole = client.chat.completions.create(model="m", messages=HI, n=2)  # type: ignore[call-overload]
+        whole = client.chat.completions.create(model="m", messages=HI, n=2)
         assert [one.message.content for one in whole.choices] == ["toktoktoktok"] * 2
+        assert whole.usage
         assert whole.usage.completion_tokens == 4
-        stream = client.chat.completions.create(model="m", messages=HI, stream=True)  # type: ignore[call-overload]
-        assert "".join(one.choices[0].delta.content for one in stream) == "toktoktoktok"
+        stream = client.chat.completions.create(model="m", messages=HI, stream=True)
+        assert "".join(one.choices[0].delta.content or "" for one in stream) == "toktoktoktok"
         text = client.completions.create(model="m", prompt="Hi", stop=["\n"], logprobs=1)
         assert text.choices[0].text == "toktoktoktok"
 
 
 def test_openais_client_knows_the_errors(brain: RunningBrain) -> None:
-    with openai.OpenAI(base_url=f"{brain.url}/v1", api_key="wrong", max_retries=0) as client:
-        with pytest.raises(openai.AuthenticationError):
-            client.models.list()
+    stranger = openai.OpenAI(base_url=f"{brain.url}/v1", api_key="wrong", max_retries=0)
+    with stranger, pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
     with openai.OpenAI(base_url=f"{brain.url}/v1", api_key=KEY, max_retries=0) as client:
         with pytest.raises(openai.NotFoundError) as missing:
             client.completions.create(model="nobody's", prompt="Hi")
@@ -96,7 +97,7 @@ def test_openais_client_knows_the_errors(brain: RunningBrain) -> None:
 
 def test_what_is_passed_through(brain: RunningBrain, engine: FakeEngine) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    passed = {
+    passed: dict[str, Any] = {
         "tools": tools,
         "tool_choice": "auto",
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
@@ -140,9 +141,7 @@ def test_models_of_others_do_not_exist(brain: RunningBrain) -> None:
     assert answer.json()["error"]["message"] == unknown.json()["error"]["message"].replace(
         "nobody", "others"
     )
-    theirs = httpx.get(
-        f"{brain.url}/v1/models/of-others", headers={"authorization": "Bearer sk-globex"}
-    )
+    theirs = httpx.get(f"{brain.url}/v1/models/of-others", headers={"authorization": "Bearer sk-globex"})
     assert theirs.json()["id"] == "of-others"
 
 
@@ -306,9 +305,7 @@ def test_a_body_that_is_too_long_is_not_read(engine: FakeEngine) -> None:
             for _ in range(1000):
                 yield b"x" * 10_000
 
-        endless = httpx.post(
-            f"{brain.url}/v1/completions", headers=brain.headers, content=pieces()
-        )
+        endless = httpx.post(f"{brain.url}/v1/completions", headers=brain.headers, content=pieces())
         assert endless.status_code == 413
         assert brain.brain.api.room.used == 0
 
@@ -318,9 +315,7 @@ def test_a_body_that_is_too_long_is_not_read(engine: FakeEngine) -> None:
 
 def test_a_model_without_a_tokenizer_says_so(brain: RunningBrain) -> None:
     for path in ("/tokenize", "/v1/tokenize"):
-        answer = httpx.post(
-            brain.url + path, headers=brain.headers, json={"model": "m", "prompt": "Hi"}
-        )
+        answer = httpx.post(brain.url + path, headers=brain.headers, json={"model": "m", "prompt": "Hi"})
         assert answer.status_code == 400
         assert "can't be tokenized here" in answer.json()["error"]["message"]
 
@@ -332,8 +327,10 @@ def test_a_model_without_a_tokenizer_says_so(brain: RunningBrain) -> None:
 def test_curl_on_both_protocols(brain: RunningBrain, flag: str) -> None:
     body = '{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": true}'
     done = subprocess.run(
-        ["curl", "-sSN", flag, "-H", f"Authorization: Bearer {KEY}", "-d", body]
-        + [f"{brain.url}/v1/chat/completions", "-w", "%{http_version}"],
+        [
+            *("curl", "-sSN", flag, "-H", f"Authorization: Bearer {KEY}", "-d", body),
+            *(f"{brain.url}/v1/chat/completions", "-w", "%{http_version}"),
+        ],
         capture_output=True,
         text=True,
         check=True,

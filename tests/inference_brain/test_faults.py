@@ -1,4 +1,4 @@
-"""What goes wrong: replicas that die, stall or refuse; clients that leave or do not read; keys that go."""
+"""What goes wrong: replicas that die or stall, clients that leave or do not read, keys that go."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def states(brain: RunningBrain) -> set[State]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_killed_replica_costs_no_request(
-    brain: RunningBrain, engines: list[FakeEngine], stream: bool  # noqa: FBT001
+    brain: RunningBrain,
+    engines: list[FakeEngine],
+    stream: bool,  # noqa: FBT001
 ) -> None:
     assert ask(brain, stream=stream).status_code == 200
     used, other = sorted(engines, key=lambda one: -len(one.asked))
@@ -75,7 +77,9 @@ def test_a_killed_replica_costs_no_request(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_requests_that_had_not_begun_to_answer_go_to_another_replica(
-    brain: RunningBrain, engines: list[FakeEngine], stream: bool  # noqa: FBT001
+    brain: RunningBrain,
+    engines: list[FakeEngine],
+    stream: bool,  # noqa: FBT001
 ) -> None:
     for engine in engines:
         engine.behavior = Behavior(first_seconds=2.0)
@@ -85,8 +89,9 @@ def test_requests_that_had_not_begun_to_answer_go_to_another_replica(
             url = f"{brain.url}/v1/completions"
             what = [{**BODY, "prompt": f"Hi {number}", "stream": stream} for number in range(20)]
             tasks = [asyncio.create_task(client.post(url, json=one)) for one in what]
-            while sum(one.now_running for one in engines) < 20:
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(
+                wait_until, "all are there", lambda: sum(one.now_running for one in engines) == 20
+            )
             assert min(one.now_running for one in engines), "both have some"
             await asyncio.to_thread(engines[0].kill)
             return await asyncio.gather(*tasks)
@@ -173,7 +178,10 @@ def test_a_stream_that_breaks_says_so_and_has_no_end(
 
 def test_a_stream_that_stalls_is_ended_in_time() -> None:
     options = replace(OPTIONS, timeouts=Timeouts(2.0, 20.0, 0.3))
-    with FakeEngine(Behavior(stall_after=2)) as engine, RunningBrain(told([engine.url]), options) as brain:
+    with (
+        FakeEngine(Behavior(stall_after=2)) as engine,
+        RunningBrain(told([engine.url]), options) as brain,
+    ):
         started = time.monotonic()
         answer = ask(brain, stream=True)
         assert time.monotonic() - started < 5
@@ -217,9 +225,7 @@ async def test_a_client_that_leaves_is_computed_for_no_longer(protocol: str, beg
         await client.wait()
         await asyncio.to_thread(wait_until, "it has left", lambda: engine.now_running == 0)
         assert engine.asked[0].has_left
-        await asyncio.to_thread(
-            wait_until, "its place is free", lambda: not brain.brain.counts.streams
-        )
+        await asyncio.to_thread(wait_until, "its place is free", lambda: not brain.brain.counts.streams)
 
 
 def test_a_slow_client_costs_a_bounded_amount_of_memory() -> None:
@@ -245,7 +251,7 @@ def test_a_thousand_streams_at_once(streams: int) -> None:
         limits = replace_struct(document.orgs[0].limits, queued=10_000)
         orgs = (replace_struct(document.orgs[0], limits=limits),)
         with RunningBrain(replace_struct(document, orgs=orgs)) as brain:
-            brain.brain.router.room = _much_room  # type: ignore[method-assign]
+            brain.brain.router.room = _much_room  # type: ignore[assignment, method-assign]
 
             async def one() -> str:
                 reader, writer = await asyncio.open_connection("127.0.0.1", brain.port)
