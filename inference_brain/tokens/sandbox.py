@@ -26,8 +26,9 @@ import jinja2
 from jinja2 import Environment, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from inference_brain.tokens.budget import Budget
@@ -41,6 +42,11 @@ _LONG_NUMBER: Final = re.compile(r"\d{5,}|\*")
 # Of strings and integers: what makes much of little, and no chat template has a use for.
 _UNSAFE_METHODS: Final = frozenset({"encode", "expandtabs", "maketrans", "to_bytes", "translate"})
 _WITH_WIDTH: Final = frozenset({"center", "ljust", "rjust", "zfill"})
+_OF_DICT: Final = frozenset(dir(dict))
+_OF_STRINGS: Final = frozenset(
+    one for one in dir(str) if one[0] != "_" and not one.startswith("format")
+).difference(_UNSAFE_METHODS)
+_OF_LOOPS: Final = frozenset({"first", "index", "index0", "last", "length", "revindex"})
 _DROPPED_FILTERS: Final = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 _DROPPED_GLOBALS: Final = ("lipsum",)
 _WIDTHS: Final = {  # of filters: the arguments that are counts
@@ -199,6 +205,26 @@ class _Bounded(ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         return _Bounds().visit(tree)  # type: ignore[no-any-return]
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As the sandbox has it, and without what it looks at where there is nothing to look at: most
+        of a rendering is fields of messages and methods of their contents."""
+        kind = type(obj)
+        if kind is dict and attribute not in _OF_DICT:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        if kind is str and attribute in _OF_STRINGS:
+            return getattr(obj, attribute)
+        if kind is LoopContext and attribute in _OF_LOOPS:
+            return getattr(obj, attribute)
+        if kind is Namespace and attribute[0] != "_":
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in _UNSAFE_METHODS and super().is_safe_attribute(obj, attr, value)
 
@@ -234,7 +260,10 @@ class _Bounded(ImmutableSandboxedEnvironment):
         budget = _budget()
         if operator == "+":
             made = left + right
-            _pay_for(budget, made)
+            if type(made) is str:
+                budget.spend(len(made))
+            else:
+                _pay_for(budget, made)
             return made
         if operator == "%":
             if isinstance(left, str):
