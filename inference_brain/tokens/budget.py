@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from inference_brain.tokens.errors import TemplateTooCostly
@@ -77,3 +79,26 @@ class Budget:
                 waiting += one
             else:
                 self.spend(_ITEM_CHARACTERS)
+
+
+class _Spent(threading.local):
+    budget: Budget | None = None
+
+
+_spent = _Spent()
+
+
+def current() -> Budget:
+    """Of the rendering that this thread is in."""
+    # Parts of a template are evaluated while it is compiled, too.
+    return _spent.budget or Budget()
+
+
+@contextmanager
+def spending(budget: Budget) -> Iterator[None]:
+    """Renderings in this thread have this budget meanwhile."""
+    before, _spent.budget = _spent.budget, budget
+    try:
+        yield
+    finally:
+        _spent.budget = before
