@@ -81,7 +81,8 @@ async def _serve(settings: Settings) -> int:
             *([picking(brain.for_gateways, settings.picker)] if settings.picker else []),
         ):
             await opened.enter_async_context(context)
-        log.info("Listening on %s:%s, control on %s:%s", *settings.listen, *settings.control)
+        places = (*public.getsockname()[:2], *control.getsockname()[:2])
+        log.info("Listening on %s:%s, control API on %s:%s", *places)
         async with daemon.watched():
             await stop.wait()
             notify("STOPPING=1")
