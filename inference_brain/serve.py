@@ -69,7 +69,10 @@ async def _serve(settings: Settings) -> int:
         tls = trust.for_control if settings.serves_tls else None
         application = Control(brain, settings.token, identity).application()
         url = settings.control_url or daemon.url_of(control, tls)
-        joining = _joining(settings, identity, trust, {"control_url": url})
+        api_url = daemon.url_of(public)
+        if settings.certificate:
+            api_url = f"https{api_url.removeprefix('http')}"
+        joining = _joining(settings, identity, trust, {"control_url": url, "api_url": api_url})
         status = brain.membership_status
         for context in (
             daemon.reporting(
