@@ -11,6 +11,7 @@ from inference_brain.upstream.failures import Late, Lost, UpstreamFailed
 
 HEAD_BYTES_MAX: Final = 64 << 10
 HELD_BYTES_MAX: Final = 256 << 10  # of an answer that nobody has taken yet; then no more is read
+_LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
 _NO_BODY: Final = frozenset({204, 304})
 
 
@@ -29,11 +30,13 @@ class Incoming:
         "_waiter",
         "has_bytes",
         "has_head",
+        "headers",
         "status",
     )
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
+        self.headers: dict[bytes, bytes] = {}  # by their names in lower case
         self.has_head = False
         self.has_bytes = False  # anything at all has come
         self._connection = connection
@@ -240,9 +243,12 @@ class Connection(asyncio.Protocol):
 
     # Of the parser
 
-    def on_header(self, name: bytes, _value: bytes) -> None:
-        if name.lower() in (b"content-length", b"transfer-encoding"):
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in _LENGTHS:
             self._until_closed = False
+        if self._incoming:
+            self._incoming.headers[name] = value
 
     def on_headers_complete(self) -> None:
         incoming, parser = self._incoming, self._parser
