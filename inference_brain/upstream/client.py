@@ -12,8 +12,6 @@ written here: it costs a quarter of what ready-made clients do (docs/adr/0087-br
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import ssl
 import time
 from collections import deque
@@ -53,8 +51,8 @@ class Answer:
         self._timeouts = timeouts
 
     def header(self, name: str) -> str:
-        """The last of this name, in lower case; empty if there is none."""
-        return self._incoming.headers.get(name.encode(), b"").decode("latin-1")
+        """Empty if there is none."""
+        return self._incoming.headers.get(name.lower().encode(), b"").decode("latin-1")
 
     async def piece(self, *, is_first: bool = False) -> bytes | None:
         """What has come since the last piece, or the next that comes; None at the end. Raises
@@ -207,19 +205,13 @@ class _Place:
         except ssl.SSLError as error:
             raise Unreachable(f"The replica's certificate was refused: {error.reason}.") from None
         except (OSError, UnicodeError) as error:
-            raise Unreachable(f"No connection to the replica: {_why(error)}.") from None
+            why = getattr(error, "strerror", None) or type(error).__name__
+            raise Unreachable(f"No connection to the replica: {why}.") from None
         return connection
 
     def close(self) -> None:
         while self._idle:
             self._idle.pop()[1].abort()
-
-
-def _why(error: Exception) -> str:
-    """In the system's words; those of asyncio have the address in them."""
-    if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
-        return os.strerror(error.errno).lower()
-    return "its name is not known" if isinstance(error, socket.gaierror | UnicodeError) else "refused"
 
 
 def _split(url: str) -> tuple[str, str]:

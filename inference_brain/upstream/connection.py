@@ -11,7 +11,6 @@ from inference_brain.upstream.failures import Late, Lost, UpstreamFailed
 
 HEAD_BYTES_MAX: Final = 64 << 10
 HELD_BYTES_MAX: Final = 256 << 10  # of an answer that nobody has taken yet; then no more is read
-_LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
 _NO_BODY: Final = frozenset({204, 304})
 
 
@@ -36,7 +35,7 @@ class Incoming:
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
-        self.headers: dict[bytes, bytes] = {}  # by their names in lower case
+        self.headers: dict[bytes, bytes] = {}  # by name in lower case; the last of each
         self.has_head = False
         self.has_bytes = False  # anything at all has come
         self._connection = connection
@@ -245,7 +244,7 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        if name in _LENGTHS:
+        if name in (b"content-length", b"transfer-encoding"):
             self._until_closed = False
         if self._incoming:
             self._incoming.headers[name] = value
