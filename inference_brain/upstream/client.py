@@ -12,6 +12,8 @@ written here: it costs a quarter of what ready-made clients do (docs/adr/0087-br
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 import time
 from collections import deque
@@ -205,13 +207,20 @@ class _Place:
         except ssl.SSLError as error:
             raise Unreachable(f"The replica's certificate was refused: {error.reason}.") from None
         except (OSError, UnicodeError) as error:
-            why = getattr(error, "strerror", None) or type(error).__name__
-            raise Unreachable(f"No connection to the replica: {why}.") from None
+            raise Unreachable(f"No connection to the replica: {_why(error)}.") from None
         return connection
 
     def close(self) -> None:
         while self._idle:
             self._idle.pop()[1].abort()
+
+
+def _why(error: Exception) -> str:
+    """In the system's words; those of asyncio have the address in them."""
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return "its name is not known"
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number).lower() if number else "refused"
 
 
 def _split(url: str) -> tuple[str, str]:

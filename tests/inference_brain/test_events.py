@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -30,7 +31,7 @@ LAST = event({"model": "m", "choices": [], "usage": USAGE})
 
 def pieces_of(raw: bytes, cuts: list[int]) -> list[bytes]:
     places = sorted({0, len(raw), *(one % (len(raw) + 1) for one in cuts)})
-    return [raw[start:end] for start, end in zip(places, places[1:], strict=False)]
+    return [raw[start:end] for start, end in pairwise(places)]
 
 
 @given(
@@ -42,7 +43,7 @@ def pieces_of(raw: bytes, cuts: list[int]) -> list[bytes]:
 def test_the_client_gets_the_same_events_however_they_come(
     texts: list[str],
     cuts: list[int],
-    wants_usage: bool,
+    wants_usage: bool,  # noqa: FBT001
     renames: bool,  # noqa: FBT001
 ) -> None:
     tokens = [token(text) for text in texts]
