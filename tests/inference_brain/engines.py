@@ -163,7 +163,7 @@ class FakeEngine:
         common = {"id": f"cmpl-{name}", "created": int(time.time()), "model": self.served_as}
         if how.first_seconds:
             await asyncio.sleep(how.first_seconds)
-        while self.most_running < how.first_with:
+        while self.most_running < how.first_with:  # noqa: ASYNC110 - the others come at any time
             await asyncio.sleep(0.1)
         if not asked.body.get("stream"):
             for count in range(how.tokens):
