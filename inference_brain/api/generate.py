@@ -20,6 +20,7 @@ from inference_brain.upstream.failures import Late, Lost, UpstreamFailed
 from inference_brain.upstream.fleet import Replica
 
 ERROR_BYTES_MAX: Final = 1 << 20  # of an engine's error
+REPLICA: Final = b"x-tidegate-replica"  # which one has answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Generator:
         seconds = None if request.is_stream else self._patience.whole
         url, body = replica.url(path_of(request)), journey.body(replica)
         sent = self._client.open("POST", url, journey.headers(replica), body, seconds)
+        headers = [*headers, (REPLICA, replica.name.encode())]
         async with sent as answer:
             if answer.status != HTTPStatus.OK:
                 error = errors.of_replica(answer.status, await answer.whole(ERROR_BYTES_MAX))
