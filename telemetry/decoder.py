@@ -143,18 +143,34 @@ def _check(text: bytes, limits: Limits) -> None:
     """Raises Malformed for what is too long, too much, too deep or too large a number."""
     if len(text) > limits.bytes_max:
         raise _too_long(limits)
-    containers = text.count(b"[") + text.count(b"{")
     # Each item takes a byte at least, so short texts need no count of them.
-    if len(text) > limits.items_max and containers + text.count(b",") > limits.items_max:
+    if len(text) > limits.items_max and _items(text) > limits.items_max:
         bare = b" ".join(_unescaped(text).split(b'"')[::2])
-        if bare.count(b"[") + bare.count(b"{") + bare.count(b",") > limits.items_max:
+        if _items(bare) > limits.items_max:
             raise Malformed(f"It has more than {limits.items_max} items")
-    if containers > limits.depth_max and _is_too_deep(_brackets(text), limits.depth_max):
+    if _has_containers(text, limits.depth_max) and _is_too_deep(_brackets(text), limits.depth_max):
         raise _too_deep(limits)
     if _may_have_long_integer(text):
         bare = b" ".join(_unescaped(text).split(b'"')[::2])
         if not all(map(_fits, _LONG_INTEGER.findall(bare))):
             raise Malformed("It has an integer of more than 64 bits")
+
+
+def _items(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{") + text.count(b",")
+
+
+def _has_containers(text: bytes, many: int) -> bool:
+    """Whether it has more than so many. To find is faster than to count, and mostly ends early."""
+    found = 0
+    for bracket in (b"[", b"{"):
+        at = text.find(bracket)
+        while at >= 0:
+            found += 1
+            if found > many:
+                return True
+            at = text.find(bracket, at + 1)
+    return False
 
 
 def _may_have_long_integer(text: bytes) -> bool:
