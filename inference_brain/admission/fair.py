@@ -42,11 +42,12 @@ I = TypeVar("I", bound=Item)  # noqa: E741 - the type of items
 
 class Counters:
     """What each org has been served of one model, divided by its weight. Several brains share them:
-    `unsent` is what the others have not been told."""
+    each tells the others what it
+    has added."""
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
-        self.unsent: dict[str, float] = {}
+        self._unsent: dict[str, float] = {}
         self.elsewhere: float | None = None  # the lowest of orgs that wait in other brains
         self._last = 0.0  # of the org that waited last
 
@@ -60,7 +61,7 @@ class Counters:
         """Add service; a negative amount takes back what was charged too much."""
         made = amount * WEIGHT_ONE / weight
         self._values[org] = self[org] + made
-        self.unsent[org] = self.unsent.get(org, 0.0) + made
+        self._unsent[org] = self._unsent.get(org, 0.0) + made
 
     def start(self, weight: int, lowest: float | None) -> float:
         """The least that an org begins with which did not wait: a little below the lowest of those that
@@ -72,7 +73,7 @@ class Counters:
         """Let an org that returns begin near the others."""
         least = self.start(weight, lowest)
         if least > self[org]:
-            self.unsent[org] = self.unsent.get(org, 0.0) + least - self[org]
+            self._unsent[org] = self._unsent.get(org, 0.0) + least - self[org]
             self._values[org] = least
 
     def left(self, org: str) -> None:
@@ -82,12 +83,17 @@ class Counters:
     def merge(self, shared: Mapping[str, float]) -> None:
         """Take over counters that include what all brains have sent."""
         for org, value in shared.items():
-            self._values[org] = value + self.unsent.get(org, 0.0)
+            self._values[org] = value + self._unsent.get(org, 0.0)
+
+    def take_unsent(self) -> dict[str, float]:
+        """What the others have not been told. It is now the caller's to tell."""
+        unsent, self._unsent = self._unsent, {}
+        return unsent
 
     def forget(self, active: Iterable[str]) -> None:
         """Drop what is known of others, if there are too many."""
         if len(self._values) > ORGS_KEPT:
-            kept = set(active) | set(self.unsent)
+            kept = set(active) | set(self._unsent)
             self._values = {org: self._values[org] for org in kept if org in self._values}
 
 
