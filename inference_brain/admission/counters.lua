@@ -1,10 +1,11 @@
 -- What brains share, in one round trip. All times are those of this server, so that no brain's clock matters.
 --
 -- ARGV[1]: prefix of all keys. ARGV[2]: MessagePack:
---   {now (0: this server's), brain, sequence, report, orgs, served}
+--   {now (0: this server's), brain, sequence, orgs, served}
 --   orgs:   {org: {limits: {r, t, c}, uses: {age, r, t, age, r, t, …}, running, needs: {r, t, c}, wants: {r, t, c}}}
 --           r: requests in a minute, t: tokens in a minute, c: requests at once; a limit of -1 is none
 --   served: {model: {org: {more, least}}}
+-- ARGV[3]: a report for the other brains.
 -- Uses and `more` are added once for each sequence, however often it is sent.
 --
 -- Returns {brains, orgs, served, report, …}, in MessagePack:
@@ -17,7 +18,7 @@ local ALIVE = 3         -- seconds after which a silent brain's grants and repor
 local KEPT = 600        -- seconds that counters of tokens served are kept without requests
 
 local prefix = ARGV[1]
-local now, brain, sequence, report, orgs, served = unpack(cmsgpack.unpack(ARGV[2]))
+local now, brain, sequence, orgs, served = unpack(cmsgpack.unpack(ARGV[2]))
 if now == 0 then
   local time = redis.call('TIME')
   now = tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -26,7 +27,7 @@ end
 local sequence_key = prefix .. 'sequence:' .. brain
 local is_new = tonumber(redis.call('GET', sequence_key) or '0') < sequence
 redis.call('SET', sequence_key, sequence, 'EX', 2 * WINDOW)
-redis.call('SET', prefix .. 'brain:' .. brain, report, 'EX', ALIVE)
+redis.call('SET', prefix .. 'brain:' .. brain, ARGV[3], 'EX', ALIVE)
 redis.call('ZADD', prefix .. 'brains', now + ALIVE, brain)
 redis.call('ZREMRANGEBYSCORE', prefix .. 'brains', '-inf', '(' .. now)
 

@@ -7,24 +7,25 @@ acknowledged is sent again with the same number, which the server counts once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import astuple
 
 from inference_brain.admission.limits import Amounts, Grant, LimitTable
 from inference_brain.admission.pool import Pool, Report
 from inference_brain.admission.share import Asking
 from inference_brain.admission.window import Window
+from inference_brain.choice.candidates import IDLE, Load
 from telemetry.decoder import Count, Limits, Malformed, unpack
 
 ORGS_MAX: Final = 256  # in one question; the others are in the next
 BYTES_MAX: Final = 4 << 20
-SERVED_MAX: Final = 1e15
 
 Number = Annotated[float, Meta(ge=-(1 << 53), le=1 << 53)]
-Leases = dict[str, dict[str, tuple[Count, Count]]]  # by model and replica: requests, tokens of prompts
+Loads = Mapping[str, Mapping[str, Load]]  # by model and replica
 
 
 class _Granted(Struct, array_like=True, frozen=True):
@@ -40,10 +41,18 @@ class _Model(Struct, array_like=True, frozen=True):
     lowest: Number | None
 
 
+class _Load(Struct, array_like=True, frozen=True):
+    waiting_tokens: Number
+    running: Count
+    waiting: Count
+    waiting_pairs: Number
+    overdue_seconds: Number
+
+
 class _Report(Struct, array_like=True, frozen=True):
     name: str
     models: dict[str, _Model]
-    leases: Leases
+    loads: dict[str, dict[str, _Load]]
 
 
 _GRANTS: Final = msgspec.msgpack.Decoder(dict[str, _Granted])
@@ -55,19 +64,25 @@ _LIMITS: Final = Limits(BYTES_MAX)
 class Exchange:
     """Of one brain. `name`: of this process alone, another one after each start."""
 
-    def __init__(self, name: str, limits: LimitTable, pools: Mapping[str, Pool]) -> None:
+    def __init__(
+        self,
+        name: str,
+        limits: LimitTable,
+        pools: Mapping[str, Pool],
+        loads: Callable[[], Loads] = dict,
+    ) -> None:
         self.name = name
         self.limits = limits
         self._pools = pools
-        self.leases: Leases = {}  # of this brain, as it keeps them
-        self.elsewhere: Leases = {}  # of all others
+        self._loads = loads
+        self.elsewhere: dict[tuple[str, str], Load] = {}  # of all others, by model and replica
         self._sequence = 0
         self._was_away = False
         self._uses: dict[str, Window] | None = None  # on their way
         self._served: dict[str, dict[str, float]] = {}
 
-    def question(self, now: float, server_time: float = 0) -> bytes:
-        """`server_time`: what the server is to take for the time, in simulations."""
+    def question(self, now: float, server_time: float = 0) -> tuple[bytes, bytes]:
+        """What the script is given. `server_time`: what it is to take for the time, in simulations."""
         asked = self.limits.to_ask(now, ORGS_MAX)
         if self._uses is None:
             self._sequence += 1
@@ -92,8 +107,8 @@ class Exchange:
                     org: (more.get(org, 0), counters[org] if self._was_away else 0)
                     for org in orgs_of_model
                 }
-        message = (server_time, self.name, self._sequence, self._report(), orgs, served)
-        return msgspec.msgpack.encode(message)
+        message = (server_time, self.name, self._sequence, orgs, served)
+        return msgspec.msgpack.encode(message), self._report()
 
     def answered(self, answer: Sequence[int | bytes], now: float) -> None:
         """Take over what the server says. Raises Malformed, and then nothing was taken over."""
@@ -129,11 +144,10 @@ class Exchange:
     def _take_reports(self, reports: Sequence[_Report], now: float) -> None:
         self.elsewhere = {}
         for report in reports:
-            for model, replicas in report.leases.items():
-                of_model = self.elsewhere.setdefault(model, {})
-                for replica, (requests, tokens) in replicas.items():
-                    before = of_model.get(replica, (0, 0))
-                    of_model[replica] = (before[0] + requests, before[1] + tokens)
+            for model, replicas in report.loads.items():
+                for replica, load in replicas.items():
+                    before = self.elsewhere.get((model, replica), IDLE)
+                    self.elsewhere[model, replica] = before.plus(Load(*astuple(load)))
         for model, pool in self._pools.items():
             others = {
                 report.name: Report(
@@ -151,7 +165,11 @@ class Exchange:
         for model, pool in self._pools.items():
             if (one := pool.report()).demand:
                 models[model] = one
-        return msgspec.msgpack.encode((self.name, models, self.leases))
+        loads = {
+            model: {name: load for name, load in replicas.items() if load != IDLE}
+            for model, replicas in self._loads().items()
+        }
+        return msgspec.msgpack.encode((self.name, models, loads))
 
 
 def _ages(window: Window, now: float) -> list[float]:

@@ -5,9 +5,9 @@ have used in a server of theirs (`exchange.py`). It grants each brain some of wh
 as used until it is returned, so that brains together never exceed a limit while the server answers. Near
 a limit grants are for single requests.
 
-While the server does not answer, a brain goes on with what it knows: an org may have what the others had
-not used at last, and at least an equal part of its limit. So all brains together may then admit up to
-twice the limit.
+While the server does not answer, a brain goes on with what it knows: an org has an equal part of its
+limit at each brain, or as large a part as that brain had of its requests. So all brains together may
+then admit up to twice the limit.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class _Org:
     used_since: Amounts = NOTHING  # since it was asked
     is_near: bool = False  # a limit: the server has not granted what was wanted
     # Of what the server said
-    own_then: tuple[float, float] = (0, 0)  # used in this brain
+    is_known: bool = False  # it has said something
+    own_then: Amounts = NOTHING  # used and running in this brain
     elsewhere: Amounts = NOTHING  # used and running in other brains
     refused_until: Amounts = NOTHING
     waits: tuple[float, float] = (0, 0)
@@ -208,7 +209,7 @@ class LimitTable:
         one.asked = Question(limits, one.running, _sum(one.need, kept), _less(wanted, kept))
         one.asked_at = now
         one.need = one.used_since = NOTHING
-        one.own_then = one.own.sums(now)
+        one.own_then = Amounts(*one.own.sums(now), one.running)
         one.has_changed = False
         return one.asked
 
@@ -229,6 +230,7 @@ class LimitTable:
             if (one := self._orgs.get(org)) is None:
                 continue
             asked = one.asked
+            one.is_known = True
             one.left = _less(grant.may, one.used_since)
             one.elsewhere = Amounts(
                 max(0, grant.used[0] - one.own_then[0]),
@@ -252,12 +254,16 @@ class LimitTable:
         return one.most[kind] is not None and may[kind] < amount
 
     def _part(self, one: _Org, now: float) -> Amounts:
-        """Of the limits, what is left for this brain as long as nobody can be asked."""
+        """Of the limits, what is left for this brain as long as nobody can be asked. If what others have
+        used is known, it is the rest. Else it is an equal part, or as large a part as it had of the
+        org's requests: over all brains these are at most twice the limit."""
+        is_known = one.is_known and self.is_fresh(now)
         used = (*one.own.sums(now), one.running)
         left = []
-        for limit, here, there in zip(one.most, used, one.elsewhere, strict=True):
-            equal = 0 if self.is_fresh(now) else math.ceil((limit or 0) / self.brains)
-            left.append(max(equal, (limit or 0) - there) - here)
+        for kind, here in enumerate(used):
+            limit, there, then = one.most[kind] or 0, one.elsewhere[kind], one.own_then[kind]
+            part = math.ceil(limit * max(1 / self.brains, then / (then + there) if then else 0))
+            left.append((limit - there if is_known else part) - here)
         return Amounts(*left)
 
     def _waits(self, one: _Org, amounts: Amounts, may: Amounts, now: float) -> tuple[float, float]:

@@ -155,6 +155,10 @@ class Pool:
             if answer_tokens:
                 self._answers.learn(waiting.org, answer_tokens)
 
+    def expected_answer(self, ticket: Ticket) -> float:
+        """Tokens that its answers are likely to have."""
+        return self._answers.expected(ticket)
+
     def expected_wait(self, ticket: Ticket, now: float) -> float | None:
         """Seconds that a request would wait if nobody else came; None if it is not known."""
         if not self.queue and self._is_free():

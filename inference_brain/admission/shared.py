@@ -1,4 +1,5 @@
-"""What brains share lies in Redis. Asks it ten times a second, and at once where a request needs to know.
+"""Redis, which has what brains share: it is asked ten times a second, and at once where a request has to
+know.
 
 No request waits for Redis longer than `WAIT_SECONDS`, and none at all while it is late. Without it the
 brain goes on with what it knows.
@@ -11,7 +12,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -34,6 +35,7 @@ SPACING_SECONDS: Final = 0.002  # between two questions, however many requests n
 WAIT_SECONDS: Final = 0.02  # of one request, at most
 ANSWER_SECONDS: Final = 0.25  # after which Redis counts as away
 RETRY_SECONDS: Final = 0.5
+PARTS_MIN: Final = 3
 
 _SCRIPT: Final = Path(__file__).with_name("counters.lua").read_text()
 _DIGEST: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()  # as Redis names it
@@ -52,14 +54,21 @@ class Shared:
             driver_info=None,  # its user may not say what client it is
         )
 
-    async def ask(self, question: bytes) -> Sequence[int | bytes]:
+    async def ask(self, question: tuple[bytes, bytes]) -> Sequence[int | bytes]:
         try:
-            return await self._redis.evalsha(_DIGEST, 0, self._prefix, question)
+            return _parts(await self._redis.evalsha(_DIGEST, 0, self._prefix, *question))
         except NoScriptError:
-            return await self._redis.eval(_SCRIPT, 0, self._prefix, question)
+            return _parts(await self._redis.eval(_SCRIPT, 0, self._prefix, *question))
 
     async def close(self) -> None:
         await self._redis.aclose()
+
+
+def _parts(answer: Any) -> Sequence[int | bytes]:
+    """Raises Malformed."""
+    if not isinstance(answer, list) or len(answer) < PARTS_MIN:
+        raise Malformed("Redis answered something else")
+    return answer
 
 
 class Rounds:
@@ -86,7 +95,7 @@ class Rounds:
         time."""
         if self._is_late:
             return False
-        waiter = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._wanted.set()
         try:

@@ -1,9 +1,9 @@
-"""The first of many requests with the same long uncached prefix goes ahead; the others wait for it. Pure.
+"""The first of many requests with the same long uncached prefix goes ahead; the others wait for it.
 
-Prefixes are compared by keys that include the org, so nobody waits for another org's request or learns of
-it. A follower waits at most as long as it would take to compute what it waits for. It is set free when the
-leader has its first token, and then goes where the leader went; or when the leader ends without one, and
-then the next of them leads.
+Pure. Prefixes are compared by keys that include the org, so nobody waits for another org's request or
+learns of it. A follower waits at most as long as it would take to compute what it waits for. It is set
+free when the leader has its first token, and then knows where that went; or when the leader ends without
+one, and then the next of them leads.
 """
 
 from __future__ import annotations
