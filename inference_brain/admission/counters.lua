@@ -131,8 +131,8 @@ for model, of_orgs in pairs(served) do
   local values = {}
   for org, told in pairs(of_orgs) do
     local value = tonumber(redis.call('HGET', key, org) or '0')
-    if is_new then value = value + told[1] end
     value = math.max(value, told[2])
+    if is_new then value = value + told[1] end
     redis.call('HSET', key, org, string.format('%.17g', value))
     values[org] = value
   end

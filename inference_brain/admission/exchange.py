@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
+from inference_brain.admission.fair import NOTHING, Told
 from inference_brain.admission.limits import Amounts, Grant, LimitTable
 from inference_brain.admission.pool import Pool, Report
 from inference_brain.admission.share import Asking
@@ -79,7 +80,7 @@ class Exchange:
         self._sequence = 0
         self._was_away = False
         self._uses: dict[str, Window] | None = None  # on their way
-        self._served: dict[str, dict[str, float]] = {}
+        self._served: dict[str, dict[str, Told]] = {}
 
     def question(self, now: float, server_time: float = 0) -> tuple[bytes, bytes]:
         """What the script is given. `server_time`: what it is to take for the time, in simulations."""
@@ -104,7 +105,9 @@ class Exchange:
             if orgs_of_model := {*more, *pool.queue.orgs}:
                 # After a pause the server may have lost what it knew.
                 served[model] = {
-                    org: (more.get(org, 0), counters[org] if self._was_away else 0)
+                    org: more.get(org, NOTHING)
+                    if not self._was_away
+                    else Told(more.get(org, NOTHING).more, counters[org] - more.get(org, NOTHING).more)
                     for org in orgs_of_model
                 }
         message = (server_time, self.name, self._sequence, orgs, served)

@@ -13,9 +13,9 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
-CREDIT: Final = 4096.0  # tokens of a prompt, by weight 100, that an org may be behind when it returns
+CREDIT: Final = 16384.0  # tokens of a prompt, by weight 100, that an org may be behind when it returns
 WEIGHT_ONE: Final = 100  # the weight whose counter counts tokens
 ORGS_KEPT: Final = 100_000  # beyond it, counters of orgs without requests are forgotten
 
@@ -40,6 +40,17 @@ class Item:
 I = TypeVar("I", bound=Item)  # noqa: E741 - the type of items
 
 
+class Told(NamedTuple):
+    """What others are told of a counter: what is added to it, once it was raised to the least that it
+    has. Several brains may raise it, and then it is raised once."""
+
+    more: float = 0.0
+    least: float = 0.0
+
+
+NOTHING: Final = Told()
+
+
 class Counters:
     """What each org has been served of one model, divided by its weight. Several brains share them:
     each tells the others what it
@@ -47,7 +58,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
-        self._unsent: dict[str, float] = {}
+        self._unsent: dict[str, Told] = {}
         self.elsewhere: float | None = None  # the lowest of orgs that wait in other brains
         self._last = 0.0  # of the org that waited last
 
@@ -61,7 +72,8 @@ class Counters:
         """Add service; a negative amount takes back what was charged too much."""
         made = amount * WEIGHT_ONE / weight
         self._values[org] = self[org] + made
-        self._unsent[org] = self._unsent.get(org, 0.0) + made
+        more, least = self._unsent.get(org, NOTHING)
+        self._unsent[org] = Told(more + made, least)
 
     def start(self, weight: int, lowest: float | None) -> float:
         """The least that an org begins with which did not wait: a little below the lowest of those that
@@ -73,8 +85,9 @@ class Counters:
         """Let an org that returns begin near the others."""
         least = self.start(weight, lowest)
         if least > self[org]:
-            self._unsent[org] = self._unsent.get(org, 0.0) + least - self[org]
             self._values[org] = least
+            more, _ = self._unsent.get(org, NOTHING)
+            self._unsent[org] = Told(more, least - more)
 
     def left(self, org: str) -> None:
         """Nobody waits any more; this org was the last."""
@@ -83,9 +96,10 @@ class Counters:
     def merge(self, shared: Mapping[str, float]) -> None:
         """Take over counters that include what all brains have sent."""
         for org, value in shared.items():
-            self._values[org] = value + self._unsent.get(org, 0.0)
+            more, least = self._unsent.get(org, NOTHING)
+            self._values[org] = max(value, least) + more
 
-    def take_unsent(self) -> dict[str, float]:
+    def take_unsent(self) -> dict[str, Told]:
         """What the others have not been told. It is now the caller's to tell."""
         unsent, self._unsent = self._unsent, {}
         return unsent
@@ -164,7 +178,7 @@ class FairQueue(Generic[I]):
     def cost_before(self, org: str, weight: int, rank: int) -> float:
         """What is served before an item of this org and rank that comes now, if nobody else comes."""
         own = self._queues.get(org)
-        before = own.cost_from(rank) if own else 0.0
+        before = self.own_cost_before(org, rank)
         counter = self.counters[org]
         if own is None:
             counter = max(counter, self.counters.start(weight, self.lowest))
@@ -173,6 +187,11 @@ class FairQueue(Generic[I]):
             if other != org and (behind := turn - self.counters[other]) > 0:
                 before += min(queue.cost, behind * queue.weight / WEIGHT_ONE)
         return before
+
+    def own_cost_before(self, org: str, rank: int) -> float:
+        """The same, of its own org alone."""
+        own = self._queues.get(org)
+        return own.cost_from(rank) if own else 0.0
 
 
 class _OrgQueue(Generic[I]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple
@@ -25,7 +25,7 @@ LEARNED: Final = 0.05  # of the mean of answers, by each answer
 PACE_SECONDS: Final = 10.0  # over which the pace of a queue is measured
 PACE_SECONDS_MIN: Final = 0.5
 BURST_SHARE: Final = 8  # one of so many places more, for orgs that have less than their share
-DIVIDED_SECONDS: Final = 0.05  # for which it holds who wants which part
+DIVIDED_SECONDS: Final = 0.02  # for which it holds who wants which part
 
 
 class State(Enum):
@@ -80,6 +80,7 @@ class Pool:
         self._parked: dict[Waiting, float] = {}
         self._answers = Answers()
         self._pace = Pace()
+        self._paces: dict[str, Pace] = {}  # of orgs that have waited without a pause
 
     def demand(self) -> dict[str, Asking]:
         """What each org asks for here."""
@@ -123,7 +124,7 @@ class Pool:
             elif not self._park(head, now):
                 self._place(head, now)
                 given.append(head)
-        self._pace.note(now, sum(one.cost for one in given), is_backlogged=bool(self.queue))
+        self._note_pace(given, now)
         return given
 
     def next_pump(self) -> float | None:
@@ -166,7 +167,11 @@ class Pool:
         rate = self._pace.rate(now)
         if rate is None:
             return None
-        return self.queue.cost_before(ticket.org, ticket.limits.weight, ticket.rank) / rate
+        seconds = self.queue.cost_before(ticket.org, ticket.limits.weight, ticket.rank) / rate
+        own = self._paces.get(ticket.org)
+        if own and (own_rate := own.rate(now)):  # which tells what others will take that come later
+            seconds = max(seconds, self.queue.own_cost_before(ticket.org, ticket.rank) / own_rate)
+        return seconds
 
     def _refuse_if_hopeless(self, ticket: Ticket, now: float) -> None:
         if self.queue.count_of(ticket.org) >= max(1, ticket.limits.queued) or (
@@ -206,21 +211,22 @@ class Pool:
     def _may_prefill(self, tokens: float) -> bool:
         """Whether one more prompt may be begun, if all brains may have so many tokens of prompts."""
         division = self._division
-        return (
-            self.prefilling + division.prefilling_elsewhere < tokens
-            or self.prefilling < tokens * division.part
-        )
+        if self.prefilling < tokens * division.part:
+            return True
+        return not division.queued_elsewhere and self.prefilling + division.prefilling_elsewhere < tokens
 
     def _has_room(self, head: Waiting, now: float) -> bool:
         if self._is_free():
             return True
+        if now - self._is_divided_at > DIVIDED_SECONDS:
+            self._divide(now)
+            if self._is_free():
+                return True
         # An org with less than its share goes ahead, on some places more than there are. Others get
         # the next ones later for that.
         more = 1 + 1 / BURST_SHARE
         if self.placed >= self._places * more or not self._may_prefill(self.room.prefill_tokens * more):
             return False
-        if now - self._is_divided_at > DIVIDED_SECONDS:
-            self._divide(now)
         division = self._division
         placed = self.placed_of[head.org] + division.placed_elsewhere.get(head.org, 0)
         return placed + 1 <= self.room.requests * head.weight / max(division.weights, head.weight)
@@ -265,12 +271,23 @@ class Pool:
         self.flights.lead(waiting, waiting.ticket)
         waiting.state = State.PLACED
         waiting.placed_at = now
-        waiting.prefilling = waiting.ticket.computed_tokens
+        waiting.prefilling = self.room.counted(waiting.ticket.computed_tokens)
         self.placed += 1
         self.placed_of[waiting.org] += 1
         self.prefilling += waiting.prefilling
         waiting.charged = waiting.cost
         self.counters.charge(waiting.org, waiting.weight, waiting.cost)
+
+    def _note_pace(self, given: Sequence[Waiting], now: float) -> None:
+        self._pace.note(now, sum(one.cost for one in given), is_backlogged=bool(self.queue))
+        amounts: dict[str, float] = {}
+        for one in given:
+            amounts[one.org] = amounts.get(one.org, 0.0) + one.cost
+        for org, amount in amounts.items():
+            if self.queue.count_of(org):
+                self._paces.setdefault(org, Pace()).note(now, amount, is_backlogged=True)
+            else:
+                self._paces.pop(org, None)
 
     def _count_out(self, org: str) -> None:
         self.placed_of[org] -= 1

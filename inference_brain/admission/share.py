@@ -67,11 +67,12 @@ def quotas(places: int, demands: Sequence[Demand]) -> list[int]:
 
 @dataclass(slots=True)
 class Division:
-    """What one brain makes of it. `part`: of all that is wanted, what it is due."""
+    """What one brain makes of it. `part`: of all there is, what its orgs are due, wanted or not."""
 
     places: int
     part: float = 1.0
     wanted_elsewhere: int = 0
+    queued_elsewhere: int = 0
     placed_elsewhere: dict[str, int] = field(default_factory=dict)
     prefilling_elsewhere: int = 0
     weights: int = 0  # of all orgs that want something
@@ -82,14 +83,23 @@ def divide(places: int, demands: Mapping[str, Demand], mine: str) -> Division:
     names = sorted(demands)
     each = quotas(places, [demands[name] for name in names])
     own = each[names.index(mine)]
-    division = Division(own, own / sum(each) if any(each) else 1 / len(names))
+    division = Division(own)
     weights: dict[str, int] = {}
+    wanted: dict[str, int] = {}
     for name, demand in demands.items():
         for org, asking in demand.items():
             weights[org] = max(asking.weight, weights.get(org, 0))
+            wanted[org] = wanted.get(org, 0) + asking.wanted
             if name != mine:
                 division.wanted_elsewhere += asking.wanted
+                division.queued_elsewhere += asking.queued
                 before = division.placed_elsewhere.get(org, 0)
                 division.placed_elsewhere[org] = before + asking.placed
     division.weights = sum(weights.values())
+    due = sum(
+        weights[org] * asking.wanted / wanted[org]
+        for org, asking in demands[mine].items()
+        if wanted[org]
+    )
+    division.part = due / division.weights if division.weights else 1 / len(names)
     return division
