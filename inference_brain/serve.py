@@ -10,6 +10,7 @@ from typing import Any
 from inference_brain.api.listener import ApiServer
 from inference_brain.brain import Brain
 from inference_brain.control import Control
+from inference_brain.picker.server import picking
 from inference_brain.settings import Settings, parse
 from kvss_agent.process import daemon
 from kvss_agent.process.membership import JoiningProcess, member
@@ -61,6 +62,7 @@ async def _serve(settings: Settings) -> int:
             daemon.http_server(application, control, brain.http, tls),
             member(settings.console, joining, status),
             *(one.running() for one in listeners),
+            *([picking(brain.for_gateways, settings.picker)] if settings.picker else []),
         ):
             await opened.enter_async_context(context)
         log.info("Listening on %s:%s, control on %s:%s", *settings.listen, *settings.control)

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -24,7 +24,6 @@ from inference_brain.api.exchange import (
     Scope,
     Send,
 )
-from inference_brain.api.generate import Generator
 from inference_brain.api.keys import Callers
 from inference_brain.api.requests import Generation
 from inference_brain.api.tracing import client_id, new_id, trace_headers
@@ -67,13 +66,21 @@ class Line:
 Handler = Callable[[Exchange, OrgSpec, Line], Awaitable[None]]
 
 
+class Carrier(Protocol):
+    """Brings requests that have their place to replicas, and answers back."""
+
+    async def serve(self, exchange: Exchange, journey: Journey, headers: Sequence[Header]) -> None:
+        """Raises ApiError if nothing has been answered yet, and ClientLeft. The journey has its end
+        afterwards."""
+
+
 class Api:
     """The application. `callers` is replaced with each desired document."""
 
     def __init__(
         self,
         router: Router,
-        generator: Generator,
+        carrier: Carrier,
         counts: Counts,
         records: Records,
         bounds: Bounds,
@@ -86,7 +93,7 @@ class Api:
         self.callers: Callers | None = None
         self.room = BodyRoom(bounds.bodies_bytes_max)
         self.router = router
-        self._generator = generator
+        self._carrier = carrier
         self._counts = counts
         self._records = records
         self._bounds = bounds
@@ -207,7 +214,7 @@ class Api:
         line.journey = journey
         self._records.begin(journey)
         try:
-            await self._generator.serve(exchange, journey, line.headers)
+            await self._carrier.serve(exchange, journey, line.headers)
         finally:
             self._records.end(journey)
 

@@ -85,7 +85,7 @@ class PromptTokenizer:
 
     def render(self, chat: Chat, tokens_max: int | None = None) -> str:
         """The text of a chat's prompt. `tokens_max`: of the model. Raises TokensError."""
-        chosen = self._template(chat)
+        chosen = self.choose(chat)
         variables = chat.variables()
         messages = prepare(chat.messages, chosen.content_format, has_developer=chosen.has_developer)
         continued = None
@@ -108,7 +108,7 @@ class PromptTokenizer:
         """The tokens of any text, which is tokenized as a whole. Raises TokensError."""
         try:
             return array("I", self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        except UnicodeEncodeError:
+        except (TypeError, UnicodeEncodeError):
             raise BadMessages("The prompt has half a character, which is no text") from None
         except BaseException as error:
             # The library raises Exception itself; what went wrong in Rust comes as a BaseException.
@@ -132,7 +132,7 @@ class PromptTokenizer:
                 f"of {self._longest} characters at most"
             )
 
-    def _template(self, chat: Chat) -> ChatTemplate:
+    def choose(self, chat: Chat) -> ChatTemplate:
         """As transformers chooses it: by its name, or `tool_use` where there are tools."""
         name = chat.template or "default"
         if chat.template is None and chat.tools is not None and "tool_use" in self._templates:
