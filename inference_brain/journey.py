@@ -24,7 +24,7 @@ from inference_brain.choice.explanation import sentence
 from inference_brain.decisions import CANDIDATES_MAX, CandidateEstimate, Outcome, RequestRecord
 from inference_brain.outbound import Claims, body_for, headers_for
 from inference_brain.router import Asking, Routed, Router
-from inference_brain.upstream.client import UpstreamFailed
+from inference_brain.upstream.failures import UpstreamFailed
 from inference_brain.upstream.fleet import Replica
 
 ATTEMPTS_MAX: Final = 3

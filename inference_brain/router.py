@@ -19,7 +19,7 @@ from xxhash import xxh3_128_digest
 
 from inference_brain import metrics
 from inference_brain.admission import Admission, Place, Rejected, Room, Ticket
-from inference_brain.api.errors import RATE_LIMITED, SERVER, ApiError, too_long
+from inference_brain.api.errors import RATE_LIMITED, SERVER, ApiError, too_long, unavailable
 from inference_brain.api.requests import Chat, Completion, Generation
 from inference_brain.choice import Asked, Candidate, Choice, Flights, ModelRates, choose
 from inference_brain.choice.candidates import IDLE, Load
@@ -170,6 +170,8 @@ class Router:
 
     async def enter(self, asking: Asking) -> Place:
         """Wait for a place. Raises ApiError."""
+        if not self.fleet.of(asking.model.name):
+            raise unavailable("The model has no replica.", "no_replica", 30)
         try:
             return await self.admission.enter(self._ticket(asking))
         except Rejected as error:

@@ -18,6 +18,7 @@ from inference_brain.api.errors import ApiError
 from inference_brain.api.exchange import (
     BodyRoom,
     ClientLeft,
+    ClientTooSlow,
     Exchange,
     Header,
     Receive,
@@ -120,8 +121,10 @@ class Api:
             await self._answer(exchange, line)
         except ApiError as error:
             await self._fail(exchange, line, error)
-        except ClientLeft:
+        except ClientLeft as error:
             exchange.status = 499
+            if isinstance(error, ClientTooSlow):
+                await exchange.abort()
         except asyncio.CancelledError:
             exchange.status = 499
             raise
@@ -153,6 +156,7 @@ class Api:
             return
         org = self._org(exchange)
         line.org = org.name
+        await exchange.prove(f"org:{org.name}")
         if handler := self._posts.get(path):
             if exchange.method != "POST":
                 raise errors.wrong_method("POST")
@@ -185,7 +189,7 @@ class Api:
         line.model = found.name
         return found
 
-    async def _body(self, exchange: Exchange, line: Line) -> bytes:
+    async def _body(self, exchange: Exchange, line: Line) -> bytes | memoryview:
         raw = await exchange.body(self._bounds.body_bytes_max, BODY_SECONDS, self.room)
         line.held = len(raw)
         return raw

@@ -21,7 +21,7 @@ from inference_brain.outbound import path_of
 from inference_brain.picker.addresses import Addresses, allows
 from inference_brain.picker.routing import Answer, Asked, Place
 from inference_brain.router import NoReplica, Router
-from inference_brain.upstream.client import Lost, Unreachable
+from inference_brain.upstream.failures import Lost, Unreachable
 from inference_brain.upstream.fleet import Replica
 
 ENDPOINTS_MAX: Final = 3  # the chosen one, and those to try if it cannot be reached

@@ -26,7 +26,8 @@ from typing import Final, NamedTuple
 
 from inference_brain.choice import Load
 from inference_brain.choice.candidates import IDLE
-from inference_brain.upstream.client import Client, UpstreamFailed
+from inference_brain.upstream.client import Client
+from inference_brain.upstream.failures import UpstreamFailed
 from inference_brain.upstream.fleet import Replica
 
 log = logging.getLogger(__name__)
