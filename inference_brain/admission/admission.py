@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -28,21 +29,26 @@ class Admission:
         capacity: Capacity,
         *,
         name: str = "brain",
-        shared: Shared | None = None,
         loads: Callable[[], Loads] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shared`: what brains share; None: there are no others. `loads`: what this brain has sent to
-        each replica, by model, for the others."""
+        """`loads`: what this brain has sent to each replica, by model, for other brains."""
         self._capacity = capacity
         self._clock = clock
         self._futures: dict[Waiting, asyncio.Future[None]] = {}
         self._timers: dict[Pool, asyncio.TimerHandle] = {}
         self.pools: dict[str, Pool] = {}
-        self.limits = LimitTable(is_shared=shared is not None)
+        self.limits = LimitTable()
         process = f"{name}/{secrets.token_hex(4)}"  # which has no grants of an earlier one
         self._exchange = Exchange(process, self.limits, self.pools, loads)
-        self._rounds = Rounds(shared, self._exchange, clock, self.changed) if shared else None
+        self._rounds: Rounds | None = None
+        self._has_rounds = asyncio.Event()
+
+    def share(self, shared: Shared) -> None:
+        """From now on there may be other brains, which use the same Redis. `run` follows them."""
+        self.limits.is_shared = True
+        self._rounds = Rounds(shared, self._exchange, self._clock, self.changed)
+        self._has_rounds.set()
 
     @property
     def elsewhere(self) -> Mapping[tuple[str, str], Load]:
@@ -56,11 +62,12 @@ class Admission:
 
     async def run(self) -> None:
         """Keep in step with replicas and other brains, until it is cancelled."""
-        if self._rounds:
-            await self._rounds.run()
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
+        while self._rounds is None:
             self.changed()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._has_rounds.wait()
+        await self._rounds.run()
 
     async def enter(self, ticket: Ticket) -> Place:
         """Wait until a replica has room for the request. Raises Rejected. Whoever cancels it, or is

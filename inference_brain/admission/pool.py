@@ -228,8 +228,10 @@ class Pool:
         if self.placed >= self._places * more or not self._may_prefill(self.room.prefill_tokens * more):
             return False
         division = self._division
+        if division.weights <= head.weight:  # there is no other org
+            return False
         placed = self.placed_of[head.org] + division.placed_elsewhere.get(head.org, 0)
-        return placed + 1 <= self.room.requests * head.weight / max(division.weights, head.weight)
+        return placed + 1 <= self.room.requests * head.weight / division.weights
 
     def _divide(self, now: float) -> None:
         self._is_divided_at = now

@@ -25,11 +25,6 @@ from telemetry.decoder import Malformed
 log = logging.getLogger(__name__)
 
 PREFIX: Final = "tidegate:routing:"
-# What its Redis user needs, for keys that begin with PREFIX
-COMMANDS: Final = (
-    *("eval", "evalsha", "time", "get", "set", "zadd", "zrange", "zremrangebyscore"),
-    *("hget", "hset", "expire", "ping"),
-)
 PERIOD_SECONDS: Final = 0.1
 SPACING_SECONDS: Final = 0.002  # between two questions, however many requests need an answer
 WAIT_SECONDS: Final = 0.02  # of one request, at most
