@@ -24,7 +24,7 @@ ANSWER_TOKENS: Final = 256.0  # of a model that has not answered yet
 LEARNED: Final = 0.05  # of the mean of answers, by each answer
 PACE_SECONDS: Final = 10.0  # over which the pace of a queue is measured
 PACE_SECONDS_MIN: Final = 0.5
-BURST_SHARE: Final = 8  # one of so many places more, for orgs that have less than their share
+BURST: Final = 1.125  # times the places that there are, for orgs that have less than their share
 DIVIDED_SECONDS: Final = 0.02  # for which it holds who wants which part
 
 
@@ -73,7 +73,7 @@ class Pool:
         self.placed_of: Counter[str] = Counter()
         self._weights: dict[str, int] = {}  # as last asked with
         self._division = Division(room.requests)
-        self._is_divided_at = -math.inf
+        self._divided_at = -math.inf
         self._others: Mapping[str, Report] = {}
         self._name = ""
         self.flights: Flights[Waiting] = Flights()
@@ -117,7 +117,9 @@ class Pool:
         """Give places as long as there is room. Returns those that have one now."""
         self._return([one for one, until in self._parked.items() if until <= now], gave_up=True)
         given: list[Waiting] = []
-        while (head := self.queue.head()) and self._has_room(head, now):
+        while self._may_have_room(now) and (head := self.queue.head()):
+            if not self._has_room(head):
+                break
             self.queue.discard(head)
             if head.expires_at < now:
                 head.state = State.LEFT
@@ -215,18 +217,19 @@ class Pool:
             return True
         return not division.queued_elsewhere and self.prefilling + division.prefilling_elsewhere < tokens
 
-    def _has_room(self, head: Waiting, now: float) -> bool:
+    def _may_have_room(self, now: float) -> bool:
+        """Whether anybody who waits could have a place."""
+        if not self.queue:
+            return False
+        if not self._is_free() and now - self._divided_at > DIVIDED_SECONDS:
+            self._divide(now)
+        return self.placed < self._places * BURST and self._may_prefill(self.room.prefill_tokens * BURST)
+
+    def _has_room(self, head: Waiting) -> bool:
+        """An org with less than its share goes ahead, on some places more than there are. Others get the
+        next ones later for that."""
         if self._is_free():
             return True
-        if now - self._is_divided_at > DIVIDED_SECONDS:
-            self._divide(now)
-            if self._is_free():
-                return True
-        # An org with less than its share goes ahead, on some places more than there are. Others get
-        # the next ones later for that.
-        more = 1 + 1 / BURST_SHARE
-        if self.placed >= self._places * more or not self._may_prefill(self.room.prefill_tokens * more):
-            return False
         division = self._division
         if division.weights <= head.weight:  # there is no other org
             return False
@@ -234,7 +237,7 @@ class Pool:
         return placed + 1 <= self.room.requests * head.weight / division.weights
 
     def _divide(self, now: float) -> None:
-        self._is_divided_at = now
+        self._divided_at = now
         demands: dict[str, Demand] = {name: one.demand for name, one in self._others.items()}
         demands[self._name] = self.demand()
         self._division = divide(self.room.requests, demands, self._name)
