@@ -285,6 +285,7 @@ class Brain:
             "console": self.membership_status.shown(),
             "orgs": len(told.orgs) if told else 0,
             "streams": self.counts.streams,
+            "problems": list(self._problems()),
             "models": [
                 {
                     "name": model.name,
@@ -305,6 +306,12 @@ class Brain:
                 for model in (told.models if told else ())
             ],
         }
+
+    def _problems(self) -> Iterator[str]:
+        """What keeps the brain from doing as its document says, for the console to show."""
+        for model in self.desired.models if self.desired else ():
+            if why := self.prompts.broken.get(model.tokenizer):
+                yield f"Model {model.name}: {why}"
 
     def _tokenizer_state(self, folder: str) -> str:
         return self.prompts.state(folder) if folder else "none"

@@ -72,7 +72,10 @@ async def _serve(settings: Settings) -> int:
         tls = trust.for_control if settings.serves_tls else None
         application = Control(brain, settings.token, identity).application()
         url = settings.control_url or daemon.url_of(control, tls)
-        joining = _joining(settings, identity, trust, {"control_url": url})
+        api_url = daemon.url_of(public)
+        if settings.certificate:
+            api_url = f"https{api_url.removeprefix('http')}"
+        joining = _joining(settings, identity, trust, {"control_url": url, "api_url": api_url})
         status = brain.membership_status
         opened.callback(_following_redis(settings, identity.topic, brain).cancel)
         for context in (
@@ -85,7 +88,8 @@ async def _serve(settings: Settings) -> int:
             *([picking(brain.for_gateways, settings.picker)] if settings.picker else []),
         ):
             await opened.enter_async_context(context)
-        log.info("Listening on %s:%s, control on %s:%s", *settings.listen, *settings.control)
+        places = (*public.getsockname()[:2], *control.getsockname()[:2])
+        log.info("Listening on %s:%s, control API on %s:%s", *places)
         async with daemon.watched():
             await stop.wait()
             notify("STOPPING=1")
