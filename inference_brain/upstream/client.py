@@ -50,6 +50,10 @@ class Answer:
         self._incoming = incoming
         self._timeouts = timeouts
 
+    def header(self, name: str) -> str:
+        """Empty if there is none."""
+        return self._incoming.headers.get(name.lower().encode(), b"").decode("latin-1")
+
     async def piece(self, *, is_first: bool = False) -> bytes | None:
         """What has come since the last piece, or the next that comes; None at the end. Raises
         UpstreamFailed."""

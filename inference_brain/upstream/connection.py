@@ -29,11 +29,13 @@ class Incoming:
         "_waiter",
         "has_bytes",
         "has_head",
+        "headers",
         "status",
     )
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
+        self.headers: dict[bytes, bytes] = {}  # by name in lower case; the last of each
         self.has_head = False
         self.has_bytes = False  # anything at all has come
         self._connection = connection
@@ -240,9 +242,12 @@ class Connection(asyncio.Protocol):
 
     # Of the parser
 
-    def on_header(self, name: bytes, _value: bytes) -> None:
-        if name.lower() in (b"content-length", b"transfer-encoding"):
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in (b"content-length", b"transfer-encoding"):
             self._until_closed = False
+        if self._incoming:
+            self._incoming.headers[name] = value
 
     def on_headers_complete(self) -> None:
         incoming, parser = self._incoming, self._parser
