@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import structs
 
-from kvss_agent.client import Credentials
+from kvss_agent.client import Address, Credentials
 from kvss_agent.http.api import CONTROLLER, Conflict
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.limits.shares import FairShare, Shares
@@ -547,6 +547,16 @@ class Shim:
             for each in kept.values()
             for one in sorted(each, key=lambda transfer: transfer.seconds)[-KEPT_PER_ORG:]
         ]
+
+    @property
+    def is_far(self) -> bool:
+        """Whether bytes of some shard come over a network: from where it is, or is about to be."""
+        homes = [*self._homes.values(), *self._current.values()]
+        return any(not Address.parse(home.address).path for home in homes)
+
+    def lost_shards(self) -> dict[str, str]:
+        """Shards that are not open, and why. Asks no worker."""
+        return {shard.name: shard.lost_because for shard in self._shards.values() if shard.slots is None}
 
     def _state(self, at: tuple[str, int]) -> str:
         """Of a shard: "here", "moving" or "lost"."""

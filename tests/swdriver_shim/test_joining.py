@@ -17,7 +17,13 @@ from kvss_agent.http.api import Invalid
 from swdriver_shim.adapters.claims import mint
 from swdriver_shim.adapters.joining import JoinConfig, JoinedDriver, NameSpec, own_address
 from swdriver_shim.adapters.vllm.config import GovernedConfig, config_of
-from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts, weights_of
+from swdriver_shim.adapters.vllm.engine_driver import (
+    EngineDriver,
+    GroupFacts,
+    WorkerFacts,
+    media_of,
+    weights_of,
+)
 from swdriver_shim.daemon import host
 from swdriver_shim.data_plane.worker.protocol import WorkerAddress
 from swdriver_shim.data_plane.worker.server import WorkerServer
@@ -217,6 +223,36 @@ def test_claims_are_signed_with_the_key_of_the_document(tmp_path: Path) -> None:
     finally:
         engine.close()
         half.close()
+
+
+def test_an_engine_notices_that_its_agents_are_over_a_network_from_now_on(tmp_path: Path) -> None:
+    half = WorkerServer()
+    facts = WorkerFacts(half.address, [GroupFacts("full", 32, None, EACH, C)], "vllm.1:x", "float32")
+    governed = GovernedConfig(
+        console=NOBODY, name="job7", model=NameSpec(name="tiny"), state_dir=str(tmp_path / "state")
+    )
+    engine = EngineDriver(governed, [facts])
+    try:
+        nobody: Any = FakeAgent(tmp_path)
+        document = told([nobody], model=msgspec.to_builtins(engine.shim._model), driver="job7")
+        document["claims_key"] = "a2tra2tra2tra2tra2tra2tra2tra2tra2tra2tra2s="
+        [home] = document["homes"]
+        for generation, address in enumerate((home["address"], "tcp:127.0.0.1:9"), 1):
+            document |= {"generation": generation, "homes": [{**home, "address": address}]}
+            engine.shim.set_desired(json.dumps(document).encode())
+            assert engine.who(request(mint(b"kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk", "job7", "acme")))
+            assert engine.scheduling.loads_ahead == (generation == 2)
+    finally:
+        engine.close()
+        half.close()
+
+
+def test_a_name_of_an_image_that_is_no_text_ends_no_engine() -> None:
+    """A client may choose it, if no gateway removes it; JSON can say half of a character."""
+    at = SimpleNamespace(offset=3, length=2)
+    asked = SimpleNamespace(mm_features=[SimpleNamespace(mm_position=at, identifier="\ud800")])
+    [media] = media_of(asked)
+    assert (media.start, media.end) == (3, 5)
 
 
 class FakeAgent:

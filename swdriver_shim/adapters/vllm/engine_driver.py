@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import msgspec
 
-from kvss_agent.client import Address
 from kvss_agent.http.api import Invalid
 from kvss_agent.process import daemon
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
@@ -128,7 +127,7 @@ def media_of(request: Any) -> list[Media]:
         Media(
             one.mm_position.offset,
             one.mm_position.offset + one.mm_position.length,
-            one.identifier.encode(),
+            one.identifier.encode(errors="surrogatepass"),  # a client may have chosen it
         )
         for one in request.mm_features
     ]
@@ -213,22 +212,20 @@ class EngineDriver:
         self._opened.close()
 
     def _use(self) -> bool:
-        """Begin to cache as soon as there is a document. Returns whether there is one."""
-        if self._is_used:
-            return True
+        """Begin to cache as soon as there is a document, and follow its homes. Returns whether there is
+        one. Called for each request, in vLLM's scheduler: it waits for nobody."""
         told = self.shim.desired
         if told is None or not self.shim.has_driver:
             return False
-        self._is_used = True
         driver = self.shim.driver
+        self.scheduling.use(driver, is_far=self.shim.is_far)
+        if self._is_used:
+            return True
+        self._is_used = True
         if self.events:
             driver.ledger.set_listener(self.events)
-        self.scheduling.use(
-            driver, is_far=any(not Address.parse(home.address).path for home in told.homes)
-        )
-        for shard in self.shim.observed()["shards"]:
-            if shard["state"] != "here":
-                log.warning("Shard %s is not open: %s", shard["shard"], shard["reason"])
+        for name, why in self.shim.lost_shards().items():
+            log.warning("Shard %s is not open: %s", name, why)
         log.info("Prefixes are stored for %d orgs", len(told.orgs))
         return True
 
