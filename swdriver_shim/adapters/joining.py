@@ -16,6 +16,7 @@ import re
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Self, TypeAlias
 from urllib.parse import urlsplit
@@ -163,7 +164,7 @@ class JoinedDriver:
             )
             started.callback(self.shim.stop)
             self.shim.start()
-            started.callback(HostThread(host.running(self.shim)).close)
+            started.callback(HostThread(partial(host.running, self.shim)).close)
             self._started = started.pop_all()
 
     def prefixes(self, org: str, adapter: str = "") -> LocalPrefixes:

@@ -142,6 +142,8 @@ class Shim:
             self.document_at = stored.at
 
     def stop(self) -> None:
+        """Stop for good: a document that comes later is refused. It would open shards that the next
+        process has by then."""
         self._stopped.set()
         with self._lock:
             driver, self._driver = self._driver, None
@@ -153,13 +155,14 @@ class Shim:
     def set_desired(self, raw: bytes) -> Desired:
         """Store a document and follow it. Setting an equal document again changes nothing.
 
-        Raises Invalid; Conflict for an older generation, for the current one with other contents, and
-        for another model or driver; OSError if it can't be stored.
+        Raises Invalid; Conflict for an older generation, for the current one with other contents, for
+        another model or driver, and after `stop`; OSError if it can't be stored.
         """
         parsed = documents.parse(raw)
         if why := self._misfit(parsed):
             raise Conflict(why)
         with self._lock:
+            self._check_runs()
             told = self._purged_tags.without_purged(parsed)
             if self.desired:
                 if told.repeats(self.desired):
@@ -172,6 +175,10 @@ class Shim:
             self._follow(told)
             self.document_at = time.time()
         return told
+
+    def _check_runs(self) -> None:
+        if self._stopped.is_set():
+            raise Conflict("This driver is stopping.")
 
     def _misfit(self, told: Desired) -> str:
         """Why an engine can't follow this document; empty if it can."""
@@ -186,6 +193,7 @@ class Shim:
         and callers, until a document gives it another secret: an older document can't restore what was
         purged. Raises OSError."""
         with self._lock:
+            self._check_runs()
             self._purged_tags.add(tags)
             if self.desired and (told := self._purged_tags.without_purged(self.desired)) != self.desired:
                 if self._document:
@@ -204,6 +212,7 @@ class Shim:
         else:
             self.ban_tags(tags)
         with self._lock:
+            self._check_runs()
             driver = self._driver
         until = time.monotonic() + question.seconds
         receipts = [

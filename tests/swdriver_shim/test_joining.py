@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import json
 import os
 import socket
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +29,7 @@ from swdriver_shim.adapters.vllm.engine_driver import (
     weights_of,
 )
 from swdriver_shim.daemon import host
+from swdriver_shim.daemon.host import HostThread
 from swdriver_shim.data_plane.worker.protocol import WorkerAddress
 from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.desired import GroupSpec, ModelSpec
@@ -68,6 +73,9 @@ def test_three_lines_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ({"control": "nowhere"}, "`control` is 'nowhere'"),
         ({"ca": "/nowhere"}, "`ca` is '/nowhere'"),
         ({"telemetry": "nowhere"}, "`telemetry`"),
+        ({"telemetry": "redis://127.0.0.1:9?socket_timeout=soon"}, "`telemetry`"),
+        ({"telemetry": "redis://127.0.0.1:9?no_such_option=1"}, "`telemetry`"),
+        ({"telemetry": "rediss://127.0.0.1:9?ssl_cert_reqs=maybe"}, "`telemetry`"),
     ],
 )
 def test_what_is_wrong_is_said_in_the_words_of_the_configuration(
@@ -90,6 +98,11 @@ def test_a_first_start_without_a_join_token_says_where_one_is_missing(
     caplog.clear()
     config(tmp_path, join=join).settings(MODEL, "vllm")
     assert caplog.messages == [], "it has an identity, with which it may have joined"
+
+
+def test_options_of_redis_are_taken(tmp_path: Path) -> None:
+    url = "rediss://own@127.0.0.1:9/0?ssl_ca_certs=/etc/redis/ca.pem&socket_timeout=2"
+    assert config(tmp_path, telemetry=url).settings(MODEL, "vllm").telemetry == url
 
 
 def test_a_join_token_that_cannot_be_read_is_said(tmp_path: Path) -> None:
@@ -187,6 +200,36 @@ def test_a_start_that_fails_leaves_the_state_directory_to_the_next(
         JoinedDriver(config(tmp_path), MODEL, "transformers")
     (tmp_path / "desired.json").rmdir()
     JoinedDriver(config(tmp_path), MODEL, "transformers").close()
+
+
+def test_what_is_beside_a_driver_is_there_when_it_starts_or_the_start_fails() -> None:
+    @contextlib.asynccontextmanager
+    async def fails() -> AsyncIterator[None]:
+        socket.inet_aton("nowhere")
+        yield
+
+    with pytest.raises(OSError, match="illegal IP address"):
+        HostThread(fails)
+
+
+def test_what_is_beside_a_driver_is_started_again_when_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it nobody could change what the engine caches, or purge it."""
+    monkeypatch.setattr(host, "RESTART_SECONDS", 0.01)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    @contextlib.asynccontextmanager
+    async def service() -> AsyncIterator[None]:
+        loops.append(asyncio.get_running_loop())
+        yield
+
+    thread = HostThread(service)
+    loops[0].call_soon_threadsafe(sys.exit, 3)
+    wait_until("it is there again", lambda: len(loops) == 2)
+    thread.close()
+    assert "the engine goes on as it was told last" in caplog.text
+    assert len(loops) == 2
 
 
 def request(claim: str | None) -> Any:

@@ -321,7 +321,7 @@ class Standalone:
             if config.api:
                 api = Service(self.shim, config.api.token).application()
                 listener = daemon.listen((config.api.host, config.api.port))
-                server = daemon.http_server(api, listener, self.shim.http)
+                server = partial(daemon.http_server, api, listener, self.shim.http)
                 started.callback(HostThread(server).close)
             reporter = Reporter(
                 config.telemetry,
