@@ -123,8 +123,8 @@ class HttpConnection:
         if seconds := self.policy.pace.begins(self.owner, time.monotonic()):
             await asyncio.sleep(seconds)
 
-    async def sent(self, size: int) -> None:
-        """So much of an answer was sent: wait until its owner may have more of it."""
+    async def may_send(self, size: int) -> None:
+        """Wait until its owner may have so much of an answer."""
         await asyncio.sleep(self.policy.pace.moved(self.owner, size, time.monotonic()))
 
     def receive_into(self, scope: Mapping[str, Any], place: memoryview) -> None:
