@@ -69,6 +69,8 @@ def test_three_lines_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("more", "sentence"),
     [
         ({"console": "http://console.example.org"}, "`plain_console` true where"),
+        ({"console": "https://console.example.org:443443"}, "`console` is"),
+        ({"console": "https://[::1"}, "`console` is"),
         ({"name": "no spaces"}, "`name` is 'no spaces'"),
         ({"control": "nowhere"}, "`control` is 'nowhere'"),
         ({"ca": "/nowhere"}, "`ca` is '/nowhere'"),
@@ -145,6 +147,7 @@ def test_the_own_address_is_the_one_that_routes_to_the_console() -> None:
     assert own_address("http://127.0.0.1:9") == "127.0.0.1"
     assert own_address("https://[::1]:9") in ("::1", "127.0.0.1")  # without IPv6
     assert own_address("https://no-such-host.invalid") == "127.0.0.1"
+    assert own_address("https://no..such-host") == "127.0.0.1"
 
 
 def test_before_a_document_nothing_is_cached_and_then_it_is(tmp_path: Path) -> None:
