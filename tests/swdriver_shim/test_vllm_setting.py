@@ -182,6 +182,18 @@ def test_the_log_names_the_model_as_text(tmp_path: Path, caplog: pytest.LogCaptu
         assert 'model: {"name":"tiny"' in caplog.text
 
 
+def test_an_api_that_others_can_reach_is_warned_of_as_that_of_a_daemon(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Documents with the secrets of orgs come over it, and a file of an engine has no certificates."""
+    for host, is_warned in (("127.0.0.1", False), ("0.0.0.0", True)):  # noqa: S104
+        with socket.create_server((host, 0)) as free:
+            api = ApiSpec(host=host, port=free.getsockname()[1], token="t" * 20)
+        (tmp_path / host).mkdir()
+        with deciding_at(tmp_path / host, api=api):
+            assert ("control API is plain HTTP on 0.0.0.0" in caplog.text) == is_warned
+
+
 def asking(token: object = None, **more: Any) -> Any:
     plain: dict[str, Any] = {
         "mm_features": [],

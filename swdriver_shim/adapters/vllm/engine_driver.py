@@ -17,6 +17,7 @@ import msgspec
 
 from kvss_agent.http.api import Invalid
 from kvss_agent.process import daemon
+from kvss_agent.process.settings import warn_of_plain
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
 from swdriver_shim.adapters.joining import JoinedDriver, NameSpec, RemoteShards
 from swdriver_shim.adapters.vllm.blocks import Unsupported
@@ -320,7 +321,9 @@ class Standalone:
             self.shim.set_desired(msgspec.json.encode(config.desired(model, homes)))
             if config.api:
                 api = Service(self.shim, config.api.token).application()
-                listener = daemon.listen((config.api.host, config.api.port))
+                place = config.api.host, config.api.port
+                warn_of_plain(place)
+                listener = daemon.listen(place)
                 server = partial(daemon.http_server, api, listener, self.shim.http)
                 started.callback(HostThread(server).close)
             reporter = Reporter(
