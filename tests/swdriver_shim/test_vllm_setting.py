@@ -55,9 +55,11 @@ def written(directory: Path, raw: bytes) -> Path:
 def test_a_file_is_made_and_its_claims_are_good(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "token").write_text("the token of the agent\n")
     file = tmp_path / "job7.json"
     made = ["prepare", str(file), "--model", "llama", "--agent", str(tmp_path), "--memory", "2GiB"]
+    assert main(made) == 1
+    assert "start the agent with --state-dir" in capsys.readouterr().err
+    (tmp_path / "token").write_text("the token of the agent\n")
     assert main([*made, "--org", "acme", "--tier2", str(tmp_path / "disk")]) == 0
     assert file.stat().st_mode & 0o077 == 0, "there are secrets in it"
     found = read(file)
