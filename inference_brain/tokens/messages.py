@@ -186,7 +186,10 @@ def _call(call: object) -> dict[str, Any]:
         raise BadMessages("A tool call is an object with a function")
     if call.get("type", "function") != "function":
         raise BadMessages("A tool call of an assistant is of type function")
-    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+    # In vLLM's order: a template may print them as they are.
+    described = {"arguments": _arguments(function.get("arguments")), "name": function.get("name")}
+    ordered = {name: call[name] for name in ("id", "function", "type") if name in call}
+    return {**ordered, **call, "function": {**described, **function, **described}}
 
 
 def _arguments(given: object) -> Mapping[str, Any]:

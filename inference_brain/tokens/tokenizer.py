@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from inference_brain.tokens.messages import Chat, ContentFormat, prepare, prepar
 from inference_brain.tokens.sandbox import Template
 from telemetry.decoder import excerpt
 
+# Each call computes in the thread that it is in, and no pool of the library's has to be woken for it.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _CONTINUED: Final = "CONTINUE_FINAL_MESSAGE_TAG "  # as transformers marks where a message ends
 _numbers: Final = itertools.count()
 _PROBES: Final = ("a", "the cat", "1 2")
@@ -85,7 +88,7 @@ class PromptTokenizer:
 
     def render(self, chat: Chat, tokens_max: int | None = None) -> str:
         """The text of a chat's prompt. `tokens_max`: of the model. Raises TokensError."""
-        chosen = self._template(chat)
+        chosen = self.choose(chat)
         variables = chat.variables()
         messages = prepare(chat.messages, chosen.content_format, has_developer=chosen.has_developer)
         continued = None
@@ -106,9 +109,15 @@ class PromptTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
         """The tokens of any text, which is tokenized as a whole. Raises TokensError."""
+        return self.encode_each([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_each(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[array[int]]:
+        """The tokens of each of these texts, without Python's lock. Raises TokensError."""
+        # The library's `encode` for one text keeps the lock, and nothing else would run meanwhile.
+        encode = self._tokenizer.encode_batch_fast
         try:
-            return array("I", self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        except UnicodeEncodeError:
+            return [array("I", one.ids) for one in encode(texts, add_special_tokens=add_special_tokens)]
+        except (TypeError, UnicodeEncodeError):
             raise BadMessages("The prompt has half a character, which is no text") from None
         except BaseException as error:
             # The library raises Exception itself; what went wrong in Rust comes as a BaseException.
@@ -132,7 +141,7 @@ class PromptTokenizer:
                 f"of {self._longest} characters at most"
             )
 
-    def _template(self, chat: Chat) -> ChatTemplate:
+    def choose(self, chat: Chat) -> ChatTemplate:
         """As transformers chooses it: by its name, or `tool_use` where there are tools."""
         name = chat.template or "default"
         if chat.template is None and chat.tools is not None and "tool_use" in self._templates:
