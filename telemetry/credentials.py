@@ -13,7 +13,7 @@ import hmac
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from telemetry.records import OWN_STREAM
+from telemetry.records import MAP_STREAM, OWN_STREAM, ROUTING
 
 OWN: Final = "own"
 CONSOLE: Final = "console"  # the user that the processes of the console share
@@ -45,17 +45,19 @@ def own_url(url: str, topic: str, token: str) -> str:
 
 def rules(topic: str, token: str) -> list[str]:
     """What its user is and may do, as `ACL SETUSER` wants it. The password itself is not among it."""
+    if kind_of(topic) == DRIVER:
+        return _user(topic, token, [f"~{OWN_STREAM}{topic}", f"~{MAP_STREAM}{topic}", "+xadd", "+xtrim"])
+    if kind_of(topic) == BRAIN:
+        return _user(topic, token, [f"~{OWN_STREAM}{topic}", *_OF_BRAINS])
+    return _user(topic, token, [f"~{OWN_STREAM}{topic}", "+xadd"])
+
+
+def _user(topic: str, token: str, may: list[str]) -> list[str]:
     digest = hashlib.sha256(password(token, topic).encode()).hexdigest()
-    return [
-        "reset",
-        "on",
-        f"#{digest}",
-        "resetchannels",
-        f"~{OWN_STREAM}{topic}",
-        "-@all",
-        "+xadd",
-        "+ping",
-    ]
+    keys, commands = may, may
+    keys = [one for one in may if one[0] in "~%"]
+    commands = [one for one in may if one[0] not in "~%"]
+    return ["reset", "on", f"#{digest}", "resetchannels", *keys, "-@all", *commands, "+ping"]
 
 
 def may_tell(writer: str, kind: str, topic: str) -> bool:

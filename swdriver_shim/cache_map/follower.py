@@ -108,6 +108,11 @@ class Follower(Listener):
         self._notes = _Notes(purged=self._notes.purged)
         self._has_all = False
 
+    def start_over(self) -> None:
+        """Look at everything again."""
+        with self._lock:
+            self._start_over()
+
     # Following
 
     def follow(self, now: float, wall: float) -> None:
