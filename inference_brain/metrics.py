@@ -45,8 +45,8 @@ REQUESTS = _counter(
 )
 REJECTED = _counter(
     "brain_rejected_requests_total",
-    "Requests that were answered 429 or 503, by reason: rate, tokens, concurrent, queue, deadline or "
-    "no_replica.",
+    "Requests that were answered 429 or 503, by reason: rate, tokens, concurrent, queue, "
+    "overloaded, deadline or no_replica.",
     "org",
     "reason",
 )

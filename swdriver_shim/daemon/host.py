@@ -5,21 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
-import os
 import threading
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any
 
 import msgspec
 
 from kvss_agent.process import daemon
 from kvss_agent.process.membership import JoiningProcess, member
+from kvss_agent.process.state_dir import locked
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
 from swdriver_shim.cache_map.publisher import MapPublisher
@@ -31,8 +28,6 @@ from telemetry.version import tidegate_version
 
 log = logging.getLogger(__name__)
 
-LOCK_SECONDS: Final = 10.0  # for a process that is about to end
-
 
 class DriverHost:
     """Everything around one driver. It listens from here on; requests wait until `running`."""
@@ -42,7 +37,7 @@ class DriverHost:
         identity."""
         self.settings = settings
         with contextlib.ExitStack() as opened:  # a start that fails leaves nothing taken
-            opened.enter_context(_locked(settings.state_dir))
+            opened.enter_context(locked(settings.state_dir))
             self.listener = opened.enter_context(daemon.listen(settings.control))
             self.identity = ProcessIdentity.load(settings.state_dir, f"driver:{settings.name}")
             self.trust = Trust.load(self.identity)
@@ -96,24 +91,6 @@ class DriverHost:
             self.trust,
             is_new=settings.is_new,
         )
-
-
-def _locked(state_dir: Path) -> IO[bytes]:
-    """A file that holds the state directory for this process while it is open: two drivers with one
-    identity would write to the same slots. A process that is ending is waited for. Raises OSError."""
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = os.fdopen(os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb")
-    until = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < until:
-                time.sleep(LOCK_SECONDS / 100)
-                continue
-            file.close()
-            raise OSError(f"another process uses the state directory {state_dir}") from None
-        return file
 
 
 class HostThread:

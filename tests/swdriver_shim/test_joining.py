@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from kvss_agent.http.api import Invalid
+from kvss_agent.process import state_dir
 from swdriver_shim.adapters.claims import mint
 from swdriver_shim.adapters.joining import JoinConfig, JoinedDriver, NameSpec, own_address
 from swdriver_shim.adapters.vllm.config import GovernedConfig, config_of
 from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts, weights_of
-from swdriver_shim.daemon import host
 from swdriver_shim.data_plane.worker.protocol import WorkerAddress
 from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.desired import GroupSpec, ModelSpec
@@ -159,7 +159,7 @@ def test_before_a_document_nothing_is_cached_and_then_it_is(tmp_path: Path) -> N
 
 
 def test_two_processes_do_not_share_an_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(state_dir, "LOCK_SECONDS", 0.05)
     first = JoinedDriver(config(tmp_path), MODEL, "transformers")
     with pytest.raises(OSError, match="another process uses the state directory"):
         JoinedDriver(config(tmp_path), MODEL, "transformers")
@@ -170,7 +170,7 @@ def test_two_processes_do_not_share_an_identity(tmp_path: Path, monkeypatch: pyt
 def test_a_start_that_fails_leaves_the_state_directory_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(state_dir, "LOCK_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(OSError, match="in use") as taken:

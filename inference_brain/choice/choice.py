@@ -1,0 +1,219 @@
+"""The decision: expected seconds to the first token at each candidate; the least wins."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from enum import StrEnum
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from inference_brain.choice.affinity import preferred, ranked
+from inference_brain.choice.candidates import Asked, Candidate, Path
+from inference_brain.choice.rates import (
+    DECODE,
+    EACH,
+    LEAF,
+    LOCAL,
+    PAIR,
+    RAIL,
+    REQUEST,
+    SPINE,
+    STEP_TOKENS,
+    TIER2,
+    TOKEN,
+)
+
+# From so many on all are compared roughly first, and the best of them exactly.
+MANY: Final = 48
+EXACT: Final = 24
+# From so many on only a sample is compared: those with hits, and others at random.
+VERY_MANY: Final = 1024
+# A replica with fewer observations is uncertain. One in so many requests tries one, if that is expected
+# to take at most so many times as long as the best.
+CERTAIN: Final = 8.0
+TRIAL_SHARE: Final = 1 / 50
+TRIAL_TIMES: Final = 2.0
+_FETCH: Final = {Path.RAIL: RAIL, Path.LEAF: LEAF, Path.SPINE: SPINE, Path.LOCAL: LOCAL}
+
+
+class Why(StrEnum):
+    """What decided."""
+
+    ONLY = "only"  # there was one candidate
+    LEAST = "least"  # its first token was expected soonest
+    AFFINITY = "affinity"  # as soon as others, within noise: by the hash of the prefix
+    TRIAL = "trial"  # little is known of it
+    FALLBACK = "fallback"  # estimates are off: by the hash of the prefix, the less loaded of two
+
+
+class Mode(StrEnum):
+    """What choices are made by."""
+
+    ESTIMATE = "estimate"
+    AFFINITY = "affinity"  # since the estimates are off
+
+
+class Estimate(NamedTuple):
+    """Expected seconds to the first token at a candidate, and its parts. `pairs`: what attention over
+    the missed tokens takes."""
+
+    name: str
+    seconds: float
+    wait_seconds: float
+    fetch_seconds: float
+    compute_seconds: float
+    noise_seconds: float
+    hit_tokens: float  # of those that the map promises, as many as are trusted
+    tier2_tokens: float
+    missed_tokens: float
+    pairs: float
+    candidate: Candidate
+
+
+class Choice(NamedTuple):
+    """Where a request goes, and why. `estimates`: of all candidates that were compared exactly, the
+    least first."""
+
+    replica: str
+    why: Why
+    chosen: Estimate
+    estimates: Sequence[Estimate]
+    asked: Asked
+    at: float
+    candidates: int  # how many there were
+
+    def amounts(self, cached_tokens: float | None = None) -> tuple[float, ...]:
+        """What the first token takes here, by kind, as `Rates` learn it; with the tokens that were
+        cached in the end, if the replica says so."""
+        of = self.chosen
+        hit, tier2 = of.hit_tokens, of.tier2_tokens
+        missed, pairs = of.missed_tokens, of.pairs
+        if cached_tokens is not None:
+            hit = min(cached_tokens, max(hit, cached_tokens - tier2))
+            tier2 = cached_tokens - hit
+            missed, pairs = work(self.asked.tokens, cached_tokens)
+        load = of.candidate.load
+        amounts = [0.0] * (TIER2 + 1)
+        amounts[EACH] = 1.0
+        amounts[TOKEN] = load.waiting_tokens + missed
+        amounts[PAIR] = load.waiting_pairs + pairs
+        amounts[DECODE] = load.running * (1.0 + amounts[TOKEN] / STEP_TOKENS)
+        amounts[REQUEST] = load.waiting
+        amounts[_FETCH[of.candidate.path]] = hit
+        amounts[TIER2] = tier2
+        return tuple(amounts)
+
+
+def work(tokens: float, cached: float) -> tuple[float, float]:
+    """Tokens to compute, at least the last one, and how many pairs of tokens attention looks at."""
+    missed = max(1.0, tokens - cached)
+    return missed, missed * (tokens - missed + (missed + 1.0) / 2.0)
+
+
+def estimate(asked: Asked, candidate: Candidate) -> Estimate:
+    """Expected seconds to the first token of the request at this candidate."""
+    name, rates, hit, tier2, path, load, _ = candidate
+    seconds, trust = rates.seconds, rates.trust
+    hit_tokens, tier2_tokens = hit * trust, tier2 * trust
+    missed, pairs = work(asked.tokens, hit_tokens + tier2_tokens)
+    tokens, running = load.waiting_tokens, load.running
+    each_token = seconds[TOKEN] + seconds[DECODE] * running / STEP_TOKENS
+    wait = (
+        load.overdue_seconds
+        + each_token * tokens
+        + seconds[PAIR] * load.waiting_pairs
+        + seconds[REQUEST] * load.waiting
+    )
+    fetch = seconds[_FETCH[path]] * hit_tokens + seconds[TIER2] * tier2_tokens
+    compute = seconds[EACH] + seconds[DECODE] * running + each_token * missed + seconds[PAIR] * pairs
+    whole = wait + fetch + compute
+    noise = rates.noise(whole)
+    return Estimate(
+        name, whole, wait, fetch, compute, noise, hit_tokens, tier2_tokens, missed, pairs, candidate
+    )
+
+
+def choose(
+    asked: Asked,
+    candidates: Sequence[Candidate],
+    now: float,
+    rng: random.Random,
+    mode: Mode = Mode.ESTIMATE,
+) -> Choice:
+    """The candidate where the first token is expected soonest. Raises ValueError without candidates.
+
+    `rng` is asked whether, and for very many candidates which, to try. The order of candidates does not
+    matter; their names are different.
+    """
+    if not candidates:
+        raise ValueError("there is no candidate to choose from")
+    compared = shortlist(asked, candidates, rng) if len(candidates) > MANY else candidates
+    estimates = sorted(
+        [estimate(asked, one) for one in compared],
+        key=itemgetter(1, 0),  # names, so that the order of candidates does not matter
+    )
+    chosen, why = _decide(asked, estimates, now, rng, mode)
+    return Choice(chosen.name, why, chosen, estimates, asked, now, len(candidates))
+
+
+def _decide(
+    asked: Asked, estimates: Sequence[Estimate], now: float, rng: random.Random, mode: Mode
+) -> tuple[Estimate, Why]:
+    best = estimates[0]
+    if len(estimates) == 1:
+        return best, Why.ONLY
+    if mode is Mode.AFFINITY:
+        first, second = ranked(asked.affinity, estimates)[:2]
+        return (second if _queue(second) < _queue(first) else first), Why.FALLBACK
+    if rng.random() < TRIAL_SHARE and (trial := _trial(estimates, now)):
+        return trial, Why.TRIAL
+    bound = best.seconds + best.noise_seconds
+    equal = [one for one in estimates if one.seconds <= bound]
+    if len(equal) == 1:
+        return best, Why.LEAST
+    return preferred(asked.affinity, equal), Why.AFFINITY
+
+
+def _queue(one: Estimate) -> int:
+    load = one.candidate.load
+    return load.waiting + load.running
+
+
+def _trial(estimates: Sequence[Estimate], now: float) -> Estimate | None:
+    """The uncertain candidate that is expected to cost least, if it is not expected to cost much."""
+    bound = estimates[0].seconds * TRIAL_TIMES
+    for one in estimates:
+        if one.seconds > bound:
+            return None
+        if one.candidate.rates.observations_at(now) < CERTAIN:
+            return one
+    return None
+
+
+def shortlist(asked: Asked, candidates: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
+    """Of many candidates those that are worth an exact estimate, by a rough one.
+
+    Of very many only a sample is looked at: half of it has the longest hits, the others are drawn. The
+    best of so many draws is as good as the best of all but for a thousandth part.
+    """
+    if len(candidates) > VERY_MANY:
+        candidates = _sample(candidates, rng)
+    tokens = asked.tokens
+    rough = [
+        (
+            load[4] + rates.seconds[1] * (load[0] + tokens - (hit + tier2) * rates.trust)
+            + rates.seconds[2] * load[3],
+            name,
+            index,
+        )
+        for index, (name, rates, hit, tier2, _, load, _) in enumerate(candidates)
+    ]  # fmt: skip
+    rough.sort()
+    return [candidates[index] for *_, index in rough[:EXACT]]
+
+
+def _sample(candidates: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
+    by_hit = sorted(candidates, key=lambda one: (-one.hit_tokens - one.tier2_tokens, one.name))
+    half = VERY_MANY // 2
+    return by_hit[:half] + rng.sample(by_hit[half:], half)

@@ -1,0 +1,115 @@
+"""Requests that were sent to replicas and are not finished: what a replica has to do before it gets to
+another.
+
+Replicas are taken to compute prompts in the order of arrival. So of the oldest without a first token the
+part is done that would be since it was sent, or since the first token before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from inference_brain.choice.candidates import IDLE, Load
+from inference_brain.choice.choice import Choice
+
+_ROUNDING: Final = 1e-6
+
+
+class _Sent(NamedTuple):
+    """A request without a first token. `seconds`: how long it takes when its turn has come."""
+
+    tokens: float
+    pairs: float
+    seconds: float
+    at: float
+
+
+class _Replica:
+    __slots__ = ("pairs", "running", "tokens", "turn_at", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, _Sent] = {}  # in the order of arrival
+        self.running = 0
+        self.tokens = self.pairs = 0.0
+        self.turn_at = 0.0  # when the last first token came
+
+    def drop(self, request: str) -> _Sent:
+        sent = self.waiting.pop(request)
+        self.tokens -= sent.tokens
+        self.pairs -= sent.pairs
+        return sent
+
+    def load(self, now: float) -> Load:
+        if not self.waiting:
+            return Load(0.0, self.running) if self.running else IDLE
+        oldest = next(iter(self.waiting.values()))
+        elapsed = max(0.0, now - max(oldest.at, self.turn_at))
+        left = max(0.0, 1.0 - elapsed / oldest.seconds) if oldest.seconds else 0.0
+        return Load(
+            waiting_tokens=max(0.0, self.tokens - (1.0 - left) * oldest.tokens),
+            running=self.running,
+            waiting=len(self.waiting),
+            waiting_pairs=max(0.0, self.pairs - (1.0 - left) * oldest.pairs),
+            overdue_seconds=max(0.0, elapsed - oldest.seconds),
+        )
+
+
+class Flights:
+    """Of one brain, over all replicas of a model. As large as what admission lets in."""
+
+    def __init__(self) -> None:
+        self._replicas: dict[str, _Replica] = {}
+        self._waiting: dict[str, _Replica] = {}  # by request
+        self._running: dict[str, _Replica] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._running)
+
+    def begin(self, request: str, choice: Choice, now: float) -> None:
+        """The request was sent to the chosen replica. Raises ValueError if it is in flight already."""
+        if request in self._waiting or request in self._running:
+            raise ValueError(f"request {request} is in flight already")
+        of = choice.chosen
+        replica = self._replicas.setdefault(of.name, _Replica())
+        turn_seconds = of.fetch_seconds + of.compute_seconds
+        replica.waiting[request] = _Sent(of.missed_tokens, of.pairs, turn_seconds, now)
+        replica.tokens += of.missed_tokens
+        replica.pairs += of.pairs
+        self._waiting[request] = replica
+
+    def first_token(self, request: str, now: float) -> None:
+        """It has its first token; it is in the way of others less from now on. Once is enough."""
+        if replica := self._waiting.pop(request, None):
+            replica.drop(request)
+            replica.turn_at = now
+            replica.running += 1
+            self._running[request] = replica
+
+    def end(self, request: str) -> None:
+        """It is finished, failed or was cancelled. Once is enough."""
+        if replica := self._waiting.pop(request, None):
+            replica.drop(request)
+        elif replica := self._running.pop(request, None):
+            replica.running -= 1
+        self._forget_idle(replica)
+
+    def _forget_idle(self, replica: _Replica | None) -> None:
+        if replica and not replica.waiting:
+            replica.tokens = replica.pairs = 0.0  # what rounding has left
+
+    def load(self, name: str, now: float) -> Load:
+        """What this brain has sent to a replica."""
+        replica = self._replicas.get(name)
+        return replica.load(now) if replica else IDLE
+
+    def loads(self, now: float) -> Mapping[str, Load]:
+        """Of all replicas that something was sent to: what other brains are told."""
+        return {name: replica.load(now) for name, replica in self._replicas.items()}
+
+    def keep_only(self, names: frozenset[str]) -> None:
+        """Forget replicas that are not served any more and have nothing in flight."""
+        for name in [name for name in self._replicas if name not in names]:
+            replica = self._replicas[name]
+            if not replica.waiting and not replica.running:
+                del self._replicas[name]

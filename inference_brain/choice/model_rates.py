@@ -1,0 +1,134 @@
+"""What is known of all replicas of a model: their rates, what they have in common, and how far estimates
+are off."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from typing import Final
+
+from inference_brain.choice.choice import Choice, Mode
+from inference_brain.choice.outcome import Outcome
+from inference_brain.choice.rates import CLOSE, SECONDS_MIN, SIZE, Prior, Rates, prior
+
+REPLICAS_MAX: Final = 4096
+KNOWN: Final = 4.0  # observations from which on a replica counts for the others
+REFRESH: Final = 8  # observations after which what replicas have in common is taken anew, at least
+JUDGED: Final = 32.0  # observations from which on estimates may be called off
+# Estimates are off while their mean error is above half of the mean time, and above that of taking the
+# mean for an estimate. They hold again when it is below so much of either.
+OFF: Final = 0.5
+AGAIN: Final = 0.8
+_STEP: Final = 1 / 64
+
+
+class ModelRates:
+    """Of one model."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, Rates] = {}
+        self._prior: Prior | None = None
+        self._until_refresh = REFRESH
+        self._turn: list[str] = []  # replicas that are brought up to date next, one at a time
+        self.error = Error()
+
+    def __len__(self) -> int:
+        return len(self._rates)
+
+    @property
+    def mode(self) -> Mode:
+        return Mode.AFFINITY if self.error.is_off else Mode.ESTIMATE
+
+    def of(self, name: str) -> Rates:
+        """A new replica begins with what the others have in common. Raises ValueError for too many."""
+        found = self._rates.get(name)
+        if found is None:
+            if len(self._rates) >= REPLICAS_MAX:
+                raise ValueError(f"a model has at most {REPLICAS_MAX} replicas")
+            found = self._rates[name] = Rates(self._prior)
+        return found
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Forget replicas that are not served any more."""
+        kept = set(names)
+        self._rates = {name: rates for name, rates in self._rates.items() if name in kept}
+
+    def observe(self, choice: Choice, outcome: Outcome, now: float) -> None:
+        """The first token of a request came. What failed before it is not observed."""
+        seconds = outcome.ttft_seconds
+        if seconds is None or not math.isfinite(seconds) or seconds < 0:
+            return
+        self.error.add(choice.chosen.seconds, seconds)
+        rates = self.of(choice.replica)
+        promised = choice.chosen.candidate.hit_tokens + choice.chosen.candidate.tier2_tokens
+        if outcome.cached_tokens is not None and promised:
+            rates.observe_hits(promised, outcome.cached_tokens)
+        rates.observe(choice.amounts(outcome.cached_tokens), seconds, now)
+        self._refresh(now)
+
+    def _refresh(self, now: float) -> None:
+        """Now and then what replicas have in common, and one replica that may be out of date."""
+        self._until_refresh -= 1
+        if self._until_refresh <= 0:
+            self._until_refresh = max(REFRESH, len(self._rates) // 4)
+            self._prior = self._common(now) or self._prior
+        if not self._prior or self._until_refresh % 4:
+            return
+        if not self._turn:
+            self._turn = list(self._rates)
+        if rates := self._rates.get(self._turn.pop()):
+            rates.follow(self._prior, now)
+
+    def _common(self, now: float) -> Prior | None:
+        """The median of each rate, so that no single replica spoils the others' estimates."""
+        known = [one for one in self._rates.values() if one.observations_at(now) >= KNOWN]
+        if not known:
+            return None
+        gram = [[0.0] * SIZE for _ in range(SIZE)]
+        for one in known:
+            one.add_to(gram)
+        count = sum(one.observations for one in known)
+        columns = zip(*(one.seconds for one in known), strict=True)
+        return prior([statistics.median(column) for column in columns], gram, count)
+
+
+class Error:
+    """How far estimates are off, as means that forget."""
+
+    __slots__ = (
+        "is_off",
+        "mean_seconds",
+        "observations",
+        "seconds",
+        "seconds_of_mean",
+        "signed_seconds",
+    )
+
+    def __init__(self) -> None:
+        self.observations = 0.0
+        self.seconds = 0.0  # of the estimate
+        self.signed_seconds = 0.0  # positive: first tokens come later than expected
+        self.mean_seconds = 0.0  # to the first token
+        self.seconds_of_mean = 0.0  # of taking the mean for an estimate
+        self.is_off = False
+
+    @property
+    def share(self) -> float:
+        """Of the mean time to the first token."""
+        return self.seconds / max(self.mean_seconds, SECONDS_MIN)
+
+    def add(self, expected: float, actual: float) -> None:
+        self.observations += 1.0
+        step = max(_STEP, 1.0 / self.observations)
+        off = actual - expected
+        plain = abs(actual - self.mean_seconds) if self.observations > 1 else 0.0
+        self.seconds += step * (abs(off) - self.seconds)
+        self.signed_seconds += step * (off - self.signed_seconds)
+        self.seconds_of_mean += step * (plain - self.seconds_of_mean)
+        self.mean_seconds += step * (actual - self.mean_seconds)
+        if self.observations >= JUDGED:
+            factor = AGAIN if self.is_off else 1.0
+            self.is_off = self.seconds > factor * OFF * self.mean_seconds + CLOSE and (
+                self.seconds > factor * self.seconds_of_mean
+            )

@@ -1,0 +1,86 @@
+"""What became of a request, and what its place has cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from inference_brain.choice.choice import Choice, Estimate
+from swdriver_shim.cache.reasons import Reason
+
+_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
+
+
+class Outcome(NamedTuple):
+    """`cached_tokens`: of the prompt, as the replica says; None if it does not. `missed`: why tokens
+    were missed, by the driver's reasons, where it is asked. `status`: of the answer. None for a time
+    that did not come."""
+
+    ttft_seconds: float | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    seconds: float | None = None  # until the answer's end
+    status: int = 200
+    missed: Mapping[str, int] = _NOTHING
+
+
+class Regret(StrEnum):
+    """Why tokens had to be computed."""
+
+    COLD = "cold"  # nobody had them
+    EXPIRED = "expired"
+    DISPLACED = "displaced"  # the map promised them, or the driver says so
+    PURGED = "purged"  # or deleted
+    OVERLOADED = "overloaded"  # another replica has them, and was too busy
+    SPINE = "spine"  # another replica has them, and would have fetched them for longer than they take
+
+
+_OF_DRIVER: Final[Mapping[str, Regret]] = {
+    Reason.EXPIRED: Regret.EXPIRED,
+    Reason.DISPLACED: Regret.DISPLACED,
+    Reason.QUOTA: Regret.DISPLACED,
+    Reason.AGENT_LOST: Regret.DISPLACED,
+    Reason.SEAL_REFUSED: Regret.DISPLACED,
+    Reason.TIER2_LATE: Regret.DISPLACED,
+    Reason.NOT_WORTH_IT: Regret.SPINE,
+    Reason.PURGED: Regret.PURGED,
+    Reason.DELETED: Regret.PURGED,
+}
+
+
+def regret(choice: Choice, outcome: Outcome) -> dict[Regret, int]:
+    """The prompt's tokens that were not cached where it went, each with one cause.
+
+    First what another candidate had beyond what the chosen one has: it was too busy, or too far from its
+    bytes. Of the rest what the driver knows a reason for; then what the map had promised, which was
+    displaced in between. What is left was cold.
+    """
+    tokens = choice.asked.tokens
+    of = choice.chosen
+    promised = of.candidate.hit_tokens + of.candidate.tier2_tokens
+    cached = promised if outcome.cached_tokens is None else outcome.cached_tokens
+    left = max(0, tokens - cached)
+    found: dict[Regret, int] = {}
+
+    def take(cause: Regret, count: int) -> None:
+        nonlocal left
+        if (count := min(left, count)) > 0:
+            found[cause] = found.get(cause, 0) + count
+            left -= count
+
+    other = max(choice.estimates, key=_promised)
+    if _promised(other) > max(promised, cached):
+        is_busy = other.wait_seconds - of.wait_seconds >= other.fetch_seconds - of.fetch_seconds
+        take(Regret.OVERLOADED if is_busy else Regret.SPINE, _promised(other) - max(promised, cached))
+    for reason, count in outcome.missed.items():
+        if cause := _OF_DRIVER.get(reason):
+            take(cause, count)
+    take(Regret.DISPLACED, promised - cached)
+    take(Regret.COLD, left)
+    return found
+
+
+def _promised(one: Estimate) -> int:
+    return one.candidate.hit_tokens + one.candidate.tier2_tokens

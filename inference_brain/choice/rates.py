@@ -1,0 +1,209 @@
+"""How fast a replica is, learned from the first tokens that it gave.
+
+The time to a first token is taken to be a sum of things that take time, each with a rate that is never
+negative:
+
+    seconds = each request + each prompt token, before it and of its own + each pair in attention
+            + each decoding step beside them + each request before it + each token fetched, by path
+
+The rates are the weighted least squares of what was observed, with forgetting: an observation counts
+half after `HALF_LIFE` others, sooner while all err on one side, or after `HALF_LIFE_SECONDS`. What is
+not known from this replica is taken from the others of its model (`prior`), the less the more is known.
+An observation far from what was expected counts less (Huber), so that one stalled request does not
+change the picture, and several do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+EACH, TOKEN, PAIR, DECODE, REQUEST, RAIL, LEAF, SPINE, LOCAL, TIER2 = range(10)
+NAMES: Final = (
+    *("request", "token", "pair", "decoding_step", "waiting_request"),
+    *("rail_token", "leaf_token", "spine_token", "local_token", "tier2_token"),
+)
+SIZE: Final = len(NAMES)
+# Tokens that an engine computes in one step beside decoding, about: the unit of interference.
+STEP_TOKENS: Final = 1024.0
+# What is assumed before anything is known: about 70 billion parameters on eight GPUs.
+DEFAULT: Final = (0.02, 1e-4, 1e-9, 1e-4, 1e-3, 2e-6, 2e-6, 4e-6, 1e-6, 2e-5)
+# Typical amounts of each, so that all rates are looked for at one scale.
+SCALE: Final = (1.0, 1e-3, 1e-7, 1e-1, 1e-1, 1e-4, 1e-4, 1e-4, 1e-4, 1e-4)
+HALF_LIFE: Final = 32.0  # observations
+HALF_LIFE_SECONDS: Final = 600.0
+DRIFT_TIMES: Final = 8.0  # that much faster is forgotten when all observations err on one side
+PRIOR_OBSERVATIONS: Final = 8.0  # that the other replicas count for
+DEFAULT_OBSERVATIONS: Final = 0.01  # that the default counts for
+HUBER: Final = 2.0  # spreads
+SPREAD_STEP: Final = 1 / 16
+SPREAD_MIN: Final = 1e-3
+NOISE_SHARE_MAX: Final = 0.05
+SWEEPS_MAX: Final = 12
+CLOSE: Final = 1e-4  # of a rate: it changes no further
+SECONDS_MIN: Final = 1e-4  # shorter times are weighed like this
+_KEEP: Final = 0.5 ** (1 / HALF_LIFE)
+
+Amounts = Sequence[float]
+
+
+class Prior(NamedTuple):
+    """What is known of the other replicas of a model, as if observed: see `prior`."""
+
+    rates: Sequence[float]
+    gram: Sequence[Sequence[float]]
+    moment: Sequence[float]
+
+
+def prior(rates: Sequence[float], gram: Sequence[Sequence[float]], observations: float) -> Prior:
+    """What counts as `PRIOR_OBSERVATIONS` at these rates, of amounts as they were in so many."""
+    part = PRIOR_OBSERVATIONS / observations
+    known = [rate / scale for rate, scale in zip(rates, SCALE, strict=True)]
+    of = [[part * value for value in row] for row in gram]
+    return Prior(rates, of, [sum(map(float.__mul__, row, known)) for row in of])
+
+
+class Rates:
+    """Of one replica. `seconds` are seconds of each amount."""
+
+    __slots__ = (
+        "_at",
+        "_bias",
+        "_gram",
+        "_hits",
+        "_hits_expected",
+        "_moment",
+        "_prior",
+        "_seen",
+        "observations",
+        "seconds",
+        "spread",
+        "trust",
+    )
+
+    def __init__(self, prior: Prior | None = None) -> None:
+        self._gram = [[0.0] * SIZE for _ in range(SIZE)]
+        self._moment = [0.0] * SIZE
+        self._prior = prior
+        self._at = -math.inf
+        self._seen = 0.0  # observations that time has not made old, however many came since
+        self._bias = 0.0  # like `spread`, with its sign
+        self._hits = self._hits_expected = 0.0
+        self.observations = 0.0  # that are not forgotten
+        self.spread = 0.5  # of observed around expected, relative to the square root of the expected
+        self.trust = 1.0  # part of the expected hits that were hits
+        self.seconds: tuple[float, ...] = tuple(prior.rates) if prior else DEFAULT
+
+    def __repr__(self) -> str:
+        known = ", ".join(f"{name} {rate:.3g}" for name, rate in zip(NAMES, self.seconds, strict=True))
+        return f"Rates({known})"
+
+    def expected(self, amounts: Amounts) -> float:
+        return sum(map(float.__mul__, self.seconds, map(float, amounts)))
+
+    def noise(self, expected: float) -> float:
+        """By how many seconds an estimate of this size may be wrong for want of observations; where
+        little is known, by a small part, so that it still tells candidates apart."""
+        noise = self.spread * math.sqrt(max(expected, SECONDS_MIN) / (1.0 + self.observations))
+        return min(noise, NOISE_SHARE_MAX * expected)
+
+    def observations_at(self, now: float) -> float:
+        """How many observations count at this time."""
+        return self.observations * self._fade(now)
+
+    def observe(self, amounts: Amounts, seconds: float, now: float) -> None:
+        """A first token came after so many seconds. Times that are no numbers are left out."""
+        if not (math.isfinite(seconds) and seconds >= 0 and all(map(math.isfinite, amounts))):
+            return
+        expected = max(self.expected(amounts), SECONDS_MIN)
+        # The variance grows with the time itself.
+        signed = (seconds - expected) / math.sqrt(expected)
+        deviation = abs(signed)
+        bound = HUBER * self.spread
+        weight = (bound / deviation if deviation > bound else 1.0) / expected
+        fade = self._fade(now)
+        keep = self._keep() * fade
+        self._seen = self._seen * fade + 1.0
+        self._at = max(now, self._at)
+        self.observations = self.observations * keep + 1.0
+        # A stall of an hour is forgotten like one of a minute; a few of either widen the bound.
+        deviation = min(deviation, 4 * bound)
+        self.spread = max(SPREAD_MIN, self.spread + SPREAD_STEP * (deviation - self.spread))
+        self._bias += SPREAD_STEP * (math.copysign(deviation, signed) - self._bias)
+        self._add(amounts, seconds, weight, keep)
+        self._solve()
+
+    def observe_hits(self, expected: float, actual: float) -> None:
+        """How many of the tokens that the map promised were hits."""
+        self._hits = self._hits * _KEEP + min(actual, expected)
+        self._hits_expected = self._hits_expected * _KEEP + expected
+        # As if so many tokens had been hits before.
+        known = 8 * STEP_TOKENS
+        self.trust = (self._hits + known) / (self._hits_expected + known)
+
+    def follow(self, prior: Prior, now: float) -> None:
+        """Take over what is known of the others by now."""
+        self._prior = prior
+        fade = self._fade(now)
+        if math.isfinite(self._at):
+            self._at = max(now, self._at)
+        if fade < 1.0:
+            self.observations *= fade
+            self._seen *= fade
+            for row in self._gram:
+                row[:] = [value * fade for value in row]
+            self._moment = [value * fade for value in self._moment]
+        self._solve()
+
+    def add_to(self, gram: list[list[float]]) -> None:
+        """Add what was observed here to a sum over replicas."""
+        for row, own in zip(gram, self._gram, strict=True):
+            row[:] = map(float.__add__, row, own)
+
+    def _keep(self) -> float:
+        """What the next observation leaves of those before: the less the more they all err on one
+        side, which is what they do when the truth has moved."""
+        one_sided = min(1.0, abs(self._bias) / self.spread)
+        return math.pow(_KEEP, 1.0 + (DRIFT_TIMES - 1.0) * one_sided * one_sided)
+
+    def _fade(self, now: float) -> float:
+        seconds = now - self._at
+        return 0.5 ** (seconds / HALF_LIFE_SECONDS) if 0.0 < seconds < math.inf else 1.0
+
+    def _add(self, amounts: Amounts, seconds: float, weight: float, keep: float) -> None:
+        scaled = [float(amount) * scale for amount, scale in zip(amounts, SCALE, strict=True)]
+        for row, one in zip(self._gram, scaled, strict=True):
+            if one:
+                by = weight * one
+                row[:] = [value * keep + by * other for value, other in zip(row, scaled, strict=True)]
+            else:
+                row[:] = [value * keep for value in row]
+        by = weight * seconds
+        self._moment = [value * keep + by * one for value, one in zip(self._moment, scaled, strict=True)]
+
+    def _solve(self) -> None:
+        """The rates that fit best and are not negative, by coordinate descent from those of before."""
+        gram, moment = self._gram, self._moment
+        toward: tuple[float, ...] = DEFAULT
+        if prior := self._prior:
+            toward = tuple(prior.rates)
+            part = 1.0 / (1.0 + self._seen / PRIOR_OBSERVATIONS)
+            gram = [
+                [own + part * other for own, other in zip(*rows, strict=True)]
+                for rows in zip(gram, prior.gram, strict=True)
+            ]
+            moment = [own + part * other for own, other in zip(moment, prior.moment, strict=True)]
+        known = [rate / scale for rate, scale in zip(self.seconds, SCALE, strict=True)]
+        pulls = [rate / scale for rate, scale in zip(toward, SCALE, strict=True)]
+        for _ in range(SWEEPS_MAX):
+            change = 0.0
+            for index, row in enumerate(gram):
+                own, before = row[index], known[index]
+                left = moment[index] - sum(map(float.__mul__, row, known)) + own * before
+                rate = (left + DEFAULT_OBSERVATIONS * pulls[index]) / (own + DEFAULT_OBSERVATIONS)
+                known[index] = rate = max(0.0, rate)
+                change = max(change, abs(rate - before) - CLOSE * rate)
+            if change <= 0.0:
+                break
+        self.seconds = tuple(rate * scale for rate, scale in zip(known, SCALE, strict=True))
