@@ -14,10 +14,16 @@ from typing import Final
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from telemetry.records import MAP_STREAM, OWN_STREAM, ROUTING
+from telemetry.topics import kind_of
 
 OWN: Final = "own"
 CONSOLE: Final = "console"  # the user that the processes of the console share
 SHARED: Final = "shared"  # the user of those that have none of their own, as of earlier versions
+# What brains do with the keys that they share
+_COUNTING: Final = (
+    *("+eval", "+evalsha", "+time", "+get", "+set", "+zadd", "+zrange", "+zremrangebyscore"),
+    *("+hget", "+hset", "+expire"),
+)
 _CONSOLE_KINDS: Final = frozenset({"web", "worker", "beat", "ingest", "rollup"})
 
 
@@ -44,19 +50,20 @@ def own_url(url: str, topic: str, token: str) -> str:
 
 
 def rules(topic: str, token: str) -> list[str]:
-    """What its user is and may do, as `ACL SETUSER` wants it. The password itself is not among it."""
-    if kind_of(topic) == DRIVER:
-        return _user(topic, token, [f"~{OWN_STREAM}{topic}", f"~{MAP_STREAM}{topic}", "+xadd", "+xtrim"])
-    if kind_of(topic) == BRAIN:
-        return _user(topic, token, [f"~{OWN_STREAM}{topic}", *_OF_BRAINS])
-    return _user(topic, token, [f"~{OWN_STREAM}{topic}", "+xadd"])
+    """What its user is and may do, as `ACL SETUSER` wants it. The password itself is not among it.
 
-
-def _user(topic: str, token: str, may: list[str]) -> list[str]:
+    Every process adds to its own stream. A driver adds its cache map to another one of its own. A brain
+    reads all cache maps, and shares what it counts with other brains.
+    """
+    keys, commands = [f"~{OWN_STREAM}{topic}"], ["+xadd"]
+    match kind_of(topic):
+        case "driver":
+            keys.append(f"~{MAP_STREAM}{topic}")
+            commands.append("+xtrim")
+        case "brain":
+            keys += [f"~{MAP_STREAM}*", f"~{ROUTING}*"]
+            commands += ["+xread", *_COUNTING]
     digest = hashlib.sha256(password(token, topic).encode()).hexdigest()
-    keys, commands = may, may
-    keys = [one for one in may if one[0] in "~%"]
-    commands = [one for one in may if one[0] not in "~%"]
     return ["reset", "on", f"#{digest}", "resetchannels", *keys, "-@all", *commands, "+ping"]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -51,9 +53,8 @@ def _space_of(namespace: Namespace) -> bytes:
 class CacheMaps:
     """Not thread-safe: everything is called from the brain's event loop. `reader.MapReader` feeds it."""
 
-    def __init__(self, now: float, rows_max: int = ROWS_MAX) -> None:
-        """`now`: wall time."""
-        self.table = MapTable(int(now) - 1, rows_max)
+    def __init__(self, wall_clock: Callable[[], float] = time.time, rows_max: int = ROWS_MAX) -> None:
+        self.table = MapTable(int(wall_clock()) - 1, rows_max)
         self._spaces = Spaces()
         self._followed: dict[str, _Followed] = {}
         self._free: dict[ModelSpec, list[int]] = {}  # lanes in blocks of drivers of this model
@@ -73,9 +74,10 @@ class CacheMaps:
         self._grouped.clear()
         self._remove_spaces(self._spaces.serve(tags))
 
-    def forget(self, tags: Collection[bytes]) -> None:
-        """Nothing with these isolation tags is known from here on, whatever drivers report."""
-        self._remove_spaces(self._spaces.forget(tags))
+    def forget(self, tags: Collection[bytes]) -> dict[str, int]:
+        """Nothing with these isolation tags is known from here on, whatever drivers report. Returns how
+        many entries of each driver that were."""
+        return self._remove_spaces(self._spaces.forget(tags))
 
     def hits(
         self, drivers: Sequence[str], prompts: Mapping[ModelSpec, Prompt], now: float
@@ -162,7 +164,14 @@ class CacheMaps:
             self._free[place.model] = [lane for lane in free if lane // LANES != block]
             self._free_blocks.append(block)
 
-    def _remove_spaces(self, numbers: list[int]) -> None:
+    def _remove_spaces(self, numbers: list[int]) -> dict[str, int]:
+        removed: Counter[int] = Counter()
         for number in numbers:
-            self.table.remove_space(number)
+            removed.update(self.table.remove_space(number))
         self._spaces.release(numbers)
+        by_driver = {}
+        for name, (_, mirror) in self._followed.items():
+            if count := removed[mirror.lane]:
+                mirror.entries -= count
+                by_driver[name] = count
+        return by_driver

@@ -101,16 +101,18 @@ class Mirror:
         """Its stream is read from the start."""
         self.wants_all = False
 
-    def read(self, raw: bytes, now: float) -> None:
+    def read(self, raw: bytes, now: float) -> bool:
         """Apply a message. One that does not continue the last makes the map unknown, until the stream
-        has been read from the start."""
+        has been read from the start. Returns whether it is news."""
         self.counts.messages += 1
         try:
             message = decode(raw)
         except Malformed:
             self.counts.malformed += 1
             self._lose()
-            return
+            return False
+        if self.is_known and message.life == self._life and message.sequence < self._next:
+            return False  # it has been read
         if message.parts:
             self._read_snapshot(message)
         elif self.is_known and self._continues(message):
@@ -120,6 +122,7 @@ class Mirror:
             self._lose()
         self.at, self.lag = message.at, max(0.0, now - message.at)
         self.serves = message.serves
+        return True
 
     def clear(self) -> None:
         """Nothing is known of the driver."""
@@ -157,7 +160,7 @@ class Mirror:
         for dropped in message.dropped:
             number = self._spaces.find(dropped)
             if number is not None:
-                self.entries -= self._table.remove_space(number, self.lane)
+                self.entries -= self._table.remove_space_of(self.lane, number)
         shift = message.base - self._table.epoch
         for section in message.sections:
             number = self._spaces.number(section.space)

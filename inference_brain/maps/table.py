@@ -17,6 +17,7 @@ fill one bucket on purpose.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Final
@@ -168,21 +169,25 @@ class MapTable:
         for rows in self._rows_where(lambda owners: owners >> _SPACE_BITS == np.uint32(block)):
             self._clear(rows, at_lane)
 
-    def remove_space(self, space: int, lane: int | None = None) -> int:
-        """There is nothing of this space any more: in one lane, or at all. Returns how many entries
-        there were."""
-        removed = 0
+    def remove_space(self, space: int) -> dict[int, int]:
+        """There is nothing of this space any more. Returns how many entries there were, by lane."""
+        removed: Counter[int] = Counter()
         wanted = np.uint32(space)
         for rows in self._rows_where(lambda owners: owners & _SPACE_MASK == wanted):
-            if lane is None:
-                removed += int(np.count_nonzero(self._values[rows]))
-                self._values[rows] = 0
-                self._free(rows)
-            else:
-                block, at_lane = divmod(lane, LANES)
-                mine = rows[self._owners[rows] >> _SPACE_BITS == np.uint32(block)]
-                removed += self._clear(mine, at_lane)
-        return removed
+            row, lane = np.nonzero(self._values[rows])
+            lanes = (self._owners[rows[row]] >> _SPACE_BITS).astype(np.int64) * LANES + lane
+            numbers, counts = np.unique(lanes, return_counts=True)
+            removed.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+            self._values[rows] = 0
+            self._free(rows)
+        return dict(removed)
+
+    def remove_space_of(self, lane: int, space: int) -> int:
+        """There is nothing of this space in this lane any more. Returns how many entries there were."""
+        block, at_lane = divmod(lane, LANES)
+        owner = np.uint32(block << 20 | space)
+        found = self._rows_where(lambda owners: owners == owner)
+        return sum(self._clear(rows, at_lane) for rows in found)
 
     def set_epoch(self, epoch: int) -> None:
         """Count times from another second on. What expired before it expires at it."""

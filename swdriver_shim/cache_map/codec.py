@@ -30,7 +30,6 @@ from swdriver_shim.policy import NEVER
 from telemetry.decoder import Limits, Malformed, Seconds, unpack
 
 VERSION: Final = 1
-MAP_STREAM: Final = "tidegate:map:of:"  # and the topic of the driver
 FIELD: Final = b"map"
 CHUNK: Final = 8  # columns
 NAME_BYTES: Final = 8  # of a key

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import redis
 
-from swdriver_shim.cache_map.codec import FIELD, MAP_STREAM
+from swdriver_shim.cache_map.codec import FIELD
 from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.cache_map.messages import MessageLog, Written
+from telemetry.records import MAP_STREAM
 
 log = logging.getLogger(__name__)
 
