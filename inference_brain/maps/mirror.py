@@ -141,8 +141,8 @@ class Mirror:
         return message.life == self._life and message.sequence == self._next
 
     def _read_snapshot(self, message: Message) -> None:
-        if self.is_known and self._continues(message):
-            self._next += 1  # it says what is known already
+        if self.is_known and message.repeats and self._continues(message):
+            self._next += 1
             return
         if message.part == 0:
             self.clear()

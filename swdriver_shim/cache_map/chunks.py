@@ -64,7 +64,9 @@ class Space:
         self._tables: dict[int, dict[Column, int]] = {PREFIX: {}}
         self._tables |= {1 + one.group: {} for one in self._detailed}
 
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
+        """How many entries there are."""
         return sum(map(len, self._tables.values()))
 
     def entries(self) -> Iterator[tuple[int, list[bytes], list[int]]]:
@@ -173,8 +175,9 @@ class Chunks(Space):
         self._tier2: dict[bytes, int] = {}  # ends that are there only, by name
         self._leaving: OrderedDict[bytes, int] = OrderedDict()  # by key: were ends, and may be copied
 
-    def __len__(self) -> int:
-        return super().__len__() + len(self._tier2)
+    @property
+    def size(self) -> int:
+        return super().size + len(self._tier2)
 
     def entries(self) -> Iterator[tuple[int, list[bytes], list[int]]]:
         yield from super().entries()

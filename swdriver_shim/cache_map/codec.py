@@ -74,8 +74,9 @@ class Section(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
 
 class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """A delta, or a part of a snapshot. `parts`: of how many parts the snapshot is; 0 for a delta.
-    `entries`: of the whole snapshot. `serves`: whether the driver serves anything now; while one of its
-    agents is lost it does not. `dropped`: spaces of which nothing is stored any more."""
+    `entries`: of the whole snapshot. `repeats`: the snapshot says what the messages before it have said.
+    `serves`: whether the driver serves anything now; while one of its agents is lost it does not.
+    `dropped`: spaces of which nothing is stored any more."""
 
     version: Annotated[int, Meta(ge=1, le=1 << 16)]
     life: Annotated[bytes, Meta(min_length=LIFE_BYTES, max_length=LIFE_BYTES)]
@@ -86,6 +87,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
     part: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
     parts: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
     entries: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
+    repeats: bool = False
     sections: Annotated[tuple[Section, ...], Meta(max_length=SECTIONS_MAX)] = ()
     dropped: Annotated[tuple[Space, ...], Meta(max_length=DROPS_MAX)] = ()
 

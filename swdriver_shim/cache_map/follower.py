@@ -73,9 +73,10 @@ class Follower(Listener):
         self._offset = 0.0
         self._checked_at = 0.0
 
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
         """How many entries there are."""
-        return sum(map(len, self._spaces.values()))
+        return sum(space.size for space in self._spaces.values())
 
     # Notes, under the ledger's lock
 
@@ -145,7 +146,7 @@ class Follower(Listener):
             for space in self._spaces.values():
                 space.check(at)
         pending = sum(len(space.pending) for space in self._spaces.values())
-        if pending > max(PENDING_MIN, len(self)):
+        if pending > max(PENDING_MIN, self.size):
             self.wants_snapshot = True
 
     def _batches(self, notes: _Notes) -> list[tuple[Space, Batch]]:

@@ -14,10 +14,11 @@ DELTA_BYTES_MIN: Final = 1 << 18  # of those; or as much as the snapshot has, if
 
 
 class Written(NamedTuple):
-    """Messages to add. A snapshot takes the place of all that was added before."""
+    """Messages to add. The one at `snapshot_at` begins a snapshot, which takes the place of everything
+    before it; None if there is none."""
 
     messages: list[bytes]
-    is_snapshot: bool
+    snapshot_at: int | None = None
 
 
 class MessageLog:
@@ -35,57 +36,58 @@ class MessageLog:
         """What is to be added by now. `now`: by the ledger's clock."""
         follower = self.follower
         follower.follow(now, wall)
+        if follower.wants_snapshot:
+            return Written(self._snapshot(wall, repeats=False), 0)
+        messages = self._delta(wall)
         is_long = self._deltas >= DELTAS_MAX
         if is_long or self._delta_bytes > max(DELTA_BYTES_MIN, self._snapshot_bytes):
-            follower.wants_snapshot = True
-        if follower.wants_snapshot:
-            return self._snapshot(wall)
-        base = int(wall)
-        sections, dropped = follower.take(base)
+            return Written(messages + self._snapshot(wall, repeats=True), len(messages))
+        return Written(messages)
+
+    def _delta(self, wall: float) -> list[bytes]:
+        sections, dropped = self.follower.take(int(wall))
         is_due = not 0 <= wall - self._said_at < ALIVE_SECONDS
-        if not (sections or dropped or is_due or follower.serves is not self._said_serves):
-            return Written([], is_snapshot=False)
+        if not (sections or dropped or is_due or self.follower.serves is not self._said_serves):
+            return []
         first, *more = in_parts(sections)
         messages = [self._message(wall, first, dropped=tuple(dropped))]
         messages += [self._message(wall, part) for part in more]
         self._deltas += len(messages)
         self._delta_bytes += sum(map(len, messages))
-        return Written(messages, is_snapshot=False)
+        return messages
 
-    def _snapshot(self, wall: float) -> Written:
+    def _snapshot(self, wall: float, *, repeats: bool) -> list[bytes]:
         parts = in_parts(self.follower.everything(int(wall)))
-        entries = len(self.follower)
-        messages = [
-            self._message(wall, part, number=number, parts=len(parts), entries=entries)
-            for number, part in enumerate(parts)
-        ]
+        numbers = range(len(parts))
+        messages = [self._message(wall, parts[at], at, len(parts), repeats=repeats) for at in numbers]
         self._deltas = self._delta_bytes = 0
         self._snapshot_bytes = sum(map(len, messages))
-        return Written(messages, is_snapshot=True)
+        return messages
 
     def _message(
         self,
         wall: float,
         sections: list[Section],
-        *,
-        number: int = 0,
+        part: int = 0,
         parts: int = 0,
-        entries: int = 0,
+        *,
+        repeats: bool = False,
         dropped: tuple[bytes, ...] = (),
     ) -> bytes:
         self.sequence += 1
         self._said_at, self._said_serves = wall, self.follower.serves
         message = Message(
-            VERSION,
-            self._life,
-            self.sequence,
-            max(0.0, wall),
-            max(0, int(wall)),
-            self.follower.serves,
-            number,
-            parts,
-            entries,
-            tuple(sections),
-            dropped,
+            version=VERSION,
+            life=self._life,
+            sequence=self.sequence,
+            at=max(0.0, wall),
+            base=max(0, int(wall)),
+            serves=self.follower.serves,
+            part=part,
+            parts=parts,
+            entries=self.follower.size if parts else 0,
+            repeats=repeats,
+            sections=tuple(sections),
+            dropped=dropped,
         )
         return message.encode()

@@ -134,19 +134,19 @@ class MapPublisher:
 
     def _add(self, written: Written) -> bool:
         """Whether the stream was there, unless it begins with this."""
-        messages, first = written.messages, b""
+        messages, ids = written.messages, list[bytes]()
         for at in range(0, len(messages), MESSAGES_AT_ONCE):
             pipe: Any = self._redis.pipeline(transaction=False)
             for number, message in enumerate(messages[at : at + MESSAGES_AT_ONCE], at):
-                begins = written.is_snapshot and number == 0
-                pipe.xadd(self._key, {FIELD: message}, nomkstream=not begins)
-            ids = pipe.execute()
-            if None in ids:
+                pipe.xadd(self._key, {FIELD: message}, nomkstream=number != written.snapshot_at)
+            added = pipe.execute()
+            if None in added:
                 return False
-            first = first or ids[0]
-            self.counts.messages += len(ids)
+            ids += added
+            self.counts.messages += len(added)
             self.counts.bytes += sum(map(len, messages[at : at + MESSAGES_AT_ONCE]))
-        if written.is_snapshot:
-            self._redis.xtrim(self._key, minid=first, approximate=False)
+        if written.snapshot_at is not None:
+            minid: Any = ids[written.snapshot_at]
+            self._redis.xtrim(self._key, minid=minid, approximate=False)
             self.counts.snapshots += 1
         return True
