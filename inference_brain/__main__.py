@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from inference_brain import serve
+from inference_brain.replay import command
 from telemetry.script import program
 
 
@@ -13,6 +14,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["serve"]:  # a daemon reads its environment, too
         return serve.main(arguments[1:])
+    if arguments[:1] == ["replay"]:
+        return command.main(arguments[1:])
     _parser().parse_args(arguments)
     return 0
 
@@ -24,6 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     verbs.add_parser("serve", help="serve OpenAI's API before the replicas of a desired document")
+    verbs.add_parser("replay", help="play a trace against any server with OpenAI's API, and time it")
     return parser
 
 

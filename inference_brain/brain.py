@@ -30,9 +30,11 @@ from inference_brain.decisions import RequestRecord
 from inference_brain.desired import Desired
 from inference_brain.journey import Records
 from inference_brain.maps import CacheMaps
+from inference_brain.picker.brain_router import BrainRouter, Carrier
 from inference_brain.prompts import Prompts
 from inference_brain.router import Router
 from inference_brain.upstream import Client, Fleet, Timeouts
+from inference_brain.upstream.engine_metrics import EngineMetrics, fetching, targets
 from inference_brain.upstream.health import State
 from kvss_agent.http.api import CONTROLLER, Conflict
 from kvss_agent.http.server import HttpPolicy
@@ -107,6 +109,17 @@ class Brain:
             self.trusted_api = Api(
                 *parts, logs_access=options.logs_access, trusted_org=options.trusted_org
             )
+        self.engines = EngineMetrics(fetching(self.client), self.router.sent, clock=clock)
+        self.router.others = self.engines.others
+        self._gateway_api = Api(
+            self.router,
+            Carrier(self.router, self._stream),
+            self.counts,
+            self.records,
+            options.bounds,
+            logs_access=options.logs_access,
+        )
+        self.for_gateways = BrainRouter(self._gateway_api, lambda: self.is_ready)
         self._clock = clock
         self._document = None
         if state_dir:
@@ -134,7 +147,10 @@ class Brain:
     async def running(self) -> AsyncIterator[None]:
         """Follow the stored document, and do what has to be done beside requests. Raises OSError."""
         self.start()
-        tasks = [asyncio.create_task(self.fleet.probe(self.client), name="probes")]
+        tasks = [
+            asyncio.create_task(self.fleet.probe(self.client), name="probes"),
+            asyncio.create_task(self.engines.run(), name="engines"),
+        ]
         try:
             yield
         finally:
@@ -174,7 +190,8 @@ class Brain:
         self.desired = told
         callers = Callers(told)
         self.router.follow(told)
-        self.api.callers = callers
+        self.api.callers = self._gateway_api.callers = callers
+        self.engines.follow(targets(self.fleet))
         if self.trusted_api:
             self.trusted_api.callers = callers
         self.observed_generation = told.generation
@@ -262,6 +279,7 @@ class Brain:
             "console": self.membership_status.shown(),
             "orgs": len(told.orgs) if told else 0,
             "streams": self.counts.streams,
+            "problems": list(self._problems()),
             "models": [
                 {
                     "name": model.name,
@@ -273,6 +291,8 @@ class Brain:
                             "reason": replica.health.unreachable,
                             "requests": replica.in_progress,
                             "map_age_seconds": self._map_age(replica.spec.driver),
+                            "load_age_seconds": self.engines.age((model.name, replica.name)),
+                            "load_problem": self.engines.problem((model.name, replica.name)),
                         }
                         for replica in self.fleet.of(model.name)
                     ],
@@ -280,6 +300,12 @@ class Brain:
                 for model in (told.models if told else ())
             ],
         }
+
+    def _problems(self) -> Iterator[str]:
+        """What keeps the brain from doing as its document says, for the console to show."""
+        for model in self.desired.models if self.desired else ():
+            if why := self.prompts.broken.get(model.tokenizer):
+                yield f"Model {model.name}: {why}"
 
     def _tokenizer_state(self, folder: str) -> str:
         return self.prompts.state(folder) if folder else "none"

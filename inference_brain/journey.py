@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from inference_brain import metrics
@@ -24,7 +24,7 @@ from inference_brain.choice.explanation import sentence
 from inference_brain.decisions import CANDIDATES_MAX, CandidateEstimate, Outcome, RequestRecord
 from inference_brain.outbound import Claims, body_for, headers_for
 from inference_brain.router import Asking, Routed, Router
-from inference_brain.upstream.client import UpstreamFailed
+from inference_brain.upstream.failures import UpstreamFailed
 from inference_brain.upstream.fleet import Replica
 
 ATTEMPTS_MAX: Final = 3
@@ -139,6 +139,10 @@ class Journey:
     @property
     def replica(self) -> Replica | None:
         return self.routed.replica if self.routed else None
+
+    def avoid(self, replicas: Iterable[str]) -> None:
+        """Choose none of these."""
+        self._tried.update(replicas)
 
     def attempt(self) -> Replica:
         """Choose a replica that has not failed yet for this request. Raises NoReplica."""

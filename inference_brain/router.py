@@ -19,7 +19,7 @@ from xxhash import xxh3_128_digest
 
 from inference_brain import metrics
 from inference_brain.admission import Admission, Place, Rejected, Room, Ticket
-from inference_brain.api.errors import RATE_LIMITED, SERVER, ApiError, too_long
+from inference_brain.api.errors import RATE_LIMITED, SERVER, ApiError, too_long, unavailable
 from inference_brain.api.requests import Chat, Completion, Generation
 from inference_brain.choice import Asked, Candidate, Choice, Flights, ModelRates, choose
 from inference_brain.choice.candidates import IDLE, Load
@@ -98,6 +98,7 @@ class Router:
         self.flights: dict[str, Flights] = {}
         self.rates: dict[str, ModelRates] = {}
         self.elsewhere: Mapping[tuple[str, str], Load] = {}  # sent by other brains, by model and replica
+        self.others: Callable[[tuple[str, str]], Load] = lambda _: IDLE  # sent by no brain at all
         self._clock = clock
         self._wall = wall
         self._rng = rng or random.Random()  # noqa: S311 - which replica is tried is no secret
@@ -118,6 +119,15 @@ class Router:
         self.maps.follow({one.name: DriverPlace(f"driver:{one.name}", one.model) for one in drivers})
         self.prompts.follow(told.models)
         self.fleet.follow(told)
+
+    def sent(self, key: tuple[str, str]) -> int:
+        """How many requests of all brains are at a replica of a model, as far as it is known."""
+        model, name = key
+        flights = self.flights.get(model)
+        loads = [self.elsewhere.get(key, IDLE)]
+        if flights:
+            loads.append(flights.load(name, self._clock()))
+        return sum(load.running + load.waiting for load in loads)
 
     # Before the queue
 
@@ -160,6 +170,8 @@ class Router:
 
     async def enter(self, asking: Asking) -> Place:
         """Wait for a place. Raises ApiError."""
+        if not self.fleet.of(asking.model.name):
+            raise unavailable("The model has no replica.", "no_replica", 30)
         try:
             return await self.admission.enter(self._ticket(asking))
         except Rejected as error:
@@ -240,6 +252,8 @@ class Router:
             load = flights.load(name, now)
             if other := elsewhere.get((model, name), IDLE):
                 load = load.plus(other)
+            if replica.spec.driver is None:
+                load = load.plus(self.others((model, name)))
             known = hit or _UNKNOWN
             made.append(
                 Candidate(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from inference_brain.api.listener import ApiServer
+import uvloop
+
+from inference_brain.api.listener import ApiServer, policy
 from inference_brain.brain import Brain
 from inference_brain.control import Control
+from inference_brain.picker.server import picking
 from inference_brain.settings import Settings, parse
 from kvss_agent.process import daemon
 from kvss_agent.process.membership import JoiningProcess, member
@@ -21,9 +25,23 @@ from telemetry.version import tidegate_version
 
 log = logging.getLogger("inference_brain")
 
+_MMAP_THRESHOLD: Final = -3  # as malloc.h numbers them
+_TRIM_THRESHOLD: Final = -1
+GRACE_SECONDS: Final = 60.0  # beyond what a replica is given, for the answer to be taken
+
 
 def main(arguments: Sequence[str]) -> int:
-    return daemon.run("The brain", parse, _serve, arguments)
+    _keep_freed_memory()
+    return daemon.run("The brain", parse, _serve, arguments, uvloop.new_event_loop)
+
+
+def _keep_freed_memory() -> None:
+    """Let freed memory of bodies be used again. By default glibc takes what is longer than 128 KiB from
+    the kernel each time, page by page: that costs more than all else that is done with a long prompt."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, 32 << 20)
+        library.mallopt(_TRIM_THRESHOLD, 256 << 20)
 
 
 async def _serve(settings: Settings) -> int:
@@ -43,16 +61,18 @@ async def _serve(settings: Settings) -> int:
             options=settings.options,
         )
         await opened.enter_async_context(brain.running())
-        listeners = [
-            ApiServer(brain.api, public, settings.connections, settings.certificate, settings.key)
-        ]
+        bounds = policy(settings.connections, settings.options.patience.whole + GRACE_SECONDS)
+        listeners = [ApiServer(brain.api, public, bounds, settings.certificate, settings.key)]
         if settings.trusted and brain.trusted_api:
             private = opened.enter_context(daemon.listen(settings.trusted[1]))
-            listeners.append(ApiServer(brain.trusted_api, private, settings.connections))
+            listeners.append(ApiServer(brain.trusted_api, private, bounds))
         tls = trust.for_control if settings.serves_tls else None
         application = Control(brain, settings.token, identity).application()
         url = settings.control_url or daemon.url_of(control, tls)
-        joining = _joining(settings, identity, trust, {"control_url": url})
+        api_url = daemon.url_of(public)
+        if settings.certificate:
+            api_url = f"https{api_url.removeprefix('http')}"
+        joining = _joining(settings, identity, trust, {"control_url": url, "api_url": api_url})
         status = brain.membership_status
         for context in (
             daemon.reporting(
@@ -61,9 +81,11 @@ async def _serve(settings: Settings) -> int:
             daemon.http_server(application, control, brain.http, tls),
             member(settings.console, joining, status),
             *(one.running() for one in listeners),
+            *([picking(brain.for_gateways, settings.picker)] if settings.picker else []),
         ):
             await opened.enter_async_context(context)
-        log.info("Listening on %s:%s, control on %s:%s", *settings.listen, *settings.control)
+        places = (*public.getsockname()[:2], *control.getsockname()[:2])
+        log.info("Listening on %s:%s, control API on %s:%s", *places)
         async with daemon.watched():
             await stop.wait()
             notify("STOPPING=1")

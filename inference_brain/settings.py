@@ -10,6 +10,8 @@ from typing import Final
 from inference_brain.api.app import Bounds
 from inference_brain.api.generate import Patience
 from inference_brain.brain import Options as BrainOptions
+from inference_brain.picker.exchange import Bounds as PickerBounds
+from inference_brain.picker.settings import PickerSettings, Tls
 from inference_brain.upstream import Timeouts
 from kvss_agent.process.options import Options, file, name, place
 from kvss_agent.process.settings import (
@@ -41,6 +43,7 @@ class Settings(ProcessSettings):
     key: Path | None = None
     trusted: tuple[str, tuple[str, int]] | None = None  # an org, and where it needs no keys
     connections: int = CONNECTIONS
+    picker: PickerSettings | None = None
     options: BrainOptions = field(default_factory=BrainOptions)
 
 
@@ -69,6 +72,10 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     add("--token-timeout", metavar="TIME", help="between two tokens of a stream (default: 60s)")
     add("--answer-timeout", metavar="TIME", help="until an answer is whole (default: 1h)")
     add("--client-timeout", metavar="TIME", help="until a client takes more of it (default: 30s)")
+    add("--picker", metavar="HOST:PORT", help="listen for gateways, over ext_proc (default: none)")
+    add("--picker-certificate", metavar="FILE", help="PEM: with it gateways come over TLS")
+    add("--picker-key", metavar="FILE", help="PEM: the key of --picker-certificate")
+    add("--picker-client-ca", metavar="FILE", help="PEM: who signs certificates of gateways")
     add("--access-log", help="yes: a line for each request, without prompts (default: yes)")
     given = Options(parser, KIND.prefix, arguments, environment)
     take = given.take
@@ -102,22 +109,43 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         key=key,
         trusted=trusted,
         connections=take("connections", CONNECTIONS, _count, f"a number from 1 to {CONNECTIONS_MAX}"),
+        picker=_picker(given, options.bounds),
         options=options,
     )
     if (certificate is None) != (key is None):
         given.problems.append("--tls-certificate and --tls-key belong together.")
     plain = take("plain_listen", False, YES_OR_NO.__getitem__, "yes or no")
+    picker = settings.picker
     for flag, (host, port), is_private in (
         ("--listen", listen, certificate is not None),
+        *([("--picker", picker.listen, picker.tls is not None)] if picker else []),
         *([("--trusted", trusted[1], False)] if trusted else []),
     ):
         if not (is_private or plain or is_loopback(host)):
             given.problems.append(
                 f"{flag} {host}:{port} can be reached by others: keys and prompts could be read on the "
-                "way. Give --tls-certificate and --tls-key, listen on 127.0.0.1, or take --plain-listen "
-                "yes where nobody else listens."
+                "way. Give it a certificate and a key, listen on 127.0.0.1, or take --plain-listen yes "
+                "where nobody else listens."
             )
     return with_token(given, settings)
+
+
+def _picker(given: Options, bounds: Bounds) -> PickerSettings | None:
+    take, wanted = given.take, "a file that can be read"
+    listen = take("picker", None, place, "HOST:PORT")
+    certificate = take("picker_certificate", None, file, wanted)
+    key = take("picker_key", None, file, wanted)
+    authority = take("picker_client_ca", None, file, wanted)
+    if (certificate is None) != (key is None):
+        given.problems.append("--picker-certificate and --picker-key belong together.")
+    if authority and not certificate:
+        given.problems.append("--picker-client-ca needs --picker-certificate.")
+    if (certificate or key) and listen is None:
+        given.problems.append("--picker-certificate needs --picker: where to listen.")
+    if listen is None:
+        return None
+    tls = Tls(certificate, key, authority) if certificate and key else None
+    return PickerSettings(listen, tls, PickerBounds(bounds.body_bytes_max))
 
 
 def _positive_duration(text: str) -> float:

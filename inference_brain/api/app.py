@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -18,13 +18,13 @@ from inference_brain.api.errors import ApiError
 from inference_brain.api.exchange import (
     BodyRoom,
     ClientLeft,
+    ClientTooSlow,
     Exchange,
     Header,
     Receive,
     Scope,
     Send,
 )
-from inference_brain.api.generate import Generator
 from inference_brain.api.keys import Callers
 from inference_brain.api.requests import Generation
 from inference_brain.api.tracing import client_id, new_id, trace_headers
@@ -67,13 +67,21 @@ class Line:
 Handler = Callable[[Exchange, OrgSpec, Line], Awaitable[None]]
 
 
+class Carrier(Protocol):
+    """Brings requests that have their place to replicas, and answers back."""
+
+    async def serve(self, exchange: Exchange, journey: Journey, headers: Sequence[Header]) -> None:
+        """Raises ApiError if nothing has been answered yet, and ClientLeft. The journey has its end
+        afterwards."""
+
+
 class Api:
     """The application. `callers` is replaced with each desired document."""
 
     def __init__(
         self,
         router: Router,
-        generator: Generator,
+        carrier: Carrier,
         counts: Counts,
         records: Records,
         bounds: Bounds,
@@ -86,7 +94,7 @@ class Api:
         self.callers: Callers | None = None
         self.room = BodyRoom(bounds.bodies_bytes_max)
         self.router = router
-        self._generator = generator
+        self._carrier = carrier
         self._counts = counts
         self._records = records
         self._bounds = bounds
@@ -113,8 +121,10 @@ class Api:
             await self._answer(exchange, line)
         except ApiError as error:
             await self._fail(exchange, line, error)
-        except ClientLeft:
+        except ClientLeft as error:
             exchange.status = 499
+            if isinstance(error, ClientTooSlow):
+                await exchange.abort()
         except asyncio.CancelledError:
             exchange.status = 499
             raise
@@ -146,6 +156,7 @@ class Api:
             return
         org = self._org(exchange)
         line.org = org.name
+        await exchange.prove(f"org:{org.name}")
         if handler := self._posts.get(path):
             if exchange.method != "POST":
                 raise errors.wrong_method("POST")
@@ -178,7 +189,7 @@ class Api:
         line.model = found.name
         return found
 
-    async def _body(self, exchange: Exchange, line: Line) -> bytes:
+    async def _body(self, exchange: Exchange, line: Line) -> bytes | memoryview:
         raw = await exchange.body(self._bounds.body_bytes_max, BODY_SECONDS, self.room)
         line.held = len(raw)
         return raw
@@ -207,7 +218,7 @@ class Api:
         line.journey = journey
         self._records.begin(journey)
         try:
-            await self._generator.serve(exchange, journey, line.headers)
+            await self._carrier.serve(exchange, journey, line.headers)
         finally:
             self._records.end(journey)
 

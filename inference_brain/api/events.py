@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from inference_brain.upstream.client import Lost
+from inference_brain.upstream.failures import Lost
 from telemetry.decoder import ANSWER, Malformed, decode
 
 EVENT_BYTES_MAX: Final = 16 << 20

@@ -7,7 +7,9 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final
 
-from inference_brain.api.errors import ApiError, too_large, unavailable
+from inference_brain.api.errors import RATE_LIMITED, ApiError, too_large, unavailable
+from kvss_agent.http.api import SMALL_BYTES, connection_of
+from kvss_agent.http.server import HttpConnection
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -69,17 +71,36 @@ class Exchange:
         self._send = send
         self._watch: asyncio.Task[None] | None = None
 
+    async def prove(self, owner: str) -> None:
+        """Whose connection this is has been shown: it keeps its place. Raises ApiError if the owner has
+        too many."""
+        connection = connection_of(self.scope)
+        if connection is None:
+            return
+        if not connection.prove(owner):
+            raise ApiError(
+                429,
+                "Too many connections with keys of this organization: close some, or use them again.",
+                kind=RATE_LIMITED,
+                code="connections",
+                headers={"retry-after": "1", "connection": "close"},
+            )
+        await connection.turn()
+
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
 
     # What comes
 
-    async def body(self, most: int, seconds: float, room: BodyRoom) -> bytes:
+    async def body(self, most: int, seconds: float, room: BodyRoom) -> bytes | memoryview:
         """All of it, for which memory is taken from `room`; whoever has it gives that back. Raises
         ApiError, ClientLeft."""
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > most:
             raise too_large(most)
+        connection = connection_of(self.scope)
+        if connection and announced.isdigit() and int(announced) > SMALL_BYTES:
+            return await self._receive_into(connection, int(announced), room)
         pieces: list[bytes] = []
         try:
             async with asyncio.timeout(seconds):
@@ -93,6 +114,27 @@ class Exchange:
                 raise ApiError(408, message, code="body_too_slow") from None
             raise
         return b"".join(pieces) if len(pieces) != 1 else bytes(pieces[0])
+
+    async def _receive_into(self, connection: HttpConnection, size: int, room: BodyRoom) -> memoryview:
+        """A long body, straight to where it stays. Whoever sends it too slowly is cut off by the
+        connection."""
+        room.take(size)
+        try:
+            place = memoryview(bytearray(size))
+            connection.receive_into(self.scope, place)
+            left, at = size, 0
+            while True:
+                message = await self._receive()
+                if message["type"] != "http.request":
+                    raise ClientLeft  # noqa: TRY301 - what was taken is given back below
+                if piece := message.get("body", b""):
+                    place[at : at + len(piece)] = piece
+                    at += len(piece)
+                if not message.get("more_body"):
+                    return place[:left]
+        except BaseException:
+            room.give_back(size)
+            raise
 
     async def _receive_body(self, pieces: list[bytes], most: int, room: BodyRoom) -> None:
         size, is_whole = 0, False
@@ -145,6 +187,13 @@ class Exchange:
         """Answer with an error."""
         own = [(name.encode(), value.encode()) for name, value in error.headers.items()]
         await self.answer(error.status, error.body(), [*headers, *own])
+
+    async def abort(self) -> None:
+        """Close the connection, in the middle of an answer."""
+        connection = connection_of(self.scope)
+        if connection and connection.transport:
+            connection.transport.abort()
+            await asyncio.sleep(0)  # until the server knows
 
     async def begin_stream(self, headers: Iterable[Header] = ()) -> None:
         await self._head(200, [(b"cache-control", b"no-cache"), *headers], EVENTS)

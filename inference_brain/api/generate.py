@@ -15,7 +15,8 @@ from inference_brain.api.exchange import ClientLeft, ClientTooSlow, Exchange, He
 from inference_brain.journey import Journey, is_failure
 from inference_brain.outbound import path_of
 from inference_brain.router import NoReplica
-from inference_brain.upstream.client import Answer, Client, Late, Lost, UpstreamFailed
+from inference_brain.upstream.client import Answer, Client
+from inference_brain.upstream.failures import Late, Lost, UpstreamFailed
 from inference_brain.upstream.fleet import Replica
 
 ERROR_BYTES_MAX: Final = 1 << 20  # of an engine's error

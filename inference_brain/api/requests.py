@@ -37,6 +37,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Stop = Annotated[str, Meta(max_length=10_000)]
 Text = Annotated[str, Meta(max_length=100_000)]
 Anything = dict[str, Any]
+Raw = bytes | memoryview
 T = TypeVar("T")
 
 
@@ -214,7 +215,7 @@ _TOKENIZE: Final = msgspec.json.Decoder(Tokenize)
 _DETOKENIZE: Final = msgspec.json.Decoder(Detokenize)
 
 
-def chat(raw: bytes) -> Chat:
+def chat(raw: Raw) -> Chat:
     """Raises ApiError."""
     request = _decoded(raw, _CHAT)
     _check(request)
@@ -225,7 +226,7 @@ def chat(raw: bytes) -> Chat:
     return request
 
 
-def completion(raw: bytes) -> Completion:
+def completion(raw: Raw) -> Completion:
     """Raises ApiError."""
     request = _decoded(raw, _COMPLETION)
     _check(request)
@@ -244,7 +245,7 @@ def completion(raw: bytes) -> Completion:
     return request
 
 
-def tokenize(raw: bytes) -> Tokenize:
+def tokenize(raw: Raw) -> Tokenize:
     """Raises ApiError."""
     request = _decoded(raw, _TOKENIZE)
     if (request.prompt is None) == (request.messages is None):
@@ -254,7 +255,7 @@ def tokenize(raw: bytes) -> Tokenize:
     return request
 
 
-def detokenize(raw: bytes) -> Detokenize:
+def detokenize(raw: Raw) -> Detokenize:
     """Raises ApiError."""
     return _decoded(raw, _DETOKENIZE)
 
@@ -275,7 +276,7 @@ def _number(value: int | UnsetType | None) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _decoded(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def _decoded(raw: Raw, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decode(raw, decoder, BODY)
     except Malformed as error:

@@ -14,7 +14,7 @@ depends on it: then headers, body, trailers, in this order, as the protocol dema
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from http import HTTPStatus
@@ -109,19 +109,24 @@ class Exchange:
         asked, self._asked = self._asked, None
         return asked
 
-    def received(self, phase: Phase) -> Iterator[Reply]:
-        """A message of the gateway. Raises BrokenProtocol."""
-        if self.is_over:
-            return
-        if isinstance(phase, Head):
-            yield from self._on_head(phase)
-        elif isinstance(phase, Piece):
-            yield from self._on_piece(phase)
-        else:
-            yield from self._on_trailers(phase)
+    def received(self, phase: Phase) -> Sequence[Reply]:
+        """A message of the gateway. Raises BrokenProtocol.
 
-    def placed(self, decided: Place | Answer) -> Iterator[Reply]:
+        All its effects come before the first reply: the gateway may close the stream with the last.
+        """
+        if self.is_over:
+            return ()
+        if isinstance(phase, Head):
+            return tuple(self._on_head(phase))
+        if isinstance(phase, Piece):
+            return tuple(self._on_piece(phase))
+        return tuple(self._on_trailers(phase))
+
+    def placed(self, decided: Place | Answer) -> Sequence[Reply]:
         """Where the request goes, or what it is answered instead."""
+        return tuple(self._on_decision(decided))
+
+    def _on_decision(self, decided: Place | Answer) -> Iterator[Reply]:
         if self._state is not _State.DECIDING:
             raise BrokenProtocol("a decision that nobody waits for")
         if isinstance(decided, Answer):
@@ -185,6 +190,8 @@ class Exchange:
     def _on_trailers(self, trailers: Trailers) -> Iterator[Reply]:
         if trailers.side is Side.RESPONSE:
             self._expect(_State.ANSWERING)
+            if rest := self._passed_on(b"", ends=True):
+                yield from _streamed(Side.RESPONSE, rest, ends=False)
             yield TrailersReply(Side.RESPONSE)
             self._end(whole=True)
         elif self._state is _State.READING:  # they end a body whose last piece did not say so
@@ -236,14 +243,20 @@ class Exchange:
 
     def _on_answer_piece(self, piece: Piece) -> Iterator[Reply]:
         self._expect(_State.ANSWERING)
-        if self._place is not None and piece.data:
-            self._place.received(piece.data)
-        if self._head.response_mode is BodyMode.FULL_DUPLEX:
-            yield from _streamed(Side.RESPONSE, piece.data, ends=piece.ends)
+        passed = self._passed_on(piece.data, ends=piece.ends)
+        if self._is_duplex:
+            yield from _streamed(Side.RESPONSE, passed, ends=piece.ends)
         else:
-            yield PieceReply(Side.RESPONSE)
+            yield PieceReply(Side.RESPONSE, None if passed == piece.data else passed)
         if piece.ends:
             self._end(whole=True)
+
+    @property
+    def _is_duplex(self) -> bool:
+        return self._head.response_mode is BodyMode.FULL_DUPLEX
+
+    def _passed_on(self, data: bytes, *, ends: bool) -> bytes:
+        return self._place.received(data, ends=ends) if self._place is not None else data
 
     # The end
 

@@ -65,8 +65,8 @@ class Place(Protocol):
     def answered(self, status: int, served: str | None) -> None:
         """The head of the answer has come. `served`: which endpoint sent it, if the gateway says so."""
 
-    def received(self, data: bytes) -> None:
-        """A piece of the answer's body is on its way to the client."""
+    def received(self, data: bytes, *, ends: bool) -> bytes:
+        """A piece of the answer's body. Returns what the client gets now. `ends`: the last one."""
 
     def ended(self, *, whole: bool) -> None:
         """Nothing follows. `whole`: the answer has come to its end."""

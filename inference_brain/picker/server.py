@@ -8,11 +8,10 @@ await picker.stop(grace_seconds=30)
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -20,33 +19,16 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ext_proc
 from grpc import aio
 
 from inference_brain.picker import messages
-from inference_brain.picker.exchange import Bounds, BrokenProtocol, Exchange, Memory
+from inference_brain.picker.exchange import BrokenProtocol, Exchange, Memory
 from inference_brain.picker.health import Health
 from inference_brain.picker.phases import Immediate
 from inference_brain.picker.routing import Answer, Asked, Place, Refused, Router, failure
+from inference_brain.picker.settings import PickerSettings, Tls
 
 log = logging.getLogger(__name__)
 
-STREAMS_MAX: Final = 16_384  # requests of all gateways at once
+STOP_SECONDS: Final = 10.0  # for requests that are being answered
 _ENVELOPE_BYTES: Final = 1 << 20  # of a message, beside the body in it
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """Read again when the files change. `client_authority`: gateways have to show a certificate that it
-    has signed; None: they need none."""
-
-    certificate: Path
-    key: Path
-    client_authority: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PickerSettings:
-    listen: tuple[str, int]
-    tls: Tls | None = None
-    bounds: Bounds = field(default_factory=Bounds)
-    streams_max: int = STREAMS_MAX
 
 
 class Picker:
@@ -55,12 +37,13 @@ class Picker:
     def __init__(self, router: Router, settings: PickerSettings) -> None:
         self.settings = settings
         self.streams = 0
+        self.port = 0
         self._router = router
         self._memory = Memory()
         self._server: Any = None
 
     async def start(self) -> int:
-        """The port. Raises OSError if it cannot listen there."""
+        """Returns the port. Raises OSError if it cannot listen there."""
         limit = self.settings.bounds.body_bytes_max + _ENVELOPE_BYTES
         self._server = aio.server(
             options=[
@@ -85,7 +68,8 @@ class Picker:
         except RuntimeError as error:  # grpc's own, of which the details are in its log
             raise OSError(f"the endpoint picker cannot listen on {address}") from error
         await self._server.start()
-        return int(bound)
+        self.port = int(bound)
+        return self.port
 
     async def stop(self, grace_seconds: float) -> None:
         """New requests are refused; those that have begun may end."""
@@ -123,6 +107,18 @@ class Picker:
         except Exception:
             log.exception("A request could not be routed")
             return _FAILED
+
+
+@contextlib.asynccontextmanager
+async def picking(router: Router, settings: PickerSettings) -> AsyncIterator[Picker]:
+    """Serve gateways for as long as this lasts. Raises OSError if it cannot listen."""
+    picker = Picker(router, settings)
+    await picker.start()
+    log.info("The endpoint picker listens on %s:%s", settings.listen[0], picker.port)
+    try:
+        yield picker
+    finally:
+        await picker.stop(STOP_SECONDS)
 
 
 class _Service(ext_proc.ExternalProcessorServicer):  # type: ignore[misc]

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from inference_brain.tokens.errors import TemplateTooCostly
 
-SECONDS_MAX: Final = 2.0  # of a processor; a prompt of a million tokens takes a tenth of it
+SECONDS_MAX: Final = 1.0  # of a processor; a prompt of a million tokens takes a tenth of it
 STEPS_MAX: Final = 20_000_000
 CHARACTERS_MAX: Final = 256 << 20  # of everything that is made on the way
-_CLOCK_STEPS: Final = 1024
+_CLOCK_STEPS: Final = 256
 _ITEM_CHARACTERS: Final = 8  # what an item of a list or dictionary counts as
 
 
 class Budget:
-    """What is left. `characters`: of all strings that the template makes; items of lists count too."""
+    """What is left. `characters`: of all strings that the template makes; items of lists count too.
+    `seconds`: of a processor, once as much time has passed; it is asked of the system only then."""
 
-    __slots__ = ("_until", "characters", "steps")
+    __slots__ = ("_processor_until", "_seconds", "_until", "characters", "steps")
 
     def __init__(
         self,
@@ -28,18 +31,25 @@ class Budget:
     ) -> None:
         self.characters = characters
         self.steps = steps
-        self._until = time.thread_time() + seconds
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+        self._processor_until: float | None = None
 
     def step(self) -> None:
         """One turn of a loop, or one call. Raises TemplateTooCostly."""
         self.steps -= 1
-        if self.steps & (_CLOCK_STEPS - 1) == 0:
+        if self.steps % _CLOCK_STEPS == 0:
             if self.steps <= 0:
                 raise TemplateTooCostly("The chat template takes too many steps for these messages")
-            self.check_time()
+            if time.monotonic() > self._until:
+                self._check_processor()
 
-    def check_time(self) -> None:
-        if time.thread_time() > self._until:
+    def _check_processor(self) -> None:
+        """Time that passed while others had the processor does not count."""
+        used = time.thread_time()
+        if self._processor_until is None:
+            self._processor_until = used + self._seconds
+        elif used > self._processor_until:
             raise TemplateTooCostly("The chat template takes too long for these messages")
 
     def spend(self, characters: int) -> None:
@@ -69,3 +79,26 @@ class Budget:
                 waiting += one
             else:
                 self.spend(_ITEM_CHARACTERS)
+
+
+class _Spent(threading.local):
+    budget: Budget | None = None
+
+
+_spent = _Spent()
+
+
+def current() -> Budget:
+    """Of the rendering that this thread is in."""
+    # Parts of a template are evaluated while it is compiled, too.
+    return _spent.budget or Budget()
+
+
+@contextmanager
+def spending(budget: Budget) -> Iterator[None]:
+    """Renderings in this thread have this budget meanwhile."""
+    before, _spent.budget = _spent.budget, budget
+    try:
+        yield
+    finally:
+        _spent.budget = before

@@ -18,6 +18,7 @@ from inference_brain.tokens.turns import Piece, Tokens, Turns, cut
 
 RENDERED_AT_ONCE: Final = 256 << 10  # characters: a millisecond
 TOKENIZED_AT_ONCE: Final = 2 << 10
+SWEEP_SECONDS: Final = 60.0
 THREADS: Final = 2
 _NOTHING_ADDED: Final = Added((), ())
 
@@ -37,6 +38,7 @@ class TokenService:
         self.turns = turns or Turns()
         self._clock = clock
         self._lanes = Lanes(threads)
+        self._sweep_at = clock() + SWEEP_SECONDS
 
     async def chat(
         self, tokenizer: PromptTokenizer, org: str, chat: Chat, tokens_max: int | None = None
@@ -90,7 +92,11 @@ class TokenService:
         pieces: Sequence[Piece],
         added: Added = _NOTHING_ADDED,
     ) -> Tokens:
-        found = self.turns.find(org, tokenizer.number, pieces, self._clock())
+        now = self._clock()
+        if now >= self._sweep_at:  # of orgs that ask nothing any more
+            self._sweep_at = now + SWEEP_SECONDS
+            self.turns.sweep_all(now)
+        found = self.turns.find(org, tokenizer.number, pieces, now)
         left = pieces[found.pieces :]
 
         def encode() -> list[array[int]]:

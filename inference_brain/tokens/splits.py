@@ -25,7 +25,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from telemetry.decoder import Limits, decode
 
-CUTS_MAX: Final = 4  # different tokens that texts are cut before
+CUTS_MAX: Final = 2  # different tokens that texts are cut before: beginnings, or ends, of turns
 _DESCRIBED: Final = Limits(512 << 20, 1 << 26, 200)
 # What no tokenizer takes for a part of a word.
 _NO_WORD: Final = frozenset(string.punctuation) - {"_"}

@@ -4,55 +4,31 @@
         while piece := await answer.piece():
             ...
 
-To leave the context closes the connection of an answer that is not at its end, at once: so an engine
-stops computing for a client that has left. pyreqwest reads ahead by default, up to 64 KiB, before it
-shows the head of an answer; with that a stream is none, and cancelling does not reach the engine. Here
-nothing is read before it is asked for.
+To leave the context aborts the connection of an answer that is not at its end, at once: so an engine
+stops computing for a client that has left. What is received and not taken yet is bounded. HTTP/1.1,
+written here: it costs a quarter of what ready-made clients do (docs/adr/0087-brain-server.md).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+import ssl
+import time
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
+from types import TracebackType
 from typing import Final
+from urllib.parse import urlsplit
 
-from pyreqwest.client import Client as HttpClient
-from pyreqwest.client import ClientBuilder
-from pyreqwest.exceptions import ConnectError, ConnectTimeoutError, PyreqwestError
-from pyreqwest.response import Response
+from inference_brain.upstream.connection import Connection, Incoming
+from inference_brain.upstream.failures import Lost, Unreachable
 
-from telemetry.decoder import excerpt
-
-IDLE_SECONDS: Final = 55.0  # a connection is kept; uvicorn in engines closes them after 5 to 75
+IDLE_SECONDS: Final = 55.0  # that a connection is kept; engines close theirs after 5 to 75
+IDLE_MAX: Final = 512  # connections to one replica that are kept
 WHOLE_BYTES_MAX: Final = 64 << 20  # of an answer that is not a stream
-
-
-class UpstreamFailed(Exception):
-    """A replica did not answer, or not to the end. A sentence without its address."""
-
-    reason = "failed"  # as `brain_retries_total` counts it
-
-
-class Unreachable(UpstreamFailed):
-    """No connection: it has seen nothing of the request."""
-
-    reason = "unreachable"
-
-
-class Lost(UpstreamFailed):
-    """The connection broke, or what came was no HTTP."""
-
-    reason = "lost"
-
-
-class Late(UpstreamFailed):
-    """Nothing has come for too long."""
-
-    reason = "late"
+PLACES_KEPT: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,30 +41,24 @@ class Timeouts:
 
 
 class Answer:
-    """An answer that has begun."""
+    """An answer whose head has come."""
 
-    __slots__ = ("_reader", "_response", "_timeouts", "status")
+    __slots__ = ("_incoming", "_timeouts", "status")
 
-    def __init__(self, response: Response, timeouts: Timeouts) -> None:
-        self.status = response.status
-        self._response = response
-        self._reader = response.body_reader
+    def __init__(self, incoming: Incoming, timeouts: Timeouts) -> None:
+        self.status = incoming.status
+        self._incoming = incoming
         self._timeouts = timeouts
 
     def header(self, name: str) -> str:
-        return self._response.get_header(name) or ""
+        """Empty if there is none."""
+        return self._incoming.headers.get(name.lower().encode(), b"").decode("latin-1")
 
     async def piece(self, *, is_first: bool = False) -> bytes | None:
-        """The next bytes, as they come; None at the end. Raises UpstreamFailed."""
-        seconds = self._timeouts.first if is_first else self._timeouts.between
-        try:
-            async with asyncio.timeout(seconds):
-                piece = await self._reader.read_chunk()
-        except TimeoutError:
-            raise Late(f"Nothing came from the replica for {seconds:g} s.") from None
-        except PyreqwestError as error:
-            raise Lost(f"The connection to the replica broke: {_why(error)}.") from None
-        return None if piece is None else bytes(piece)
+        """What has come since the last piece, or the next that comes; None at the end. Raises
+        UpstreamFailed."""
+        timeouts = self._timeouts
+        return await self._incoming.piece(timeouts.first if is_first else timeouts.between)
 
     async def whole(self, most: int = WHOLE_BYTES_MAX) -> bytes:
         """All of it. Raises UpstreamFailed, also where it is longer than allowed."""
@@ -98,67 +68,153 @@ class Answer:
             pieces.append(piece)
             if (size := size + len(piece)) > most:
                 raise Lost(f"The replica's answer has more than {most} bytes.")
-        return b"".join(pieces)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 class Client:
-    """Connections to all replicas of a brain."""
+    """Connections to all replicas of a brain. Used from one event loop."""
 
     def __init__(self, timeouts: Timeouts | None = None, authorities: Path | None = None) -> None:
         """`authorities`: PEM, whom to believe beside those of the system. Raises OSError."""
         self.timeouts = timeouts or Timeouts()
-        builder = (
-            ClientBuilder()
-            .no_proxy()
-            .follow_redirects(enable=False)
-            .gzip(enable=False)
-            .brotli(enable=False)
-            .zstd(enable=False)
-            .deflate(enable=False)
-            .user_agent("tidegate-brain")
-            .connect_timeout(timedelta(seconds=self.timeouts.connect))
-            .pool_idle_timeout(timedelta(seconds=IDLE_SECONDS))
-            .pool_max_idle_per_host(256)
-        )
+        self.tls = ssl.create_default_context()
         if authorities:
-            builder = builder.add_root_certificate_pem(authorities.read_bytes())
-        self._http: HttpClient = builder.build()
+            self.tls.load_verify_locations(authorities)
+        self._places: dict[str, _Place] = {}
 
     async def close(self) -> None:
-        await self._http.close()
+        for place in self._places.values():
+            place.close()
 
-    @contextlib.asynccontextmanager
-    async def open(
+    def open(
         self,
         method: str,
         url: str,
         headers: Mapping[str, str],
         body: bytes = b"",
         seconds: float | None = None,
-    ) -> AsyncIterator[Answer]:
-        """Send a request; the answer once its head has come, within so many seconds. Raises
-        UpstreamFailed."""
-        request = self._http.request(method, url).headers(dict(headers)).streamed_read_buffer_limit(0)
+    ) -> Sent:
+        """A request; entering it gives the answer once its head has come, within so many seconds."""
+        origin, target = _split(url)
+        place = self._places.get(origin)
+        if place is None:
+            if len(self._places) >= PLACES_KEPT:
+                self._places.pop(next(iter(self._places))).close()
+            place = self._places[origin] = _Place(origin, self)
+        lines = [f"{method} {target} HTTP/1.1\r\nhost: {place.host_header}\r\n"]
+        lines += [f"{name}: {value}\r\n" for name, value in headers.items()]
         if body:
-            request = request.body_bytes(body)
-        sent = request.build_streamed()
-        seconds = self.timeouts.first if seconds is None else seconds
+            lines.append(f"content-length: {len(body)}\r\n")
+        lines.append("\r\n")
+        head = "".join(lines).encode("latin-1")
+        return Sent(place, head, body, self.timeouts.first if seconds is None else seconds)
+
+
+class Sent:
+    """A request that is sent when it is entered. Raises UpstreamFailed."""
+
+    __slots__ = ("_body", "_connection", "_head", "_place", "_seconds")
+
+    def __init__(self, place: _Place, head: bytes, body: bytes, seconds: float) -> None:
+        self._place = place
+        self._head = head
+        self._body = body
+        self._seconds = seconds
+        self._connection: Connection | None = None
+
+    async def __aenter__(self) -> Answer:
+        while True:
+            connection = self._place.kept()
+            is_kept = connection is not None
+            if connection is None:
+                connection = await self._place.connect()
+            self._connection = connection
+            incoming = connection.send(self._head, self._body)
+            try:
+                await incoming.begin(self._seconds)
+            except Lost:
+                self._leave(connection)
+                if is_kept and not incoming.has_bytes:
+                    continue  # the other side was closing it, and has not seen the request
+                raise
+            except BaseException:
+                self._leave(connection)
+                raise
+            return Answer(incoming, self._place.client.timeouts)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._connection:
+            self._leave(self._connection)
+
+    def _leave(self, connection: Connection) -> None:
+        """Keep the connection if its answer has come to the end, otherwise abort it."""
+        self._connection = None
+        if connection.is_free:
+            self._place.keep(connection)
+        else:
+            connection.abort()
+
+
+class _Place:
+    """Where a replica is, and its idle connections, the last used first."""
+
+    def __init__(self, origin: str, client: Client) -> None:
+        parts = urlsplit(origin)
+        self.client = client
+        self._host = parts.hostname or ""
+        self._tls = client.tls if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        self.host_header = parts.netloc.rpartition("@")[2]
+        self._idle: deque[tuple[float, Connection]] = deque()
+
+    def kept(self) -> Connection | None:
+        oldest = time.monotonic() - IDLE_SECONDS
+        while self._idle and self._idle[0][0] < oldest:
+            self._idle.popleft()[1].abort()
+        while self._idle:
+            connection = self._idle.pop()[1]
+            if connection.is_open:
+                return connection
+        return None
+
+    def keep(self, connection: Connection) -> None:
+        self._idle.append((time.monotonic(), connection))
+        if len(self._idle) > IDLE_MAX:
+            self._idle.popleft()[1].abort()
+
+    async def connect(self) -> Connection:
+        """Raises Unreachable."""
+        loop = asyncio.get_running_loop()
+        seconds = self.client.timeouts.connect
         try:
             async with asyncio.timeout(seconds):
-                response = await sent.__aenter__()
-        except (ConnectError, ConnectTimeoutError) as error:
-            raise Unreachable(f"No connection to the replica: {_why(error)}.") from None
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop),
+                    self._host,
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=self._host if self._tls else None,
+                )
         except TimeoutError:
-            raise Late(f"The replica did not begin to answer for {seconds:g} s.") from None
-        except PyreqwestError as error:
-            raise Lost(f"The connection to the replica broke: {_why(error)}.") from None
-        try:
-            yield Answer(response, self.timeouts)
-        finally:
-            await sent.__aexit__(None, None, None)
+            raise Unreachable(f"No connection to the replica within {seconds:g} s.") from None
+        except ssl.SSLError as error:
+            raise Unreachable(f"The replica's certificate was refused: {error.reason}.") from None
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or type(error).__name__
+            raise Unreachable(f"No connection to the replica: {why}.") from None
+        return connection
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop()[1].abort()
 
 
-def _why(error: PyreqwestError) -> str:
-    """The innermost cause; the outer ones have the address in them."""
-    causes = getattr(error, "details", {}).get("causes") or []
-    return excerpt(causes[-1]["message"] if causes else type(error).__name__, 100)
+def _split(url: str) -> tuple[str, str]:
+    """Origin and target of an address that a document has been checked to have."""
+    at = url.find("/", url.index("://") + 3)
+    return (url, "/") if at < 0 else (url[:at], url[at:])

@@ -10,7 +10,8 @@ from typing import Final
 
 from inference_brain.desired import Desired, ReplicaSpec, ServedModel
 from inference_brain.upstream.budget import RetryBudget
-from inference_brain.upstream.client import Client, UpstreamFailed
+from inference_brain.upstream.client import Client
+from inference_brain.upstream.failures import UpstreamFailed
 from inference_brain.upstream.health import Health, State
 
 log = logging.getLogger(__name__)

@@ -469,19 +469,20 @@ class BoundedServer(uvicorn.Server):
         """Until HTTP can begin."""
         loop = asyncio.get_running_loop()
 
-        def protocol() -> BoundedProtocol:
-            state = self.lifespan.state
-            return BoundedProtocol(connection, self.config, self.server_state, state, loop)
-
         try:
             await loop.connect_accepted_socket(
-                protocol,
+                partial(self._protocol, connection, loop),
                 sock,
                 ssl=self._tls,
                 ssl_handshake_timeout=self.policy.bounds.tls_seconds if self._tls else None,
             )
         except OSError:  # of TLS too
             self.policy.refused[Bound.TLS] += 1
+
+    def _protocol(self, connection: HttpConnection, loop: asyncio.AbstractEventLoop) -> BoundedProtocol:
+        """What a connection speaks."""
+        state = self.lifespan.state
+        return BoundedProtocol(connection, self.config, self.server_state, state, loop)
 
     def _connected(
         self, connection: HttpConnection, sock: socket.socket, task: asyncio.Task[None]

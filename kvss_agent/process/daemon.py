@@ -192,8 +192,10 @@ def run(
     parse: Callable[[Sequence[str], Mapping[str, str]], S],
     serve: Callable[[S], Coroutine[Any, Any, int]],
     arguments: Sequence[str],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> int:
-    """A daemon, from its arguments and environment to its exit status."""
+    """A daemon, from its arguments and environment to its exit status. `loop_factory`: of another event
+    loop than asyncio's."""
     try:
         settings = parse(arguments, os.environ)
     except WrongSettings as error:
@@ -202,7 +204,8 @@ def run(
     set_up_logs(settings)
     use_all_descriptors()
     try:
-        return asyncio.run(serve(settings))
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(serve(settings))
     except (OSError, ValueError, native.Unavailable) as error:
         # A port that is taken, a broken certificate, no compiled mover where it is required.
         sys.stderr.write(f"{what} cannot start: {error}\n")

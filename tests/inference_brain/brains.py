@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from inference_brain.api.listener import ApiServer
+from inference_brain.api.listener import ApiServer, policy
 from inference_brain.brain import Brain, Options
 from inference_brain.desired import Desired, Limits, OrgSpec, ReplicaSpec, ServedModel, parse
 from inference_brain.upstream import Timeouts
@@ -94,7 +94,8 @@ class RunningBrain:
         with daemon.listen(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
             self.brain = Brain("b", self._state_dir, "test", token="t" * 20, options=self._options)
-            api = ApiServer(self.brain.api, listener, self._connections, *self._certificate)
+            bounds = policy(self._connections, 3600.0)
+            api = ApiServer(self.brain.api, listener, bounds, *self._certificate)
             async with self.brain.running(), api.running():
                 if self._document:
                     self.brain.set_desired(self._document)

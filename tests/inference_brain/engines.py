@@ -138,6 +138,9 @@ class FakeEngine:
             if not answering.done():
                 asked.has_left = True
                 return False
+            if answering.exception():  # while it was written
+                asked.has_left = True
+                return False
             left.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await left

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from inference_brain.picker.server import Picker, PickerSettings
+from inference_brain.picker.server import Picker
+from inference_brain.picker.settings import PickerSettings
 from tests.inference_brain.routers import RecordedPlace, RecordedRouter
 
 

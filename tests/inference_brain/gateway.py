@@ -17,6 +17,7 @@ import yaml
 from console.environment import PROJECT
 
 READY_SECONDS = 30.0
+USAGE = {"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
 
 
 def binary() -> Path:
@@ -32,6 +33,19 @@ def documented() -> dict[str, Any]:
     text = (PROJECT / "docs/picker.md").read_text()
     found: dict[str, Any] = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])
     return found
+
+
+def subset(endpoints: Sequence[str]) -> Mapping[str, Any]:
+    """A filter that tells the picker which endpoints are allowed."""
+    kind = "envoy.extensions.filters.http.set_metadata.v3.Config"
+    told = {
+        "metadata_namespace": "envoy.lb.subset_hint",
+        "value": {"x-gateway-destination-endpoint-subset": list(endpoints)},
+    }
+    return {
+        "name": "envoy.filters.http.set_metadata",
+        "typed_config": {"@type": f"type.googleapis.com/{kind}", "metadata": [told]},
+    }
 
 
 def free_port() -> int:
@@ -66,7 +80,14 @@ class Replica:
         if body and json.loads(body).get("stream"):
             await self._stream(receive, send)
         else:
-            told = {"replica": self.name, "bytes": len(body), "echo": body.decode()}
+            model = json.loads(body).get("model") if body else None
+            told = {
+                "replica": self.name,
+                "bytes": len(body),
+                "echo": body.decode(),
+                "model": model,
+                "usage": USAGE,
+            }
             answer = json.dumps(told).encode()
             await send({"type": "http.response.start", "status": 200, "headers": _head(answer)})
             await send({"type": "http.response.body", "body": answer})
@@ -86,7 +107,8 @@ class Replica:
                     going_on.cancel()
                     return
                 gone.cancel()
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+        usage = b"data: %s\n\ndata: [DONE]\n\n" % json.dumps({"choices": [], "usage": USAGE}).encode()
+        await send({"type": "http.response.body", "body": usage})
 
 
 def _head(answer: bytes) -> list[tuple[bytes, bytes]]:
@@ -101,7 +123,9 @@ async def replicas(names: Sequence[str]) -> AsyncIterator[list[Replica]]:
 
 @contextlib.asynccontextmanager
 async def _serving(replica: Replica) -> AsyncIterator[Replica]:
-    listener = socket.create_server(("127.0.0.1", 0))
+    # asyncio sends without delay only where it sees that this is TCP.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
     replica.port = listener.getsockname()[1]
     config = uvicorn.Config(replica, log_level="error", access_log=False, lifespan="off", ws="none")
     server = uvicorn.Server(config)

@@ -18,14 +18,16 @@ class RecordedPlace:
     headers: Mapping[str, str] = field(default_factory=dict)
     path: str = "/v1/completions"
     answer_headers: Mapping[str, str] = field(default_factory=dict)
+    rewrite: Callable[[bytes, bool], bytes] = lambda data, _: data
     told: list[object] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def answered(self, status: int, served: str | None) -> None:
         self.told.append(("answered", status, served))
 
-    def received(self, data: bytes) -> None:
+    def received(self, data: bytes, *, ends: bool) -> bytes:
         self.told.append(data)
+        return self.rewrite(data, ends)
 
     def ended(self, *, whole: bool) -> None:
         self.told.append(("ended", whole))

@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from inference_brain.picker import Answer, Asked
-from inference_brain.picker.server import Picker, PickerSettings, Tls
+from inference_brain.picker.server import Picker
+from inference_brain.picker.settings import PickerSettings, Tls
 from tests.inference_brain import gateway
 from tests.inference_brain.gateway import Replica
 from tests.inference_brain.routers import RecordedPlace, RecordedRouter
@@ -113,18 +114,7 @@ async def test_a_picker_that_stalls_is_given_up(tmp_path: Path, backends: list[R
 
 async def test_only_endpoints_that_the_gateway_allows(tmp_path: Path, backends: list[Replica]) -> None:
     router = always(backends[1].endpoint)
-    hint = {
-        "name": "envoy.filters.http.set_metadata",
-        "typed_config": {
-            "@type": "type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config",
-            "metadata": [
-                {
-                    "metadata_namespace": "envoy.lb.subset_hint",
-                    "value": {"x-gateway-destination-endpoint-subset": ["10.0.0.1:80", "10.0.0.2"]},
-                }
-            ],
-        },
-    }
+    hint = gateway.subset(["10.0.0.1:80", "10.0.0.2"])
     async with picking(tmp_path, router, backends, before=[hint]) as client:
         assert (await client.post(PATH, json=BODY)).status_code == 200
     assert router.asked[0].among == {"10.0.0.1:80", "10.0.0.2"}

@@ -88,7 +88,8 @@ def test_where_special_tokens_are_text_they_are_no_places() -> None:
 
 def test_texts_are_cut_before_what_templates_write() -> None:
     safe = ["<a>", "<b>", "<c>", "<d>"]
-    assert cuts(safe, ["<b> <b> <a>"], ["<d>"]) == ("<b>", "<a>", "<d>")
+    assert cuts(safe, ["<b> <b> <a>"], ["<d>"]) == ("<b>", "<a>")
+    assert cuts(safe, ["<b>"], ["<d>"]) == ("<b>", "<d>")
 
 
 @given(st.text("ab<>", max_size=30), st.lists(st.sampled_from(["<a>", "<b>", "<ab>"]), unique=True))
