@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from inference_brain.maps.hits import NOTHING, Hit
 from inference_brain.maps.look_up import Drivers, look_up
-from inference_brain.maps.mirror import Mirror, Spaces
+from inference_brain.maps.mirror import Mirror, Scope, Spaces
 from inference_brain.maps.table import BLOCKS_MAX, LANES, ROWS_MAX, MapTable
 from swdriver_shim.cache_map.codec import SPACE_BYTES
 from swdriver_shim.desired import ModelSpec
@@ -28,6 +28,9 @@ class DriverPlace(NamedTuple):
 
     topic: str
     model: ModelSpec
+
+
+SpaceOf = tuple[bytes, Namespace]  # an isolation tag, and the namespace of a driver's model
 
 
 class _Followed(NamedTuple):
@@ -62,9 +65,9 @@ class CacheMaps:
         self._free_blocks: list[int] = []
         self._grouped: dict[tuple[str, ...], list[_Group]] = {}
 
-    def follow(self, drivers: Mapping[str, DriverPlace], tags: Collection[bytes] | None = None) -> None:
-        """Follow these drivers and no others. Maps of those that stay are kept. `tags`: the isolation
-        tags of all orgs that are served; nothing of others is kept. None: of whoever there is."""
+    def follow(self, drivers: Mapping[str, DriverPlace], makers: Iterable[SpaceOf] = ()) -> None:
+        """Follow these drivers and no others. Maps of those that stay are kept. `makers`: whose prompts
+        are served; what of it was forgotten is read again."""
         for name in [name for name, one in self._followed.items() if drivers.get(name) != one.place]:
             self._leave(name)
         for name, place in drivers.items():
@@ -72,12 +75,25 @@ class CacheMaps:
                 mirror = Mirror(self.table, self._spaces, self._take_lane(place.model))
                 self._followed[name] = _Followed(place, mirror)
         self._grouped.clear()
-        self._remove_spaces(self._spaces.serve(tags))
+        if self._spaces.remember(tag + _space_of(namespace) for tag, namespace in makers):
+            for _, mirror in self._followed.values():
+                mirror.read_again()
 
-    def forget(self, tags: Collection[bytes]) -> dict[str, int]:
-        """Nothing with these isolation tags is known from here on, whatever drivers report. Returns how
-        many entries of each driver that were."""
-        return self._remove_spaces(self._spaces.forget(tags))
+    def forget(self, scopes: Iterable[Scope]) -> dict[str, int]:
+        """Nothing of these scopes is known from here on, whatever drivers report: of a tag, and of one
+        namespace where that is given by its digest. Returns how many entries of each driver there
+        were."""
+        numbers = self._spaces.forget(scopes)
+        removed: Counter[int] = Counter()
+        for number in numbers:
+            removed.update(self.table.remove_space(number))
+        self._spaces.release(numbers)
+        by_driver = {}
+        for name, (_, mirror) in self._followed.items():
+            if count := removed[mirror.lane]:
+                mirror.entries -= count
+                by_driver[name] = count
+        return by_driver
 
     def hits(
         self, drivers: Sequence[str], prompts: Mapping[ModelSpec, Prompt], now: float
@@ -163,15 +179,3 @@ class CacheMaps:
         if sum(lane // LANES == block for lane in free) == LANES:
             self._free[place.model] = [lane for lane in free if lane // LANES != block]
             self._free_blocks.append(block)
-
-    def _remove_spaces(self, numbers: list[int]) -> dict[str, int]:
-        removed: Counter[int] = Counter()
-        for number in numbers:
-            removed.update(self.table.remove_space(number))
-        self._spaces.release(numbers)
-        by_driver = {}
-        for name, (_, mirror) in self._followed.items():
-            if count := removed[mirror.lane]:
-                mirror.entries -= count
-                by_driver[name] = count
-        return by_driver

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from inference_brain.maps.table import CODE_SHIFT, NEVER_CODE, SPACES_MAX, MapTable, Values
-from swdriver_shim.cache_map.codec import NEVER_AFTER, Message, Section, decode
+from swdriver_shim.cache_map.codec import NEVER_AFTER, SPACE_BYTES, Message, Section, decode
 from swdriver_shim.keys import TAG_BYTES
 from telemetry.decoder import Malformed
 
@@ -18,22 +18,24 @@ FORGOTTEN_MAX: Final = 1 << 17  # tags
 _DETAIL: Final = np.uint32(0xFF)
 
 
+Scope = tuple[bytes, bytes | None]  # an isolation tag, and the digest of a namespace or None for all
+
+
 class Spaces:
-    """Numbers of spaces: of one org in one namespace each. Only tags that are served have any."""
+    """Numbers of spaces: of one org in one namespace each. Those that were purged have none."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
         self._free: list[int] = []
-        self._served: frozenset[bytes] | None = None  # None: all
-        self._forgotten: dict[bytes, None] = {}
+        self._forgotten: dict[Scope, None] = {}
 
     def find(self, space: bytes) -> int | None:
         return self._numbers.get(space)
 
     def number(self, space: bytes) -> int | None:
-        """None for one that is not served, or that is too many."""
+        """None for one that was purged, or that is too many."""
         found = self._numbers.get(space)
-        if found is None and self._may_serve(space[:TAG_BYTES]):
+        if found is None and not self._is_forgotten(space):
             if self._free:
                 found = self._free.pop()
             elif len(self._numbers) < SPACES_MAX - 1:
@@ -43,25 +45,29 @@ class Spaces:
             self._numbers[space] = found
         return found
 
-    def _may_serve(self, tag: bytes) -> bool:
-        return tag not in self._forgotten and (self._served is None or tag in self._served)
+    def _is_forgotten(self, space: bytes) -> bool:
+        tag, namespace = space[:TAG_BYTES], space[TAG_BYTES:]
+        return (tag, None) in self._forgotten or (tag, namespace) in self._forgotten
 
-    def serve(self, tags: Collection[bytes] | None) -> list[int]:
-        """Serve these tags only. Returns numbers that nothing must be stored under from here on, for
+    def forget(self, scopes: Iterable[Scope]) -> list[int]:
+        """Give these scopes no numbers from here on. Returns the numbers that they had, for
         `release`."""
-        self._served = None if tags is None else frozenset(tags)
-        return self._take_unserved()
-
-    def forget(self, tags: Iterable[bytes]) -> list[int]:
-        """Never serve these tags again. The rest is as of `serve`."""
-        self._forgotten |= dict.fromkeys(tags)
+        for tag, namespace in scopes:
+            self._forgotten[tag, namespace and namespace[:SPACE_BYTES]] = None
         while len(self._forgotten) > FORGOTTEN_MAX:
             del self._forgotten[next(iter(self._forgotten))]
-        return self._take_unserved()
+        forgotten = [space for space in self._numbers if self._is_forgotten(space)]
+        return [self._numbers.pop(space) for space in forgotten]
 
-    def _take_unserved(self) -> list[int]:
-        unserved = [space for space in self._numbers if not self._may_serve(space[:TAG_BYTES])]
-        return [self._numbers.pop(space) for space in unserved]
+    def remember(self, spaces: Iterable[bytes]) -> bool:
+        """These are served again, if they were forgotten. Returns whether any was."""
+        if not self._forgotten:
+            return False
+        again = [space for space in spaces if self._is_forgotten(space)]
+        for space in again:
+            self._forgotten.pop((space[:TAG_BYTES], None), None)
+            self._forgotten.pop((space[:TAG_BYTES], space[TAG_BYTES:]), None)
+        return bool(again)
 
     def release(self, numbers: Iterable[int]) -> None:
         """Nothing is stored under these numbers any more."""
@@ -100,6 +106,10 @@ class Mirror:
     def start_over(self) -> None:
         """Its stream is read from the start."""
         self.wants_all = False
+
+    def read_again(self) -> None:
+        """What was left out of the map is wanted now."""
+        self.wants_all, self._next = True, 0
 
     def read(self, raw: bytes, now: float) -> bool:
         """Apply a message. One that does not continue the last makes the map unknown, until the stream

@@ -175,3 +175,21 @@ class MapReader:
                 log.info("Reading the cache maps of %d drivers", len(self._streams))
             else:
                 log.warning("Redis is away, and cache maps grow old: %s", why)
+
+
+class ReaderTask:
+    """A reader in the running event loop, until `stop`, which any thread may call."""
+
+    def __init__(self, reader: MapReader) -> None:
+        self.reader = reader
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(reader.run(), name="cache maps")
+        self._task.add_done_callback(_say_why_it_ended)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._task.cancel)
+
+
+def _say_why_it_ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.error("Cache maps are not read any more", exc_info=error)

@@ -1,10 +1,10 @@
 """Which columns of one org in one namespace are reported, and how long they can be served.
 
 Reported are the ends of chunks: the eighth column of each, and within a chunk where a prefix ends, where
-prompts part, and what a tail follows. An end is reported while its chunk is complete up to it, in all
-groups that have the whole prefix. Where the layout has windows or states as well, each end says which
-columns of its chunk those groups have. A layout of nothing but windows or states has no prefix to
-follow, so that each of its columns is reported by itself.
+prompts part, what a tail follows, and where there is a state. An end is reported while its chunk is
+complete up to it, in all groups that have the whole prefix. Where the layout has windows or states as
+well, each end says which columns of its chunk those groups have. A layout of nothing but windows or
+states has no prefix to follow, so that each of its columns is reported by itself.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Final
 
 from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap, State
 from swdriver_shim.cache_map.codec import CHUNK, IN_TIER2, NAME_BYTES, NEVER_AT, PREFIX, entry
+from swdriver_shim.layout import Group
 from swdriver_shim.policy import NEVER, Tiers
 
 MOVED_PART: Final = 10  # of the time that is left: an entry that expires so much later is reported again
@@ -164,13 +165,14 @@ class SingleColumns(Space):
 class Chunks(Space):
     """Of a layout with a group that has the whole prefix."""
 
-    def __init__(self, maps: Sequence[PrefixMap], space: bytes) -> None:
+    def __init__(self, maps: Sequence[PrefixMap], space: bytes, groups: Sequence[Group]) -> None:
         super().__init__(maps, space)
+        self._states = {index for index, group in enumerate(groups) if group.is_state}
         self._leader, *self._others = [one for one in maps if one.linked]
         self._ends = self._tables[PREFIX]
         self._tails: dict[Column, Column] = {}  # behind a column: the one that was stored last
         self._waiting: dict[Column, set[Column]] = {}  # for a column of their chunk: ends
-        self._parting: set[Column] = set()  # ends behind which several prompts go on
+        self._fixed: set[Column] = set()  # ends that stay when a prompt goes on behind them
         self._shrunk: set[Column] = set()  # ends behind which something was removed
         self._tier2: dict[bytes, int] = {}  # ends that are there only, by name
         self._leaving: OrderedDict[bytes, int] = OrderedDict()  # by key: were ends, and may be copied
@@ -199,6 +201,8 @@ class Chunks(Space):
                 continue  # it has been removed since
             if column.map is not self._leader:
                 self._touch(column, touched)
+                if column.group in self._states and not column.tail:
+                    self._add_state(column, dirty)
             elif column.tail:
                 self._add_tail(column, dirty)
             else:
@@ -219,7 +223,7 @@ class Chunks(Space):
 
     def clear(self) -> None:
         super().clear()
-        for cleared in (self._tails, self._waiting, self._parting, self._shrunk):
+        for cleared in (self._tails, self._waiting, self._fixed, self._shrunk):
             cleared.clear()
         self._tier2.clear()
         self._leaving.clear()
@@ -264,13 +268,18 @@ class Chunks(Space):
     def _forget(self, column: Column, at: Moment) -> None:
         for kind in self._tables:
             self._put(kind, column, None, at)
-        self._parting.discard(column)
+        self._fixed.discard(column)
         self._shrunk.discard(column)
 
     def _add_tail(self, tail: Column, dirty: dict[Column, None]) -> None:
         if tail.parent:  # one at the start of a prompt is not looked for
             self._tails[tail.parent] = tail
             dirty[tail] = dirty[tail.parent] = None
+
+    def _add_state(self, state: Column, dirty: dict[Column, None]) -> None:
+        if leader := self._leader.columns.get(state.key):
+            self._fixed.add(leader)
+            dirty[leader] = None
 
     def _add(self, fresh: dict[Column, None], dirty: dict[Column, None], at: Moment) -> None:
         """These whole columns can be served: find the ends among them, and before them."""
@@ -279,15 +288,15 @@ class Chunks(Space):
             if not _is_inside(column) or behind[column] != 1 or column in self._ends:
                 dirty[column] = None
             if behind[column] > 1:
-                self._parting.add(column)
+                self._fixed.add(column)
         for parent in behind:
-            if parent in fresh or not _is_inside(parent) or parent in self._parting:
+            if parent in fresh or not _is_inside(parent) or parent in self._fixed:
                 continue
             if parent in self._ends and parent not in self._tails:
                 self._forget(parent, at)  # its prefix goes on
                 dirty.pop(parent, None)
             else:
-                self._parting.add(parent)
+                self._fixed.add(parent)
                 dirty[parent] = None
 
     def _ends_over(self, touched: set[Column]) -> list[Column]:

@@ -63,6 +63,7 @@ class Follower(Listener):
         self._accounts = accounts
         self._lock = lock
         self._is_reachable = is_reachable
+        self._layout = layout
         self._has_prefix = any(group.linked for group in layout.groups)
         self._notes = _Notes()
         self._has_all = False  # of what was stored before it followed, or of notes that were too many
@@ -194,9 +195,10 @@ class Follower(Listener):
             return None
         if before := self._spaces.get((account.org, namespace)):
             self._drop_space(before)  # the ledger forgets namespaces that have no columns
-        made = (Chunks if self._has_prefix else SingleColumns)(
-            maps, maker.tag + namespace.digest()[:SPACE_BYTES]
-        )
+        space = maker.tag + namespace.digest()[:SPACE_BYTES]
+        made: Space = SingleColumns(maps, space)
+        if self._has_prefix:
+            made = Chunks(maps, space, self._layout.groups)
         self._spaces[account.org, namespace] = made
         self._by_map.update(dict.fromkeys(maps, made))
         self._by_tag.setdefault(maker.tag, []).append(made)
