@@ -270,7 +270,9 @@ class Ledger:
             column.ttl = seconds
             if column.state is State.READY:
                 self._stock.expiry.schedule(column)
-        self._say_used([columns])
+        for column in columns:
+            for listener in self._stock.listeners:
+                listener.ttl_changed([column])
         for prefix_map in self._stock.maps_of(prompt.maker):
             self._stock.deletes.delete(prefix_map, prompt.keys)  # files have the policy's TTL only
         return len(columns)

@@ -18,7 +18,10 @@ class Listener:
         """The column can't be served any more. A purge does not call it before it removes the column."""
 
     def used(self, columns: Sequence[Column]) -> None:
-        """These columns, in the order of a prompt, expire at another time than before."""
+        """These columns, in the order of a prompt, are used now, and may expire later."""
+
+    def ttl_changed(self, columns: Sequence[Column]) -> None:
+        """These columns of one map have another TTL of their own."""
 
     def policy_changed(self, account: Account) -> None:
         """All columns of the org may expire at another time, or not be served any more."""

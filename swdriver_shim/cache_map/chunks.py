@@ -34,6 +34,7 @@ class Batch:
     arrived: list[Column] = field(default_factory=list)
     removed: list[tuple[Column, Column | None]] = field(default_factory=list)  # with their parents
     used: set[Column] = field(default_factory=set)
+    altered: list[Column] = field(default_factory=list)  # that have another TTL
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class SingleColumns(Space):
     """Of a layout without a group that has the whole prefix. Tails are not reported."""
 
     def apply(self, batch: Batch, at: Moment) -> None:
-        changed = {*batch.arrived, *(column for column, _ in batch.removed), *batch.used}
+        changed = {*batch.arrived, *(column for column, _ in batch.removed), *batch.used, *batch.altered}
         # Removed ones first: another one may have the same key by now.
         for column in sorted(changed, key=lambda one: one.state is _READY):
             if not column.tail:
@@ -196,6 +197,8 @@ class Chunks(Space):
                 self._remove(column, parent, dirty, touched, at)
             else:
                 self._touch(column, touched)
+        for column in batch.altered:
+            self._touch(column, touched)
         for column in (*batch.arrived, *again):
             if column.state is not _READY:
                 continue  # it has been removed since

@@ -32,6 +32,7 @@ class _Notes:
     arrived: list[Sequence[Column]] = field(default_factory=list)
     removed: list[tuple[Column, Column | None]] = field(default_factory=list)
     used: list[Sequence[Column]] = field(default_factory=list)
+    altered: list[Column] = field(default_factory=list)
     changed: dict[str, Account] = field(default_factory=dict)
     purged: list[PrefixMap] = field(default_factory=list)
     copied: list[tuple[bytes, bytes]] = field(default_factory=list)  # tags and keys
@@ -39,7 +40,7 @@ class _Notes:
 
     @property
     def are_too_many(self) -> bool:
-        most = max(len(self.arrived), len(self.removed), len(self.used))
+        most = max(len(self.arrived), len(self.removed), len(self.used), len(self.altered))
         return max(most, len(self.copied), len(self.deleted)) > NOTES_MAX
 
 
@@ -92,6 +93,9 @@ class Follower(Listener):
     def used(self, columns: Sequence[Column]) -> None:
         if columns:
             self._notes.used.append(columns)
+
+    def ttl_changed(self, columns: Sequence[Column]) -> None:
+        self._notes.altered += columns
 
     def policy_changed(self, account: Account) -> None:
         self._notes.changed[account.org] = account
@@ -167,6 +171,9 @@ class Follower(Listener):
         for columns in notes.used:
             if batch := batch_of(columns[0]):
                 batch.used.update(columns)
+        for column in notes.altered:
+            if batch := batch_of(column):
+                batch.altered.append(column)
         return list(batches.items())
 
     def _follow_policies(self, columns: Mapping[str, list[list[Column]]], at: Moment) -> None:
