@@ -80,6 +80,7 @@ class Generation(Struct, kw_only=True, forbid_unknown_fields=True):
     bad_words: Annotated[list[Text], Meta(max_length=4096)] | UnsetType | None = UNSET
     include_stop_str_in_output: bool | UnsetType | None = UNSET
     skip_special_tokens: bool | UnsetType | None = UNSET
+    detokenize: bool | UnsetType | None = UNSET
     spaces_between_special_tokens: bool | UnsetType | None = UNSET
     add_special_tokens: bool | UnsetType | None = UNSET
     prompt_logprobs: Annotated[int, Meta(ge=-1, le=1000)] | UnsetType | None = UNSET

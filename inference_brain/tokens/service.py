@@ -6,6 +6,7 @@ work is that of the org whose turn it is.
 
 from __future__ import annotations
 
+import os
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -17,9 +18,9 @@ from inference_brain.tokens.tokenizer import Added, PromptTokenizer
 from inference_brain.tokens.turns import Piece, Tokens, Turns, cut
 
 RENDERED_AT_ONCE: Final = 256 << 10  # characters: a millisecond
-TOKENIZED_AT_ONCE: Final = 2 << 10
+TOKENIZED_AT_ONCE: Final = 4 << 10
 SWEEP_SECONDS: Final = 60.0
-THREADS: Final = 2
+THREADS: Final = max(2, (os.cpu_count() or 1) // 2)
 _NOTHING_ADDED: Final = Added((), ())
 
 
@@ -100,7 +101,7 @@ class TokenService:
         left = pieces[found.pieces :]
 
         def encode() -> list[array[int]]:
-            made = [tokenizer.encode(text[one.start : one.end]) for one in left]
+            made = tokenizer.encode_each([text[one.start : one.end] for one in left])
             if not found.pieces:
                 made[0] = array("I", added.before) + made[0]
             made[-1].extend(added.after)

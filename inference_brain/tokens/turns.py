@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from hashlib import blake2b
+from hashlib import sha256
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -26,7 +26,6 @@ TREE_BYTES_MAX: Final = 256 << 20
 IDLE_SECONDS: Final = 3600.0
 MAKERS_MAX: Final = 4  # of keys, for each piece
 DIGEST_BYTES: Final = 16
-KEY_BYTES_MAX: Final = 64
 STATE_BYTES: Final = 32
 _PIECE_BYTES: Final = 600  # what Python has for one, besides its tokens
 _KNOWN_BYTES: Final = 180
@@ -43,22 +42,21 @@ class Piece(NamedTuple):
 def cut(text: str, tokens: Sequence[str], before: Sequence[int] = ()) -> list[Piece]:
     """Where a text is cut, before some of these tokens. What is cut off does not depend on what
     follows. `before`: tokens that the first piece gets besides its own."""
-    key = array("I", before).tobytes()[-KEY_BYTES_MAX:]
     ends, last = [0], 0
     for place in places(text, tokens, PIECE_CHARACTERS_MIN):
         if place - last >= PIECE_CHARACTERS_MIN:
             ends.append(place)
             last = place
-    made = [
-        Piece(start, end, blake2b(_bytes(text[start:end]), digest_size=DIGEST_BYTES, key=key).digest())
-        for start, end in pairwise(ends)
-    ]
+    # With its length, so that no text begins with what another's tokens before it are.
+    salt = b"%d:" % len(before) + array("I", before).tobytes()
+    made = []
+    for start, end in pairwise(ends):
+        # What is no text is refused where it is tokenized.
+        mixed = sha256(salt + text[start:end].encode("utf-8", "surrogatepass"))
+        made.append(Piece(start, end, mixed.digest()[:DIGEST_BYTES]))
+        salt = b""
     made.append(Piece(last, len(text), None))
     return made
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # what is no text is refused where it is tokenized
 
 
 class _Node:

@@ -12,6 +12,8 @@ written here: it costs a quarter of what ready-made clients do (docs/adr/0087-br
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 import time
 from collections import deque
@@ -23,7 +25,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from inference_brain.upstream.connection import Connection, Incoming
-from inference_brain.upstream.failures import Lost, Unreachable
+from inference_brain.upstream.failures import Late, Lost, Unreachable
 
 IDLE_SECONDS: Final = 55.0  # that a connection is kept; engines close theirs after 5 to 75
 IDLE_MAX: Final = 512  # connections to one replica that are kept
@@ -188,7 +190,7 @@ class _Place:
             self._idle.popleft()[1].abort()
 
     async def connect(self) -> Connection:
-        """Raises Unreachable."""
+        """Raises Unreachable, Late."""
         loop = asyncio.get_running_loop()
         seconds = self.client.timeouts.connect
         try:
@@ -201,17 +203,25 @@ class _Place:
                     server_hostname=self._host if self._tls else None,
                 )
         except TimeoutError:
-            raise Unreachable(f"No connection to the replica within {seconds:g} s.") from None
+            # Not as sure as a refusal: it may be us who are late.
+            raise Late(f"No connection to the replica within {seconds:g} s.") from None
         except ssl.SSLError as error:
             raise Unreachable(f"The replica's certificate was refused: {error.reason}.") from None
         except (OSError, UnicodeError) as error:
-            why = getattr(error, "strerror", None) or type(error).__name__
-            raise Unreachable(f"No connection to the replica: {why}.") from None
+            raise Unreachable(f"No connection to the replica: {_why(error)}.") from None
         return connection
 
     def close(self) -> None:
         while self._idle:
             self._idle.pop()[1].abort()
+
+
+def _why(error: Exception) -> str:
+    """In the system's words; those of asyncio have the address in them."""
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return "its name is not known"
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number).lower() if number else "refused"
 
 
 def _split(url: str) -> tuple[str, str]:

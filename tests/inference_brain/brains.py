@@ -24,7 +24,7 @@ from swdriver_shim.desired import token_hash
 
 KEY = "sk-acme"
 SECRET = b"a" * 32
-OPTIONS = Options(timeouts=Timeouts(connect=2.0, first=20.0, between=20.0))
+OPTIONS = Options(timeouts=Timeouts(connect=20.0, first=20.0, between=20.0))
 
 T = TypeVar("T")
 

@@ -246,7 +246,7 @@ def test_a_slow_client_costs_a_bounded_amount_of_memory() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", [1000])
 def test_a_thousand_streams_at_once(streams: int) -> None:
-    with FakeEngine(Behavior(tokens=5, first_seconds=1.0, between_seconds=0.5)) as engine:
+    with FakeEngine(Behavior(tokens=5, first_with=streams, between_seconds=0.2)) as engine:
         document = told([engine.url])
         limits = replace_struct(document.orgs[0].limits, queued=10_000)
         orgs = (replace_struct(document.orgs[0], limits=limits),)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -260,10 +261,16 @@ def test_what_fails_is_counted_with_its_reason(
 
 def test_a_replay_that_is_interrupted_says_what_there_is(engine: FakeEngine, trace: Path) -> None:
     engine.behavior.first_seconds = 60.0
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+
+    def interrupt() -> None:
+        while engine.now_running < 6:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
     code, made = play(engine, trace)
-    timer.join()
+    interrupting.join()
     assert code == 1
     assert made["failures"] == {"not answered when the replay was ended": 6}
 

@@ -142,6 +142,14 @@ def test_what_follows_does_not_change_where_a_text_is_cut(text: str, more: str) 
     assert "".join((text + more)[one.start : one.end] for one in longer) == text + more
 
 
+def test_no_text_looks_like_another_with_tokens_before_it() -> None:
+    text = "the weather " * 40 + "</s>"
+    before = (0x41414141,)
+    other = "1:AAAA" + text
+    assert cut(text, ("</s>",), before)[0].digest != cut(other, ("</s>",))[0].digest
+    assert cut(text, ("</s>",), before)[0].digest != cut(text, ("</s>",))[0].digest
+
+
 def test_many_special_tokens_are_not_many_pieces() -> None:
     text = "</s>" * 10_000
     assert len(cut(text, ("</s>",))) <= len(text) / PIECE_CHARACTERS_MIN + 1
