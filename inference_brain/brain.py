@@ -29,7 +29,8 @@ from inference_brain.counts import Counts
 from inference_brain.decisions import RequestRecord
 from inference_brain.desired import Desired
 from inference_brain.journey import Records
-from inference_brain.maps import CacheMaps
+from inference_brain.maps import CacheMaps, figures
+from inference_brain.maps.reader import MapReader, ReaderTask
 from inference_brain.picker.brain_router import BrainRouter, Carrier
 from inference_brain.prompts import Prompts
 from inference_brain.router import Router
@@ -39,6 +40,7 @@ from inference_brain.upstream.health import State
 from kvss_agent.http.api import CONTROLLER, Conflict
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.metrics import put_http
+from kvss_agent.process.daemon import Stoppable
 from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.security.confirmations import (
     BrainStatement,
@@ -125,6 +127,7 @@ class Brain:
         if state_dir:
             self._document = SealedDocument(state_dir / "desired.json", token, documents.parse)
         self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
+        self._reader: MapReader | None = None
 
     def start(self) -> None:
         """Follow the document that was stored last. Raises OSError."""
@@ -345,6 +348,15 @@ class Brain:
             metrics.REPLICA_REQUESTS,
             [({"model": one.model, "replica": one.name}, one.in_progress) for one in replicas],
         )
+        figures.collect(self.maps, time.time(), into)
+        if self._reader:
+            put(into, metrics.REDIS, int(self._reader.is_connected))
+
+    def use_redis(self, url: str) -> Stoppable:
+        """Follow what drivers report to this Redis, until that is stopped. Raises ValueError for an
+        address that can't be used."""
+        self._reader = MapReader(self.maps, url)
+        return ReaderTask(self._reader)
 
     def _stream(self, change: int) -> None:
         self.counts.streams += change

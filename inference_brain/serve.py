@@ -76,7 +76,13 @@ async def _serve(settings: Settings) -> int:
         status = brain.membership_status
         for context in (
             daemon.reporting(
-                settings, "brain", identity.topic, brain.collect, brain.counts.limits, status
+                settings,
+                "brain",
+                identity.topic,
+                brain.collect,
+                brain.counts.limits,
+                status,
+                beside=brain.use_redis,
             ),
             daemon.http_server(application, control, brain.http, tls),
             member(settings.console, joining, status),
