@@ -41,7 +41,6 @@ from inference_brain.upstream.health import State
 from kvss_agent.http.api import CONTROLLER, Conflict
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.metrics import put_http
-from kvss_agent.process.daemon import Stoppable
 from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.security.confirmations import (
     BrainStatement,
@@ -128,7 +127,7 @@ class Brain:
         if state_dir:
             self._document = SealedDocument(state_dir / "desired.json", token, documents.parse)
         self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
-        self._reader: MapReader | None = None
+        self._reader: ReaderTask | None = None
 
     def start(self) -> None:
         """Follow the document that was stored last. Raises OSError."""
@@ -162,12 +161,16 @@ class Brain:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self._reader:
+                self._reader.stop()
             self.prompts.close()
             await self.client.close()
 
     def use_redis(self, url: str) -> None:
-        """Share limits, fairness and loads with all brains that use this Redis. Raises ValueError."""
+        """Share limits, fairness and loads with all brains that use this Redis, and follow the cache
+        maps that drivers report there. Raises ValueError."""
         self.router.admission.share(Shared(url))
+        self._reader = ReaderTask(MapReader(self.maps, url))
 
     @property
     def is_ready(self) -> bool:
@@ -356,13 +359,7 @@ class Brain:
         )
         figures.collect(self.maps, time.time(), into)
         if self._reader:
-            put(into, metrics.REDIS, int(self._reader.is_connected))
-
-    def use_redis(self, url: str) -> Stoppable:
-        """Follow what drivers report to this Redis, until that is stopped. Raises ValueError for an
-        address that can't be used."""
-        self._reader = MapReader(self.maps, url)
-        return ReaderTask(self._reader)
+            put(into, metrics.REDIS, int(self._reader.reader.is_connected))
 
     def _stream(self, change: int) -> None:
         self.counts.streams += change

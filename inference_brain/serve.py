@@ -80,13 +80,7 @@ async def _serve(settings: Settings) -> int:
         opened.callback(_following_redis(settings, identity.topic, brain).cancel)
         for context in (
             daemon.reporting(
-                settings,
-                "brain",
-                identity.topic,
-                brain.collect,
-                brain.counts.limits,
-                status,
-                beside=brain.use_redis,
+                settings, "brain", identity.topic, brain.collect, brain.counts.limits, status
             ),
             daemon.http_server(application, control, brain.http, tls),
             member(settings.console, joining, status),
