@@ -45,6 +45,7 @@ INSTALLED_APPS = [
     "console.control",
     "console.sessions",
     "console.policies",
+    "console.routing",
     "console.api",
     "console.live",
     "console.charts",

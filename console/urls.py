@@ -23,6 +23,8 @@ from console.orgs import views as orgs
 from console.overview import views as overview
 from console.policies.pages import callers, platform, policies, proof
 from console.policies.pages import history as policy_history
+from console.routing.pages import brains, traffic
+from console.routing.pages import models as served_models
 from console.saved import views as saved
 from console.search import views as search
 from console.sessions.pages import actions, drivers, rules, sessions
@@ -130,6 +132,36 @@ urlpatterns = [
         name="policy-unschedule",
     ),
     path("orgs/<slug:slug>/explain/", explain.show, name="explain"),
+    path("orgs/<slug:slug>/limits/", brains.org_limits, name="org-limits"),
+    path("routing/", traffic.show, name="routing"),
+    path("routing/models/", served_models.list_models, name="routing-models"),
+    path("routing/new-model/", served_models.new_model, name="routing-model-new"),
+    path("routing/models/<thing:name>/", served_models.show_model, name="routing-model"),
+    path("routing/models/<thing:name>/edit/", served_models.edit_model, name="routing-model-edit"),
+    path("routing/models/<thing:name>/remove/", served_models.remove_model, name="routing-model-remove"),
+    path(
+        "routing/models/<thing:name>/new-replica/",
+        served_models.new_replica,
+        name="routing-replica-new",
+    ),
+    path(
+        "routing/models/<thing:name>/replicas/<thing:replica>/",
+        served_models.edit_replica,
+        name="routing-replica",
+    ),
+    path(
+        "routing/models/<thing:name>/replicas/<thing:replica>/drain/",
+        served_models.drain_replica,
+        name="routing-replica-drain",
+    ),
+    path(
+        "routing/models/<thing:name>/replicas/<thing:replica>/remove/",
+        served_models.remove_replica,
+        name="routing-replica-remove",
+    ),
+    path("routing/brains/", brains.list_brains, name="routing-brains"),
+    path("routing/brains/<thing:name>/", brains.show_brain, name="routing-brain"),
+    path("routing/brains/<thing:name>/remove/", brains.remove_brain, name="routing-brain-remove"),
     path("orgs/<slug:slug>/callers/", callers.show_callers, name="callers"),
     path(
         "orgs/<slug:slug>/callers/<slug:public_id>/remove/",

@@ -102,6 +102,14 @@ def isolation_tag(org: str, secret: Buffer) -> bytes:
     return hashlib.sha256(mixed).digest()[:TAG_BYTES]
 
 
+class Known(NamedTuple):
+    """The states and keys of the first units of a prompt, which an earlier one with the same tokens
+    had."""
+
+    states: Sequence[bytes]
+    keys: Sequence[bytes]
+
+
 class Keys:
     """Computes the keys of one org in one namespace. Keeps only a hash of the secret."""
 
@@ -128,13 +136,26 @@ class Keys:
         return f"Keys({self.org!r}, …)"
 
     def prompt(
-        self, tokens: Sequence[int] | Buffer = (), request: str = "", media: Sequence[Media] = ()
+        self,
+        tokens: Sequence[int] | Buffer = (),
+        request: str = "",
+        media: Sequence[Media] = (),
+        known: Known | None = None,
     ) -> Prompt:
         """A prompt of this org in this namespace. `request`: the name of its request, if it has one.
-        `media`: its inputs that are not tokens."""
+        `media`: its inputs that are not tokens. `known`: of an earlier prompt of these keys whose first
+        tokens and media were the same; they are not hashed again."""
         made = Prompt(self, request, media)
+        if known is not None:
+            made.states += known.states
+            made.keys += known.keys
         made.extend(tokens)
         return made
+
+    @property
+    def identity(self) -> bytes:
+        """Equal for those that make the same keys of the same tokens. It is secret, as the keys are."""
+        return self._root + _COUNT.pack(self.unit_tokens)
 
     @property
     def unit_columns(self) -> int:
@@ -203,14 +224,14 @@ class Prompt:
     """The tokens of one request, and the keys of its columns. Tokens may be added: only new columns are
     hashed. Tokens are kept nowhere else, and no longer than the request."""
 
-    __slots__ = ("_media", "_raw", "_states", "keys", "maker", "request")
+    __slots__ = ("_media", "_raw", "keys", "maker", "request", "states")
 
     def __init__(self, maker: Keys, request: str = "", media: Sequence[Media] = ()) -> None:
         self.maker = maker
         self._media = media
         self.request = request  # the engine's name of it, for explanations
         self.keys: list[bytes] = []  # of the columns of whole units
-        self._states: list[bytes] = []
+        self.states: list[bytes] = []  # of whole units; further keys are computed from them
         self._raw = bytearray()
 
     def __repr__(self) -> str:
@@ -231,7 +252,7 @@ class Prompt:
             done = len(self.keys)
             left = raw[done * COLUMN_BYTES :]
             made = self.maker.states(self._state(done), left, self._media, done * COLUMN_TOKENS)
-        self._states += made
+        self.states += made
         self.keys += self.maker.keys_of(made)
 
     def tail(self, columns: int, count: int) -> bytes:
@@ -254,10 +275,10 @@ class Prompt:
         """Forget what follows the first so many tokens."""
         del self._raw[4 * max(0, tokens) :]
         units = len(self._raw) // (4 * self.maker.unit_tokens)
-        del self.keys[units * self.maker.unit_columns :], self._states[units:]
+        del self.keys[units * self.maker.unit_columns :], self.states[units:]
 
     def _state(self, columns: int) -> bytes | None:
-        return self._states[columns // self.maker.unit_columns - 1] if columns else None
+        return self.states[columns // self.maker.unit_columns - 1] if columns else None
 
 
 class Named(Prompt):

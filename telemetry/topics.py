@@ -31,6 +31,7 @@ SESSION: Final = "session"
 NODE: Final = "node"
 # What names one place only: of no use in sums over all of them.
 _OF_ONE_PLACE: Final = frozenset({"shard", "tag", "index", "stream"})
+_NOT_OF_ORGS: Final = frozenset({"replica"})  # which engines there are is the platform's
 _NOT_OF_THE_FLEET: Final = frozenset({ORG, NODE, "box"})  # what crosses which leaves is what it asks
 _KINDS: Final = {"agent": NODE}
 
@@ -60,7 +61,8 @@ def wider(series: Series) -> list[tuple[str, Series]]:
     for label, value in labels:
         of = _SUMMED.get(label)
         if of and value not in ("", OTHER):
-            found.append((of(value), Series(kind, name, _without(labels, {label}))))
+            left_out = {label} | _NOT_OF_ORGS if label == ORG else {label}
+            found.append((of(value), Series(kind, name, _without(labels, left_out))))
     return found
 
 

@@ -50,6 +50,10 @@ from console.policies.rest.platform import router as policies_of_all
 from console.policies.rest.policies import router as policies
 from console.policies.rest.proof import router as proof
 from console.policies.rest.schedule import router as scheduled_policies
+from console.routing.rest.brains import router as brains
+from console.routing.rest.limits import router as routing_limits
+from console.routing.rest.models import router as models
+from console.routing.rest.replicas import router as replicas
 from console.saved.api import router as saved
 from console.search.api import router as search
 from console.sessions.changes.sizes import JobsRun
@@ -146,6 +150,10 @@ api.add_router("", drivers)
 api.add_router("", live)
 api.add_router("", fleet)
 api.add_router("", joining)
+api.add_router("", models)
+api.add_router("", replicas)
+api.add_router("", routing_limits)
+api.add_router("", brains)
 api.add_router("", authority)
 api.add_router("", description)
 

@@ -27,7 +27,7 @@ from console.authority.issuing import Signer, make_root
 from console.authority.models import Authority, State
 from console.fleet import services as fleet
 from console.fleet.membership.liveness import silent_since
-from console.fleet.models import Driver, Node
+from console.fleet.models import Brain, Driver, Node
 from console.fleet.nodes import Impossible
 from console.placement.topology import State as Health
 from kvss_agent.security.certificates import Peer
@@ -37,7 +37,7 @@ from telemetry.topics import FLEET
 
 log = logging.getLogger(__name__)
 
-P = TypeVar("P", Node, Driver)
+P = TypeVar("P", Node, Driver, Brain)
 
 BELIEVED: Final = (State.NEXT, State.SIGNING, State.SUPERSEDED)
 CONSOLE_LIFE: Final = timedelta(days=1)  # of the certificates of our own processes
@@ -108,12 +108,20 @@ def following() -> Following:
     """Who believes what it should. A node in maintenance is never lost, but while it is off nobody waits
     for it, either."""
     digest = bundle().digest
-    nodes, drivers = _with_key(Node), _with_key(Driver)
+    nodes, drivers, brains = _with_key(Node), _with_key(Driver), _with_key(Brain)
     off, since = Q(state=Health.LOST.value), silent_since(timezone.now())
     if since is not None:
         off |= Q(state=Health.MAINTENANCE.value, last_heartbeat_at__lt=since)
-    alive = _trusts("node", nodes.exclude(off)) + _trusts("driver", drivers.filter(lost_at=None))
-    away = _trusts("node", nodes.filter(off)) + _trusts("driver", drivers.exclude(lost_at=None))
+    alive = [
+        *_trusts(nodes.exclude(off)),
+        *_trusts(drivers.filter(lost_at=None)),
+        *_trusts(brains.filter(lost_at=None)),
+    ]
+    away = [
+        *_trusts(nodes.filter(off)),
+        *_trusts(drivers.exclude(lost_at=None)),
+        *_trusts(brains.exclude(lost_at=None)),
+    ]
     return Following(
         len(alive),
         [name for name, trusts in alive if trusts != digest],
@@ -125,7 +133,8 @@ def _with_key(kind: type[P]) -> QuerySet[P]:
     return kind.objects.filter(joined_at__isnull=False).exclude(public_key="").order_by("name")
 
 
-def _trusts(kind: str, rows: QuerySet[Any]) -> list[tuple[str, str]]:
+def _trusts(rows: QuerySet[Any]) -> list[tuple[str, str]]:
+    kind = rows.model.KIND
     return [(f"{kind} {name}", trusts) for name, trusts in rows.values_list("name", "trusts")]
 
 

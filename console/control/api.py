@@ -1,4 +1,4 @@
-"""What each agent and driver should be, what it says it is, and what is wrong with its answers."""
+"""What agents, drivers and brains should be, what they say they are, and what is wrong with that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ router = Router(tags=["fleet"])
 
 
 class TargetOut(Schema):
-    kind: Literal["node", "driver"]
+    kind: Literal["node", "driver", "brain"]
     name: str
     desired_generation: int = Field(
         validation_alias="generation", description="Generation of its desired document."
@@ -38,6 +38,6 @@ def list_targets(
     request: SignedInRequest,
     faulty: Annotated[bool, Query(description="Only those with invalid answers.")] = False,
 ) -> Rows:
-    """Agents and drivers with their desired and observed generations."""
+    """Agents, drivers and brains with their desired and observed generations."""
     found = services.visible_targets(request.principal)
     return found.exclude(fault="") if faulty else found

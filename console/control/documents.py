@@ -27,6 +27,7 @@ import msgspec
 from django.core.exceptions import ObjectDoesNotExist
 
 from console.control.models import Kind
+from inference_brain import desired as of_brains
 from kvss_agent import desired as of_agents
 from kvss_agent.http.api import Invalid
 from swdriver_shim import desired as of_drivers
@@ -45,6 +46,7 @@ _additions: Final[dict[Place, list[CommonPart]]] = {}
 _PARSE: Final[Mapping[str, Callable[[bytes], object]]] = {
     Kind.NODE: of_agents.parse,
     Kind.DRIVER: of_drivers.parse,
+    Kind.BRAIN: of_brains.parse,
 }
 
 
@@ -101,7 +103,7 @@ class Compiler:
         """Raises NotYet, also for what the target would refuse."""
         if self._shared is None:
             self._shared = self._made_once()
-        if not _parts[self._kind]:
+        if not (_parts[self._kind] or _common[self._kind]):
             raise NotYet("Nobody says yet what it should be.")
         told: dict[str, Any] = {**base, **self._shared}
         try:

@@ -6,14 +6,11 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
+from console.fleet.models import ProcessKind
 from console.shell.sealed import SealedBytes
 
 SECRET_BYTES = 32
-
-
-class Kind(models.TextChoices):
-    NODE = "node"
-    DRIVER = "driver"
+Kind = ProcessKind
 
 
 def new_secret() -> bytes:
@@ -44,7 +41,7 @@ class Change(models.Model):
 
 
 class Target(models.Model):
-    """An agent or a driver: what it should be by now, and what it said it is.
+    """An agent, a driver or a brain: what it should be by now, and what it said it is.
 
     The document itself is not kept: it is made from intent whenever it is told. `digest` says whether
     that is still what `generation` stands for.
@@ -73,7 +70,7 @@ class Target(models.Model):
         ordering = ("kind", "name")
         constraints = [
             models.UniqueConstraint(name="target_once", fields=["kind", "name"]),
-            models.CheckConstraint(name="target_kind", condition=Q(kind__in=["node", "driver"])),
+            models.CheckConstraint(name="target_kind", condition=Q(kind__in=Kind.values)),
             models.CheckConstraint(
                 name="target_change_in_order", condition=Q(observed_change__lte=F("change"))
             ),

@@ -1,6 +1,6 @@
-"""What agents and drivers say they are, typed and bounded: what the console may store, compare and show.
+"""What processes say they are, typed and bounded: what the console may store, compare and show.
 
-Both say more than this, and later versions still more; what is not named here is skipped.
+They say more than this, and later versions still more; what is not named here is skipped.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from telemetry.decoder import NO_NUL, Count
 
 SHARDS_MAX = 1 << 16
+PROBLEMS_MAX = 100
 # One above any that is told can still be stored.
 Generation = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Text = Annotated[str, Meta(max_length=2000, pattern=NO_NUL)]
@@ -34,20 +35,24 @@ class Shard(Struct, frozen=True):
 
 
 Shards = Annotated[list[Shard], Meta(max_length=SHARDS_MAX)]
+Problems = Annotated[list[Text], Meta(max_length=PROBLEMS_MAX)]
 
 
 class Observed(Struct, frozen=True):
-    """`generation` is what it was told last, `observed_generation` what it is."""
+    """`generation` is what it was told last, `observed_generation` what it is. `problems`: a brain's,
+    with what its document names: a tokenizer that is not there."""
 
     generation: Generation
     observed_generation: Generation
     shards: Shards = []
+    problems: Problems = []
 
     @property
     def shortfall(self) -> str:
-        """What is not as it should be yet, shard by shard."""
+        """What is not as it should be yet."""
         lacking = (one for one in self.shards if one.reason)
-        return "; ".join(f"{one.shard or one.name}: {one.reason}" for one in lacking)
+        of_shards = (f"{one.shard or one.name}: {one.reason}" for one in lacking)
+        return "; ".join((*self.problems, *of_shards))
 
 
 class Told(Struct, frozen=True):
@@ -56,9 +61,10 @@ class Told(Struct, frozen=True):
     generation: Generation
     observed_generation: Generation | None = None
     shards: Shards = []
+    problems: Problems = []
 
     @property
     def observed(self) -> Observed | None:
         if self.observed_generation is None:
             return None
-        return Observed(self.generation, self.observed_generation, self.shards)
+        return Observed(self.generation, self.observed_generation, self.shards, self.problems)

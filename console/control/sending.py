@@ -25,7 +25,7 @@ from django.conf import settings
 
 from console.authority import client
 from console.control.observed import Observed, Told
-from console.fleet.models import Driver, Node
+from console.fleet.models import Brain, Driver, Node
 from kvss_agent.http.exchange import (
     AT_ONCE_MAX,
     SENTENCE_CHARACTERS_MAX,
@@ -55,15 +55,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The control API of an agent or a driver. `server_name`: which certificate it has to show. One that
-    joined before there were keys has none."""
+    """The control API of a process. `server_name`: which certificate it has to show. One that joined
+    before there were keys has none."""
 
     url: str
     token: str = field(repr=False)
     server_name: str = ""
 
     @classmethod
-    def of(cls, joined: Node | Driver) -> Endpoint:
+    def of(cls, joined: Node | Driver | Brain) -> Endpoint:
         name = client.server_name(joined.public_key) if joined.public_key else ""
         return cls(joined.control_url, str(joined.control_token), name)
 

@@ -32,7 +32,7 @@ from console.control.sending import (
     Order,
     send,
 )
-from console.fleet.models import Driver, Node
+from console.fleet.models import MODELS, Brain, Driver, Node
 from telemetry.events import in_order_of_commits
 from telemetry.hints import hint
 
@@ -43,6 +43,7 @@ PUSH: Final = "console.control.tasks.push"  # by its name, for it imports this m
 Address = tuple[str, str]  # kind and name; * for all of a kind
 ALL_DRIVERS: Final[Address] = (Kind.DRIVER.value, "*")
 ALL_NODES: Final[Address] = (Kind.NODE.value, "*")
+ALL_BRAINS: Final[Address] = (Kind.BRAIN.value, "*")
 # Also who should be there already: it may have lost its state.
 ASK_EVERY: Final = timedelta(seconds=30)
 RETRY_SECONDS: Final = (1, 2, 5, 10, 30, 60)  # after so many failures in a row
@@ -83,6 +84,15 @@ def _push_soon(targets: list[Address]) -> None:
 def claims_key_of(driver: str) -> bytes:
     """What gateways sign the claims of this engine's requests with."""
     return bytes(Target.objects.get_or_create(kind=Kind.DRIVER, name=driver)[0].claims_key)
+
+
+def claims_keys_of(drivers: Iterable[str]) -> dict[str, bytes]:
+    """The same of many, by driver."""
+    names = set(drivers)
+    made = [Target(kind=Kind.DRIVER, name=name) for name in sorted(names)]
+    Target.objects.bulk_create(made, ignore_conflicts=True)
+    found = Target.objects.filter(kind=Kind.DRIVER, name__in=names).only("name", "claims_key")
+    return {target.name: bytes(target.claims_key) for target in found}
 
 
 def new_claims_key(driver: str) -> bytes:
@@ -340,6 +350,8 @@ def _bases(kind: str, targets: Collection[Target]) -> dict[str, Partial]:
     """What is known of the process itself."""
     if kind == Kind.NODE:
         return {target.name: {} for target in targets}
+    if kind == Kind.BRAIN:
+        return {target.name: {"brain": target.name} for target in targets}
     drivers = {one.name: one for one in Driver.objects.only("name", "model", "engine")}
     return {target.name: _base(target, drivers.get(target.name)) for target in targets}
 
@@ -452,9 +464,8 @@ def forget_old_changes(now: datetime) -> int:
 # The fleet
 
 
-def _joined(kind: str) -> QuerySet[Driver] | QuerySet[Node]:
-    model = Driver if kind == Kind.DRIVER else Node
-    return model.objects.filter(joined_at__isnull=False)
+def _joined(kind: str) -> QuerySet[Node | Driver | Brain]:
+    return MODELS[kind].objects.filter(joined_at__isnull=False)
 
 
 def _endpoints(kind: str, names: Collection[str] | None) -> Mapping[str, Endpoint | None]:
@@ -473,5 +484,5 @@ def in_the_open() -> list[str]:
     ]
 
 
-def _is_silent(one: Driver | Node) -> bool:
-    return one.lost_at is not None if isinstance(one, Driver) else one.state == "lost"
+def _is_silent(one: Node | Driver | Brain) -> bool:
+    return one.state == "lost" if isinstance(one, Node) else one.lost_at is not None

@@ -24,8 +24,8 @@ class Done(NamedTuple):
     wrong_bytes: int
 
 
-def serve(prefixes: Prefixes, wafer: Wafer, ask: Ask) -> Done:
-    """Raises `remote.Refused`."""
+def serve(prefixes: Prefixes, wafer: Wafer, ask: Ask, request: str = "") -> Done:
+    """`request`: how the driver explains it. Raises `remote.Refused`."""
     kv = wafer.kv(ask.tokens)
     places: dict[ColumnPart, bytearray] = {}
 
@@ -35,7 +35,7 @@ def serve(prefixes: Prefixes, wafer: Wafer, ask: Ask) -> Done:
         place = places[part] = bytearray(size)
         return memoryview(place)
 
-    request = f"demo-{secrets.token_hex(8)}"
+    request = request or f"demo-{secrets.token_hex(8)}"
     hit = prefixes.load(ask.tokens, into, WAIT_SECONDS, request).tokens
     wrong = sum(kv.wrong_bytes(part, memoryview(places.get(part, b""))) for part in wafer.parts(hit))
     if wrong:

@@ -1,7 +1,8 @@
-"""`python -m console.demo.launch NAME CONSOLE_URL`: become an agent or a driver of the demo.
+"""`python -m console.demo.launch NAME CONSOLE_URL [LISTEN]`: become an agent, a driver or the brain of
+the demo. `LISTEN`: where the brain serves clients.
 
-They are started with the settings of docs/agent.md and docs/driver.md, in the environment, where other
-users cannot read the join token.
+They are started with the settings of docs/agent.md, docs/driver.md and docs/routing.md, in the
+environment, where other users cannot read the join token.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ OF_THE_CONSOLE = ("TIDEGATE_", "DATABASE_URL", "REDIS_URL")
 
 
 def main() -> None:
-    name, console = sys.argv[1:]
+    name, console, *listen = sys.argv[1:]
     state = Path(os.environ["TIDEGATE_STATE_DIR"])
-    is_agent = name in places.NODES
+    kind = "node" if name in places.NODES else "brain" if name == places.BRAIN else "driver"
     settings = {
         "NAME": name,
         "STATE_DIR": str(places.directory_of(state, name)),
         "CONTROL": "127.0.0.1:0",
         "CONSOLE": console,
-        "JOIN_TOKEN": places.join_token(state, "node" if is_agent else "driver").read_text(),
+        "JOIN_TOKEN": places.join_token(state, kind).read_text(),
         "TELEMETRY": os.environ.get("TIDEGATE_OWN_TELEMETRY_URL", os.environ.get("REDIS_URL", "")),
     }
-    if is_agent:
+    if kind == "brain":
+        prefix, module = "BRAIN_", ["inference_brain", "serve"]
+        settings |= {"LISTEN": listen[0], "ACCESS_LOG": "no"}
+    elif kind == "node":
         prefix, module = "KVSS_AGENT_", ["kvss_agent"]
         settings |= {"MEMORY": places.MEMORY, "DRAIN_SECONDS": "1"}
     else:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 NODES: Final = ("ax-1", "ax-2", "ax-3", "ax-4")
-DRIVERS: Final = ("chat-1", "code-1")
+DRIVERS: Final = ("chat-1", "chat-2", "code-1")
+BRAIN: Final = "brain"
 MEMORY: Final = "24M"  # of each node
 SOCKET_PATH_BYTES_MAX: Final = 107  # as the kernel has it
 
@@ -38,6 +39,16 @@ def model(state: Path, driver: str) -> Path:
 
 def tier2(state: Path) -> Path:
     return folder(state) / "tier2"
+
+
+def tokenizer(state: Path) -> Path:
+    """The folder with the tokenizer of the demo's models."""
+    return folder(state) / "tokenizer"
+
+
+def engine_port(state: Path, driver: str) -> Path:
+    """The file with the port that an engine listened on last."""
+    return folder(state) / f"{driver}.port"
 
 
 def join_token(state: Path, kind: str) -> Path:

@@ -5,6 +5,8 @@ same from start to start.
   back to after seconds or minutes.
 - *Foundry* runs coding agents: tasks of many quick steps, each of which repeats all that was before it.
 - *Archive* has documents summed up, in waves. No document comes twice, so that it only takes room away.
+
+They ask through a brain. The assistant's model has two replicas, the other one.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -25,11 +27,14 @@ from swdriver_shim.policy import Policy, Tiers
 
 SEED: Final = 7
 VOCABULARY: Final = 32_000
+CONTEXT_TOKENS: Final = 16_384
+ANSWERED_TOKENS: Final = 16  # of a prompt, that its answer follows from
 GRANT_PERCENT: Final = 70
 WHY_NOT_ALL: Final = "With some room left, every stream finds a node on its rail"
 TIER2_CAP: Final = "256M"  # of all nodes, in one directory
 LEAVES: Final = ("leaf-1", "leaf-2", "leaf-3", "leaf-4")
-BOXES: Final = ("cs-1", "cs-2")
+BOXES: Final = ("cs-1", "cs-2", "cs-3")
+PLACES: Final = (0, 2, 0)  # the first of the two leaves of each box
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +52,20 @@ class Served:
         return ModelSpec(name=self.model, groups=groups, revision="demo")
 
     @property
+    def name(self) -> str:
+        """Of the model, short."""
+        return self.model.removeprefix("demo-")
+
+    @property
     def bytes_per_token(self) -> int:
         return self.layout.token_bytes
 
 
 ASSISTANT: Final = Served("assistants", DRIVERS[0], "demo-chat", wafer_layout(1, 720))
-CODING: Final = Served("coding", DRIVERS[1], "demo-code", wafer_layout(1, 720, window_tokens=1024))
-SERVED: Final = (ASSISTANT, CODING)
+ASSISTANT_2: Final = replace(ASSISTANT, session="assistants-2", driver=DRIVERS[1])
+CODING: Final = Served("coding", DRIVERS[2], "demo-code", wafer_layout(1, 720, window_tokens=1024))
+SERVED: Final = (ASSISTANT, ASSISTANT_2, CODING)
+MODELS: Final = (ASSISTANT, CODING)  # each with its first replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +99,13 @@ def _some(randomness: Random, least: int, most: int) -> list[int]:
     return [randomness.randrange(VOCABULARY) for _ in range(randomness.randint(least, most))]
 
 
+def answer_to(tokens: Sequence[int], count: int) -> list[int]:
+    """What the demo's engines answer: always the same to the same prompt."""
+    last = " ".join(map(str, tokens[-ANSWERED_TOKENS:]))
+    randomness = Random(f"{len(tokens)} {last}")  # noqa: S311 - a story, no secret
+    return [randomness.randrange(VOCABULARY) for _ in range(count)]
+
+
 def _own(org: str, tokens: int) -> list[int]:
     """What all prompts of an org begin with."""
     randomness = Random(f"the prompt of {org}")  # noqa: S311 - a story, no secret
@@ -99,7 +118,7 @@ def _conversations(org: Org, randomness: Random, at: float) -> Iterator[Ask]:
         said = list(beginning)
         for _ in range(randomness.randint(2, 9)):
             said += _some(randomness, 20, 160)
-            answer = _some(randomness, 40, 240)
+            answer = answer_to(said, randomness.randint(40, 240))
             yield Ask(at, org.slug, org.served, tuple(said), tuple(answer))
             said += answer
             at += randomness.uniform(8, 60)
@@ -111,7 +130,7 @@ def _tasks(org: Org, randomness: Random, at: float) -> Iterator[Ask]:
     while True:
         seen = [*beginning, *_some(randomness, 200, 600)]
         for _ in range(randomness.randint(6, 20)):
-            answer = _some(randomness, 20, 80)
+            answer = answer_to(seen, randomness.randint(20, 80))
             yield Ask(at, org.slug, org.served, tuple(seen), tuple(answer))
             seen += [*answer, *_some(randomness, 60, 200)]
             at += randomness.uniform(2, 6)
@@ -123,7 +142,8 @@ def _documents(org: Org, randomness: Random, at: float) -> Iterator[Ask]:
     wave, pause = 120.0, 180.0
     while True:
         document = [*beginning, *_some(randomness, 800, 2400)]
-        yield Ask(at, org.slug, org.served, tuple(document), tuple(_some(randomness, 60, 120)))
+        answer = answer_to(document, randomness.randint(60, 120))
+        yield Ask(at, org.slug, org.served, tuple(document), tuple(answer))
         at += randomness.uniform(3, 8)
         if at % (wave + pause) > wave:
             at += (wave + pause) - at % (wave + pause)
@@ -161,12 +181,12 @@ ORGS: Final = (
 
 
 def asks(served: Served, orgs: Sequence[Org] = ORGS, seed: int = SEED) -> Iterator[Ask]:
-    """What is asked of one driver, in order, without end."""
+    """What is asked of a model, in order, without end."""
     return heapq.merge(
         *(
             org.habit(org, Random(f"{seed} {org.slug} {user}"), 3.0 * user)  # noqa: S311 - a story
             for org in orgs
-            if org.served == served
+            if org.served.model == served.model
             for user in range(org.users)
         ),
         key=lambda ask: ask.at,
@@ -175,8 +195,8 @@ def asks(served: Served, orgs: Sequence[Org] = ORGS, seed: int = SEED) -> Iterat
 
 def fleet(tier2: Path) -> str:
     """As a description of `manage.py fleet import`: a node on each leaf, all with one directory as their
-    tier 2. The first box has its ports on the first two leaves, the second on the others: so each
-    has nodes that only the spine leads to."""
+    tier 2. A box has its ports on the first two leaves, or on the others: so each has nodes that only
+    the spine leads to."""
     kept = json.dumps({"kind": "posix", "path": str(tier2), "cap": TIER2_CAP})
     leaves = "".join(
         f"      {leaf}:\n        spine_links:\n          {leaf}-up: {{spine: spine-1, gbits: 400}}\n"
@@ -188,8 +208,8 @@ def fleet(tier2: Path) -> str:
         for node, leaf in zip(NODES, LEAVES, strict=True)
     )
     boxes = "".join(
-        f"      {box}:\n        domains:\n{_domains(LEAVES[2 * place : 2 * place + 2])}"
-        for place, box in enumerate(BOXES)
+        f"      {box}:\n        domains:\n{_domains(LEAVES[place : place + 2])}"
+        for box, place in zip(BOXES, PLACES, strict=True)
     )
     return f"stamps:\n  demo:\n    leaves:\n{leaves}    nodes:\n{nodes}    boxes:\n{boxes}"
 

@@ -15,7 +15,7 @@ from django.utils import timezone
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.services import Subject, record
-from console.control.services import changed, claims_key_of, new_claims_key
+from console.control.services import ALL_BRAINS, changed, claims_key_of, new_claims_key
 from console.fleet import services
 from console.fleet.models import Driver
 from console.fleet.nodes import Impossible
@@ -62,7 +62,8 @@ def rotate_key(principal: Principal, name: str, *, reason: str = "") -> bytes:
     sentence = "The key for claims was rotated."
     about = _about(driver)
     record(principal, "driver.claims-key.rotate", about, after={}, reason=reason, sentence=sentence)
-    changed([("driver", driver.name)], sentence, topic=of_source("driver", driver.name))
+    told = [("driver", driver.name), ALL_BRAINS]
+    changed(told, sentence, topic=of_source("driver", driver.name))
     return key
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Final
 
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
@@ -10,6 +10,7 @@ from django.utils import timezone
 from console.accounts.names import ACTOR_NAME_MAX
 from console.placement.topology import NIC_WIO, State
 from console.shell.sealed import SealedText
+from telemetry.topics import of_source
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"  # what host names look like, too
 DOMAINS_MAX = 4
@@ -69,8 +70,18 @@ class Mover(models.TextChoices):
     PYTHON = "python", "Python"
 
 
+class ProcessKind(models.TextChoices):
+    """Of processes that join."""
+
+    NODE = "node"
+    DRIVER = "driver"
+    BRAIN = "brain"
+
+
 class Joined(models.Model):
     """What a process tells of itself when it joins, and then with each heartbeat."""
+
+    KIND: ClassVar[ProcessKind]
 
     control_url = models.CharField(max_length=500, blank=True)
     control_token = SealedText(blank=True, default="", help_text="Sealed at rest.")
@@ -104,12 +115,19 @@ class Joined(models.Model):
         ]
 
 
+def topic(joined: Node | Driver | Brain) -> str:
+    """Under which a process tells its numbers, and signs what it confirms."""
+    return of_source(joined.KIND.value, joined.name)
+
+
 class Node(Named, Joined):
     """An AX node, or the place for one that has not joined yet.
 
     `declared` is what people say of it, and `reported` what its agent says; `memory_bytes`, `cpus` and
     `shards_max` are what follows: what is declared, and else what is reported.
     """
+
+    KIND = ProcessKind.NODE
 
     stamp = models.ForeignKey(Stamp, on_delete=models.PROTECT, related_name="nodes")
     state = models.CharField(max_length=16, choices=STATES, default=State.LOST.value)
@@ -161,10 +179,10 @@ class Node(Named, Joined):
 
 
 class Removed(models.Model):
-    """A node or a driver that was taken out of the fleet: somebody has vouched that it runs no more, so
-    nobody waits for it, nor for what was left in its memory."""
+    """A process that was taken out of the fleet: somebody has vouched that it runs no more, so nobody
+    waits for it, nor for what was left in its memory."""
 
-    kind = models.CharField(max_length=8, choices=[("node", "node"), ("driver", "driver")])
+    kind = models.CharField(max_length=8, choices=ProcessKind)
     name = models.CharField(max_length=63)
     data_address = models.CharField(max_length=500, blank=True)  # of a node
     org_slug = models.CharField(max_length=48, blank=True)  # of the session that a driver worked for
@@ -183,10 +201,10 @@ class Removed(models.Model):
         return f"{self.kind} {self.name}"
 
     @classmethod
-    def of(cls, joined: Node | Driver, org_slug: str = "") -> Removed:
+    def of(cls, joined: Node | Driver | Brain, org_slug: str = "") -> Removed:
         """What is remembered of one that has joined. It is not saved."""
         return cls(
-            kind="node" if isinstance(joined, Node) else "driver",
+            kind=joined.KIND,
             name=joined.name,
             data_address=joined.data_address if isinstance(joined, Node) else "",
             org_slug=org_slug,
@@ -285,6 +303,8 @@ class Port(models.Model):
 class Driver(Named, Joined):
     """The SwDriver of one job: what decides what is cached. It runs wherever its engine does."""
 
+    KIND = ProcessKind.DRIVER
+
     model = models.JSONField(null=True, blank=True, help_text="swdriver_shim.desired.ModelSpec")
     engine = models.CharField(
         max_length=60,
@@ -303,6 +323,25 @@ class Driver(Named, Joined):
         return str((self.model or {}).get("name", ""))
 
 
+class Brain(Named, Joined):
+    """An Inference Brain: the way in for requests. Any number of them do the same."""
+
+    KIND = ProcessKind.BRAIN
+
+    api_url = models.CharField(
+        max_length=500, blank=True, default="", help_text="Where clients send requests, as it reports."
+    )
+    lost_at = models.DateTimeField(null=True, blank=True)  # None while it reports
+
+    class Meta(Named.Meta):
+        constraints = [*Named.Meta.constraints, *Joined.Meta.constraints]
+
+
+MODELS: Final[dict[str, type[Node | Driver | Brain]]] = {
+    one.KIND.value: one for one in (Node, Driver, Brain)
+}
+
+
 class Watch(models.Model):
     """Since when the console listens to heartbeats without a break. One row."""
 
@@ -319,14 +358,12 @@ class Watch(models.Model):
 class JoinToken(models.Model):
     """Good for so many processes of one kind to join with, until it expires. Only a hash is kept."""
 
-    class Kind(models.TextChoices):
-        NODE = "node"
-        DRIVER = "driver"
+    Kind = ProcessKind
 
     token: str  # its text, only of one that was just made
     public_id = models.CharField(max_length=12, unique=True)
     secret_sha256 = models.BinaryField(max_length=32)
-    kind = models.CharField(max_length=8, choices=Kind)
+    kind = models.CharField(max_length=8, choices=ProcessKind)
     note = models.CharField(max_length=120, blank=True)
     uses_max = models.PositiveIntegerField()
     uses_left = models.PositiveIntegerField()
@@ -339,7 +376,7 @@ class JoinToken(models.Model):
     class Meta:
         ordering = ("-created_at", "-id")
         constraints = [
-            models.CheckConstraint(name="join_token_kind", condition=Q(kind__in=["node", "driver"])),
+            models.CheckConstraint(name="join_token_kind", condition=Q(kind__in=ProcessKind.values)),
             models.CheckConstraint(
                 name="join_token_uses", condition=Q(uses_left__lte=F("uses_max"), uses_max__gt=0)
             ),

@@ -15,11 +15,10 @@ from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, Subject, record, undoable
 from console.fleet import services
 from console.fleet.labels import NotALabel, check_labels
-from console.fleet.models import Node
+from console.fleet.models import Node, topic
 from console.operations.models import Operation
 from console.operations.services import Busy, running_on
 from console.placement.topology import State
-from telemetry.topics import of_source
 
 BY_PEOPLE: Final = (State.READY, State.CORDONED, State.DRAINING, State.MAINTENANCE)
 
@@ -49,10 +48,6 @@ def streams_on(kind: Kind, names: Collection[str]) -> dict[str, int]:
     for tell in _streams:
         found.update(tell(kind, names))
     return {name: count for name, count in found.items() if count}
-
-
-def topic(node: Node) -> str:
-    return of_source("agent", node.name)
 
 
 def snapshot(node: Node) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from console.control.models import Change, Kind, Target
 from console.control.sending import Call, Endpoint, ask_all
 from console.control.services import changed
 from console.fleet.descriptions import tier2
-from console.fleet.models import Node, Removed, RetiringStore
-from console.fleet.nodes import Impossible, topic
+from console.fleet.models import Node, Removed, RetiringStore, topic
+from console.fleet.nodes import Impossible
 from console.fleet.services import reachable_nodes
 from kvss_agent.tier2.settings import Tier2Settings
 from telemetry import decoder

@@ -16,7 +16,7 @@ from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, Subject, record, undoable
-from console.control.services import ALL_DRIVERS, changed
+from console.control.services import ALL_BRAINS, ALL_DRIVERS, changed
 from console.orgs.models import Membership, Org
 from console.search.services import Found, finder, nearest
 
@@ -74,7 +74,7 @@ def create_org(principal: Principal, *, slug: str, name: str, reason: str = "") 
     org.full_clean()
     org.save()
     record(principal, "org.create", _about(org), after=org.snapshot(), reason=reason)
-    changed([ALL_DRIVERS], f"org {org.slug} is new")
+    changed([ALL_DRIVERS, ALL_BRAINS], f"org {org.slug} is new")
     return org
 
 
@@ -122,7 +122,7 @@ def delete_org(principal: Principal, org: Org, reason: str = "") -> None:
     except ProtectedError as error:
         named = ", ".join(sorted(str(one) for one in error.protected_objects)[:NAMED_MAX])
         raise StillUsed(f"{org.name} still has {named}: delete that first.") from None
-    changed([ALL_DRIVERS], f"org {org.slug} is gone")
+    changed([ALL_DRIVERS, ALL_BRAINS], f"org {org.slug} is gone")
 
 
 @transaction.atomic

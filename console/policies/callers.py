@@ -1,4 +1,4 @@
-"""Who may ask drivers in the name of an org: engines, and gateways before them."""
+"""API keys of orgs: what clients show to brains, and engines to drivers, to ask in an org's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.http import Http404
 
 from console.accounts.principal import Principal
 from console.audit.services import Subject, record
-from console.control.services import changed
+from console.control.services import ALL_BRAINS, changed
 from console.orgs.models import Org
 from console.policies.models import Caller
 from console.sessions import driver_orgs
@@ -26,7 +26,7 @@ def callers_of(org: Org) -> QuerySet[Caller]:
 
 @transaction.atomic
 def add_caller(principal: Principal, org: Org, *, name: str, reason: str = "") -> tuple[Caller, str]:
-    """A caller and its token, which nobody can be shown again. `org` came from `for_change`."""
+    """A key, and its text, which nobody can be shown again. `org` came from `for_change`."""
     if callers_of(org).count() >= CALLERS_MAX:
         raise ValidationError({"name": [f"At most {CALLERS_MAX}. Remove one that is not used."]})
     public_id = secrets.token_hex(6)
@@ -46,10 +46,10 @@ def add_caller(principal: Principal, org: Org, *, name: str, reason: str = "") -
 
 @transaction.atomic
 def remove_caller(principal: Principal, org: Org, public_id: str, *, reason: str = "") -> None:
-    """From then on drivers refuse its token. `org` came from `for_change`. Http404 for no caller."""
+    """Brains and drivers refuse it within seconds. `org` came from `for_change`. Http404 for no key."""
     caller = callers_of(org).filter(public_id=public_id).first()
     if caller is None:
-        raise Http404(f"{org.name} has no such caller.")
+        raise Http404(f"{org.name} has no such API key.")
     _record(principal, caller, "policy.caller_remove", after=False, reason=reason)
     caller.delete()
 
@@ -64,4 +64,5 @@ def _record(principal: Principal, caller: Caller, action: str, *, after: bool, r
         after=said if after else None,
         reason=reason,
     )
-    changed(driver_orgs.addresses(caller.org), f"caller {caller.name} of {caller.org.slug}")
+    told = [*driver_orgs.addresses(caller.org), ALL_BRAINS]
+    changed(told, f"API key {caller.name} of {caller.org.slug}")

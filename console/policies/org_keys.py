@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 
 from django.db import transaction
 
-from console.control.services import ALL_NODES, changed
+from console.control.services import ALL_BRAINS, ALL_NODES, changed
 from console.orgs.models import Org
 from console.policies.models import OrgKeys, new_data_key, new_secret
 from console.sessions import driver_orgs
@@ -72,7 +72,8 @@ def begin(org: Org, why: str, *, model: str = "", namespaces: Iterable[str] = ()
     keys.epoch += 1
     keys.retired += [[scope.tag, scope.namespace] for scope in gone]
     keys.save()
-    changed([*driver_orgs.addresses(org), ALL_NODES], f"epoch {keys.epoch} of {org.slug}: {why}")
+    targets = [*driver_orgs.addresses(org), ALL_NODES, ALL_BRAINS]
+    changed(targets, f"epoch {keys.epoch} of {org.slug}: {why}")
     return keys
 
 

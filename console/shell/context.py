@@ -34,6 +34,7 @@ ALERTS = NavigationItem("Alerts", "alerts", "e")
 OPERATIONS = NavigationItem("Operations", "operations", "p")
 LATENCY = NavigationItem("Latency", "latency", "l")
 HAND_OVER = NavigationItem("Hand-over", "hand-over", "d")
+ROUTING = NavigationItem("Routing", "routing", "r")
 FLEET = NavigationItem("Fleet", "fleet", "f")
 POLICIES = NavigationItem("Policies", "policies", "y")
 AUDIT = NavigationItem("Audit", "audit", "a")
@@ -49,7 +50,8 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     commands = {"manage": MANAGE, "stack": STACK if settings.EMBEDDED else ""}
     if principal is None:
         return {"principal": None, "navigation": [], "theme": theme, **commands}
-    navigation = [HOME, ALERTS, SESSIONS, LATENCY, ORGS, POLICIES, OPERATIONS, HAND_OVER, AUDIT, TOKENS]
+    navigation = [HOME, ALERTS, SESSIONS, ROUTING, LATENCY, ORGS, POLICIES, OPERATIONS]
+    navigation += [HAND_OVER, AUDIT, TOKENS]
     if principal.on_platform(Role.VIEWER):
         navigation.insert(3, FLEET)
     if principal.on_platform(Role.PLATFORM_ADMIN):

@@ -32,9 +32,15 @@ class Display:
     """The supervisor's watcher. On a terminal it draws; elsewhere it prints plain lines."""
 
     def __init__(
-        self, services: dict[str, str], *, began: float, address: str, notes: list[str]
+        self,
+        services: dict[str, str],
+        *,
+        began: float,
+        address: str,
+        notes: list[str],
+        brain: str = "",
     ) -> None:
-        """`services`: versions by the names of services."""
+        """`services`: versions by the names of services. `brain`: where one serves clients."""
         self.console = SteadyConsole(highlight=False)
         if not self.console.is_terminal:
             self.console.width = PLAIN_WIDTH
@@ -42,6 +48,7 @@ class Display:
         self.began = began
         self.address = address
         self.notes = notes
+        self.brain = brain
         self.versions = services
         self.states = dict.fromkeys(services, State.WAITING)
         self.started: dict[str, float] = {}
@@ -156,6 +163,10 @@ class Display:
             facts.add_row("Log in as", "admin, with the password from the first start")
             facts.add_row("", Text(f"to reset it: {MANAGE} changepassword admin", style="dim"))
         facts.add_row("API", f"{self.address}/api/v1/docs")
+        if self.brain:
+            facts.add_row("Models", f"http://{self.brain}/v1   OpenAI's API")
+            keys = Text("with an API key of an org: ", style="dim")
+            facts.add_row("", keys + Text(f"{self.address}/orgs/lighthouse/callers/"))
         facts.add_row("Stop", f"Ctrl-C here, or `{command('down')}`")
         parts: list[RenderableType] = [*(Text(note, style="yellow") for note in self.notes), facts]
         parts += ["", self._timings()]

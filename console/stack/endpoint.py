@@ -105,6 +105,13 @@ def listening_socket(host: str, port: int) -> socket.socket:
     raise StackError(sentence)
 
 
+def first_free_port(port: int) -> int:
+    """Of this machine alone, from `port` on; free a moment ago. Raises StackError."""
+    with listening_socket(LOOPBACK, port) as probe:
+        found: int = probe.getsockname()[1]
+        return found
+
+
 def address(host: str, listener: socket.socket) -> str:
     """What to type into a browser on this machine."""
     everywhere = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - shown, not bound

@@ -108,13 +108,19 @@ def console_services(servers: tuple[str, ...], worker_processes: int) -> list[Se
     ]
 
 
-def demo_services(address: str) -> list[Service]:
-    """A fleet that joins the console at `address`, and whoever makes it and is its engines."""
+def demo_services(address: str, listen: str) -> list[Service]:
+    """A fleet that joins the console at `address`, and whoever makes it and is its engines and clients.
+    `listen`: where its brain serves clients."""
     launched = (*places.NODES, *places.DRIVERS)
     return [
         ours("demo", *MANAGE, "demo"),
         *(
             ours(name, PYTHON, "-m", "console.demo.launch", name, address, after=("demo",))
             for name in launched
+        ),
+        ours(
+            places.BRAIN,
+            *(PYTHON, "-m", "console.demo.launch", places.BRAIN, address, listen),
+            after=("demo",),
         ),
     ]

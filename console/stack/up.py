@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import socket
 import time
@@ -13,7 +14,7 @@ from console.demo import places
 from console.environment import Environment, Mode, command, env_file
 from console.stack import elsewhere, keys, lock, postgres, redis, redis_users
 from console.stack.display import Display
-from console.stack.endpoint import address, listening_socket
+from console.stack.endpoint import LOOPBACK, address, first_free_port, listening_socket
 from console.stack.errors import sentences
 from console.stack.folders import Folders
 from console.stack.logs import Logs
@@ -41,6 +42,9 @@ WRITTEN = (
 ASKING = ("prepare", "web", "worker", "beat", "demo")
 READING = ("ingest", "rollup")
 ANY_OTHER = "*"
+BRAIN_AFTER = 40  # its port, after the console's
+PORT_LAST = 65_000
+NEEDED_BY_BRAINS = ("granian", "tokenizers", "jinja2")
 
 
 def up() -> int:
@@ -90,11 +94,13 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
             notes.append(f"Port {settings.port} is in use; using port {port}.")
         names = tuple(service.name for service in servers.started)
         ours = console_services(names, settings.worker_processes)
-        if settings.demo and places.fits(folders.state):
-            ours += demo_services(where)
-            notes.append("A demo fleet with traffic is running; TIDEGATE_DEMO=0 turns it off.")
+        brain = ""
+        if settings.demo and (why_not := _why_no_demo(folders)):
+            notes.append(f"The demo is off: {why_not}")
         elif settings.demo:
-            notes.append("The demo is off: the paths of its sockets would be too long.")
+            brain = f"{LOOPBACK}:{first_free_port(min(settings.port + BRAIN_AFTER, PORT_LAST))}"
+            ours += demo_services(where, brain)
+            notes.append("A demo fleet with traffic is running; TIDEGATE_DEMO=0 turns it off.")
         services = [*servers.started, *map(servers.with_urls, ours)]
         with sentences("say how to reach the stack", env_file(folders.state)):
             known = [name for name in WRITTEN if name in environment]
@@ -105,7 +111,7 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
         notes += servers.notes
         logs = Logs(folders.logs)
         try:
-            with Display(versions, began=began, address=where, notes=notes) as display:
+            with Display(versions, began=began, address=where, notes=notes, brain=brain) as display:
                 display.stage("files", made_ready)
                 ours_only = servers.without_urls(environment, given)
                 asyncio.run(_supervise(services, ours_only, folders, logs, display, web_socket))
@@ -115,6 +121,14 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
             env_file(folders.state).unlink(missing_ok=True)
             folders.status.unlink(missing_ok=True)
     return os.EX_OK
+
+
+def _why_no_demo(folders: Folders) -> str:
+    if not places.fits(folders.state):
+        return "the paths of its sockets would be too long."
+    if not all(map(importlib.util.find_spec, NEEDED_BY_BRAINS)):
+        return "its brain needs the extra “brain” of the package."
+    return ""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def open_objects(told: Mapping[str, Any], rank: int = 0, value_bytes: int = 0) -
     given = {name: str(told[name]) for name in DAEMON_OF_FLEET | IN_PROCESS if told.get(name)}
     if given.keys() in (DAEMON, DAEMON_OF_FLEET):
         made = OpenObjects(_remote(given))
-    elif given.keys() == IN_PROCESS:
+    elif given.keys() - {"driver"} == IN_PROCESS:  # beside a key for claims it is their audience
         made = _in_process(Path(given["state_dir"].replace("{rank}", str(rank))), given["org"], rank)
     else:
         said = ", ".join(sorted(given)) or "none of these"

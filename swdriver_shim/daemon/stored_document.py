@@ -1,4 +1,5 @@
-"""Documents of a driver on disk, sealed: without the token of its API nobody reads the secrets in them.
+"""Documents of a driver, or of a brain, on disk, sealed: without the token of its API nobody reads the
+secrets in them.
 
 The token may lie elsewhere (`--token-file`), so that a copy of the state directory gives nothing away.
 """
@@ -8,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -29,18 +30,23 @@ KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 
 
-class Stored(NamedTuple):
+D = TypeVar("D")
+
+
+class Stored(NamedTuple, Generic[D]):
     """A document, and when it was written, in seconds since 1970."""
 
-    document: Desired
+    document: D
     at: float
 
 
-class StoredDocument:
+class SealedDocument(Generic[D]):
     """One file."""
 
-    def __init__(self, path: Path, token: str) -> None:
+    def __init__(self, path: Path, token: str, parse: Callable[[bytes], D]) -> None:
+        """`parse` raises Invalid for what is no document."""
         self.path = path
+        self._parse = parse
         info = FORMAT + path.name.encode()
         derived = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info)
         self._cipher = AESGCM(derived.derive(token.encode()))
@@ -51,7 +57,7 @@ class StoredDocument:
         nonce = secrets.token_bytes(NONCE_BYTES)
         write_durably(self.path, FORMAT + nonce + self._cipher.encrypt(nonce, raw, FORMAT))
 
-    def read(self) -> Stored | None:
+    def read(self) -> Stored[D] | None:
         """The document that was written last. None, with a warning, for a file that can't be used; None
         if there is none. Raises OSError."""
         try:
@@ -59,7 +65,7 @@ class StoredDocument:
         except FileNotFoundError:
             return None
         try:
-            return Stored(parse(self._opened(content)), at)
+            return Stored(self._parse(self._opened(content)), at)
         except Invalid as problem:
             log.warning("The document in %s can't be used: %s", self.path, problem)
             return None
@@ -72,6 +78,13 @@ class StoredDocument:
             return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], FORMAT)
         except (InvalidTag, ValueError):
             raise Invalid("It was sealed with another token, or is damaged.") from None
+
+
+class StoredDocument(SealedDocument[Desired]):
+    """Of a driver."""
+
+    def __init__(self, path: Path, token: str) -> None:
+        super().__init__(path, token, parse)
 
 
 TAGS_MAX: Final = 1 << 16  # the newest; purges that are longer ago have been confirmed, or given up
@@ -98,6 +111,9 @@ class PurgedTags:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_durably(self._file, "\n".join(kept).encode())
         self._tags = kept
+
+    def __contains__(self, tag: str) -> bool:
+        return tag in self._tags
 
     def without_purged(self, document: Desired) -> Desired:
         """The document without the orgs whose tag was purged."""

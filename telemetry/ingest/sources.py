@@ -22,7 +22,7 @@ Telling = tuple[Record, Shape | None]
 
 REMEMBERED = timedelta(days=1)
 ALIVE = timedelta(seconds=10)  # who was heard since then
-_NOTED: Final = frozenset({"agent", "driver"})
+_NOTED: Final = frozenset({"agent", "driver", "brain"})
 
 
 def forget_silent_sources(now: datetime) -> int:

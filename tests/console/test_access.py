@@ -24,7 +24,7 @@ from console.accounts.models import ApiToken, User
 from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
 from console.control.models import Target
-from console.fleet.models import Driver
+from console.fleet.models import Brain, Driver
 from console.operations.services import start
 from console.orgs import services
 from console.orgs.services import for_change
@@ -38,6 +38,7 @@ from tests.console.alerts.things import make_alert, make_channel, make_silence
 from tests.console.control.drivers import join
 from tests.console.fleet.worlds import make_world, new_token
 from tests.console.operations import machines  # noqa: F401 - registers them
+from tests.console.routing.brains import a_model, a_replica
 
 KINDS = ("anonymous", "stranger", "viewer", "on_call", "org_admin", "platform_admin")
 
@@ -207,6 +208,28 @@ PAGES = {
         "POST", "/orgs/acme/callers/0123456789ab/remove/", (LOGIN, 404, 403, 403, 404, 404)
     ),
     "policies": Case("GET", "/policies/", known(200)),
+    "org-limits": Case("GET", "/orgs/acme/limits/", (LOGIN, 404, 200, 200, 200, 200)),
+    "routing": Case("GET", "/routing/?org=acme", (LOGIN, 404, 200, 200, 200, 200)),
+    "routing-models": Case("GET", "/routing/models/", FLEET),
+    "routing-model-new": Case("GET", "/routing/new-model/", FLEET),
+    "routing-model": Case("GET", "/routing/models/chat/", FLEET),
+    "routing-model-edit": Case("GET", "/routing/models/chat/edit/", FLEET),
+    "routing-model-remove": Case(
+        "POST", "/routing/models/chat/remove/", (LOGIN, 404, 404, 404, 404, 302), {"typed": "chat"}
+    ),
+    "routing-replica-new": Case("GET", "/routing/models/chat/new-replica/", FLEET),
+    "routing-replica": Case("GET", "/routing/models/chat/replicas/chat-1/", FLEET),
+    "routing-replica-drain": Case(
+        "POST", "/routing/models/chat/replicas/chat-1/drain/", (LOGIN, 404, 404, 404, 404, 302)
+    ),
+    "routing-replica-remove": Case(
+        "POST", "/routing/models/chat/replicas/chat-1/remove/", (LOGIN, 404, 404, 404, 404, 302)
+    ),
+    "routing-brains": Case("GET", "/routing/brains/", FLEET),
+    "routing-brain": Case("GET", "/routing/brains/east/", FLEET),
+    "routing-brain-remove": Case(
+        "POST", "/routing/brains/east/remove/", (LOGIN, 404, 404, 404, 404, 302), {"typed": "east"}
+    ),
     "policies-bulk": Case("GET", "/policies/bulk/?org=acme", (LOGIN, 404, 403, 403, 200, 200)),
     "policies-cluster": Case("GET", "/policies/default/", (LOGIN, 403, 403, 403, 403, 200)),
     "hand-over": Case("GET", "/hand-over/?org=acme", (LOGIN, 404, 200, 200, 200, 200)),
@@ -330,6 +353,76 @@ API = {
     ),
     ("POST", "drivers/<name>/heartbeat"): Case(
         "POST", "/api/v1/drivers/job-7/heartbeat", everyone(401), {**DRIVER}
+    ),
+    ("POST", "brains/<name>/join"): Case(
+        "POST", "/api/v1/brains/east/join", everyone(401), {**DRIVER, **OWN}
+    ),
+    ("POST", "brains/<name>/heartbeat"): Case(
+        "POST", "/api/v1/brains/east/heartbeat", everyone(401), {**DRIVER}
+    ),
+    ("POST", "brains/<name>/certificate"): Case(
+        "POST", "/api/v1/brains/east/certificate", everyone(401), {"certificate_request": "x"}
+    ),
+    ("GET", "brains"): Case("GET", "/api/v1/brains", API_FLEET),
+    ("GET", "brains/<name>"): Case("GET", "/api/v1/brains/east", API_FLEET),
+    ("DELETE", "brains/<name>"): Case(
+        "DELETE", "/api/v1/brains/east", (401, 404, 404, 404, 404, 204), None, {**ANY, **IDEMPOTENT}
+    ),
+    ("GET", "models"): Case("GET", "/api/v1/models", API_FLEET),
+    ("POST", "models"): Case(
+        "POST",
+        "/api/v1/models",
+        (401, 404, 404, 404, 404, 201),
+        {"name": "code", "model": "acme/code", "tokens_max": 4096, "orgs": ["acme"]},
+        IDEMPOTENT,
+    ),
+    ("GET", "models/<name>"): Case("GET", "/api/v1/models/chat", API_FLEET),
+    ("PUT", "models/<name>"): Case(
+        "PUT",
+        "/api/v1/models/chat",
+        API_FLEET,
+        {"model": "acme/chat", "tokens_max": 4096},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("DELETE", "models/<name>"): Case(
+        "DELETE", "/api/v1/models/chat", (401, 404, 404, 404, 404, 204), None, {**ANY, **IDEMPOTENT}
+    ),
+    ("POST", "models/<name>/replicas"): Case(
+        "POST",
+        "/api/v1/models/chat/replicas",
+        (401, 404, 404, 404, 404, 201),
+        {"name": "chat-2", "url": "http://10.0.0.22:8000"},
+        IDEMPOTENT,
+    ),
+    ("GET", "models/<name>/replicas/<replica>"): Case(
+        "GET", "/api/v1/models/chat/replicas/chat-1", API_FLEET
+    ),
+    ("PATCH", "models/<name>/replicas/<replica>"): Case(
+        "PATCH",
+        "/api/v1/models/chat/replicas/chat-1",
+        API_FLEET,
+        {"draining": True},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("DELETE", "models/<name>/replicas/<replica>"): Case(
+        "DELETE",
+        "/api/v1/models/chat/replicas/chat-1",
+        (401, 404, 404, 404, 404, 204),
+        None,
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("GET", "orgs/<slug>/models"): Case(
+        "GET", "/api/v1/orgs/acme/models", (401, 404, 200, 200, 200, 200)
+    ),
+    ("GET", "orgs/<slug>/limits"): Case(
+        "GET", "/api/v1/orgs/acme/limits", (401, 404, 200, 200, 200, 200)
+    ),
+    ("PUT", "orgs/<slug>/limits"): Case(
+        "PUT",
+        "/api/v1/orgs/acme/limits",
+        (401, 404, 403, 403, 403, 200),
+        {"weight": 200},
+        {**ANY, **IDEMPOTENT},
     ),
     ("POST", "nodes/<name>/certificate"): Case(
         "POST", "/api/v1/nodes/ax-1/certificate", everyone(401), {"certificate_request": "x"}
@@ -750,6 +843,8 @@ def fleet_and_token() -> str:
     """A fleet, and a token to join it with."""
     make_world()
     Driver.objects.create(name="job-7")
+    a_replica(a_model())
+    Brain.objects.create(name="east")
     return new_token().public_id
 
 

@@ -308,7 +308,7 @@ def test_pools_beside_the_first_one_have_pages_of_their_own(kept: Store) -> None
 def test_pages_that_do_not_fit_stop_the_start_with_the_size_that_would(tmp_path: Path) -> None:
     with store(tmp_path, VALUE_BYTES // 2 - 64) as small:
         with (
-            pytest.raises(Misconfigured, match=f"{VALUE_BYTES // 128} or more"),
+            pytest.raises(Misconfigured, match=f"{VALUE_BYTES // 128} bytes per token or more"),
             backend(mha("page_first"), {**small.in_process(), "interface_v1": 1}),
         ):
             raise AssertionError("it began")

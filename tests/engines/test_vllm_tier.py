@@ -253,10 +253,10 @@ def test_what_is_configured_wrong_stops_the_start(kept: Store, claims: dict[str,
     (Path(claims["claims_key_file"]).parent / "short").write_bytes(b"short")
     for wrong, because in (
         ({}, "none of these"),
-        ({**claims, "driver": ""}, "say also `driver`"),
+        ({**claims, "driver": ""}, "also configure `driver`"),
         ({**claims, "claims_key_file": "/nowhere"}, "can't be used"),
         ({**claims, "claims_key_file": claims["claims_key_file"][:-10] + "short"}, "can't be used"),
-        ({**kept.at_daemon(), "claims_key_file": "x", "driver": DRIVER}, "one org's"),
+        ({**kept.at_daemon(), "claims_key_file": "x", "driver": DRIVER}, "belongs to one org"),
     ):
         with pytest.raises(Misconfigured, match=because), serving(wrong):
             raise AssertionError("it began")

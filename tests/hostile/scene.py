@@ -144,12 +144,23 @@ class Process:
     @property
     def address(self) -> str:
         """Of its control API; a driver's is where its callers ask too."""
+        return self._addresses[-1]
+
+    @property
+    def api_address(self) -> str:
+        """Of a brain: where its clients ask."""
+        return self._addresses[0]
+
+    @property
+    def _addresses(self) -> list[str]:
+        """Of its newest start, in the order in which it says them."""
         wait_until(
             f"{self.name} listens", lambda: "istening" in self.log or self.has_ended(), PATIENCE_SECONDS
         )
-        found = re.search(r"127\.0\.0\.1:\d+", self.log[self.log.index("istening") :])
+        [said] = self.log[self.log.rindex("istening") :].splitlines()[:1]
+        found = re.findall(r"127\.0\.0\.1:\d+", said)
         assert found, self.log
-        return found[0]
+        return found
 
     @property
     def token(self) -> str:
@@ -289,6 +300,12 @@ class Scene:
         prefix, module = {
             "node": ("KVSS_AGENT_", ("kvss_agent",)),
             "driver": ("SWDRIVER_", ("swdriver_shim", "serve")),
+            "brain": ("BRAIN_", ("inference_brain", "serve")),
+        }[kind]
+        own = {
+            "node": {"MEMORY": "64M", "DRAIN_SECONDS": "1"},
+            "driver": {"MODEL": str(self.directory / "model.json")},
+            "brain": {"LISTEN": "127.0.0.1:0"},
         }[kind]
         directory = self.directory / name
         directory.mkdir()
@@ -300,11 +317,7 @@ class Scene:
             "CONSOLE": self.console,
             "JOIN_TOKEN": self.join_token(kind),
             "TELEMETRY": self.telemetry_url(kind),
-            **(
-                {"MEMORY": "64M", "DRAIN_SECONDS": "1"}
-                if kind == "node"
-                else {"MODEL": str(self.directory / "model.json")}
-            ),
+            **own,
             **more,
         }
         made = Process(

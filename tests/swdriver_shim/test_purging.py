@@ -35,6 +35,7 @@ from tests.swdriver_shim.daemons import (
     stored_document,
     told,
 )
+from tests.swdriver_shim.tiers import kept
 
 pytestmark = pytest.mark.slow  # each starts a process
 

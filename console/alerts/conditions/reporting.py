@@ -20,7 +20,12 @@ from telemetry.topics import FLEET, of_session
 from telemetry.units import duration
 
 SILENT_SECONDS: Final = "silent_seconds"
-SWITCH: Final = {"node": "KVSS_AGENT_TELEMETRY", "driver": "SWDRIVER_TELEMETRY"}  # enables telemetry
+# What enables telemetry.
+SWITCH: Final = {
+    "node": "KVSS_AGENT_TELEMETRY",
+    "driver": "SWDRIVER_TELEMETRY",
+    "brain": "BRAIN_TELEMETRY",
+}
 
 
 def is_silent(snapshot: Snapshot, topic: str, seconds: float) -> bool:

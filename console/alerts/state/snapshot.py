@@ -14,9 +14,9 @@ from django.db.models import Max, Sum
 from console.alerts.conditions.condition import Crossing, LostNode, Snapshot, Tables, TargetState
 from console.alerts.rules.rule import Rule
 from console.authority import services as authority
-from console.control.models import Kind, Target
+from console.control.models import Target
 from console.control.services import in_the_open
-from console.fleet.models import Driver, Nic, Node, Removed, SpineLink
+from console.fleet.models import MODELS, Nic, Node, Removed, SpineLink
 from console.metrics.catalog import METRICS
 from console.placement import sentences
 from console.placement.topology import State, Tier
@@ -29,7 +29,6 @@ from telemetry.topics import of_source
 
 SERIES_MAX: Final = 100_000  # of a query
 CROSSINGS_MAX: Final = 5_000
-_SOURCES: Final = {Kind.NODE.value: "agent", Kind.DRIVER.value: "driver"}
 
 
 def take_snapshot(now: datetime) -> Snapshot:
@@ -64,7 +63,7 @@ def take_snapshot(now: datetime) -> Snapshot:
 
 
 def _joined() -> Iterator[tuple[str, datetime]]:
-    for kind, model in (("agent", Node), ("driver", Driver)):
+    for kind, model in MODELS.items():
         for name, joined_at in model.objects.values_list("name", "joined_at"):
             if joined_at:
                 yield of_source(kind, name), joined_at
@@ -113,7 +112,7 @@ def _targets() -> Iterator[tuple[str, TargetState]]:
             fault_since=one.bad_since,
             answered_at=one.observed_at,
         )
-        yield of_source(_SOURCES[one.kind], one.name), state
+        yield of_source(one.kind, one.name), state
 
 
 def _missing_records(now: datetime) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeVar
+from dataclasses import asdict
+from typing import Any, Final
 
 from django.conf import settings
 from django.db import connection, transaction
@@ -20,72 +20,36 @@ from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
 from console.audit.services import Subject, record
-from console.authority.services import Issued, issue
 from console.fleet.membership import tokens
+from console.fleet.membership.facts import BrainFacts, DriverFacts, NicFacts, NodeFacts
 from console.fleet.membership.liveness import has_gone_silent
 from console.fleet.membership.versions import protocols_meet, skew
-from console.fleet.models import Driver, JoinToken, Leaf, Nic, Node, Removed
-from console.fleet.nodes import Impossible, topic
+from console.fleet.models import (
+    Brain,
+    Driver,
+    JoinToken,
+    Leaf,
+    Nic,
+    Node,
+    ProcessKind,
+    Removed,
+    topic,
+)
+from console.fleet.nodes import Impossible
 from console.placement.topology import State
 from kvss_agent.data_plane import wire
 from kvss_agent.process.membership import credential
-from kvss_agent.security.certificates import Role
 from kvss_agent.security.identity import Unusable, fingerprint, requested_key
 from telemetry.events import note
 from telemetry.topics import of_source
 
+Process = Node | Driver | Brain
 PROTOCOL: Final = (wire.VERSION_MIN, wire.VERSION)
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext(%s))"
 
 
 class TokenIsUsedUp(Exception):
     """Somebody else had its last use, or it has just expired or been revoked."""
-
-
-@dataclass(frozen=True, slots=True)
-class NicFacts:
-    name: str
-    leaf: str
-    wio: int
-    gbits: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """What an agent tells of itself and its node, with each heartbeat."""
-
-    control_url: str
-    data_address: str
-    software_version: str
-    protocol_min: int
-    protocol_max: int
-    memory_bytes: int
-    cpus: int
-    trusts: str = ""  # the digest of the authorities that it believes
-    mover: str = ""  # "compiled" or "python"
-
-
-@dataclass(frozen=True, slots=True)
-class DriverFacts:
-    """`model` of an engine, which may be another one after a restart; None of a daemon."""
-
-    control_url: str
-    software_version: str
-    trusts: str = ""
-    mover: str = ""
-    engine: str = ""
-    model: Mapping[str, Any] | None = None
-
-    def of(self, driver: Driver) -> dict[str, Any]:
-        """What holds of them. The model that a job was planned for stays until the job ends: until then
-        the engine refuses its document, and says why."""
-        found = asdict(self)
-        if self.model is None or hasattr(driver, "job"):
-            found["model"] = driver.model
-        return found
-
-
-J = TypeVar("J", Node, Driver)
 
 
 # Joining
@@ -105,7 +69,7 @@ def join_node(
     What the fleet says of NICs holds; those that the agent tells are taken where it says nothing. Raises
     Impossible, and TokenIsUsedUp.
     """
-    _check(token, JoinToken.Kind.NODE, facts.software_version)
+    _check(token, ProcessKind.NODE, facts.software_version)
     if not protocols_meet(PROTOCOL, (facts.protocol_min, facts.protocol_max)):
         raise Impossible(
             f"It speaks protocol {facts.protocol_min} to {facts.protocol_max}, others here "
@@ -129,7 +93,7 @@ def join_node(
         raise Impossible(f"All NICs of {name} have to be on leaves of one stamp.")
     if not tokens.use(token):
         raise TokenIsUsedUp
-    before = _shown(node) if node.pk else None
+    before = shown_of(node) if node.pk else None
     _come_in(node, control_token, its_topic, key)
     _follow_node(node, facts)
     _heal(node)
@@ -142,7 +106,7 @@ def join_node(
             if nic.name in leaves
         ]
     )
-    _record("node.join", "node", node, topic(node), token, before, f"{name} has joined.")
+    _record(node, token, before, f"{name} has joined.")
     return node
 
 
@@ -156,25 +120,47 @@ def join_driver(
     certificate_request: str = "",
 ) -> Driver:
     """Let a driver in. The model that it tells of is taken where none is known of it."""
-    _check(token, JoinToken.Kind.DRIVER, facts.software_version)
-    its_topic, key = of_source("driver", name), _key_of(certificate_request)
-    _check_not_removed(token, its_topic, control_token, key)
-    _one_at_a_time(its_topic)
+    _check(token, ProcessKind.DRIVER, facts.software_version)
+    _one_at_a_time(of_source("driver", name))
     driver = Driver.objects.select_for_update(no_key=True).filter(name=name).first()
-    if driver is not None:
-        _check_not_alive(driver, is_gone=driver.lost_at is not None)
-    if not tokens.use(token):
-        raise TokenIsUsedUp
-    before = _shown(driver) if driver else None
     driver = driver or Driver(name=name)
     driver.model = driver.model or (dict(model) if model else None)
-    _come_in(driver, control_token, its_topic, key)
-    _follow(driver, facts.of(driver))
-    driver.lost_at = None
-    driver.full_clean(exclude=["heartbeat_sha256"])
-    driver.save()
-    _record("driver.join", "driver", driver, its_topic, token, before, f"Driver {name} has joined.")
+    _let_in(token, driver, control_token, certificate_request, facts.of(driver))
     return driver
+
+
+@transaction.atomic
+def join_brain(
+    token: JoinToken, name: str, control_token: str, facts: BrainFacts, certificate_request: str = ""
+) -> Brain:
+    """Let a brain in."""
+    _check(token, ProcessKind.BRAIN, facts.software_version)
+    _one_at_a_time(of_source("brain", name))
+    brain = Brain.objects.select_for_update(no_key=True).filter(name=name).first() or Brain(name=name)
+    _let_in(token, brain, control_token, certificate_request, asdict(facts))
+    return brain
+
+
+def _let_in(
+    token: JoinToken,
+    joined: Driver | Brain,
+    control_token: str,
+    certificate_request: str,
+    facts: Mapping[str, Any],
+) -> None:
+    """As the one of this name that was lost, or as a new one. Raises Impossible, and TokenIsUsedUp."""
+    key = _key_of(certificate_request)
+    _check_not_removed(token, topic(joined), control_token, key)
+    _check_not_alive(joined, is_gone=joined.lost_at is not None)
+    if not tokens.use(token):
+        raise TokenIsUsedUp
+    before = shown_of(joined) if joined.pk else None
+    _come_in(joined, control_token, topic(joined), key)
+    _follow(joined, facts)
+    joined.lost_at = None
+    joined.full_clean(exclude=["heartbeat_sha256"])
+    joined.save()
+    _record(joined, token, before, f"{joined.KIND.capitalize()} {joined.name} has joined.")
 
 
 def _check_not_removed(token: JoinToken, its_topic: str, control_token: str, key: str) -> None:
@@ -202,7 +188,7 @@ def _as_removed(gone: Removed) -> str:
     return f"{gone.name} was removed from the fleet on {gone.removed_at:%Y-%m-%d at %H:%M} UTC."
 
 
-def _check(token: JoinToken, kind: JoinToken.Kind, version: str) -> None:
+def _check(token: JoinToken, kind: ProcessKind, version: str) -> None:
     if token.kind != kind:
         raise Impossible(f"This token lets a {token.kind} join, and not a {kind.value}.")
     found = skew(settings.VERSION, version)
@@ -223,7 +209,7 @@ def _is_gone(node: Node) -> bool:
     return node.state == State.LOST.value
 
 
-def _check_not_alive(joined: Node | Driver, *, is_gone: bool) -> None:
+def _check_not_alive(joined: Process, *, is_gone: bool) -> None:
     """Nobody takes the name of somebody who is there, whatever token they have."""
     if joined.joined_at is not None and not is_gone:
         raise Impossible(
@@ -249,14 +235,14 @@ def _key_of(certificate_request: str) -> str:
         raise Impossible(str(error)) from error
 
 
-def _come_in(joined: Node | Driver, control_token: str, name: str, key: str) -> None:
+def _come_in(joined: Process, control_token: str, name: str, key: str) -> None:
     joined.control_token, joined.public_key = control_token, key
     joined.heartbeat_sha256 = tokens.digest(credential(control_token, name))
     joined.joined_at = joined.last_heartbeat_at = timezone.now()
     joined.version += 1 if joined.pk else 0
 
 
-def _shown(joined: Node | Driver) -> dict[str, Any]:
+def shown_of(joined: Process) -> dict[str, Any]:
     return {
         "control_url": joined.control_url,
         "software_version": joined.software_version,
@@ -265,23 +251,16 @@ def _shown(joined: Node | Driver) -> dict[str, Any]:
     }
 
 
-def _record(
-    action: str,
-    kind: str,
-    joined: Node | Driver,
-    its_topic: str,
-    token: JoinToken,
-    before: dict[str, Any] | None,
-    sentence: str,
-) -> None:
+def _record(joined: Process, token: JoinToken, before: dict[str, Any] | None, sentence: str) -> None:
+    action = f"{joined.KIND}.join"
     entry = record(
         SYSTEM,
         action,
-        Subject(kind, joined.name, joined.name),
+        Subject(joined.KIND, joined.name, joined.name),
         before=before,
-        after={**_shown(joined), "join_token": token.prefix},
+        after={**shown_of(joined), "join_token": token.prefix},
     )
-    note(action, [its_topic], sentence, {"audit_entry": entry.pk}, entry.at)
+    note(action, [topic(joined)], sentence, {"audit_entry": entry.pk}, entry.at)
 
 
 # Heartbeats
@@ -302,10 +281,25 @@ def driver_beats(name: str, shown: str, facts: DriverFacts) -> bool:
     driver = Driver.objects.select_related("job").filter(name=name).first()
     if driver is None or not _may_say(driver, shown, facts):
         return False
-    if driver.lost_at is not None or not _says_the_same(driver, facts.of(driver)):
-        return _driver_changes(driver.pk, shown, facts)
-    Driver.objects.filter(pk=driver.pk).update(last_heartbeat_at=timezone.now())
+    return _beats(driver, shown, facts)
+
+
+def brain_beats(name: str, shown: str, facts: BrainFacts) -> bool:
+    brain = Brain.objects.filter(name=name).first()
+    return brain is not None and _may_say(brain, shown, facts) and _beats(brain, shown, facts)
+
+
+def _beats(joined: Driver | Brain, shown: str, facts: DriverFacts | BrainFacts) -> bool:
+    if joined.lost_at is not None or not _says_the_same(joined, _facts_of(joined, facts)):
+        return _changes(joined, shown, facts)
+    type(joined).objects.filter(pk=joined.pk).update(last_heartbeat_at=timezone.now())
     return True
+
+
+def _facts_of(joined: Driver | Brain, facts: DriverFacts | BrainFacts) -> dict[str, Any]:
+    if isinstance(joined, Driver) and isinstance(facts, DriverFacts):
+        return facts.of(joined)
+    return asdict(facts)
 
 
 @transaction.atomic
@@ -328,81 +322,42 @@ def _node_changes(key: int, shown: str, facts: NodeFacts) -> bool:
 
 
 @transaction.atomic
-def _driver_changes(key: int, shown: str, facts: DriverFacts) -> bool:
-    driver = Driver.objects.select_for_update(no_key=True).filter(pk=key).first()
-    if driver is None or not _may_say(driver, shown, facts):
+def _changes(joined: Driver | Brain, shown: str, facts: DriverFacts | BrainFacts) -> bool:
+    """As `_node_changes`."""
+    found = type(joined).objects.select_for_update(no_key=True).filter(pk=joined.pk).first()
+    if found is None or not _may_say(found, shown, facts):
         return False
-    was_lost, version = driver.lost_at is not None, driver.software_version
-    _follow(driver, facts.of(driver))
-    driver.lost_at, driver.last_heartbeat_at = None, timezone.now()
-    driver.version += 1
-    driver.save()
-    its_topic = of_source("driver", driver.name)
+    was_lost, version = found.lost_at is not None, found.software_version
+    _follow(found, _facts_of(found, facts))
+    found.lost_at, found.last_heartbeat_at = None, timezone.now()
+    found.version += 1
+    found.save()
+    called = f"{found.KIND.capitalize()} {found.name}"
     if was_lost:
-        note("driver.back", [its_topic], f"Driver {driver.name} is back.")
-    if version != driver.software_version:
-        note("driver.software", [its_topic], f"Driver {driver.name} runs {driver.software_version}.")
+        note(f"{found.KIND}.back", [topic(found)], f"{called} is back.")
+    if version != found.software_version:
+        note(f"{found.KIND}.software", [topic(found)], f"{called} runs {found.software_version}.")
     return True
 
 
-# Certificates
+# Inside
 
 
-def certify(kind: Role, name: str, shown: str, certificate_request: str) -> Issued | None:
-    """A certificate for a process that has joined, for the key that was bound then. None where that is
-    nobody's. Raises Impossible for another key.
-
-    One that joined before there were keys has its key bound by the first request, once.
-    """
-    model: type[Node | Driver] = Node if kind is Role.NODE else Driver
-    joined = model.objects.filter(name=name).first()
-    if joined is None or joined.joined_at is None or not _is_its(joined, shown):
-        return None
-    try:
-        key = requested_key(certificate_request)
-    except Unusable as error:
-        raise Impossible(str(error)) from error
-    if not joined.public_key:
-        _bind(joined, shown, key)
-    elif joined.public_key != key:
-        raise Impossible(
-            f"{name} has joined with another key. Put the key back into its state directory; or, if it "
-            "is lost, stop the process, and join again once it counts as lost."
-        )
-    return issue(kind, name, key)
-
-
-@transaction.atomic
-def _bind(joined: Node | Driver, shown: str, key: str) -> None:
-    found = type(joined).objects.select_for_update(no_key=True).get(pk=joined.pk)
-    if not _is_its(found, shown) or found.public_key not in ("", key):
-        raise Impossible(f"{found.name} has joined with another key meanwhile.")
-    if found.public_key:
-        return
-    found.public_key = key
-    found.version += 1
-    found.save()
-    kind = "node" if isinstance(found, Node) else "driver"
-    its_topic = of_source("agent" if isinstance(found, Node) else "driver", found.name)
-    entry = record(SYSTEM, f"{kind}.key", Subject(kind, found.name, found.name), after=_shown(found))
-    sentence = f"{found.name} has a key now: it had joined before there were any."
-    note(f"{kind}.key", [its_topic], sentence, {"audit_entry": entry.pk}, entry.at)
-
-
-def _is_its(joined: Node | Driver, shown: str) -> bool:
+def is_its(joined: Process, shown: str) -> bool:
+    """Whether this is what its heartbeats are known by."""
     known = bytes(joined.heartbeat_sha256 or bytes(32))
     return hmac.compare_digest(known, tokens.digest(shown))
 
 
-def _may_say(joined: Node | Driver, shown: str, facts: NodeFacts | DriverFacts) -> bool:
+def _may_say(joined: Process, shown: str, facts: NodeFacts | DriverFacts | BrainFacts) -> bool:
     """Whether this heartbeat is its own. What it is known by travels every few seconds, and is not
     enough to be told in plain text what only its key could read so far: for that it joins again."""
     comes_out = facts.control_url.startswith("http:") and joined.control_url.startswith("https:")
-    return _is_its(joined, shown) and not (comes_out and joined.public_key)
+    return is_its(joined, shown) and not (comes_out and joined.public_key)
 
 
 def _says_the_same(
-    joined: Node | Driver, facts: Mapping[str, Any], reported: Mapping[str, Any] | None = None
+    joined: Process, facts: Mapping[str, Any], reported: Mapping[str, Any] | None = None
 ) -> bool:
     """What follows from what is declared is compared with what was reported before."""
     before = reported or {}
@@ -418,7 +373,7 @@ def _follow_node(node: Node, facts: NodeFacts) -> None:
     settle(node)
 
 
-def _follow(joined: Node | Driver, facts: Mapping[str, Any]) -> None:
+def _follow(joined: Process, facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         setattr(joined, name, value)
 

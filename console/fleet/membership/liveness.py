@@ -13,13 +13,11 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Min
 
-from console.fleet.models import Driver, Node, Watch
-from console.fleet.nodes import topic
+from console.fleet.models import Brain, Driver, Node, Watch, topic
 from console.placement.topology import State
 from telemetry.events import note
 from telemetry.ingest.sources import ALIVE
 from telemetry.models import Source
-from telemetry.topics import of_source
 
 BREAK: Final = timedelta(seconds=20)  # longer between two looks, and nobody has looked
 # Who is in maintenance is expected to be silent.
@@ -55,10 +53,14 @@ def find_lost(now: datetime) -> int:
     nodes = Node.objects.select_for_update(no_key=True, skip_locked=True).filter(
         state__in=WATCHED, last_heartbeat_at__lt=now - patience
     )[:AT_ONCE_MAX]
-    drivers = Driver.objects.select_for_update(no_key=True, skip_locked=True).filter(
-        lost_at=None, last_heartbeat_at__lt=now - patience
-    )[:AT_ONCE_MAX]
-    lost = [_lose_node(node, now) for node in nodes] + [_lose_driver(driver, now) for driver in drivers]
+    silent: list[Driver | Brain] = [
+        one
+        for model in (Driver, Brain)
+        for one in model.objects.select_for_update(no_key=True, skip_locked=True).filter(
+            lost_at=None, last_heartbeat_at__lt=now - patience
+        )[:AT_ONCE_MAX]
+    ]
+    lost = [_lose_node(node, now) for node in nodes] + [_lose(one, now) for one in silent]
     for name, kind, sentence in lost:
         note(f"{kind}.lost", [name], sentence, at=now)
     return len(lost)
@@ -88,9 +90,9 @@ def _lose_node(node: Node, now: datetime) -> tuple[str, str, str]:
     return topic(node), "node", f"{node.name} is lost: no heartbeat."
 
 
-def _lose_driver(driver: Driver, now: datetime) -> tuple[str, str, str]:
-    driver.lost_at = now
-    driver.version += 1
-    driver.save()
-    its_topic = of_source("driver", driver.name)
-    return its_topic, "driver", f"Driver {driver.name} is lost: no heartbeat."
+def _lose(one: Driver | Brain, now: datetime) -> tuple[str, str, str]:
+    one.lost_at = now
+    one.version += 1
+    one.save()
+    kind = one.KIND.value
+    return topic(one), kind, f"{kind.capitalize()} {one.name} is lost: no heartbeat."

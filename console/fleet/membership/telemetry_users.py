@@ -1,4 +1,5 @@
-"""A Redis user for each agent and driver that has joined, so that each can tell numbers of itself only.
+"""A Redis user for each agent, driver and brain that has joined, so that each can report numbers and a
+cache map of itself only.
 
 Level-triggered: what is there is compared with what should be, so that a Redis that was emptied or
 restarted, a process that joined anew with another token, and one that was removed all come right within
@@ -14,17 +15,17 @@ from typing import Any, Final
 import redis
 from django.conf import settings
 
-from console.fleet.models import Driver, Node
+from console.fleet.models import MODELS, ProcessKind, topic
 from console.redis_client import connected
 from telemetry.credentials import rules
-from telemetry.records import OWN_STREAM
-from telemetry.topics import kind_of, of_source
+from telemetry.records import MAP_STREAM, OWN_STREAM
+from telemetry.topics import kind_of
 
 log = logging.getLogger(__name__)
 
 REDIS_SECONDS_MAX: Final = 5.0
 USERS_AT_ONCE: Final = 200
-_KINDS: Final = frozenset({"node", "driver"})
+_KINDS: Final = frozenset(ProcessKind.values)
 _ORDERS: Final = frozenset({"reset"})  # what is done and not told again
 _UNASKED: Final = frozenset({"sanitize-payload"})  # what Redis tells by itself
 
@@ -38,24 +39,24 @@ def keep_users() -> int:
 
 
 def _wanted() -> Iterator[tuple[str, list[str]]]:
-    for kind, model in (("agent", Node), ("driver", Driver)):
+    for model in MODELS.values():
         joined = model.objects.exclude(joined_at=None).only("name", "control_token")
         for one in joined.iterator():
             if one.control_token:
-                topic = of_source(kind, one.name)
-                yield topic, rules(topic, one.control_token)
+                yield topic(one), rules(topic(one), one.control_token)
 
 
 def _apply(client: redis.Redis) -> int:
     there = _there(client)  # first: whose user another worker makes from here on is wanted
     wanted = dict(_wanted())
     commands: list[tuple[str, ...]] = [
-        ("ACL", "SETUSER", topic, *its)
-        for topic, its in wanted.items()
-        if not _is_as(there.get(topic), its)
+        ("ACL", "SETUSER", name, *its)
+        for name, its in wanted.items()
+        if not _is_as(there.get(name), its)
     ]
-    for topic in sorted(there.keys() - wanted.keys()):
-        commands += [("ACL", "DELUSER", topic), ("UNLINK", f"{OWN_STREAM}{topic}")]
+    for gone in sorted(there.keys() - wanted.keys()):
+        commands.append(("ACL", "DELUSER", gone))
+        commands.append(("UNLINK", f"{OWN_STREAM}{gone}", f"{MAP_STREAM}{gone}"))
     for start in range(0, len(commands), USERS_AT_ONCE):
         pipe: Any = client.pipeline(transaction=False)
         for command in commands[start : start + USERS_AT_ONCE]:

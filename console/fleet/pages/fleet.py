@@ -19,6 +19,7 @@ from console.fleet.insight.overview import look_of, overview
 from console.fleet.membership.joins import lost_after
 from console.fleet.membership.versions import skew
 from console.fleet.models import Driver, Node, RetiringStore
+from console.fleet.models import topic as topic_of
 from console.fleet.nodes import Impossible
 from console.fleet.pages.forms import LabelsForm, NodeFilterForm, SearchForm, StateForm
 from console.operations.services import Busy
@@ -80,7 +81,7 @@ def _node_page(
     lines = "\n".join(f"{key}={value}" for key, value in sorted(node.labels.items()))
     context = {
         "node": node,
-        "topic": nodes.topic(node),
+        "topic": topic_of(node),
         "look": look,
         "said": said,
         "wanted": wanted.value,
@@ -88,8 +89,8 @@ def _node_page(
         "losses": activity.losses_on(node),
         "skew": skew(settings.VERSION, node.software_version),
         "retiring": _retiring(node, asks_others=may_change),
-        "running": activity.on_node(node, nodes.topic(node)),
-        "events": events_of(nodes.topic(node)).order_by("-id")[:RECENT],
+        "running": activity.on_node(node, topic_of(node)),
+        "events": events_of(topic_of(node)).order_by("-id")[:RECENT],
         "entries": visible_entries(principal).filter(object_type="node", object_id=node.name)[:RECENT],
         "state_form": StateForm(initial={"state": wanted.value, "reason": wanted_reason}),
         "labels_form": labels_form

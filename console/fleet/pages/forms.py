@@ -8,7 +8,7 @@ from django.db.models import QuerySet
 from console.accounts.forms import ReasonMixin
 from console.fleet.labels import NotALabel, check_labels
 from console.fleet.membership import tokens
-from console.fleet.models import STATES, JoinToken
+from console.fleet.models import STATES
 from console.fleet.services import NOT_JOINED
 from console.orgs.models import Org
 from console.placement.topology import State
@@ -72,7 +72,7 @@ class LabelsForm(ReasonMixin):
 
 class JoinForm(forms.Form):
     kind = forms.ChoiceField(
-        choices=[(JoinToken.Kind.NODE.value, "an agent, as a node"), ("driver", "a driver")],
+        choices=[("node", "an agent, as a node"), ("driver", "a driver"), ("brain", "a brain")],
         label="Process",
     )
     note = forms.CharField(max_length=120, required=False, help_text="What it is for, e.g. “rack 7”.")

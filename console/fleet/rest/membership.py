@@ -23,7 +23,9 @@ from console.api.problems import ApiError
 from console.api.routes import Router, answers
 from console.authority.services import bundle
 from console.fleet.membership import joins, tokens
-from console.fleet.membership.joins import DriverFacts, NicFacts, NodeFacts, TokenIsUsedUp
+from console.fleet.membership.certification import certify
+from console.fleet.membership.facts import BrainFacts, DriverFacts, NicFacts, NodeFacts
+from console.fleet.membership.joins import TokenIsUsedUp
 from console.fleet.models import NAME, JoinToken
 from console.fleet.rest.fleet import Name
 from console.placement.topology import NIC_WIO
@@ -36,7 +38,7 @@ from swdriver_shim.desired import ModelSpec
 router = Router(tags=["joining"])
 
 TokenId = Annotated[str, Path(pattern=tokens.PUBLIC_ID, max_length=12)]
-Kind = Literal["node", "driver"]
+Kind = Literal["node", "driver", "brain"]
 
 
 def _web_url(text: str) -> str:
@@ -144,6 +146,22 @@ class DriverJoins(DriverSays):
     certificate_request: CertificateRequest = ""
 
 
+class BrainSays(Input):
+    control_url: Url
+    software_version: Version
+    trusts: Digest = ""
+    mover: MoverName = ""
+    api_url: Url | Literal[""] = Field("", description="Where clients send requests.")
+
+    def facts(self) -> BrainFacts:
+        return BrainFacts(**self.model_dump(include=set(BrainSays.model_fields)))
+
+
+class BrainJoins(BrainSays):
+    control_token: Token
+    certificate_request: CertificateRequest = ""
+
+
 class HeartbeatOut(Schema):
     heartbeat_seconds: float = Field(description="Interval until the next heartbeat.")
     authorities: str = Field(
@@ -234,7 +252,7 @@ def _joined(request: HttpRequest, kind: Kind, name: str, join: Callable[[], obje
 
 
 def _certified(request: HttpRequest, kind: Kind, name: str, payload: CertificateIn) -> CertificateOut:
-    issued = joins.certify(Role(kind), name, _shown(request), payload.certificate_request)
+    issued = certify(Role(kind), name, _shown(request), payload.certificate_request)
     if issued is None:
         raise _unknown(request, kind, name)
     told = issued.bundle
@@ -286,6 +304,13 @@ def join_driver(request: HttpRequest, name: Name, payload: DriverJoins) -> Heart
     return _joined(request, "driver", name, lambda: joins.join_driver(_token(request), name, *told))
 
 
+@router.post("/brains/{name}/join", auth=JoinBearer(), response=answers(HeartbeatOut, 409))
+def join_brain(request: HttpRequest, name: Name, payload: BrainJoins) -> HeartbeatOut:
+    """Join as a brain."""
+    told = payload.control_token, payload.facts(), payload.certificate_request
+    return _joined(request, "brain", name, lambda: joins.join_brain(_token(request), name, *told))
+
+
 @router.post("/nodes/{name}/heartbeat", auth=HeartbeatBearer(), response=answers(HeartbeatOut))
 def node_beats(request: HttpRequest, name: Name, payload: NodeSays) -> HeartbeatOut:
     """Send an agent's heartbeat."""
@@ -302,6 +327,14 @@ def driver_beats(request: HttpRequest, name: Name, payload: DriverSays) -> Heart
     return _heard(request, "driver", name)
 
 
+@router.post("/brains/{name}/heartbeat", auth=HeartbeatBearer(), response=answers(HeartbeatOut))
+def brain_beats(request: HttpRequest, name: Name, payload: BrainSays) -> HeartbeatOut:
+    """Send a brain's heartbeat."""
+    if not joins.brain_beats(name, _shown(request), payload.facts()):
+        raise _unknown(request, "brain", name)
+    return _heard(request, "brain", name)
+
+
 @router.post("/nodes/{name}/certificate", auth=HeartbeatBearer(), response=answers(CertificateOut, 409))
 def certify_node(request: HttpRequest, name: Name, payload: CertificateIn) -> CertificateOut:
     """Issue a certificate for an agent."""
@@ -314,6 +347,12 @@ def certify_node(request: HttpRequest, name: Name, payload: CertificateIn) -> Ce
 def certify_driver(request: HttpRequest, name: Name, payload: CertificateIn) -> CertificateOut:
     """Issue a certificate for a driver."""
     return _certified(request, "driver", name, payload)
+
+
+@router.post("/brains/{name}/certificate", auth=HeartbeatBearer(), response=answers(CertificateOut, 409))
+def certify_brain(request: HttpRequest, name: Name, payload: CertificateIn) -> CertificateOut:
+    """Issue a certificate for a brain."""
+    return _certified(request, "brain", name, payload)
 
 
 def _token(request: HttpRequest) -> JoinToken:

@@ -1,4 +1,4 @@
-"""Asking drivers and agents for the confirmation of a removal, and what counts as one.
+"""Asking drivers, agents and brains for the confirmation of a removal, and what counts as one.
 
 Each confirms with a statement that it has signed (`kvss_agent.security.confirmations`). All else, a
 status, a body, silence, is "not confirmed": it is noted with its reason, and asked again.
@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from console.control.models import Kind, Target
 from console.control.sending import Call, Endpoint, ask_all
-from console.fleet.models import Driver, Node, Removed
+from console.fleet.models import Brain, Driver, Node, Removed, topic
 from console.fleet.retired_stores import place_of
 from console.operations.core import Done, Outcome, Waiting
 from console.operations.models import Operation
@@ -29,6 +29,7 @@ from kvss_agent.http.exchange import Budget, Reply
 from kvss_agent.security.confirmations import (
     NO_IDENTITY,
     AgentStatement,
+    BrainStatement,
     DriverStatement,
     NotConfirmed,
     Question,
@@ -55,9 +56,9 @@ class Place:
     `shown`: what the org's people read instead of a name that is none of their business.
     """
 
-    one: Driver | Node
+    one: Driver | Node | Brain
     identity: str
-    kind: type[AgentStatement | DriverStatement]
+    kind: type[AgentStatement | DriverStatement | BrainStatement]
     lacks: Callable[[Any], str]
     shown: str = ""
 
@@ -89,6 +90,18 @@ def of_agents() -> list[Place]:
         Place(one, of_source("agent", one.name), AgentStatement, partial(_lacking_of_agent, one))
         for one in joined.prefetch_related("retiring_stores")
     ]
+
+
+def of_brains() -> list[Place]:
+    """Of all brains that were ever told anything: whichever models an org may use now, it may have used
+    others."""
+    joined = Brain.objects.filter(joined_at__isnull=False, name__in=_told(Kind.BRAIN)).order_by("name")
+    return [Place(one, topic(one), BrainStatement, _nothing_lacks, "a brain") for one in joined]
+
+
+def _nothing_lacks(_told: BrainStatement) -> str:
+    """A brain speaks of the maps that it follows. One that it does not follow, it has nothing of."""
+    return ""
 
 
 def _told(kind: Kind) -> Iterable[str]:
@@ -172,13 +185,13 @@ def _question(operation: Operation, place: Place) -> Question:
         challenge=secrets.token_hex(16),
         epoch=operation.notes["epoch"],
         scopes=tuple(Scope(*one) for one in operation.notes["scopes"]),
-        org=operation.plan["org"] if isinstance(place.one, Driver) else "",
+        org="" if isinstance(place.one, Node) else operation.plan["org"],
         seconds=SECONDS,
         withdrawn=isinstance(place.one, Driver) and "driver" in operation.plan,
     )
 
 
-def _call(one: Driver | Node, question: Question) -> Call:
+def _call(one: Driver | Node | Brain, question: Question) -> Call:
     endpoint = Endpoint.of(one)
     return Call(endpoint, "POST", _PATH, msgspec.json.encode(question))
 
@@ -226,7 +239,10 @@ class _NotYet(msgspec.Struct):
     detail: str
 
 
-def _counts(told: AgentStatement | DriverStatement) -> dict[str, int]:
+def _counts(told: AgentStatement | DriverStatement | BrainStatement) -> dict[str, int]:
+    """A brain stores no columns: what it has forgotten counts for itself, and not among them."""
+    if isinstance(told, BrainStatement):
+        return {**dict.fromkeys(COUNTS, 0), "entries": sum(one.columns for one in told.maps)}
     if isinstance(told, DriverStatement):
         return dict(zip(COUNTS, (told.columns, told.bytes, told.files, told.file_bytes), strict=True))
     return {

@@ -1,8 +1,9 @@
 """Purging an org, or what it keeps of one model: an operation that ends with a receipt.
 
 It begins a new epoch of the org, see `epochs`, and then has every driver and every agent remove what is
-of before. Each confirms with a statement that it has signed (`kvss_agent.security.confirmations`). All
-else, a status, a body, silence, is "not confirmed": it is shown with its reason, and asked again.
+of before, and every brain forget it. Each confirms with a statement that it has signed
+(`kvss_agent.security.confirmations`). All else, a status, a body, silence, is "not confirmed": it is
+shown with its reason, and asked again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from console.operations.machines import Step, machine
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.policies import org_keys
-from console.policies.evidence.confirmations import PATIENCE, ask, of_agents, of_drivers, removed_of
+from console.policies.evidence.confirmations import (
+    PATIENCE,
+    ask,
+    of_agents,
+    of_brains,
+    of_drivers,
+    removed_of,
+)
 from console.policies.evidence.receipts import Removal, summary, write
 from console.policies.rollout import own_drivers
 from console.policies.services import check_reason
@@ -118,6 +126,11 @@ def _agents(operation: Operation) -> Outcome:
     return _begun_before(operation) or ask(operation, "nodes", of_agents())
 
 
+def _brains(operation: Operation) -> Outcome:
+    """They store nothing of anybody, but know which columns there were."""
+    return _begun_before(operation) or ask(operation, "brains", of_brains())
+
+
 def _begun_before(operation: Operation) -> Failed | None:
     """The epoch of a purge that an earlier version began, which had none."""
     if "scopes" in operation.notes:
@@ -150,5 +163,6 @@ class Purge(Removal):
         Step("epoch", "Start a new epoch", _epoch, final=True),
         Step("drivers", "Drivers remove it, and confirm", _drivers, patience=PATIENCE, final=True),
         Step("nodes", "Nodes remove what is left, and confirm", _agents, patience=PATIENCE, final=True),
+        Step("brains", "Brains forget it, and confirm", _brains, patience=PATIENCE, final=True),
         Step("receipt", "Write the receipt", _receipt, final=True),
     )

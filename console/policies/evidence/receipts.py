@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -20,6 +20,9 @@ from console.policies.rollout import own_drivers
 from console.sessions import driver_orgs
 from telemetry.topics import of_source
 
+# What confirms, as notes and receipts call it, and as which it reports.
+KINDS: Final = {"drivers": "driver", "nodes": "agent", "brains": "brain"}
+
 
 def receipts_of(org: Org) -> QuerySet[PurgeReceipt]:
     """The newest first; not those of an org that had its slug before."""
@@ -28,7 +31,7 @@ def receipts_of(org: Org) -> QuerySet[PurgeReceipt]:
 
 def write(operation: Operation) -> PurgeReceipt:
     """The receipt of an operation that all have confirmed, but for those who were removed."""
-    places = {kind: operation.notes.get(kind, {}) for kind in ("drivers", "nodes")}
+    places = {kind: operation.notes.get(kind, {}) for kind in KINDS}
     sums = {
         name: sum(one.get(name, 0) for told in places.values() for one in told.values())
         for name in COUNTS
@@ -70,7 +73,7 @@ class Removal(Machine):
         """The topics of those who have not confirmed yet."""
         return [
             of_source(source, name)
-            for kind, source in (("drivers", "driver"), ("nodes", "agent"))
+            for kind, source in KINDS.items()
             for name, one in operation.notes.get(kind, {}).items()
             if not one["done"]
         ]

@@ -12,8 +12,14 @@ from console.policies.evidence.confirmations import COUNTS, NOT_OWN
 OTHERS: Final = {
     "drivers": ("a driver of another session", NOT_OWN),
     "nodes": ("a node of the fleet", "nodes of the fleet"),
+    "brains": ("a brain", "brains"),
 }
-REMOVED: Final = {"driver": "a driver", "node": "a node", "store": "a store of a node"}
+REMOVED: Final = {
+    "driver": "a driver",
+    "node": "a node",
+    "brain": "a brain",
+    "store": "a store of a node",
+}
 STANDINGS_MAX: Final = 200  # on a page
 
 
@@ -48,7 +54,7 @@ def standings_of(places: Mapping[str, Any], own: Collection[str], *, is_staff: b
         )
         for one in places.get("removed", ())
     ]
-    for kind in ("drivers", "nodes"):
+    for kind in OTHERS:
         others: dict[bool, list[Mapping[str, Any]]] = {}
         for name, one in places.get(kind, {}).items():
             if name != NOT_OWN and (is_staff or (kind == "drivers" and name in own)):

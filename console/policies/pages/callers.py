@@ -1,4 +1,4 @@
-"""Who may ask drivers in the name of an org, as a page."""
+"""API keys of an org, as a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from console.shell.pages import Refusing
 
 @form_page
 def show_callers(request: SignedInRequest, slug: str) -> HttpResponse:
-    """List the engine tokens of an org; a new one's token is shown this once."""
+    """List the API keys of an org; a new one is shown this once."""
     org = get_org(request.principal, slug, Role.ORG_ADMIN)
     form = CallerForm(request.POST or None)
     token = ""
@@ -33,5 +33,5 @@ def show_callers(request: SignedInRequest, slug: str) -> HttpResponse:
 def remove_caller(request: SignedInRequest, slug: str, public_id: str) -> HttpResponse:
     with changing(request.principal, slug) as org:
         callers.remove_caller(request.principal, org, public_id)
-    messages.success(request, "Removed. Drivers reject its token within seconds.")
+    messages.success(request, "Removed. Brains and drivers reject it within seconds.")
     return redirect("callers", slug)

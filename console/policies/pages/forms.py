@@ -252,7 +252,7 @@ class ClusterReasonForm(forms.Form):
 
 
 class CallerForm(forms.Form):
-    name = forms.CharField(max_length=120, help_text="What it is for, e.g. “vLLM in east”.")
+    name = forms.CharField(max_length=120, help_text="What it is for, e.g. “chat app”.")
 
 
 class PurgeForm(forms.Form):

@@ -1,4 +1,4 @@
-"""Who may ask drivers in the name of an org, over REST."""
+"""API keys of an org, over REST."""
 
 from __future__ import annotations
 
@@ -34,19 +34,21 @@ class CallerIn(Input):
 
 
 class NewCallerOut(CallerOut):
-    token: str = Field(description="Shown only once. Engines send it to drivers as a bearer token.")
+    token: str = Field(
+        description="Shown only once. Clients of brains and engines send it as a bearer token."
+    )
 
 
 @listing(router, "/orgs/{slug}/callers", CallerOut, 404, by="pk")
 def list_callers(request: SignedInRequest, slug: Slug) -> Rows:
-    """List the engine tokens of an org."""
+    """List the API keys of an org."""
     org = get_org(request.principal, slug, Role.ORG_ADMIN)
     return callers.callers_of(org)
 
 
 @router.post("/orgs/{slug}/callers", response=answers(NewCallerOut, 404, status=201))
 def add_caller(request: SignedInRequest, slug: Slug, payload: CallerIn) -> Status[Caller]:
-    """Create an engine token; it is shown once."""
+    """Create an API key; it is shown once."""
     principal = request.principal
     with changing(principal, slug) as org:
         caller, token = callers.add_caller(principal, org, name=payload.name, reason=payload.reason)
@@ -58,7 +60,7 @@ def add_caller(request: SignedInRequest, slug: Slug, payload: CallerIn) -> Statu
 def remove_caller(
     request: SignedInRequest, slug: Slug, public_id: Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
 ) -> Status[None]:
-    """Remove an engine token."""
+    """Remove an API key."""
     with changing(request.principal, slug) as org:
         callers.remove_caller(request.principal, org, public_id)
     return Status(204, None)

@@ -23,6 +23,7 @@ from console.authority.models import Authority, State
 from console.authority.services import Following
 from console.environment import PROJECT
 from console.fleet.membership import joins
+from console.fleet.membership.certification import certify
 from console.fleet.models import Driver, Node, Watch
 from console.fleet.nodes import Impossible
 from console.orgs import services as orgs
@@ -86,7 +87,7 @@ def test_a_certificate_is_made_from_what_has_joined_and_not_from_what_a_request_
     world: World, own: ProcessIdentity
 ) -> None:
     joined(own)
-    issued = joins.certify(Role.NODE, "ax-2", OF_AX_2, own.certificate_request())
+    issued = certify(Role.NODE, "ax-2", OF_AX_2, own.certificate_request())
     assert issued
     certificate = read_certificate(issued.certificate)
     peer = peer_of(certificate)
@@ -112,12 +113,12 @@ def test_only_who_is_known_by_its_heartbeats_gets_one_and_only_for_its_key(
         (Role.DRIVER, "ax-2", OF_AX_2),
         (Role.NODE, "nobody", OF_AX_2),
     ):
-        assert joins.certify(kind, name, shown, request) is None
+        assert certify(kind, name, shown, request) is None
     other = ProcessIdentity.load(tmp_path / "other", "node:ax-2")
     with pytest.raises(Impossible, match="another key"):
-        joins.certify(Role.NODE, "ax-2", OF_AX_2, other.certificate_request())
+        certify(Role.NODE, "ax-2", OF_AX_2, other.certificate_request())
     with pytest.raises(Impossible, match="certificate request"):
-        joins.certify(Role.NODE, "ax-2", OF_AX_2, "nonsense")
+        certify(Role.NODE, "ax-2", OF_AX_2, "nonsense")
 
 
 def test_one_that_joined_before_there_were_keys_binds_its_key_once(
@@ -125,12 +126,12 @@ def test_one_that_joined_before_there_were_keys_binds_its_key_once(
 ) -> None:
     node = joins.join_node(new_token(), "ax-2", CONTROL_TOKEN, FACTS, PLUGGED)
     assert node.public_key == ""
-    assert joins.certify(Role.NODE, "ax-2", OF_AX_2, own.certificate_request())
+    assert certify(Role.NODE, "ax-2", OF_AX_2, own.certificate_request())
     assert refreshed(node).public_key == own.public_key_pem
     assert AuditEntry.objects.filter(action="node.key", object_id="ax-2").count() == 1
     other = ProcessIdentity.load(tmp_path / "other", "node:ax-2")
     with pytest.raises(Impossible, match="another key"):
-        joins.certify(Role.NODE, "ax-2", OF_AX_2, other.certificate_request())
+        certify(Role.NODE, "ax-2", OF_AX_2, other.certificate_request())
 
 
 def test_who_has_joined_anew_elsewhere_counts_and_the_former_one_does_not(
@@ -140,9 +141,9 @@ def test_who_has_joined_anew_elsewhere_counts_and_the_former_one_does_not(
     Node.objects.filter(name="ax-2").update(state="lost", held_state="ready")
     new = ProcessIdentity.load(tmp_path / "new", "node:ax-2")
     joins.join_node(new_token(), "ax-2", "n" * 32, FACTS, PLUGGED, new.certificate_request())
-    assert joins.certify(Role.NODE, "ax-2", OF_AX_2, own.certificate_request()) is None
+    assert certify(Role.NODE, "ax-2", OF_AX_2, own.certificate_request()) is None
     shown = credential("n" * 32, "node:ax-2")
-    assert joins.certify(Role.NODE, "ax-2", shown, new.certificate_request())
+    assert certify(Role.NODE, "ax-2", shown, new.certificate_request())
     node = Node.objects.get(name="ax-2")
     assert client.server_name(node.public_key) == client.server_name(new.public_key_pem)
     assert client.server_name(node.public_key) != client.server_name(own.public_key_pem)

@@ -23,7 +23,7 @@ def told(served: story.Served, seconds: float = SECONDS) -> list[story.Ask]:
     return list(itertools.takewhile(lambda ask: ask.at < seconds, story.asks(served)))
 
 
-@pytest.mark.parametrize("served", story.SERVED, ids=lambda served: served.driver)
+@pytest.mark.parametrize("served", story.MODELS, ids=lambda served: served.driver)
 def test_it_is_the_same_each_time_and_in_order(served: story.Served) -> None:
     once = told(served)
     assert once == told(served)

@@ -15,7 +15,8 @@ from django.utils import timezone
 from console.audit.models import AuditEntry
 from console.fleet import nodes, services
 from console.fleet.membership import joins, tokens
-from console.fleet.membership.joins import NicFacts, TokenIsUsedUp
+from console.fleet.membership.facts import NicFacts
+from console.fleet.membership.joins import TokenIsUsedUp
 from console.fleet.models import Driver, JoinToken, Leaf, Node, Stamp, Watch
 from console.fleet.nodes import Impossible
 from console.placement.topology import State

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
 from console.fleet.membership import joins, tokens
-from console.fleet.membership.joins import DriverFacts, NicFacts, NodeFacts
+from console.fleet.membership.facts import DriverFacts, NicFacts, NodeFacts
 from console.fleet.models import Box, Domain, JoinToken, Leaf, Nic, Node, Port, SpineLink, Stamp
 
 CONTROL_TOKEN = "t" * 32

@@ -1,0 +1,1 @@
+"""OpenAI's API: routes, validation, errors, streams, keys."""

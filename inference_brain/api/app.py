@@ -1,0 +1,330 @@
+"""OpenAI's API as an ASGI application: routes, keys, errors, names of requests, the access log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from inference_brain import metrics
+from inference_brain.api import errors, requests
+from inference_brain.api.errors import ApiError
+from inference_brain.api.exchange import (
+    BodyRoom,
+    ClientLeft,
+    ClientTooSlow,
+    Exchange,
+    Header,
+    Receive,
+    Scope,
+    Send,
+)
+from inference_brain.api.keys import Callers
+from inference_brain.api.requests import Generation
+from inference_brain.api.tracing import client_id, new_id, trace_headers
+from inference_brain.counts import Counts
+from inference_brain.desired import OrgSpec, ServedModel
+from inference_brain.journey import Journey, Records
+from inference_brain.outbound import Claims
+from inference_brain.router import Asking, Router
+
+log = logging.getLogger(__name__)
+access = logging.getLogger("inference_brain.access")
+
+DEADLINE: Final = b"x-tidegate-deadline-seconds"
+BODY_SECONDS: Final = 60.0
+HEADER_BYTES_MAX: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bytes: of one body, and of all bodies at once."""
+
+    body_bytes_max: int = 32 << 20
+    bodies_bytes_max: int = 2 << 30
+
+
+@dataclass(slots=True)
+class Line:
+    """What the access log says of a request. Nothing of its prompt or answer."""
+
+    request: str
+    client: str
+    started: float
+    org: str = ""
+    model: str = ""
+    journey: Journey | None = None
+    held: int = 0  # bytes of its body
+    headers: list[Header] = field(default_factory=list)
+
+
+Handler = Callable[[Exchange, OrgSpec, Line], Awaitable[None]]
+
+
+class Carrier(Protocol):
+    """Brings requests that have their place to replicas, and answers back."""
+
+    async def serve(self, exchange: Exchange, journey: Journey, headers: Sequence[Header]) -> None:
+        """Raises ApiError if nothing has been answered yet, and ClientLeft. The journey has its end
+        afterwards."""
+
+
+class Api:
+    """The application. `callers` is replaced with each desired document."""
+
+    def __init__(
+        self,
+        router: Router,
+        carrier: Carrier,
+        counts: Counts,
+        records: Records,
+        bounds: Bounds,
+        *,
+        logs_access: bool = True,
+        trusted_org: str = "",
+    ) -> None:
+        """`trusted_org`: whose requests those without a key are: for a listener that only a trusted
+        network reaches."""
+        self.callers: Callers | None = None
+        self.room = BodyRoom(bounds.bodies_bytes_max)
+        self.router = router
+        self._carrier = carrier
+        self._counts = counts
+        self._records = records
+        self._bounds = bounds
+        self._logs_access = logs_access
+        self._trusted_org = trusted_org
+        self._claims = Claims()
+        self._clock = time.monotonic
+        self._posts: dict[str, Handler] = {
+            "/v1/chat/completions": self._chat,
+            "/v1/completions": self._completion,
+            "/tokenize": self._tokenize,
+            "/v1/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
+            "/v1/detokenize": self._detokenize,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        exchange = Exchange(scope, receive, send)
+        line = Line(new_id(), client_id(exchange), self._clock())
+        line.headers.append((b"x-request-id", line.request.encode()))
+        try:
+            await self._answer(exchange, line)
+        except ApiError as error:
+            await self._fail(exchange, line, error)
+        except ClientLeft as error:
+            exchange.status = 499
+            if isinstance(error, ClientTooSlow):
+                await exchange.abort()
+        except asyncio.CancelledError:
+            exchange.status = 499
+            raise
+        except Exception:
+            log.exception("Request %s failed with an internal error", line.request)
+            await self._fail(exchange, line, errors.internal(line.request))
+        finally:
+            self.room.give_back(line.held)
+            self._log(exchange, line)
+
+    async def _fail(self, exchange: Exchange, line: Line, error: ApiError) -> None:
+        if line.journey is None and line.org:
+            result = "rejected" if error.status in (429, 503) else "invalid"
+            self._counts.add(
+                metrics.REQUESTS, line.org, line.model, "", result if error.status != 500 else "error"
+            )
+        if exchange.has_begun:
+            return
+        try:
+            await exchange.fail(error, line.headers)
+        except (ClientLeft, OSError):
+            exchange.status = 499
+
+    async def _answer(self, exchange: Exchange, line: Line) -> None:
+        path = exchange.path.rstrip("/") or "/"
+        if path in ("/health", "/-/health"):
+            status, body = (200, b"{}") if self.callers else (503, b'{"detail":"no document yet"}')
+            await exchange.answer(status, body, line.headers)
+            return
+        org = self._org(exchange)
+        line.org = org.name
+        await exchange.prove(f"org:{org.name}")
+        if handler := self._posts.get(path):
+            if exchange.method != "POST":
+                raise errors.wrong_method("POST")
+            await handler(exchange, org, line)
+        elif path == "/v1/models" or path.startswith("/v1/models/"):
+            if exchange.method != "GET":
+                raise errors.wrong_method("GET")
+            await self._models(exchange, org, path.removeprefix("/v1/models").lstrip("/"), line)
+        else:
+            raise errors.no_such_route(exchange.method, exchange.path)
+
+    def _org(self, exchange: Exchange) -> OrgSpec:
+        """Before that no byte of a body is read. Raises ApiError."""
+        callers = self._known()
+        authorization = exchange.header(b"authorization")
+        if self._trusted_org and not authorization:
+            found = callers.org(self._trusted_org)
+            if found is None:
+                raise errors.unavailable("The listener's org is not served.", "no_org", 5)
+            return found
+        return callers.of_key(authorization)
+
+    def _known(self) -> Callers:
+        if self.callers is None:
+            raise errors.unavailable("The brain has no desired document yet.", "no_document", 5)
+        return self.callers
+
+    def _model(self, org: OrgSpec, name: str, line: Line) -> ServedModel:
+        found = self._known().model(org, name)
+        line.model = found.name
+        return found
+
+    async def _body(self, exchange: Exchange, line: Line) -> bytes | memoryview:
+        raw = await exchange.body(self._bounds.body_bytes_max, BODY_SECONDS, self.room)
+        line.held = len(raw)
+        return raw
+
+    # Routes
+
+    async def _models(self, exchange: Exchange, org: OrgSpec, name: str, line: Line) -> None:
+        if name:
+            await _answer_json(exchange, _shown(self._model(org, name, line)), line.headers)
+            return
+        shown = [_shown(model) for model in self._known().models(org).values()]
+        await _answer_json(exchange, {"object": "list", "data": shown}, line.headers)
+
+    async def _chat(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
+        raw = await self._body(exchange, line)
+        await self._generate(exchange, org, line, requests.chat(raw), len(raw))
+
+    async def _completion(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
+        raw = await self._body(exchange, line)
+        await self._generate(exchange, org, line, requests.completion(raw), len(raw))
+
+    async def _generate(
+        self, exchange: Exchange, org: OrgSpec, line: Line, request: Generation, size: int
+    ) -> None:
+        async with exchange.watched():
+            journey = await self._begin(exchange, org, line, request, size)
+            line.journey = journey
+            self._records.begin(journey)
+            try:
+                await self._carrier.serve(exchange, journey, line.headers)
+            finally:
+                self._records.end(journey)
+
+    async def _begin(
+        self, exchange: Exchange, org: OrgSpec, line: Line, request: Generation, size: int
+    ) -> Journey:
+        """Up to its place. Raises ApiError."""
+        asking = Asking(
+            line.request,
+            org,
+            self._model(org, request.model, line),
+            request,
+            line.started,
+            time.time(),
+            _deadline(exchange),
+            size,
+        )
+        await self.router.prepare(asking)
+        place = await self.router.enter(asking)
+        return Journey(asking, place, self.router, self._claims, trace_headers(exchange))
+
+    async def _tokenize(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
+        request = requests.tokenize(await self._body(exchange, line))
+        model = self._model(org, self._named(request.model, org), line)
+        ids = await self.router.prompts.count(org.name, model, request)
+        if ids is None:
+            raise errors.invalid("This model's prompts can't be tokenized here.", "model")
+        told: dict[str, Any] = {
+            "count": len(ids),
+            "max_model_len": model.tokens_max,
+            "tokens": list(ids),
+            "token_strs": None,
+        }
+        if request.return_token_strs:
+            told["token_strs"] = await self.router.prompts.texts(model, ids)
+        await _answer_json(exchange, told, line.headers)
+
+    async def _detokenize(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
+        request = requests.detokenize(await self._body(exchange, line))
+        model = self._model(org, self._named(request.model, org), line)
+        text = await self.router.prompts.decode(model, request.tokens)
+        if text is None:
+            raise errors.invalid("This model's tokens are not known here.", "model")
+        await _answer_json(exchange, {"prompt": text}, line.headers)
+
+    def _named(self, name: str | None, org: OrgSpec) -> str:
+        """The model that is meant: the only one, if none is named."""
+        models = self._known().models(org)
+        if name is None and len(models) == 1:
+            return next(iter(models))
+        if name is None:
+            raise errors.invalid("Missing required parameter: 'model'.", "model")
+        return name
+
+    # The access log
+
+    def _log(self, exchange: Exchange, line: Line) -> None:
+        if not self._logs_access:
+            return
+        journey = line.journey
+        usage = journey.usage if journey else None
+        replica = journey.replica if journey else None
+        access.info(
+            "%s %s %d request=%s client=%s org=%s model=%s replica=%s result=%s attempts=%d "
+            "prompt_tokens=%s cached_tokens=%s completion_tokens=%s seconds=%.4f",
+            exchange.method,
+            exchange.path[:200],
+            exchange.status,
+            line.request,
+            line.client or "-",
+            line.org or "-",
+            line.model or "-",
+            replica.name if replica else "-",
+            journey.result if journey else "-",
+            journey.attempts if journey else 0,
+            usage.prompt_tokens if usage else "-",
+            usage.cached_tokens if usage else "-",
+            usage.completion_tokens if usage else "-",
+            self._clock() - line.started,
+        )
+
+
+async def _answer_json(exchange: Exchange, value: Any, headers: Sequence[Header]) -> None:
+    await exchange.answer(200, msgspec.json.encode(value), headers)
+
+
+def _shown(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "tidegate",
+        "max_model_len": model.tokens_max,
+    }
+
+
+def _deadline(exchange: Exchange) -> float | None:
+    """Seconds until which the first token is of use. Raises ApiError."""
+    text = exchange.header(DEADLINE)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise errors.invalid(f"The header {DEADLINE.decode()} is a number of seconds above 0.")
+    return seconds

@@ -1,0 +1,122 @@
+"""A replica's stream of events on its way to a client: what of it we need to know, and what changes.
+
+Events are passed on as they come. Only those that may matter are looked into: the one with the usage,
+which we always ask for and which is left out where the client did not, errors, and the end.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from inference_brain.upstream.failures import Lost
+from telemetry.decoder import ANSWER, Malformed, decode
+
+EVENT_BYTES_MAX: Final = 16 << 20
+DONE: Final = b"data: [DONE]\n\n"
+_END: Final = re.compile(rb"\r?\n\r?\n")
+_DONE: Final = re.compile(rb"^data: ?\[DONE\]\s*$")
+_TO_LOOK_INTO: Final = (b'"usage"', b'"error"', b"[DONE]")
+
+
+class Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """As engines tell it."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    prompt_tokens_details: Details | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Of the prompt; None where the engine does not say so."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+
+class _Event(msgspec.Struct):
+    usage: Usage | None = None
+    choices: list[msgspec.Raw] | None = None
+    error: Any = None
+
+
+_EVENT: Final = msgspec.json.Decoder(_Event)
+
+
+class Renaming:
+    """The model in answers: as the client knows it, not as the engine does. The text that is looked for
+    cannot be part of what was generated, where quotation marks are escaped."""
+
+    def __init__(self, served_as: str, model: str) -> None:
+        name = re.escape(msgspec.json.encode(served_as))
+        self._pattern = re.compile(rb'"model" ?: ?' + name) if served_as != model else None
+        self._model = b'"model":' + msgspec.json.encode(model)
+
+    def __bool__(self) -> bool:
+        return self._pattern is not None
+
+    def __call__(self, raw: bytes) -> bytes:
+        return self._pattern.sub(lambda _: self._model, raw) if self._pattern else raw
+
+
+class EventStream:
+    """Of one answer. `is_done`: its end has come, as engines announce it. `has_failed`: the engine has
+    sent an error in place of more tokens."""
+
+    __slots__ = ("_renaming", "_tail", "_wants_usage", "has_failed", "is_done", "usage")
+
+    def __init__(self, renaming: Renaming, *, wants_usage: bool) -> None:
+        self._renaming = renaming
+        self._wants_usage = wants_usage
+        self._tail = b""
+        self.is_done = False
+        self.has_failed = False
+        self.usage: Usage | None = None
+
+    def feed(self, piece: bytes) -> bytes:
+        """Take bytes of the replica's; returns those for the client, whole events. Raises Lost for an
+        event without an end."""
+        is_whole = not self._tail and piece.endswith(b"\n\n")
+        if is_whole and not self._renaming and not any(mark in piece for mark in _TO_LOOK_INTO):
+            return piece
+        text = self._tail + piece
+        passed, start = [], 0
+        for end in _END.finditer(text):
+            event = text[start : end.start()]
+            if self._passes(event):
+                passed.append(self._renaming(event) + b"\n\n")
+            start = end.end()
+        self._tail = text[start:]
+        if len(self._tail) > EVENT_BYTES_MAX:
+            raise Lost("The replica sent an event without an end.")
+        return b"".join(passed)
+
+    def _passes(self, event: bytes) -> bool:
+        if not any(mark in event for mark in _TO_LOOK_INTO):
+            return True
+        if _DONE.match(event):
+            self.is_done = True
+            return False  # sent by us, when all is well
+        _, _, data = event.partition(b":")
+        try:
+            told = decode(data, _EVENT, ANSWER)
+        except Malformed:
+            return True  # it is the engine's and the client's to understand
+        if told.error is not None:
+            self.has_failed = True
+        if told.usage is not None:
+            self.usage = told.usage
+            return bool(told.choices) or self._wants_usage
+        return True
+
+
+def usage_of(raw: bytes) -> Usage | None:
+    """Of an answer that is no stream."""
+    try:
+        return decode(raw, _EVENT, ANSWER).usage
+    except Malformed:
+        return None

@@ -1,0 +1,217 @@
+"""One HTTP request and its answer, over ASGI: bounded bodies, streams, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Final
+
+from inference_brain.api.errors import RATE_LIMITED, ApiError, too_large, unavailable
+from kvss_agent.http.api import SMALL_BYTES, connection_of
+from kvss_agent.http.server import HttpConnection
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+JSON: Final = b"application/json"
+EVENTS: Final = b"text/event-stream; charset=utf-8"
+
+
+class ClientLeft(Exception):
+    """The client has closed its connection, or reset its stream."""
+
+
+class ClientTooSlow(ClientLeft):
+    """It takes nothing of its answer any more."""
+
+
+class BodyRoom:
+    """Memory for bodies of requests that are being read or served, all together."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.used = 0
+
+    def take(self, size: int) -> None:
+        """Raises ApiError when there is no more."""
+        if self.used + size > self.most:
+            raise unavailable("There are too many long requests at once. Try again.", "bodies")
+        self.used += size
+
+    def give_back(self, size: int) -> None:
+        self.used -= size
+
+
+class Exchange:
+    """One request. `head` is answered at most once."""
+
+    __slots__ = (
+        "_receive",
+        "_send",
+        "_watch",
+        "has_begun",
+        "headers",
+        "method",
+        "path",
+        "scope",
+        "status",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first of each wins
+        self.has_begun = False
+        self.status = 0
+        self._receive = receive
+        self._send = send
+        self._watch: asyncio.Task[None] | None = None
+
+    async def prove(self, owner: str) -> None:
+        """Whose connection this is has been shown: it keeps its place. Raises ApiError if the owner has
+        too many."""
+        connection = connection_of(self.scope)
+        if connection is None:
+            return
+        if not connection.prove(owner):
+            raise ApiError(
+                429,
+                "Too many connections with keys of this organization: close some, or use them again.",
+                kind=RATE_LIMITED,
+                code="connections",
+                headers={"retry-after": "1", "connection": "close"},
+            )
+        await connection.turn()
+
+    def header(self, name: bytes) -> str:
+        return self.headers.get(name, b"").decode("latin-1")
+
+    # What comes
+
+    async def body(self, most: int, seconds: float, room: BodyRoom) -> bytes | memoryview:
+        """All of it, for which memory is taken from `room`; whoever has it gives that back. Raises
+        ApiError, ClientLeft."""
+        announced = self.headers.get(b"content-length", b"")
+        if announced.isdigit() and int(announced) > most:
+            raise too_large(most)
+        connection = connection_of(self.scope)
+        if connection and announced.isdigit() and int(announced) > SMALL_BYTES:
+            return await self._receive_into(connection, int(announced), room)
+        pieces: list[bytes] = []
+        try:
+            async with asyncio.timeout(seconds):
+                await self._receive_body(pieces, most, room)
+            if announced.isdigit() and int(announced) != sum(map(len, pieces)):
+                raise ClientLeft  # noqa: TRY301 - what has come is given back below
+        except BaseException as error:
+            room.give_back(sum(map(len, pieces)))
+            if isinstance(error, TimeoutError):
+                message = f"The body did not come within {seconds:g} s."
+                raise ApiError(408, message, code="body_too_slow") from None
+            raise
+        return b"".join(pieces) if len(pieces) != 1 else bytes(pieces[0])
+
+    async def _receive_into(self, connection: HttpConnection, size: int, room: BodyRoom) -> memoryview:
+        """A long body, straight to where it stays. Whoever sends it too slowly is cut off by the
+        connection."""
+        room.take(size)
+        try:
+            place = memoryview(bytearray(size))
+            connection.receive_into(self.scope, place)
+            left, at = size, 0
+            while True:
+                message = await self._receive()
+                if message["type"] != "http.request":
+                    raise ClientLeft  # noqa: TRY301 - what was taken is given back below
+                if piece := message.get("body", b""):
+                    place[at : at + len(piece)] = piece
+                    at += len(piece)
+                if not message.get("more_body"):
+                    return place[:left]
+        except BaseException:
+            room.give_back(size)
+            raise
+
+    async def _receive_body(self, pieces: list[bytes], most: int, room: BodyRoom) -> None:
+        size, is_whole = 0, False
+        while not is_whole:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise ClientLeft
+            is_whole = not message.get("more_body")
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size > most:
+                raise too_large(most)
+            room.take(len(piece))
+            pieces.append(piece)
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Cancel what happens in this context when the client leaves, and raise ClientLeft instead. Only
+        after the body."""
+        task = asyncio.current_task()
+        left = False
+
+        async def watch() -> None:
+            nonlocal left
+            while (await self._receive())["type"] == "http.request":
+                pass  # an empty one; the body has been read
+            left = True
+            if task:
+                task.cancel()
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if left and task and task.uncancel() == 0:
+                raise ClientLeft from None
+            raise
+        finally:
+            watching.cancel()
+
+    # What goes
+
+    async def answer(
+        self, status: int, body: bytes, headers: Iterable[Header] = (), kind: bytes = JSON
+    ) -> None:
+        await self._head(status, [(b"content-length", b"%d" % len(body)), *headers], kind)
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def fail(self, error: ApiError, headers: Iterable[Header] = ()) -> None:
+        """Answer with an error."""
+        own = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+        await self.answer(error.status, error.body(), [*headers, *own])
+
+    async def abort(self) -> None:
+        """Close the connection, in the middle of an answer."""
+        connection = connection_of(self.scope)
+        if connection and connection.transport:
+            connection.transport.abort()
+            await asyncio.sleep(0)  # until the server knows
+
+    async def begin_stream(self, headers: Iterable[Header] = ()) -> None:
+        await self._head(200, [(b"cache-control", b"no-cache"), *headers], EVENTS)
+
+    async def send(self, piece: bytes) -> None:
+        """Part of a stream. Waits for a slow client."""
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async def end_stream(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _head(self, status: int, headers: list[Header], kind: bytes) -> None:
+        self.has_begun = True
+        self.status = status
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [(b"content-type", kind), *headers],
+            }
+        )

@@ -1,0 +1,203 @@
+"""Completions and chat completions: the whole life of a request that comes over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from inference_brain.api import errors
+from inference_brain.api.errors import SERVER, ApiError, unavailable
+from inference_brain.api.events import DONE, EventStream, Renaming, usage_of
+from inference_brain.api.exchange import ClientLeft, ClientTooSlow, Exchange, Header
+from inference_brain.journey import Journey, is_failure
+from inference_brain.outbound import path_of
+from inference_brain.router import NoReplica
+from inference_brain.upstream.client import Answer, Client
+from inference_brain.upstream.failures import Late, Lost, UpstreamFailed
+from inference_brain.upstream.fleet import Replica
+
+REPLICA_HEADER: Final = b"x-tidegate-replica"  # who answered, for load tools and people
+ERROR_BYTES_MAX: Final = 1 << 20  # of an engine's error
+REPLICA: Final = b"x-tidegate-replica"  # which one has answered
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds: `whole` for an answer that is no stream; `client` until a client takes the next piece."""
+
+    whole: float = 3600.0
+    client: float = 30.0
+
+
+class Broken(Exception):
+    """The replica failed after something of its answer was passed on. No other can continue it."""
+
+
+class Generator:
+    """Carries requests to replicas, and answers back."""
+
+    def __init__(self, client: Client, patience: Patience, streams: Callable[[int], None]) -> None:
+        """`streams`: is told of each stream that begins, with 1, and ends, with -1."""
+        self._client = client
+        self._patience = patience
+        self._streams = streams
+
+    async def serve(self, exchange: Exchange, journey: Journey, headers: Sequence[Header]) -> None:
+        """Answer a request that has its place. Raises ApiError if nothing has been answered yet, and
+        ClientLeft. The journey has its end afterwards."""
+        result = "error"
+        try:
+            await self._try_replicas(exchange, journey, headers)
+            result = "ok"
+        except ApiError as error:
+            result = "invalid" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "failed"
+            raise
+        except ClientTooSlow:
+            result = "client_slow"
+            raise
+        except (ClientLeft, asyncio.CancelledError):
+            result = "client_left"
+            raise
+        except Broken:
+            result = "broken"
+        finally:
+            journey.end(result)
+
+    async def _try_replicas(
+        self, exchange: Exchange, journey: Journey, headers: Sequence[Header]
+    ) -> None:
+        last: ApiError | None = None
+        while True:
+            try:
+                replica = journey.attempt()
+            except NoReplica as error:
+                raise last or unavailable(str(error), "no_replica") from None
+            try:
+                last = await self._try(exchange, journey, replica, headers)
+                reason = "status"
+            except UpstreamFailed as error:
+                journey.failed(error)
+                reason = error.reason
+                last = _of_failure(error)
+            if last is None:
+                return
+            if not journey.may_retry(reason):
+                raise last
+
+    async def _try(
+        self, exchange: Exchange, journey: Journey, replica: Replica, headers: Sequence[Header]
+    ) -> ApiError | None:
+        """Ask one replica. None: it has answered, and the client has that; an error that another replica
+        may do better than. Raises UpstreamFailed as long as nothing has been passed on; later Broken."""
+        request = journey.asking.request
+        seconds = None if request.is_stream else self._patience.whole
+        url, body = replica.url(path_of(request)), journey.body(replica)
+        headers = [*headers, (REPLICA_HEADER, replica.name.encode())]
+        sent = self._client.open("POST", url, journey.headers(replica), body, seconds)
+        headers = [*headers, (REPLICA, replica.name.encode())]
+        async with sent as answer:
+            if answer.status != HTTPStatus.OK:
+                error = errors.of_replica(answer.status, await answer.whole(ERROR_BYTES_MAX))
+                if not is_failure(answer.status):
+                    raise _passed_on(error)
+                journey.failed(None)
+                return error
+            renaming = Renaming(replica.served_as, journey.asking.model.name)
+            if request.is_stream:
+                await self._stream(exchange, journey, answer, renaming, headers)
+            else:
+                raw = await answer.whole()
+                journey.first_token()
+                journey.usage = usage_of(raw)
+                await exchange.answer(200, renaming(raw), headers)
+        return None
+
+    async def _stream(
+        self,
+        exchange: Exchange,
+        journey: Journey,
+        answer: Answer,
+        renaming: Renaming,
+        headers: Sequence[Header],
+    ) -> None:
+        events = EventStream(renaming, wants_usage=journey.asking.request.wants_usage)
+        first = await _first_events(answer, events)  # until then another replica can answer
+        journey.first_token()
+        await exchange.begin_stream(headers)
+        self._streams(1)
+        try:
+            await self._pass_on(exchange, journey, answer, events, first)
+        except UpstreamFailed as error:
+            journey.failed(error)
+            await self._send(exchange, _cut_off(error).event())
+            await exchange.end_stream()
+            raise Broken from error
+        finally:
+            self._streams(-1)
+        if not events.has_failed:
+            await self._send(exchange, DONE)
+        await exchange.end_stream()
+
+    async def _pass_on(
+        self,
+        exchange: Exchange,
+        journey: Journey,
+        answer: Answer,
+        events: EventStream,
+        first: bytes,
+    ) -> None:
+        """All events of an answer. Raises UpstreamFailed if it has no end."""
+        if first:
+            await self._send(exchange, first)
+        while (piece := await answer.piece()) is not None:
+            if passed := events.feed(piece):
+                await self._send(exchange, passed)
+            journey.usage = events.usage
+        journey.usage = events.usage
+        if not events.is_done:
+            raise _ended_early()
+
+    async def _send(self, exchange: Exchange, piece: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._patience.client):
+                await exchange.send(piece)
+        except TimeoutError:
+            raise ClientTooSlow from None
+
+
+async def _first_events(answer: Answer, events: EventStream) -> bytes:
+    """The first events for the client; none if the answer is over without any. Raises UpstreamFailed."""
+    while (piece := await answer.piece(is_first=True)) is not None:
+        if passed := events.feed(piece):
+            return passed
+    if not events.is_done:
+        raise _ended_early()
+    return b""
+
+
+def _ended_early() -> Lost:
+    return Lost("The replica ended its answer too early.")
+
+
+def _passed_on(error: ApiError) -> ApiError:
+    """An engine's refusal, as the client's error. That the brain's own key was refused is not one."""
+    if error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+        return ApiError(
+            502, "The replica refused the brain's request.", kind=SERVER, code="replica_refused"
+        )
+    return error
+
+
+def _of_failure(error: UpstreamFailed) -> ApiError:
+    if isinstance(error, Late):
+        return ApiError(504, str(error), kind=SERVER, code="replica_timeout")
+    return ApiError(502, str(error), kind=SERVER, code="replica_failed")
+
+
+def _cut_off(error: UpstreamFailed) -> ApiError:
+    """The last event of a stream that has no end."""
+    code = "stream_timeout" if isinstance(error, Late) else "stream_broken"
+    return ApiError(502, f"The answer is incomplete. {error}", kind=SERVER, code=code)

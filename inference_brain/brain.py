@@ -1,0 +1,365 @@
+"""A brain that follows its desired document: the one place that holds its parts together.
+
+brain = Brain("east", state_dir, software, token=token)
+async with brain.running():                     # follows the document that was stored last
+    brain.set_desired(parse(raw))               # the console's, or one written by hand
+    await brain.api(scope, receive, send)       # OpenAI's API
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import structs
+
+from inference_brain import desired as documents
+from inference_brain import metrics
+from inference_brain.admission import Shared
+from inference_brain.api.app import Api, Bounds
+from inference_brain.api.generate import Generator, Patience
+from inference_brain.api.keys import Callers
+from inference_brain.counts import Counts
+from inference_brain.decisions import RequestRecord
+from inference_brain.desired import Desired
+from inference_brain.journey import Records
+from inference_brain.maps import CacheMaps, figures
+from inference_brain.maps.reader import MapReader, ReaderTask
+from inference_brain.picker.brain_router import BrainRouter, Carrier
+from inference_brain.prompts import Prompts
+from inference_brain.router import Router
+from inference_brain.upstream import Client, Fleet, Timeouts
+from inference_brain.upstream.engine_metrics import EngineMetrics, fetching, targets
+from inference_brain.upstream.health import State
+from kvss_agent.http.api import CONTROLLER, Conflict
+from kvss_agent.http.server import HttpPolicy
+from kvss_agent.metrics import put_http
+from kvss_agent.process.membership import MembershipStatus
+from kvss_agent.security.confirmations import (
+    BrainStatement,
+    MapCover,
+    NotConfirmedYet,
+    Question,
+    Scope,
+)
+from swdriver_shim.daemon.stored_document import PurgedTags, SealedDocument
+from swdriver_shim.keys import isolation_tag
+from telemetry.metrics import Sink, put
+from telemetry.units import duration
+
+log = logging.getLogger(__name__)
+
+ANOTHER_BRAIN: Final = "It is of brain {}, and this is {}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a brain serves. `authorities`: PEM, who vouches for replicas that speak TLS."""
+
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    patience: Patience = field(default_factory=Patience)
+    bounds: Bounds = field(default_factory=Bounds)
+    authorities: Path | None = None
+    logs_access: bool = True
+    trusted_org: str = ""
+
+
+class Brain:
+    """Follows its desired document. Used from one event loop, but for `collect` and `set_desired`'s
+    parsing."""
+
+    def __init__(
+        self,
+        name: str,
+        state_dir: Path | None,
+        software: str = "",
+        *,
+        token: str = "",
+        options: Options | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Without `state_dir` the document is not stored, and has to be set after each start. What is
+        stored is sealed with a key that follows from `token`. Raises OSError."""
+        options = options or Options()
+        self.name = name
+        self.software = software
+        self.started_at = time.time()
+        self.desired: Desired | None = None
+        self.observed_generation = 0
+        self.document_at = 0.0  # when the document that is followed was received, or stored
+        self.membership_status = MembershipStatus()
+        self.http = HttpPolicy(owners=lambda: [CONTROLLER])  # of the control API
+        self.counts = Counts()
+        self.records = Records()
+        self.client = Client(options.timeouts, options.authorities)
+        self.fleet = Fleet(clock)
+        self.maps = CacheMaps()
+        self.prompts = Prompts()
+        self.router = Router(self.fleet, self.maps, self.prompts, self.counts, clock=clock, name=name)
+        generator = Generator(self.client, options.patience, self._stream)
+        parts = (self.router, generator, self.counts, self.records, options.bounds)
+        self.api = Api(*parts, logs_access=options.logs_access)
+        self.trusted_api: Api | None = None
+        if options.trusted_org:
+            self.trusted_api = Api(
+                *parts, logs_access=options.logs_access, trusted_org=options.trusted_org
+            )
+        self.engines = EngineMetrics(fetching(self.client), self.router.sent, clock=clock)
+        self.router.others = self.engines.others
+        self._gateway_api = Api(
+            self.router,
+            Carrier(self.router, self._stream),
+            self.counts,
+            self.records,
+            options.bounds,
+            logs_access=options.logs_access,
+        )
+        self.for_gateways = BrainRouter(self._gateway_api, lambda: self.is_ready)
+        self._clock = clock
+        self._document = None
+        if state_dir:
+            self._document = SealedDocument(state_dir / "desired.json", token, documents.parse)
+        self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
+        self._reader: ReaderTask | None = None
+
+    def start(self) -> None:
+        """Follow the document that was stored last. Raises OSError."""
+        stored = self._document.read() if self._document else None
+        if stored is None:
+            return
+        if stored.document.brain != self.name:
+            why = ANOTHER_BRAIN.format(stored.document.brain, self.name)
+            log.warning("The stored desired document is ignored. %s", why)
+            return
+        log.info(
+            "Following the stored desired document, generation %d, %s old",
+            stored.document.generation,
+            duration(max(0.0, time.time() - stored.at)),
+        )
+        self._follow(self._without_purged(stored.document))
+        self.document_at = stored.at
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Follow the stored document, and do what has to be done beside requests. Raises OSError."""
+        self.start()
+        tasks = [
+            asyncio.create_task(self.fleet.probe(self.client), name="probes"),
+            asyncio.create_task(self.engines.run(), name="engines"),
+            asyncio.create_task(self.router.admission.run(), name="admission"),
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._reader:
+                self._reader.stop()
+            self.prompts.close()
+            await self.client.close()
+
+    def use_redis(self, url: str) -> None:
+        """Share limits, fairness and loads with all brains that use this Redis, and follow the cache
+        maps that drivers report there. Raises ValueError."""
+        self.router.admission.share(Shared(url))
+        self._reader = ReaderTask(MapReader(self.maps, url))
+
+    @property
+    def is_ready(self) -> bool:
+        return self.desired is not None
+
+    # Documents
+
+    def set_desired(self, told: Desired) -> Desired:
+        """Store a document and follow it. Setting an equal document again changes nothing.
+
+        Raises Conflict for an older generation, for the current one with other contents, and for another
+        brain; OSError if it can't be stored."""
+        if told.brain != self.name:
+            raise Conflict(ANOTHER_BRAIN.format(told.brain, self.name))
+        told = self._without_purged(told)
+        if self.desired and told.repeats(self.desired):
+            self.document_at = time.time()
+            return told
+        self._store(told)
+        self._follow(told)
+        self.document_at = time.time()
+        return told
+
+    def _store(self, told: Desired) -> None:
+        if self._document:
+            self._document.write(msgspec.json.encode(told))
+
+    def _follow(self, told: Desired) -> None:
+        self.desired = told
+        callers = Callers(told)
+        self.router.follow(told)
+        self.api.callers = self._gateway_api.callers = callers
+        self.engines.follow(targets(self.fleet))
+        if self.trusted_api:
+            self.trusted_api.callers = callers
+        self.observed_generation = told.generation
+
+    def _without_purged(self, told: Desired) -> Desired:
+        """Without the orgs of which a tag was purged: an older document can't restore them."""
+        orgs = tuple(
+            org for org in told.orgs if not any(tag.hex() in self._purged_tags for tag in org.tags)
+        )
+        if len(orgs) == len(told.orgs):
+            return told
+        names = {org.name for org in orgs}
+        models = tuple(
+            model
+            if model.orgs is None
+            else structs.replace(model, orgs=tuple(one for one in model.orgs if one in names))
+            for model in told.models
+        )
+        return structs.replace(told, orgs=orgs, models=models)
+
+    # Purges
+
+    def purge(self, question: Question) -> BrainStatement:
+        """Forget everything of these scopes, and return a statement of it. Raises NotConfirmedYet with a
+        sentence while a document still has them, and OSError. May be called again."""
+        whole = [scope.tag for scope in question.scopes if scope.namespace is None]
+        if whole and not question.withdrawn:
+            self._ban(whole)
+        if still := next(self._still_served(question.scopes), None):
+            raise NotConfirmedYet(still)
+        forgotten = self.maps.forget(
+            (bytes.fromhex(one.tag), bytes.fromhex(one.namespace) if one.namespace else None)
+            for one in question.scopes
+        )
+        return BrainStatement(
+            identity=f"brain:{self.name}",
+            operation=question.operation,
+            challenge=question.challenge,
+            epoch=question.epoch,
+            scopes=question.scopes,
+            at=time.time(),
+            org=question.org,
+            maps=tuple(MapCover(driver, forgotten.get(driver, 0)) for driver in self._drivers()),
+        )
+
+    def _drivers(self) -> list[str]:
+        """All drivers whose maps are followed."""
+        return sorted({one.spec.driver.name for one in self.fleet if one.spec.driver})
+
+    def _ban(self, tags: Collection[str]) -> None:
+        """Never make keys with these tags again."""
+        self._purged_tags.add(tags)
+        if self.desired and (told := self._without_purged(self.desired)) != self.desired:
+            self._store(told)
+            self._follow(told)
+
+    def _still_served(self, scopes: Collection[Scope]) -> Iterator[str]:
+        told = self.desired
+        if told is None:
+            return
+        tags = {(scope.tag, scope.namespace) for scope in scopes}
+        specs = [one.driver.model for model in told.models for one in model.replicas if one.driver]
+        for org in told.orgs:
+            if any((tag.hex(), None) in tags for tag in org.tags):
+                yield "It has not applied the document yet under which the org has another tag."
+            for spec in specs:
+                tag = isolation_tag(org.name, org.secret_of(spec.name)).hex()
+                if (tag, spec.namespace().digest().hex()) in tags:
+                    yield f"It has not applied the document yet with the org's new tag for {spec.name}."
+
+    # Status
+
+    def find(self, request: str) -> RequestRecord | None:
+        """A request that is running, or one of the last."""
+        return self.records.find(request)
+
+    def observed(self) -> dict[str, Any]:
+        """The state of the brain, beside what is desired."""
+        told, now = self.desired, self._clock()
+        return {
+            "generation": told.generation if told else 0,
+            "observed_generation": self.observed_generation,
+            "document_at": self.document_at,
+            "name": self.name,
+            "software": self.software,
+            "started_at": self.started_at,
+            "ready": self.is_ready,
+            "console": self.membership_status.shown(),
+            "orgs": len(told.orgs) if told else 0,
+            "streams": self.counts.streams,
+            "problems": list(self._problems()),
+            "models": [
+                {
+                    "name": model.name,
+                    "tokenizer": self._tokenizer_state(model.tokenizer),
+                    "replicas": [
+                        {
+                            "name": replica.name,
+                            "state": replica.state(now),
+                            "reason": replica.health.unreachable,
+                            "requests": replica.in_progress,
+                            "map_age_seconds": self._map_age(replica.spec.driver),
+                            "load_age_seconds": self.engines.age((model.name, replica.name)),
+                            "load_problem": self.engines.problem((model.name, replica.name)),
+                        }
+                        for replica in self.fleet.of(model.name)
+                    ],
+                }
+                for model in (told.models if told else ())
+            ],
+        }
+
+    def _problems(self) -> Iterator[str]:
+        """What keeps the brain from doing as its document says, for the console to show."""
+        for model in self.desired.models if self.desired else ():
+            if why := self.prompts.broken.get(model.tokenizer):
+                yield f"Model {model.name}: {why}"
+
+    def _tokenizer_state(self, folder: str) -> str:
+        return self.prompts.state(folder) if folder else "none"
+
+    def _map_age(self, driver: documents.DriverSpec | None) -> float | None:
+        return self.maps.age(driver.name, time.time()) if driver else None
+
+    def collect(self, into: Sink) -> None:
+        """Collect all metrics. May be called from any thread."""
+        put(into, metrics.UP_SINCE, self.started_at)
+        put(into, metrics.READY, int(self.is_ready))
+        told = self.desired
+        put(
+            into,
+            metrics.GENERATION,
+            {"desired": told.generation if told else 0, "observed": self.observed_generation},
+        )
+        put(into, metrics.CONSOLE, self.membership_status.calls)
+        put_http(into, self.http, metrics.HTTP_CONNECTIONS, metrics.HTTP_REFUSED)
+        self.counts.collect(into)
+        now, replicas = self._clock(), list(self.fleet)
+        into.put(
+            metrics.REPLICA_STATE,
+            [
+                (
+                    {"model": one.model, "replica": one.name, "state": state},
+                    int(one.state(now) is state),
+                )
+                for one in replicas
+                for state in State
+            ],
+        )
+        into.put(
+            metrics.REPLICA_REQUESTS,
+            [({"model": one.model, "replica": one.name}, one.in_progress) for one in replicas],
+        )
+        figures.collect(self.maps, time.time(), into)
+        if self._reader:
+            put(into, metrics.REDIS, int(self._reader.reader.is_connected))
+
+    def _stream(self, change: int) -> None:
+        self.counts.streams += change

@@ -1,0 +1,298 @@
+"""One request on its way through the brain, whoever carries its bytes: the brain's own API or a gateway.
+
+journey = await Journey.begin(traveling, router, ...)
+while True:
+    attempt = journey.attempt()              # a replica; raises NoReplica
+    ...                                      # attempt.failed(error): again, if `may_retry`
+    journey.first_token(); journey.usage = …
+journey.end("ok")                            # exactly once
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from inference_brain import metrics
+from inference_brain.admission import Place
+from inference_brain.api.events import Usage
+from inference_brain.choice import Outcome as Observed
+from inference_brain.choice import regret
+from inference_brain.choice.explanation import sentence
+from inference_brain.decisions import CANDIDATES_MAX, CandidateEstimate, Outcome, RequestRecord
+from inference_brain.outbound import Claims, body_for, headers_for
+from inference_brain.router import Asking, Routed, Router
+from inference_brain.upstream.failures import UpstreamFailed
+from inference_brain.upstream.fleet import Replica
+
+ATTEMPTS_MAX: Final = 3
+RECORDS_MAX: Final = 10_000
+_FAILURES: Final = frozenset({500, 502, 503, 504})  # of a replica: another one may do better
+
+
+class Remembered(NamedTuple):
+    """A request as it is remembered: nothing of its prompt, and not much memory."""
+
+    id: str
+    at: float
+    org: str
+    model: str
+    prompt_tokens: int | None
+    routed: Routed | None
+    outcome: Outcome | None
+    regret: Mapping[str, int]
+
+    def record(self) -> RequestRecord:
+        routed = self.routed
+        candidates: list[CandidateEstimate] = []
+        if routed:
+            candidates = [
+                CandidateEstimate(
+                    one.name,
+                    one.candidate.hit_tokens + one.candidate.tier2_tokens,
+                    one.candidate.tier2_tokens,
+                    one.wait_seconds,
+                    one.fetch_seconds,
+                    one.compute_seconds,
+                    one.candidate.is_guess,
+                )
+                for one in routed.choice.estimates
+            ]
+            candidates += [
+                CandidateEstimate(name, excluded=why) for name, why in routed.excluded.items()
+            ]
+        return RequestRecord(
+            id=self.id,
+            at=self.at,
+            org=self.org,
+            model=self.model,
+            prompt_tokens=self.prompt_tokens,
+            chosen=routed.replica.name if routed else "",
+            why=sentence(routed.choice) if routed else "",
+            candidates=tuple(candidates[:CANDIDATES_MAX]),
+            decision_seconds=routed.seconds if routed else None,
+            outcome=self.outcome,
+            regret=dict(self.regret),
+        )
+
+
+class Records:
+    """The requests of a brain that are running, and the last ones that have ended: why they went where
+    they did, and what became of them."""
+
+    def __init__(self, most: int = RECORDS_MAX) -> None:
+        self._most = most
+        self._running: dict[str, Journey] = {}
+        self._ended: OrderedDict[str, Remembered] = OrderedDict()
+
+    def begin(self, journey: Journey) -> None:
+        self._running[journey.asking.id] = journey
+
+    def end(self, journey: Journey) -> None:
+        name = journey.asking.id
+        if self._running.pop(name, None):
+            self._ended[name] = journey.remembered()
+            if len(self._ended) > self._most:
+                self._ended.popitem(last=False)
+
+    def find(self, request: str) -> RequestRecord | None:
+        running = self._running.get(request)
+        found = running.remembered() if running else self._ended.get(request)
+        return found.record() if found else None
+
+
+class Journey:
+    """Made when the request has its place; from then on `end` has to be called."""
+
+    def __init__(
+        self,
+        asking: Asking,
+        place: Place,
+        router: Router,
+        claims: Claims,
+        trace: Mapping[str, str],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.asking = asking
+        self.usage: Usage | None = None
+        self.attempts = 0
+        self.routed: Routed | None = None
+        self.result = ""
+        self._place = place
+        self._router = router
+        self._claims = claims
+        self._trace = trace
+        self._clock = clock
+        self._wall = wall
+        self._tried: set[str] = set()
+        self._sent_at = 0.0  # 0 while it is on no replica
+        self._sent_at_last = 0.0
+        self._first_at: float | None = None
+        self._ended_at: float | None = None
+        self._queued = clock() - asking.arrived
+        router.fleet.budget(asking.model.name).request()
+
+    @property
+    def replica(self) -> Replica | None:
+        return self.routed.replica if self.routed else None
+
+    def avoid(self, replicas: Iterable[str]) -> None:
+        """Choose none of these."""
+        self._tried.update(replicas)
+
+    def attempt(self) -> Replica:
+        """Choose a replica that has not failed yet for this request. Raises NoReplica."""
+        routed = self._router.choose(self.asking, self._tried)
+        model = self.asking.model.name
+        self.routed = routed
+        self.attempts += 1
+        self._sent_at = self._clock()
+        self._place.routed(routed.replica.name)
+        self._router.flights[model].begin(self.asking.id, routed.choice, self._sent_at)
+        routed.replica.in_progress += 1
+        return routed.replica
+
+    def body(self, replica: Replica) -> bytes:
+        asking = self.asking
+        driver = replica.spec.driver
+        claim = None
+        if driver:
+            claim = self._claims.mint(driver, asking.org.name, asking.request.rules, self._wall())
+        tokens = None if asking.tokens is None else asking.tokens.ids
+        return body_for(replica, asking.request, asking.org, claim, tokens)
+
+    def headers(self, replica: Replica) -> dict[str, str]:
+        return headers_for(replica, self.asking.id, self._trace)
+
+    def failed(self, error: UpstreamFailed | None) -> None:
+        """The attempt failed, by an error or by an answer, before anything of it was passed on."""
+        replica = self._leave_replica()
+        if replica is None:
+            return
+        self._tried.add(replica.name)
+        self._router.fleet.failed(replica, error)
+
+    def may_retry(self, reason: str) -> bool:
+        """Whether it may be sent to another replica. Takes that from the budget, unless the replica has
+        done no work for it."""
+        model = self.asking.model.name
+        if self.attempts >= ATTEMPTS_MAX or not self._router.fleet.usable(model, self._tried):
+            return False
+        if reason == "status" and not self._router.fleet.budget(model).take(self._clock()):
+            return False
+        self._router.counts.add(metrics.RETRIES, model, reason)
+        return True
+
+    def first_token(self) -> None:
+        """The answer has begun. Once is enough."""
+        if self._first_at is not None or self.routed is None:
+            return
+        self._first_at = now = self._clock()
+        self._router.flights[self.asking.model.name].first_token(self.asking.id, now)
+        self._place.first_token()
+        self._router.fleet.succeeded(self.routed.replica)
+        asking = self.asking
+        labels = asking.org.name, asking.model.name, self.routed.replica.name
+        self._router.counts.time(metrics.TTFT, now - asking.arrived, *labels)
+
+    def end(self, result: str) -> None:
+        """It is over: `result` as `brain_requests_total` counts it. Does nothing the second time."""
+        if self.result:
+            return
+        self.result = result
+        self._ended_at = self._clock()
+        replica = self._leave_replica()
+        asking, usage, counts = self.asking, self.usage, self._router.counts
+        org, model = asking.org.name, asking.model.name
+        counts.add(metrics.REQUESTS, org, model, replica.name if replica else "", result)
+        completed = usage.completion_tokens or 0 if usage else 0
+        cached = usage.cached_tokens if usage else None
+        prompt = usage.prompt_tokens if usage else 0
+        computed = None if usage is None else max(0, prompt - (cached or 0))
+        self._place.leave(completed, computed)
+        if usage:
+            counts.add(metrics.TOKENS, org, "prompt", amount=prompt)
+            counts.add(metrics.TOKENS, org, "cached", amount=cached or 0)
+            counts.add(metrics.TOKENS, org, "completion", amount=completed)
+        self._learn(cached)
+
+    def _leave_replica(self) -> Replica | None:
+        """It is on no replica any more. Returns the one that it was on."""
+        if self.routed is None:
+            return None
+        flights = self._router.flights.get(self.asking.model.name)
+        if flights:
+            flights.end(self.asking.id)
+        if self._sent_at:
+            self._sent_at_last, self._sent_at = self._sent_at, 0.0
+            self.routed.replica.in_progress -= 1
+        return self.routed.replica
+
+    def _learn(self, cached: int | None) -> None:
+        """What the first token took, for the next estimates."""
+        if self.routed is None or self._first_at is None:
+            return
+        asking, counts, choice = self.asking, self._router.counts, self.routed.choice
+        seconds = self._first_at - self._sent_at_last
+        labels = asking.org.name, asking.model.name, self.routed.replica.name
+        counts.time(metrics.ESTIMATE_ERROR, abs(seconds - choice.chosen.seconds), *labels[1:])
+        if cached is not None and asking.prompts:
+            promised = choice.chosen.candidate.hit_tokens + choice.chosen.candidate.tier2_tokens
+            counts.add(metrics.PREDICTED_HIT, *labels, amount=promised)
+            counts.add(metrics.ACTUAL_HIT, *labels, amount=cached)
+            for cause, tokens in regret(choice, self._observed(seconds, cached)).items():
+                counts.add(metrics.REGRET, asking.org.name, cause, amount=tokens)
+        rates = self._router.rates.get(asking.model.name)
+        if rates and asking.request.is_stream:
+            rates.observe(choice, self._observed(seconds, cached), self._clock())
+
+    def _observed(self, seconds: float, cached: int | None) -> Observed:
+        completed = self.usage.completion_tokens if self.usage else None
+        return Observed(ttft_seconds=seconds, cached_tokens=cached, output_tokens=completed)
+
+    # For people
+
+    def remembered(self) -> Remembered:
+        asking = self.asking
+        return Remembered(
+            asking.id,
+            asking.at,
+            asking.org.name,
+            asking.model.name,
+            None if asking.tokens is None else asking.prompt_tokens,
+            self.routed,
+            self._outcome(),
+            self._regret(),
+        )
+
+    def _outcome(self) -> Outcome | None:
+        if not self.result or self._ended_at is None:
+            return None
+        usage = self.usage
+        first = None if self._first_at is None else self._first_at - self._sent_at_last
+        return Outcome(
+            replica=self.replica.name if self.replica else "",
+            result=self.result,
+            attempts=max(1, self.attempts),
+            queued_seconds=self._queued,
+            first_token_seconds=first,
+            total_seconds=self._ended_at - self.asking.arrived,
+            hit_tokens=usage.cached_tokens if usage else None,
+            completion_tokens=usage.completion_tokens if usage else None,
+        )
+
+    def _regret(self) -> dict[str, int]:
+        cached = self.usage.cached_tokens if self.usage else None
+        if self.routed is None or cached is None or not self.asking.prompts:
+            return {}
+        found = regret(self.routed.choice, self._observed(0.0, cached))
+        return {str(cause): tokens for cause, tokens in found.items()}
+
+
+def is_failure(status: int) -> bool:
+    """Whether an answer says that the replica can't serve, rather than that the request is wrong."""
+    return status in _FAILURES

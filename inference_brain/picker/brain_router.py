@@ -1,0 +1,287 @@
+"""Requests of gateways on their way through the brain: the same as any other's, up to who carries them.
+
+A gateway's request goes through the same application as one that comes over HTTP: keys, validation,
+limits, queues, the access log. Where the application would carry the request to a replica, `Carrier`
+hands its place to the gateway instead, and waits for its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from inference_brain.api.errors import of_replica, unavailable
+from inference_brain.api.events import DONE, EventStream, Renaming, Usage, usage_of
+from inference_brain.api.exchange import ClientLeft, Exchange, Header
+from inference_brain.journey import Journey, is_failure
+from inference_brain.outbound import path_of
+from inference_brain.picker.addresses import Addresses, allows
+from inference_brain.picker.routing import Answer, Asked, Place
+from inference_brain.router import NoReplica, Router
+from inference_brain.upstream.failures import Lost, Unreachable
+from inference_brain.upstream.fleet import Replica
+
+ENDPOINTS_MAX: Final = 3  # the chosen one, and those to try if it cannot be reached
+KEPT_BYTES_MAX: Final = 16 << 20  # of an answer that is not a stream, for its usage
+_PASSAGE: Final = "tidegate.passage"
+_HOP_BY_HOP: Final = frozenset({"content-length", "transfer-encoding", "connection"})
+
+Application = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
+
+
+class _Passage:
+    """One request between the gateway and the application."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.placed: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        self._has_been_read = False
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body = b""
+
+    def scope(self) -> MutableMapping[str, Any]:
+        path, _, query = self.asked.path.partition("?")
+        headers = [
+            (name.encode("latin-1"), value.encode("latin-1"))
+            for name, value in self.asked.headers.items()
+        ]
+        return {
+            "type": "http",
+            "method": self.asked.method,
+            "path": path,
+            "query_string": query.encode("latin-1"),
+            "headers": headers,
+            _PASSAGE: self,
+        }
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        if self._has_been_read:
+            await asyncio.Event().wait()  # whoever leaves cancels us
+        self._has_been_read = True
+        return {"type": "http.request", "body": self.asked.body, "more_body": False}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self._status, self._headers = message["status"], message["headers"]
+        else:
+            self._body += message.get("body", b"")
+
+    def answer(self) -> Answer:
+        """What the application has answered itself."""
+        headers = {name.decode().lower(): value.decode("latin-1") for name, value in self._headers}
+        kept = {name: value for name, value in headers.items() if name not in _HOP_BY_HOP}
+        return Answer(self._status, self._body, kept)
+
+
+class BrainRouter:
+    """The router of a brain's picker."""
+
+    def __init__(self, application: Application, is_ready: Callable[[], bool]) -> None:
+        self._application = application
+        self._is_ready = is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        return self._is_ready()
+
+    async def route(self, asked: Asked) -> Place | Answer:
+        passage = _Passage(asked)
+        carrying = asyncio.ensure_future(
+            self._application(passage.scope(), passage.receive, passage.send)
+        )
+        waiting: set[asyncio.Future[Any]] = {carrying, passage.placed}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            carrying.cancel()
+            await asyncio.gather(carrying, return_exceptions=True)
+            raise
+        if passage.placed.done():
+            return passage.placed.result()
+        await carrying
+        return passage.answer()
+
+
+class Carrier:
+    """Serves requests by telling a gateway where to send them: in place of `api.generate.Generator`."""
+
+    def __init__(self, router: Router, streams: Callable[[int], None]) -> None:
+        self._router = router
+        self._streams = streams
+        self._addresses = Addresses()
+
+    async def serve(self, exchange: Exchange, journey: Journey, headers: Sequence[Header]) -> None:
+        """Returns when the answer has ended. Raises ApiError if the request has no replica."""
+        passage: _Passage = exchange.scope[_PASSAGE]
+        result = "error"
+        try:
+            place = await self._place(passage.asked, journey, headers)
+            passage.placed.set_result(place)
+            result = await place.over
+            exchange.status = place.status
+        except asyncio.CancelledError:
+            result = "client_left"
+            raise
+        except NoReplica as error:
+            result = "failed"
+            raise unavailable(str(error), "no_replica") from None
+        finally:
+            journey.end(result)
+        if result == "client_left":
+            raise ClientLeft
+
+    async def _place(self, asked: Asked, journey: Journey, headers: Sequence[Header]) -> JourneyPlace:
+        """Raises NoReplica."""
+        model = journey.asking.model.name
+        endpoints: dict[str, str | None] = {}
+        for one in list(self._router.fleet.of(model)):
+            endpoints[one.name] = await self._addresses.endpoint(one.spec.url)
+        journey.avoid(
+            name for name, at in endpoints.items() if at is None or not allows(asked.among, at)
+        )
+        replica = journey.attempt()
+        estimates = journey.routed.choice.estimates if journey.routed else ()
+        others = sorted(estimates, key=lambda one: one.seconds)
+        names = [replica.name, *(one.name for one in others if one.name != replica.name)]
+        found = [self._router.fleet.replica(model, name) for name in names]
+        chosen = {
+            str(endpoints[one.name]): one.name
+            for one in found
+            if one is not None and _is_asked_alike(one, replica)
+        }
+        told = {name.decode(): value.decode() for name, value in headers}
+        first = dict(list(chosen.items())[:ENDPOINTS_MAX])
+        return JourneyPlace(journey, replica, first, told, self._streams)
+
+
+def _is_asked_alike(one: Replica, other: Replica) -> bool:
+    """Whether both understand the same request; a claim for another driver costs hits only."""
+    return (
+        one.served_as == other.served_as
+        and one.spec.engine == other.spec.engine
+        and one.spec.api_key == other.spec.api_key
+        and urlsplit(one.url("")).path == urlsplit(other.url("")).path
+    )
+
+
+class JourneyPlace:
+    """A journey whose bytes the gateway carries: a `Place`."""
+
+    def __init__(
+        self,
+        journey: Journey,
+        replica: Replica,
+        names: Mapping[str, str],
+        answer_headers: Mapping[str, str],
+        streams: Callable[[int], None],
+    ) -> None:
+        """`names`: of the replicas by endpoint, the chosen one first."""
+        request = journey.asking.request
+        self.endpoints: Sequence[str] = list(names)
+        self.path = urlsplit(replica.url(path_of(request))).path
+        self.headers: Mapping[str, str] = journey.headers(replica)
+        self.body = journey.body(replica)
+        self.answer_headers = answer_headers
+        self.status = 0
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._journey = journey
+        self._names = names
+        self._streams = streams
+        self._is_streaming = False
+        self._renaming = Renaming(replica.served_as, journey.asking.model.name)
+        self._events = EventStream(self._renaming, wants_usage=request.wants_usage)
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
+
+    def answered(self, status: int, served: str | None) -> None:
+        self.status = status
+        if served and served in self._names and served != self.endpoints[0]:
+            self._moved_to(self._names[served])
+        if status != HTTPStatus.OK and is_failure(status):
+            self._journey.failed(None)
+        elif status == HTTPStatus.OK and self._journey.asking.request.is_stream:
+            self._is_streaming = True
+            self._streams(1)
+
+    def _moved_to(self, name: str) -> None:
+        """The gateway could not reach the replica that was chosen."""
+        journey = self._journey
+        journey.failed(Unreachable("The gateway could not reach it."))
+        journey.avoid(other for other in self._names.values() if other != name)
+        try:
+            journey.attempt()
+        except NoReplica:
+            return  # it has left the document meanwhile
+
+    def received(self, data: bytes, *, ends: bool) -> bytes:
+        if self._is_streaming:
+            return self._passed_events(data, ends=ends)
+        if data:
+            self._journey.first_token()
+        must_hold = bool(self._renaming) or self.status != HTTPStatus.OK
+        self._keep(data)
+        if not must_hold:
+            if ends:
+                self._journey.usage = usage_of(self._whole())
+            return data
+        return self._converted() if ends else b""
+
+    def _passed_events(self, data: bytes, *, ends: bool) -> bytes:
+        events = self._events
+        try:
+            passed = events.feed(data)
+        except Lost as error:
+            return _cut_off(str(error))
+        if passed:
+            self._journey.first_token()
+        self._journey.usage = events.usage
+        if ends and events.is_done and not events.has_failed:
+            return passed + DONE
+        if ends and not events.is_done:
+            return passed + _cut_off("The replica ended its answer too early.")
+        return passed
+
+    def _converted(self) -> bytes:
+        raw = self._whole()
+        if self.status != HTTPStatus.OK:
+            return of_replica(self.status, raw).body()
+        self._journey.usage = usage_of(raw)
+        return self._renaming(raw)
+
+    def _keep(self, data: bytes) -> None:
+        self._kept_bytes += len(data)
+        if self._kept_bytes <= KEPT_BYTES_MAX:
+            self._kept.append(data)
+
+    def _whole(self) -> bytes:
+        return b"".join(self._kept) if self._kept_bytes <= KEPT_BYTES_MAX else b""
+
+    def ended(self, *, whole: bool) -> None:
+        if self._is_streaming:
+            self._streams(-1)
+        if not self.over.done():
+            self.over.set_result(self._result(whole=whole))
+
+    def _result(self, *, whole: bool) -> str:
+        """As `brain_requests_total` counts it."""
+        if not whole:
+            return "client_left"
+        if self.status != HTTPStatus.OK:
+            return "failed" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid"
+        if self._is_streaming and not self._events.is_done:
+            return "broken"
+        return "ok"
+
+    @property
+    def usage(self) -> Usage | None:
+        return self._journey.usage
+
+
+def _cut_off(message: str) -> bytes:
+    """The last event of a stream that has no end."""
+    error = unavailable(f"The answer is incomplete. {message}", "stream_broken", None)
+    return error.event()

@@ -1,0 +1,29 @@
+"""How the picker listens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from inference_brain.picker.exchange import Bounds
+
+STREAMS_MAX: Final = 16_384  # requests of all gateways at once
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Read again when the files change. `client_authority`: gateways have to show a certificate that it
+    has signed; None: they need none."""
+
+    certificate: Path
+    key: Path
+    client_authority: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PickerSettings:
+    listen: tuple[str, int]
+    tls: Tls | None = None
+    bounds: Bounds = field(default_factory=Bounds)
+    streams_max: int = STREAMS_MAX

@@ -1,0 +1,198 @@
+"""Prompts of requests as tokens, by the tokenizer of their model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from msgspec import UnsetType
+
+from inference_brain.api.errors import ApiError, invalid, unavailable
+from inference_brain.api.requests import Chat, Completion, Generation, Tokenize
+from inference_brain.desired import ServedModel
+from inference_brain.tokens.errors import BadTokenizer, TokensError
+from inference_brain.tokens.messages import Chat as Messages
+from inference_brain.tokens.service import TokenService
+from inference_brain.tokens.tokenizer import PromptTokenizer, load
+from inference_brain.tokens.turns import Tokens
+
+log = logging.getLogger(__name__)
+
+LOAD_SECONDS: Final = 20.0  # that a request waits for its model's tokenizer
+
+
+class Found(NamedTuple):
+    """`tokens`: of the prompt, or of the first of several; None where they are not known. `total`: of
+    all of them; 0 where it is not known."""
+
+    tokens: Tokens | None
+    total: int
+
+
+_UNKNOWN: Final = Found(None, 0)
+
+
+class Prompts:
+    """The tokenizers of all models that are served. Used from one event loop."""
+
+    def __init__(self, service: TokenService | None = None) -> None:
+        self._service = service or TokenService()
+        self._loading: dict[str, asyncio.Task[PromptTokenizer]] = {}  # by folder
+        self.broken: dict[str, str] = {}  # why a folder can't be used
+
+    def follow(self, models: Iterable[ServedModel]) -> None:
+        """Load the tokenizers of these models, and forget the others. One that could not be loaded is
+        tried again."""
+        wanted = {model.tokenizer for model in models if model.tokenizer}
+        for folder in self._loading.keys() - wanted | self.broken.keys():
+            if loading := self._loading.pop(folder, None):
+                loading.cancel()
+            self.broken.pop(folder, None)
+        for folder in wanted - self._loading.keys():
+            task = asyncio.get_running_loop().create_task(self._load(folder))
+            task.add_done_callback(_ignore)
+            self._loading[folder] = task
+
+    def close(self) -> None:
+        self._service.close()
+
+    async def _load(self, folder: str) -> PromptTokenizer:
+        try:
+            return await asyncio.to_thread(load, Path(folder))
+        except (BadTokenizer, OSError) as error:
+            self.broken[folder] = str(error)
+            log.warning("The tokenizer in %s can't be used: %s", folder, error)
+            raise
+
+    def state(self, folder: str) -> str:
+        """Of a tokenizer: "loading", "ready", or why it can't be used."""
+        task = self._loading.get(folder)
+        is_ready = task is not None and task.done() and not task.cancelled() and not task.exception()
+        return self.broken.get(folder) or ("ready" if is_ready else "loading")
+
+    async def tokenizer(self, model: ServedModel) -> PromptTokenizer | None:
+        """None for a model without one, and for one whose tokenizer can't be used: its prompts are sent
+        on as they came. Raises ApiError while it is being loaded."""
+        task = self._loading.get(model.tokenizer)
+        if task is None:
+            return None
+        if not task.done():
+            await asyncio.wait([task], timeout=LOAD_SECONDS)
+        if not task.done():
+            raise unavailable("The model's tokenizer is being loaded. Try again.", "loading", 5)
+        return None if task.cancelled() or task.exception() else task.result()
+
+    async def of(self, org: str, model: ServedModel, request: Generation) -> Found:
+        """The tokens of a request's prompt. Raises ApiError."""
+        tokenizer = await self.tokenizer(model)
+        if tokenizer is None:
+            return _given(request, self._service)
+        try:
+            if isinstance(request, Chat):
+                chat = _messages(request)
+                tokens = await self._service.chat(tokenizer, org, chat, model.tokens_max)
+                return Found(tokens, len(tokens)) if tokens else _UNKNOWN
+            assert isinstance(request, Completion)  # noqa: S101 - there are two kinds
+            return await self._of_completion(tokenizer, org, model, request)
+        except TokensError as error:
+            raise _refused(error, request) from None
+
+    async def _of_completion(
+        self, tokenizer: PromptTokenizer, org: str, model: ServedModel, request: Completion
+    ) -> Found:
+        found: list[Tokens] = []
+        for prompt in request.prompts:
+            if isinstance(prompt, str):
+                adds = request.add_special_tokens is not False
+                found.append(
+                    await self._service.text(
+                        tokenizer, org, prompt, model.tokens_max, add_special_tokens=adds
+                    )
+                )
+            else:
+                found.append(self._service.given(prompt))
+        return Found(found[0], sum(map(len, found)))
+
+    async def count(self, org: str, model: ServedModel, request: Tokenize) -> Sequence[int] | None:
+        """The tokens of `POST /tokenize`; None if the model has no tokenizer here. Raises ApiError."""
+        tokenizer = await self.tokenizer(model)
+        if tokenizer is None:
+            return None
+        try:
+            if request.prompt is not None:
+                adds = request.add_special_tokens is not False
+                text = request.prompt
+                told: Tokens | None = await self._service.text(
+                    tokenizer, org, text, model.tokens_max, add_special_tokens=adds
+                )
+            else:
+                chat = Messages(
+                    request.messages or (),
+                    request.tools,
+                    None,
+                    request.add_generation_prompt,
+                    request.continue_final_message,
+                    None,
+                    request.chat_template_kwargs or {},
+                )
+                told = await self._service.chat(tokenizer, org, chat, model.tokens_max)
+        except TokensError as error:
+            raise invalid(f"{error}.", "prompt" if request.messages is None else "messages") from None
+        return None if told is None else told.ids
+
+    async def decode(self, model: ServedModel, ids: Sequence[int]) -> str | None:
+        """The text of tokens; None if the model has no tokenizer here. Raises ApiError."""
+        tokenizer = await self.tokenizer(model)
+        try:
+            return await asyncio.to_thread(tokenizer.decode, ids) if tokenizer else None
+        except TokensError as error:
+            raise invalid(f"{error}.", "tokens") from None
+
+    async def texts(self, model: ServedModel, ids: Sequence[int]) -> list[str] | None:
+        """The text of each token."""
+        tokenizer = await self.tokenizer(model)
+        if tokenizer is None:
+            return None
+        decode = tokenizer.decode
+
+        def each() -> list[str]:
+            return [decode([one], skip_special_tokens=False) for one in ids]
+
+        return await asyncio.to_thread(each)
+
+
+def _given(request: Generation, service: TokenService) -> Found:
+    """Prompts that came as tokens need no tokenizer."""
+    if not isinstance(request, Completion) or isinstance(request.prompts[0], str):
+        return _UNKNOWN
+    count = sum(map(len, request.prompts))
+    return Found(service.given(request.prompts[0]), count)
+
+
+def _messages(request: Chat) -> Messages:
+    return Messages(
+        request.messages,
+        _set(request.tools),
+        _set(request.documents),
+        request.add_generation_prompt is not False,
+        request.continue_final_message is True,
+        _set(request.reasoning_effort),
+        _set(request.chat_template_kwargs) or {},
+    )
+
+
+def _set(value: Any) -> Any:
+    return None if isinstance(value, UnsetType) else value
+
+
+def _refused(error: TokensError, request: Generation) -> ApiError:
+    return invalid(f"{error}.".replace("..", "."), "messages" if isinstance(request, Chat) else "prompt")
+
+
+def _ignore(task: asyncio.Task[PromptTokenizer]) -> None:
+    """Whoever asks for the tokenizer learns what became of it."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,135 @@
+"""Sends requests when they are due, and times what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from inference_brain.replay.answers import EventReader, Part, Unreadable, complaint, whole
+from inference_brain.replay.outcomes import UNKNOWN, Outcome, Outcomes
+from inference_brain.replay.prompts import PromptMaker
+from inference_brain.replay.schedule import Due
+from inference_brain.upstream.client import Answer, Client
+from inference_brain.upstream.failures import UpstreamFailed
+from swdriver_shim.replay.traces import tenant
+
+REPLICA_HEADER: Final = "x-tidegate-replica"
+ERROR_BYTES_MAX: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """How requests are sent. `url`: with its `/v1`. `keys`: of orgs, one of which each session is of.
+    `more`: fields of every body."""
+
+    url: str
+    keys: Sequence[str]
+    at_once_max: int
+    streams: bool = True
+    output_tokens_max: int | None = None
+    replica_header: str = REPLICA_HEADER
+    seed: int = 0
+    more: dict[str, Any] | None = None
+
+
+class Player:
+    def __init__(
+        self,
+        play: Play,
+        prompts: PromptMaker,
+        client: Client,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._play = play
+        self._prompts = prompts
+        self._client = client
+        self._clock = clock
+        self._began = 0.0
+        self.outcomes = Outcomes()
+
+    async def run(self, dues: Iterable[Due], ended: Callable[[Outcome], None]) -> None:
+        """Sends all of them; `ended` is called for each that has ended. One that is due while as many
+        as are allowed are being answered waits, and is late. Cancelling leaves what came until then."""
+        places = asyncio.Semaphore(self._play.at_once_max)
+        self._began = self._clock()
+        async with asyncio.TaskGroup() as group:
+            for due in dues:
+                # Before its time, so that making a long prompt does not make it late.
+                body, headers, org = self._request(due)
+                await asyncio.sleep(due.at - self._now())
+                await places.acquire()
+                outcome = Outcome(due.at, org=org, input_tokens=due.request.input_tokens)
+                self.outcomes.all.append(outcome)
+                group.create_task(self._send(outcome, body, headers, places, ended))
+
+    def _now(self) -> float:
+        return self._clock() - self._began
+
+    def _request(self, due: Due) -> tuple[bytes, dict[str, str], int]:
+        play, tokens = self._play, due.request.output_tokens
+        if play.output_tokens_max is not None:
+            tokens = min(tokens, play.output_tokens_max)
+        more = dict(play.more or {})
+        if play.streams:
+            more |= {"stream": True, "stream_options": {"include_usage": True}}
+        body = self._prompts.body(due.request, due.number, tokens, more)
+        headers = {"content-type": "application/json"}
+        org = 0
+        if play.keys:
+            org = tenant(due.request.session, len(play.keys), play.seed)
+            headers["authorization"] = f"Bearer {play.keys[org]}"
+        return msgspec.json.encode(body), headers, org
+
+    async def _send(
+        self,
+        outcome: Outcome,
+        body: bytes,
+        headers: dict[str, str],
+        places: asyncio.Semaphore,
+        ended: Callable[[Outcome], None],
+    ) -> None:
+        outcome.sent = self._now()
+        outcome.why = "not answered when the replay was ended"
+        try:
+            url = self._play.url + self._prompts.path
+            async with self._client.open("POST", url, headers, body) as answer:
+                await self._read(outcome, answer)
+            outcome.why = None
+        except (UpstreamFailed, Unreadable) as error:
+            outcome.why = str(error)
+        finally:
+            outcome.ended = self._now()
+            places.release()
+        ended(outcome)
+
+    async def _read(self, outcome: Outcome, answer: Answer) -> None:
+        outcome.status = answer.status
+        outcome.replica = answer.header(self._play.replica_header) or UNKNOWN
+        if answer.status != 200:
+            told = b""
+            with contextlib.suppress(UpstreamFailed):
+                told = await answer.whole(ERROR_BYTES_MAX)
+            raise Unreadable(f"status {answer.status}: {complaint(told)}")
+        if not self._play.streams:
+            self._learn(outcome, whole(await answer.whole()))
+            return
+        reader = EventReader()
+        while (piece := await answer.piece(is_first=not outcome.pieces)) is not None:
+            for part in reader.feed(piece):
+                self._learn(outcome, part)
+        if not reader.is_done:
+            raise Unreadable("the stream ended before its end")
+
+    def _learn(self, outcome: Outcome, part: Part) -> None:
+        if part.has_tokens:
+            outcome.piece(self._now())
+        if part.usage is not None:
+            outcome.prompt_tokens = part.usage.prompt_tokens
+            outcome.output_tokens = part.usage.completion_tokens
+            outcome.cached_tokens = part.usage.cached_tokens

@@ -1,0 +1,306 @@
+"""The environment that chat templates run in: transformers' own, with what bounds them put into it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from types import FunctionType
+from typing import Any, Final, NoReturn
+
+import jinja2
+from jinja2 import Environment, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+from inference_brain.tokens.budget import current
+from inference_brain.tokens.growth import (
+    check_method,
+    check_product,
+    check_width,
+    check_width_of,
+    pay_for,
+    pay_for_joining,
+    pay_for_replacing,
+)
+
+# Of strings and integers: what makes much of little, and no chat template has a use for.
+_UNSAFE_METHODS: Final = frozenset({"encode", "expandtabs", "maketrans", "to_bytes", "translate"})
+_OF_DICT: Final = frozenset(dir(dict))
+_OF_STRINGS: Final = frozenset(
+    one for one in dir(str) if one[0] != "_" and not one.startswith("format")
+).difference(_UNSAFE_METHODS)
+_OF_LOOPS: Final = frozenset({"first", "index", "index0", "last", "length", "revindex"})
+_DROPPED_FILTERS: Final = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
+_DROPPED_GLOBALS: Final = ("lipsum",)
+_WIDTHS: Final = {  # of filters: the arguments that are counts
+    "batch": ("linecount", 0),
+    "center": ("width", 0),
+    "indent": ("width", 0),
+    "round": ("precision", 0),
+    "slice": ("slices", 0),
+}
+
+
+class _Generation(Extension):
+    """`{% generation %}`: what is in it is rendered; transformers can also tell where it was."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+
+    def _render(self, caller: Macro) -> str:
+        return str(caller())
+
+
+class _Bounds(NodeTransformer):
+    """Makes loops and macros count their turns, and lets the environment do what makes strings."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802  jinja2 names it
+        self.generic_visit(node)
+        node.body = [_step(node.lineno), *node.body]
+        if node.test is not None:  # which is asked of items that the body never sees
+            node.test = nodes.And(_ask("step", [], node.lineno), node.test).set_lineno(node.lineno)
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802
+        self.generic_visit(node)
+        node.body = [_step(node.lineno), *node.body]
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        return _ask("concatenate", node.nodes, node.lineno)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice) or node.ctx != "load":
+            return node
+        none = nodes.Const(None)
+        places = [node.arg.start or none, node.arg.stop or none, node.arg.step or none]
+        return _ask("cut", [node.node, *places], node.lineno)
+
+
+def _step(line: int) -> nodes.Node:
+    return nodes.ExprStmt(_ask("step", [], line)).set_lineno(line)
+
+
+def _ask(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Expr:
+    made = nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
+    made.set_lineno(line)
+    return made
+
+
+class _Formatter(SandboxedFormatter):
+    """Of `"{}".format(…)`: without long widths, and none that are computed."""
+
+    def format_field(self, value: Any, spec: str) -> str:
+        check_width_of(spec)
+        current().spend_on(value)
+        return str(super().format_field(value, spec))
+
+
+# What `_Bounds` puts into templates
+
+
+def _count_step() -> bool:
+    current().step()
+    return True
+
+
+def _concatenate(*parts: Any) -> str:
+    budget = current()
+    for one in parts:
+        budget.spend_on(one)
+    return "".join(map(str, parts))
+
+
+def _cut(value: Any, start: Any, stop: Any, step: Any) -> Any:
+    made = value[start:stop:step]
+    pay_for(current(), made)
+    return made
+
+
+class _Bounded(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"%", "*", "**", "+"})
+    step = staticmethod(_count_step)
+    concatenate = staticmethod(_concatenate)
+    cut = staticmethod(_cut)
+    _ours: frozenset[object] = frozenset({_count_step, _concatenate, _cut})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        return _Bounds().visit(tree)  # type: ignore[no-any-return]
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As the sandbox has it, and without what it looks at where there is nothing to look at: most
+        of a rendering is fields of messages and methods of their contents."""
+        kind = type(obj)
+        if kind is dict and attribute not in _OF_DICT:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        if kind is str and attribute in _OF_STRINGS:
+            return getattr(obj, attribute)
+        if kind is LoopContext and attribute in _OF_LOOPS:
+            return getattr(obj, attribute)
+        if kind is Namespace and attribute[0] != "_":
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in _UNSAFE_METHODS and super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+        text: str = value.__self__
+        maps = value.__name__ == "format_map"
+
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            named: Mapping[str, Any] = args[0] if maps and len(args) == 1 else kwargs
+            return _Formatter(self).vformat(str(text), () if maps else args, named)
+
+        return bounded
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if type(obj) is FunctionType and obj in self._ours:
+            return obj(*args)
+        budget = current()
+        budget.step()
+        of = getattr(obj, "__self__", None)
+        if isinstance(of, str):
+            budget.spend(len(of))
+            if obj.__name__ == "join" and args and not isinstance(args[0], str):
+                args = (list(args[0]),)
+            check_method(budget, obj.__name__, of, args)
+        made = super().call(context, obj, *args, **kwargs)
+        pay_for(budget, made)
+        return made
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        budget = current()
+        if operator == "+":
+            made = left + right
+            if type(made) is str:
+                budget.spend(len(made))
+            else:
+                pay_for(budget, made)
+            return made
+        if operator == "%":
+            if isinstance(left, str):
+                check_width_of(left)
+                budget.spend_on(right)
+            return super().call_binop(context, operator, left, right)
+        check_product(budget, operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+
+@jinja2.pass_context  # so that nothing is evaluated while the template is compiled
+def _finalize(_: Context, value: Any) -> Any:
+    """What an expression puts out."""
+    budget = current()
+    if isinstance(value, str):
+        budget.spend(len(value))
+        return value
+    budget.spend_on(value)
+    return str(value)
+
+
+def _bounded_filter(name: str, made_by: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that pays for what it is given and what it makes."""
+    takes = getattr(made_by, "jinja_pass_arg", None)
+    first = 1 if takes else 0
+
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        budget = current()
+        budget.step()
+        value = args[first] if len(args) > first else None
+        rest = args[first + 1 :]
+        if isinstance(value, str | list | tuple | dict):
+            budget.spend(len(value))
+        if name in _WIDTHS:
+            keyword, place = _WIDTHS[name]
+            check_width(kwargs.get(keyword, rest[place] if len(rest) > place else 0))
+        elif name == "join" and not isinstance(value, str):
+            value = list(value or ())  # a generator would be empty once it was looked at
+            args = (*args[:first], value, *rest)
+            pay_for_joining(budget, str(kwargs.get("d", rest[0] if rest else "")), value)
+        elif name == "replace" and len(rest) >= 2:
+            pay_for_replacing(budget, str(value), rest[0], rest[1])
+        elif name == "format":
+            check_width_of(str(value))
+            budget.spend_on(rest)
+            budget.spend_on(kwargs)
+        elif name == "string":
+            budget.spend_on(value)
+        made = made_by(*args, **kwargs)
+        pay_for(budget, made)
+        return made
+
+    if takes is not None:
+        bounded.jinja_pass_arg = takes  # type: ignore[attr-defined]
+    return bounded
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001  as templates call it
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001
+) -> str:
+    """As transformers has it: without escaping what HTML would want escaped."""
+    check_width(indent)
+    current().spend_on(value)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    """Of this machine's clock and zone, as an engine would say it."""
+    current().spend(64 * len(form))
+    return datetime.now().strftime(form)  # noqa: DTZ005
+
+
+def plain() -> Environment:
+    """As transformers makes it."""
+    return ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+
+
+def bounded() -> Environment:
+    made = _Bounded(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, loopcontrols],
+        optimized=False,
+        finalize=_finalize,
+    )
+    for name in _DROPPED_FILTERS:
+        del made.filters[name]
+    for name in _DROPPED_GLOBALS:
+        del made.globals[name]
+    made.filters["tojson"] = _to_json
+    made.filters = {name: _bounded_filter(name, one) for name, one in made.filters.items()}
+    made.globals["raise_exception"] = _raise
+    made.globals["strftime_now"] = _now
+    return made

@@ -1,0 +1,31 @@
+"""What can be wrong with a model's folder, its template or a prompt: a sentence each."""
+
+from __future__ import annotations
+
+
+class TokensError(ValueError):
+    """Why there are no tokens, in a sentence that callers may be shown."""
+
+
+class BadTokenizer(TokensError):
+    """The model's folder can't be used."""
+
+
+class BadTemplate(TokensError):
+    """The model has no chat template, or not this one, or it is no template."""
+
+
+class TemplateRefused(TokensError):
+    """The template does not accept these messages."""
+
+
+class TemplateTooCostly(TokensError):
+    """Rendering took more time or made more text than is allowed."""
+
+
+class BadMessages(TokensError):
+    """The messages are none that a template could be given."""
+
+
+class TooLong(TokensError):
+    """The prompt has more text than any prompt of this model."""

@@ -1,0 +1,63 @@
+"""What operations of a template would make, checked and paid for before they make it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from inference_brain.tokens.budget import Budget
+from inference_brain.tokens.errors import TemplateTooCostly
+
+WIDTH_MAX: Final = 10_000
+INTEGER_BITS_MAX: Final = 4096
+_LONG_NUMBER: Final = re.compile(r"\d{5,}|\*")
+_WITH_WIDTH: Final = frozenset({"center", "ljust", "rjust", "zfill"})
+
+
+def pay_for(budget: Budget, made: object) -> None:
+    if isinstance(made, str | list | tuple | dict):
+        budget.spend(len(made))
+
+
+def check_method(budget: Budget, name: str, text: str, arguments: Sequence[Any]) -> None:
+    """Before a method of a string is called."""
+    if name in _WITH_WIDTH and arguments:
+        check_width(arguments[0])
+    elif name == "replace" and len(arguments) >= 2:
+        pay_for_replacing(budget, text, arguments[0], arguments[1])
+    elif name == "join" and arguments:
+        pay_for_joining(budget, text, arguments[0])
+
+
+def pay_for_replacing(budget: Budget, text: str, old: Any, new: Any) -> None:
+    times = text.count(str(old))
+    budget.spend(len(text) + times * len(str(new)))
+
+
+def pay_for_joining(budget: Budget, between: str, parts: Any) -> None:
+    if isinstance(parts, list | tuple):
+        budget.spend(len(between) * len(parts))
+        budget.spend_on(parts)
+
+
+def check_product(budget: Budget, operator: str, left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        bits = abs(left).bit_length()
+        made = bits + abs(right).bit_length() if operator == "*" else bits * abs(right)
+        if made > INTEGER_BITS_MAX:
+            raise TemplateTooCostly("The chat template computes too large a number")
+    elif operator == "*":
+        for one, times in ((left, right), (right, left)):
+            if isinstance(one, str | list | tuple) and isinstance(times, int):
+                budget.spend(len(one) * max(times, 0))
+
+
+def check_width(value: Any) -> None:
+    if isinstance(value, int | float) and abs(value) > WIDTH_MAX:
+        raise TemplateTooCostly(f"The chat template asks for a width or count above {WIDTH_MAX}")
+
+
+def check_width_of(form: str) -> None:
+    if _LONG_NUMBER.search(form):
+        raise TemplateTooCostly(f"The chat template asks for a width above {WIDTH_MAX}")

@@ -1,0 +1,103 @@
+"""Where a text may be cut, so that its pieces have the same tokens alone as in the whole.
+
+A tokenizer finds added tokens (`<|im_end|>`, `</s>`) in the text before anything else, and tokenizes
+what is between two of them by itself. So a text may be cut before an added token, if its occurrence is
+found whatever else is in the text. That holds for a token which
+
+- shares no characters with another occurrence of any added token: none begins with an end of it, ends
+  with a beginning of it, or contains it, and neither does it itself;
+- takes no blanks before it (`lstrip`), is no token of whole words only (`single_word`) and, where there
+  are such tokens, begins and ends with punctuation; it begins and ends with no blank, which another
+  token could take;
+- is found in the text as it is, not after it was normalized; or nothing is normalized.
+
+A piece begins with such a token, never after it: some tokenizers treat what stands at the very
+beginning of a text in another way (`prepend_scheme: first`), and tokens may take blanks after them.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final
+
+from tokenizers import AddedToken, Tokenizer
+
+from telemetry.decoder import Limits, decode
+
+CUTS_MAX: Final = 2  # different tokens that texts are cut before: beginnings, or ends, of turns
+_DESCRIBED: Final = Limits(512 << 20, 1 << 26, 200)
+# What no tokenizer takes for a part of a word.
+_NO_WORD: Final = frozenset(string.punctuation) - {"_"}
+
+
+def safe_tokens(tokenizer: Tokenizer) -> list[str]:
+    """The texts of all added tokens before which any text may be cut."""
+    added = list(tokenizer.get_added_tokens_decoder().values())
+    skips_special = bool(tokenizer.encode_special_tokens)
+    found = [one for one in added if one.content and not (skips_special and one.special)]
+    texts = [one.content for one in found]
+    is_normalized = not _is_nothing(_normalizer(tokenizer))
+    has_words = any(one.single_word for one in found)
+    return [
+        one.content
+        for one in found
+        if not (one.normalized and is_normalized)
+        and _stands_alone(one, has_words=has_words)
+        and not _overlaps_any(one.content, texts)
+    ]
+
+
+def _stands_alone(token: AddedToken, *, has_words: bool) -> bool:
+    ends = (token.content[0], token.content[-1])
+    if token.lstrip or token.single_word or any(one.isspace() for one in ends):
+        return False
+    return not has_words or _NO_WORD.issuperset(ends)
+
+
+def _overlaps_any(token: str, others: Sequence[str]) -> bool:
+    return any(_overlap(token, other) for other in others)
+
+
+def _overlap(token: str, other: str) -> bool:
+    """Whether an occurrence of the one may have characters of an occurrence of the other."""
+    if token != other and (token in other or other in token):
+        return True
+    shorter = min(len(token), len(other))
+    return any(
+        token[-size:] == other[:size] or other[-size:] == token[:size] for size in range(1, shorter)
+    )
+
+
+def _normalizer(tokenizer: Tokenizer) -> Any:
+    if tokenizer.normalizer is None:
+        return None
+    # The library tells what a normalizer is in JSON only.
+    return decode(tokenizer.normalizer.__getstate__(), dict[str, Any], _DESCRIBED)
+
+
+def _is_nothing(normalizer: Any) -> bool:
+    """Whether it changes no text."""
+    if normalizer is None:
+        return True
+    if not isinstance(normalizer, dict) or normalizer.get("type") != "Sequence":
+        return False
+    return all(_is_nothing(one) for one in normalizer.get("normalizers", ()))
+
+
+def cuts(safe: Collection[str], templates: Collection[str], ends: Collection[str]) -> tuple[str, ...]:
+    """The tokens to cut before: those that the templates write most often, and ends of answers."""
+    written = {one: sum(source.count(one) for source in templates) for one in safe}
+    wanted = [one for one in safe if written[one] or one in ends]
+    return tuple(sorted(wanted, key=lambda one: -written[one])[:CUTS_MAX])
+
+
+def places(text: str, tokens: Sequence[str], start: int = 0) -> Iterator[int]:
+    """Where these tokens begin in a text, from `start` on, in order."""
+    found = []
+    for token in tokens:
+        at = text.find(token, start)
+        while at >= 0:
+            found.append(at)
+            at = text.find(token, at + len(token))
+    return iter(sorted(found))

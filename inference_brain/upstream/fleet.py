@@ -1,0 +1,157 @@
+"""The replicas of all models: which there are, how they do, and which of them may get a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import Final
+
+from inference_brain.desired import Desired, ReplicaSpec, ServedModel
+from inference_brain.upstream.budget import RetryBudget
+from inference_brain.upstream.client import Client
+from inference_brain.upstream.failures import UpstreamFailed
+from inference_brain.upstream.health import Health, State
+
+log = logging.getLogger(__name__)
+
+PROBE_SECONDS: Final = 0.5  # between two probes of a replica that can't be reached
+PROBE_ANSWER_SECONDS: Final = 2.0
+PROBES_AT_ONCE: Final = 64
+_PROBED: Final = {"vllm": "/health", "sglang": "/health", "other": "/v1/models"}
+ROOT: Final = "/v1"
+
+
+class Replica:
+    """One replica, and what this brain has sent there."""
+
+    __slots__ = ("health", "in_progress", "model", "spec")
+
+    def __init__(self, model: str, spec: ReplicaSpec, health: Health) -> None:
+        self.model = model
+        self.spec = spec
+        self.health = health
+        self.in_progress = 0  # requests
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def state(self, now: float) -> State:
+        found = self.health.state(now)
+        is_alive = found in (State.READY, State.SLOW_START)
+        return State.DRAINING if self.spec.draining and is_alive else found
+
+    def url(self, path: str) -> str:
+        """Of `/v1/…` or `/health`. The address may end in `/v1`, as those of OpenAI's clients do."""
+        base = self.spec.url.rstrip("/")
+        if base.endswith(ROOT):
+            base = base.removesuffix(ROOT)
+        return base + path
+
+    @property
+    def served_as(self) -> str:
+        return self.spec.served_as or self.model
+
+
+class Fleet:
+    """All replicas, by model. Used from one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._replicas: dict[str, dict[str, Replica]] = {}
+        self._budgets: dict[str, RetryBudget] = {}
+        self._changed: Callable[[], None] = _nothing
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Call this whenever a replica comes, goes or returns."""
+        self._changed = changed
+
+    def follow(self, told: Desired) -> None:
+        """Take over the replicas of a document. Those that stay keep what is known of them; requests on
+        replicas that go are finished there."""
+        now = self._clock()
+        self._replicas = {model.name: self._of(model, now) for model in told.models}
+        self._budgets = {name: self._budgets.get(name) or RetryBudget(now) for name in self._replicas}
+        self._changed()
+
+    def _of(self, model: ServedModel, now: float) -> dict[str, Replica]:
+        before = self._replicas.get(model.name, {})
+        made = {}
+        for spec in model.replicas:
+            known = before.get(spec.name)
+            if known is None or known.spec.url != spec.url:
+                known = Replica(model.name, spec, Health(now, is_new=bool(before)))
+            known.spec = spec
+            made[spec.name] = known
+        return made
+
+    def __iter__(self) -> Iterator[Replica]:
+        return (one for replicas in self._replicas.values() for one in replicas.values())
+
+    def replica(self, model: str, name: str) -> Replica | None:
+        return self._replicas.get(model, {}).get(name)
+
+    def of(self, model: str) -> Collection[Replica]:
+        return self._replicas.get(model, {}).values()
+
+    def budget(self, model: str) -> RetryBudget:
+        return self._budgets[model]
+
+    def usable(self, model: str, without: Collection[str] = ()) -> list[Replica]:
+        """Those that may get a request now, but for some. If all are ejected, those too: none of them
+        can be worse than no answer."""
+        now = self._clock()
+        present = [one for one in self.of(model) if one.name not in without and not one.spec.draining]
+        ready = [one for one in present if one.health.has_room(one.in_progress, now)]
+        if ready:
+            return ready
+        return [one for one in present if one.health.state(now) is not State.UNREACHABLE]
+
+    def serving(self, model: str) -> int:
+        """How many replicas of a model take new requests."""
+        return len(self.usable(model))
+
+    # What became of requests
+
+    def succeeded(self, replica: Replica) -> None:
+        replica.health.succeeded()
+
+    def failed(self, replica: Replica, error: UpstreamFailed | None) -> None:
+        """A request failed there: by an error, or by an answer that says so."""
+        now = self._clock()
+        if error is not None and error.reason == "unreachable":
+            if replica.health.lost(str(error)):
+                log.warning("Replica %s of %s can't be reached: %s", replica.name, replica.model, error)
+                self._changed()
+        elif replica.health.failed(now):
+            log.warning("Replica %s of %s is ejected: it keeps failing", replica.name, replica.model)
+            self._changed()
+
+    # Replicas that can't be reached
+
+    async def probe(self, client: Client) -> None:
+        """Probe replicas that can't be reached, until this is cancelled."""
+        while True:
+            lost = [one for one in self if one.health.unreachable]
+            for start in range(0, len(lost), PROBES_AT_ONCE):
+                some = lost[start : start + PROBES_AT_ONCE]
+                await asyncio.gather(*(self._probe(client, one) for one in some))
+            await asyncio.sleep(PROBE_SECONDS)
+
+    async def _probe(self, client: Client, replica: Replica) -> None:
+        url = replica.url(_PROBED[replica.spec.engine])
+        try:
+            async with client.open("GET", url, {}, seconds=PROBE_ANSWER_SECONDS) as answer:
+                is_alive = answer.status < 500
+        except UpstreamFailed:
+            return
+        if is_alive:
+            replica.health.probed(self._clock())
+            log.info("Replica %s of %s answers again", replica.name, replica.model)
+            self._changed()
+
+
+def _nothing() -> None:
+    """Nobody has to know."""

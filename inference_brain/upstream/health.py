@@ -1,0 +1,92 @@
+"""Whether a replica gets requests: outlier ejection and slow start. Pure.
+
+A replica that cannot be reached is left out at once, and probed until it answers. One that fails several
+times in a row is left out for a while, longer each time. Whoever returns, and whoever is new beside
+others, begins slowly: with one request at a time, twice as many each second.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Final
+
+FAILURES_MAX: Final = 3  # in a row
+EJECTED_SECONDS: Final = 1.0  # the first time; then twice as long each time, up to
+EJECTED_SECONDS_MAX: Final = 60.0
+SLOW_START_SECONDS: Final = 10.0
+FORGOTTEN_SECONDS: Final = 300.0  # without a failure: the next ejection is short again
+
+
+class State(StrEnum):
+    """As `brain_replica_state` has it."""
+
+    READY = "ready"
+    SLOW_START = "slow_start"
+    EJECTED = "ejected"
+    DRAINING = "draining"
+    UNREACHABLE = "unreachable"
+
+
+class Health:
+    """Of one replica, as one brain sees it. Times are seconds of a monotonic clock."""
+
+    __slots__ = ("_ejections", "_failures", "_last_failure", "_returned_at", "_until", "unreachable")
+
+    def __init__(self, now: float, *, is_new: bool = False) -> None:
+        """`is_new`: it has come to others that are warm, and begins slowly."""
+        self.unreachable = ""  # why, in a sentence
+        self._failures = 0
+        self._ejections = 0
+        self._last_failure = now
+        self._until = now  # it is ejected until then
+        self._returned_at = now if is_new else now - SLOW_START_SECONDS
+
+    def state(self, now: float) -> State:
+        if self.unreachable:
+            return State.UNREACHABLE
+        if now < self._until:
+            return State.EJECTED
+        return State.SLOW_START if now < self._returned_at + SLOW_START_SECONDS else State.READY
+
+    def has_room(self, in_progress: int, now: float) -> bool:
+        """Whether it may get one more request, having so many."""
+        match self.state(now):
+            case State.READY:
+                return True
+            case State.SLOW_START:
+                return in_progress < math.pow(2.0, max(0.0, now - self._returned_at))
+            case _:
+                return False
+
+    def succeeded(self) -> None:
+        """It has begun to answer a request."""
+        self._failures = 0
+
+    def failed(self, now: float) -> bool:
+        """A request failed for a reason that lies with the replica. Returns whether it is ejected for
+        it."""
+        if now - self._last_failure > FORGOTTEN_SECONDS:
+            self._ejections = 0
+        self._last_failure = now
+        self._failures += 1
+        if self._failures < FAILURES_MAX or now < self._until:
+            return False
+        self._failures = 0
+        seconds = min(EJECTED_SECONDS * 2.0 ** min(self._ejections, 16), EJECTED_SECONDS_MAX)
+        self._ejections += 1
+        self._until = self._returned_at = now + seconds
+        return True
+
+    def lost(self, why: str) -> bool:
+        """No connection can be had. Returns whether that is new."""
+        is_new = not self.unreachable
+        self.unreachable = why
+        return is_new
+
+    def probed(self, now: float) -> None:
+        """It answers again."""
+        if self.unreachable:
+            self.unreachable = ""
+            self._failures = 0
+            self._returned_at = max(now, self._until)

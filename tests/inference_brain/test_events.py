@@ -1,0 +1,95 @@
+"""Streams of events on their way to the client, however they are cut into pieces."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference_brain.api.events import DONE, EventStream, Renaming, usage_of
+
+USAGE: dict[str, Any] = {
+    "prompt_tokens": 9,
+    "completion_tokens": 2,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
+
+
+def event(value: object) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def token(text: str, model: str = "m") -> bytes:
+    return event({"model": model, "choices": [{"index": 0, "delta": {"content": text}}]})
+
+
+LAST = event({"model": "m", "choices": [], "usage": USAGE})
+
+
+def pieces_of(raw: bytes, cuts: list[int]) -> list[bytes]:
+    places = sorted({0, len(raw), *(one % (len(raw) + 1) for one in cuts)})
+    return [raw[start:end] for start, end in pairwise(places)]
+
+
+@given(
+    st.lists(st.text(max_size=12), max_size=6),
+    st.lists(st.integers(0, 10_000), max_size=12),
+    st.booleans(),
+    st.booleans(),
+)
+def test_the_client_gets_the_same_events_however_they_come(
+    texts: list[str],
+    cuts: list[int],
+    wants_usage: bool,  # noqa: FBT001
+    renames: bool,  # noqa: FBT001
+) -> None:
+    tokens = [token(text) for text in texts]
+    stream = EventStream(Renaming("m", "n" if renames else "m"), wants_usage=wants_usage)
+    got = b"".join(stream.feed(piece) for piece in pieces_of(b"".join([*tokens, LAST, DONE]), cuts))
+    wanted = [token(text, "n" if renames else "m") for text in texts]
+    if wants_usage:
+        wanted.append(LAST.replace(b'"model":"m"', b'"model":"n"') if renames else LAST)
+    assert got == b"".join(wanted)
+    assert stream.is_done
+    assert not stream.has_failed
+    assert stream.usage is not None
+    assert (stream.usage.completion_tokens, stream.usage.cached_tokens) == (2, 4)
+
+
+def test_a_models_name_in_the_text_stays() -> None:
+    stream = EventStream(Renaming("m", "n"), wants_usage=False)
+    said = token('He said "model":"m".')
+    assert stream.feed(said) == said.replace(b'{"model":"m"', b'{"model":"n"')
+
+
+def test_an_error_is_passed_on_and_noted() -> None:
+    stream = EventStream(Renaming("m", "m"), wants_usage=False)
+    error = event({"error": {"message": "no", "code": 500}})
+    assert stream.feed(error) == error
+    assert stream.has_failed
+    assert not stream.is_done
+
+
+def test_other_line_ends_and_comments_are_passed_on() -> None:
+    stream = EventStream(Renaming("m", "m"), wants_usage=False)
+    assert (
+        stream.feed(b": ping\r\n\r\ndata: {}\r\n\r\ndata: [DONE]\r\n\r\n") == b": ping\n\ndata: {}\n\n"
+    )
+    assert stream.is_done
+
+
+@given(st.binary(max_size=300))
+def test_anything_may_come(raw: bytes) -> None:
+    stream = EventStream(Renaming("m", "n"), wants_usage=True)
+    stream.feed(raw)
+    usage_of(raw)
+
+
+def test_usage_of_a_whole_answer() -> None:
+    found = usage_of(msgspec.json.encode({"id": "x", "choices": [{}], "usage": USAGE}))
+    assert found is not None
+    assert (found.prompt_tokens, found.cached_tokens) == (9, 4)
+    assert usage_of(b"{}") is None

@@ -1,0 +1,307 @@
+"""What goes wrong: replicas that die or stall, clients that leave or do not read, keys that go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from inference_brain.api.generate import Patience
+from inference_brain.desired import Desired
+from inference_brain.upstream import Timeouts
+from inference_brain.upstream.health import State
+from tests.inference_brain.brains import KEY, OPTIONS, RunningBrain, org, told
+from tests.inference_brain.engines import Behavior, FakeEngine
+from tests.live import wait_until
+
+BODY = {"model": "m", "prompt": "Hi"}
+
+
+@pytest.fixture
+def engines() -> Iterator[list[FakeEngine]]:
+    with ExitStack() as opened:
+        yield [opened.enter_context(FakeEngine()) for _ in range(2)]
+
+
+@pytest.fixture
+def brain(engines: list[FakeEngine]) -> Iterator[RunningBrain]:
+    with RunningBrain(told([one.url for one in engines])) as made:
+        yield made
+
+
+def ask(brain: RunningBrain, **more: Any) -> httpx.Response:
+    return httpx.post(
+        f"{brain.url}/v1/completions", headers=brain.headers, json={**BODY, **more}, timeout=30
+    )
+
+
+def last_event(answer: httpx.Response) -> dict[str, Any]:
+    data = answer.text.rstrip("\n").rpartition("data: ")[2]
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def states(brain: RunningBrain) -> set[State]:
+    fleet = brain.brain.fleet
+    return brain.call(lambda: {one.state(time.monotonic()) for one in fleet})
+
+
+# Replicas
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_killed_replica_costs_no_request(
+    brain: RunningBrain,
+    engines: list[FakeEngine],
+    stream: bool,  # noqa: FBT001
+) -> None:
+    assert ask(brain, stream=stream).status_code == 200
+    used, other = sorted(engines, key=lambda one: -len(one.asked))
+    used.kill()
+    answers = [ask(brain, stream=stream) for _ in range(10)]
+    assert [one.status_code for one in answers] == [200] * 10
+    assert len(other.asked) == 10
+    assert State.UNREACHABLE in states(brain)
+    used.start()
+    wait_until("the replica is used again", lambda: State.UNREACHABLE not in states(brain))
+    assert State.SLOW_START in states(brain)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_that_had_not_begun_to_answer_go_to_another_replica(
+    brain: RunningBrain,
+    engines: list[FakeEngine],
+    stream: bool,  # noqa: FBT001
+) -> None:
+    for engine in engines:
+        engine.behavior = Behavior(first_seconds=2.0)
+
+    async def run() -> list[httpx.Response]:
+        async with httpx.AsyncClient(headers=brain.headers, timeout=30) as client:
+            url = f"{brain.url}/v1/completions"
+            what = [{**BODY, "prompt": f"Hi {number}", "stream": stream} for number in range(20)]
+            tasks = [asyncio.create_task(client.post(url, json=one)) for one in what]
+            await asyncio.to_thread(
+                wait_until, "all are there", lambda: sum(one.now_running for one in engines) == 20
+            )
+            assert min(one.now_running for one in engines), "both have some"
+            await asyncio.to_thread(engines[0].kill)
+            return await asyncio.gather(*tasks)
+
+    answers = asyncio.run(run())
+    assert [one.status_code for one in answers] == [200] * 20
+    whole = '"tok"' if stream else '"toktoktoktok"'
+    assert {one.text.count(whole) for one in answers} == {4 if stream else 1}
+
+
+def test_a_replica_that_keeps_failing_is_ejected_and_returns(
+    brain: RunningBrain, engines: list[FakeEngine]
+) -> None:
+    engines[0].behavior = Behavior(status=500)
+    assert {ask(brain, prompt=f"Hi {one}").status_code for one in range(30)} == {200}
+    assert State.EJECTED in states(brain) or State.SLOW_START in states(brain)
+    assert len(engines[0].asked) < 10
+    engines[0].behavior = Behavior()
+    before = len(engines[0].asked)
+
+    def is_used() -> bool:
+        for one in range(5):
+            ask(brain, prompt=f"Hi again {one}")
+        return len(engines[0].asked) > before
+
+    wait_until("it is asked again", is_used)
+
+
+def test_what_all_replicas_refuse_is_the_clients_to_know(
+    brain: RunningBrain, engines: list[FakeEngine]
+) -> None:
+    for engine in engines:
+        engine.behavior = Behavior(status=500, error="CUDA is gone")
+    answer = ask(brain)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    assert sum(len(one.asked) for one in engines) == 2
+
+
+def test_a_draining_replica_gets_nothing_new_and_finishes_what_it_has(
+    brain: RunningBrain, engines: list[FakeEngine]
+) -> None:
+    engines[0].behavior = Behavior(between_seconds=0.3)
+    engines[1].behavior = Behavior(between_seconds=0.3)
+    told_before = brain.brain.desired
+    assert told_before is not None
+    with httpx.stream(
+        "POST", f"{brain.url}/v1/completions", headers=brain.headers, json={**BODY, "stream": True}
+    ) as answer:
+        pieces = answer.iter_text()
+        next(pieces)
+        first = next(index for index, one in enumerate(engines) if one.asked)
+        replicas = list(told_before.models[0].replicas)
+        replicas[first] = replace_struct(replicas[first], draining=True)
+        models = (replace_struct(told_before.models[0], replicas=tuple(replicas)),)
+        brain.set_desired(replace_struct(told_before, generation=2, models=models))
+        assert "".join(pieces).endswith("data: [DONE]\n\n")
+    for _ in range(4):
+        assert ask(brain).status_code == 200
+    assert len(engines[first].asked) == 1
+
+
+def replace_struct(value: Any, **changes: Any) -> Any:
+    from msgspec import structs
+
+    return structs.replace(value, **changes)
+
+
+# Streams that break
+
+
+@pytest.mark.parametrize("how", ["die_after", "error_after"])
+def test_a_stream_that_breaks_says_so_and_has_no_end(
+    brain: RunningBrain, engines: list[FakeEngine], how: str
+) -> None:
+    for engine in engines:
+        engine.behavior = Behavior(**{how: 2})  # type: ignore[arg-type]
+    answer = ask(brain, stream=True)
+    assert answer.status_code == 200
+    assert answer.text.count("tok") == 2
+    assert "[DONE]" not in answer.text
+    assert last_event(answer)["error"]["message"]
+
+
+def test_a_stream_that_stalls_is_ended_in_time() -> None:
+    options = replace(OPTIONS, timeouts=Timeouts(2.0, 20.0, 0.3))
+    with (
+        FakeEngine(Behavior(stall_after=2)) as engine,
+        RunningBrain(told([engine.url]), options) as brain,
+    ):
+        started = time.monotonic()
+        answer = ask(brain, stream=True)
+        assert time.monotonic() - started < 5
+        assert answer.text.count("tok") == 2
+        assert last_event(answer)["error"]["code"] == "stream_timeout"
+        wait_until("the engine is left alone", lambda: engine.asked[0].has_left)
+
+
+def test_a_replica_that_never_begins_is_given_up() -> None:
+    options = replace(OPTIONS, timeouts=Timeouts(2.0, 0.3, 5.0), patience=Patience(whole=0.3))
+    with (
+        FakeEngine(Behavior(first_seconds=3600)) as engine,
+        RunningBrain(told([engine.url]), options) as brain,
+    ):
+        for stream in (False, True):
+            answer = ask(brain, stream=stream)
+            assert answer.status_code == 504
+            assert answer.json()["error"]["code"] == "replica_timeout"
+        wait_until("it is left alone", lambda: all(one.has_left for one in engine.asked))
+
+
+# Clients
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("protocol", ["--http1.1", "--http2-prior-knowledge"])
+async def test_a_client_that_leaves_is_computed_for_no_longer(protocol: str, begun: bool) -> None:  # noqa: FBT001
+    behavior = Behavior(tokens=10**6, between_seconds=0.01) if begun else Behavior(first_seconds=3600)
+    with FakeEngine(behavior) as engine, RunningBrain(told([engine.url])) as brain:
+        client = await asyncio.create_subprocess_exec(
+            *("curl", "-sN", protocol, "-H", f"Authorization: Bearer {KEY}"),
+            *("-d", json.dumps({**BODY, "stream": True}), f"{brain.url}/v1/completions"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert client.stdout
+        if begun:
+            assert await client.stdout.readline()
+        else:
+            await asyncio.to_thread(wait_until, "it has come", lambda: engine.now_running == 1)
+        client.kill()
+        await client.wait()
+        await asyncio.to_thread(wait_until, "it has left", lambda: engine.now_running == 0)
+        assert engine.asked[0].has_left
+        await asyncio.to_thread(wait_until, "its place is free", lambda: not brain.brain.counts.streams)
+
+
+def test_a_slow_client_costs_a_bounded_amount_of_memory() -> None:
+    options = replace(OPTIONS, patience=Patience(client=1.0))
+    behavior = Behavior(tokens=100_000, text="x" * 2000)
+    with FakeEngine(behavior) as engine, RunningBrain(told([engine.url]), options) as brain:
+        raw = json.dumps({**BODY, "stream": True}).encode()
+        with socket.create_connection(("127.0.0.1", brain.port)) as client:
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\n"
+                b"content-length: %d\r\n\r\n%s" % (KEY.encode(), len(raw), raw)
+            )
+            wait_until("it is cut off", lambda: bool(engine.asked and engine.asked[0].has_left), 20)
+        assert engine.asked[0].tokens_sent * 2000 < 64 << 20, "the engine was held back"
+        wait_until("all is given back", lambda: not brain.brain.counts.streams)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streams", [1000])
+def test_a_thousand_streams_at_once(streams: int) -> None:
+    with FakeEngine(Behavior(tokens=5, first_with=streams, between_seconds=0.2)) as engine:
+        document = told([engine.url])
+        limits = replace_struct(document.orgs[0].limits, queued=10_000)
+        orgs = (replace_struct(document.orgs[0], limits=limits),)
+        with RunningBrain(replace_struct(document, orgs=orgs)) as brain:
+            brain.brain.router.room = _much_room  # type: ignore[assignment, method-assign]
+
+            async def one() -> str:
+                reader, writer = await asyncio.open_connection("127.0.0.1", brain.port)
+                raw = json.dumps({**BODY, "stream": True}).encode()
+                writer.write(
+                    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\n"
+                    b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (KEY.encode(), len(raw), raw)
+                )
+                text = (await reader.read()).decode()
+                writer.close()
+                return text
+
+            async def run() -> list[str]:
+                return await asyncio.gather(*(one() for _ in range(streams)))
+
+            texts = asyncio.run(run())
+            assert all("data: [DONE]" in text for text in texts)
+            assert all(text.count('"tok"') == 5 for text in texts)
+            assert engine.most_running == streams
+
+
+def _much_room(_model: str) -> Any:
+    from inference_brain.admission import Room
+
+    return Room(100_000, 1 << 40)
+
+
+# Documents
+
+
+def test_a_revoked_key_and_a_new_one_count_at_once(
+    brain: RunningBrain, engines: list[FakeEngine]
+) -> None:
+    def document(generation: int, key: str) -> Desired:
+        return told([one.url for one in engines], generation, orgs=(org("acme", key),))
+
+    assert ask(brain).status_code == 200
+    brain.set_desired(document(2, "sk-new"))
+    assert ask(brain).status_code == 401
+    brain.headers = {"authorization": "Bearer sk-new"}
+    assert ask(brain).status_code == 200
+
+
+def test_a_replica_that_is_new_is_used_and_one_that_is_gone_is_not(
+    brain: RunningBrain, engines: list[FakeEngine]
+) -> None:
+    ask(brain)
+    brain.set_desired(told([engines[1].url], 2))
+    for engine in engines:
+        engine.asked.clear()
+    for _ in range(4):
+        assert ask(brain).status_code == 200
+    assert [len(one.asked) for one in engines] == [0, 4]

@@ -1,0 +1,289 @@
+"""The load tool: what it sends, when, and what it says of the answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference_brain.replay import command, schedule
+from inference_brain.replay.answers import EventReader, Unreadable, complaint, whole
+from inference_brain.replay.outcomes import Outcome, Outcomes
+from inference_brain.replay.prompts import Form, PromptMaker
+from swdriver_shim.replay.traces import Request
+from tests.inference_brain.engines import FakeEngine
+
+
+def request(blocks: tuple[int, ...], tokens: int, at: float = 0.0, out: int = 5) -> Request:
+    return Request(at, f"s{blocks[:1]}", blocks, 16, tokens, out, "trace.jsonl")
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as made:
+        yield made
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    lines = [
+        {"timestamp": at * 100, "input_length": 600, "output_length": 9, "hash_ids": [0, at]}
+        for at in range(1, 7)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def play(engine: FakeEngine, trace: Path, *more: str) -> tuple[int, dict[str, Any]]:
+    report = trace.with_suffix(".json")
+    url = f"{engine.url}/v1"
+    given = [str(trace), "--url", url, "--model", "m", "--json", str(report), "--flat-out", *more]
+    return command.main(given), json.loads(report.read_text())
+
+
+# Prompts
+
+
+@pytest.mark.parametrize("form", ["completions", "tokens"])
+def test_equal_blocks_are_equal_prompts(form: Form) -> None:
+    maker = PromptMaker("m", form)
+
+    def prompt(asked: Request, number: int) -> Any:
+        return maker.body(asked, number, 5, {})["prompt"]
+
+    whole, longer = prompt(request((1, 2), 32), 0), prompt(request((1, 2, 3), 40), 1)
+    assert longer[: len(whole)] == whole
+    assert prompt(request((1, 9), 32), 2) != whole
+    assert PromptMaker("m", form).body(request((1, 2), 32), 7, 5, {})["prompt"] == whole
+    assert PromptMaker("m", form, "salt").body(request((1, 2), 32), 7, 5, {})["prompt"] != whole
+
+
+@given(st.integers(1, 60))
+def test_prompts_are_as_long_as_the_trace_says(tokens: int) -> None:
+    blocks = tuple(range(min(3, -(-tokens // 16))))
+    asked = request(blocks, tokens)
+    assert len(PromptMaker("m", "tokens").tokens(asked, 0)) == tokens
+    assert len(PromptMaker("m", "completions").text(asked, 0).split()) == tokens
+
+
+def test_tokens_that_no_block_names_are_nobody_else_s() -> None:
+    maker = PromptMaker("m", "tokens")
+    first, second = (maker.tokens(request((1,), 30), number) for number in (0, 1))
+    assert first[:16] == second[:16]
+    assert first[16:] != second[16:]
+
+
+def test_a_chat_is_one_message() -> None:
+    body = PromptMaker("m", "chat").body(request((1,), 16), 0, 5, {"stream": True})
+    assert body["messages"][0]["role"] == "user"
+    assert body["max_tokens"] == 5
+    assert body["stream"] is True
+
+
+# Times
+
+
+def test_requests_are_due_as_in_the_trace_but_faster() -> None:
+    asked = [request((1,), 16, at) for at in (10.0, 11.0, 14.0)]
+    assert [due.at for due in schedule.by_trace(asked, 2.0)] == [0.0, 0.5, 2.0]
+
+
+def test_requests_are_due_at_a_rate() -> None:
+    dues = list(schedule.by_rate([request((1,), 16)] * 2000, 50.0, seed=1))
+    assert dues[0].at == 0.0
+    assert dues[-1].at == pytest.approx(2000 / 50, rel=0.1)
+    assert [due.at for due in dues] == sorted(due.at for due in dues)
+    assert dues == list(schedule.by_rate([request((1,), 16)] * 2000, 50.0, seed=1))
+
+
+# Answers
+
+
+@given(st.integers(1, 40))
+def test_events_are_the_same_however_they_come(size: int) -> None:
+    events = [b'data: {"choices":[{"text":"a"}]}\r\n\r\n', b": a comment\n\n", b"event: x\n"]
+    events += [b'data:{"choices":[],"usage":{"prompt_tokens":7}}\n\n', b"data: [DONE]\n\n"]
+    raw = b"".join(events)
+    reader = EventReader()
+    parts = [part for at in range(0, len(raw), size) for part in reader.feed(raw[at : at + size])]
+    assert [part.has_tokens for part in parts] == [True, False]
+    assert parts[1].usage is not None
+    assert parts[1].usage.prompt_tokens == 7
+    assert reader.is_done
+
+
+@pytest.mark.parametrize(
+    ("choice", "has"),
+    [
+        ({"delta": {"role": "assistant", "content": ""}}, False),
+        ({"delta": {"content": "x"}}, True),
+        ({"delta": {"reasoning_content": "x"}}, True),
+        ({"delta": {"tool_calls": [{}]}}, True),
+        ({"text": ""}, False),
+        ({"message": {"content": "x"}}, True),
+    ],
+)
+def test_what_is_a_token(choice: dict[str, Any], has: bool) -> None:  # noqa: FBT001
+    assert whole(json.dumps({"choices": [choice]}).encode()).has_tokens is has
+
+
+@pytest.mark.parametrize("raw", [b"", b"nonsense", b'{"choices": 5}', b"\xff", b"[" * 9999])
+def test_what_is_no_answer(raw: bytes) -> None:
+    with pytest.raises(Unreadable):
+        whole(raw)
+
+
+def test_what_servers_complain_of() -> None:
+    assert complaint(b'{"error": {"message": "No.", "code": 400}}') == "No."
+    assert complaint(b'{"error": "No."}') == "No."
+    assert complaint(b"<html>") == "<html>"
+
+
+# What is said of them
+
+
+def outcome(replica: str, first: float, cached: int | None, why: str | None = None) -> Outcome:
+    made = Outcome(0.0, sent=1.0, replica=replica, prompt_tokens=100, cached_tokens=cached, why=why)
+    for at in (first, first + 0.1, first + 0.5):
+        made.piece(1.0 + at)
+    made.output_tokens = 3
+    made.ended = 1.0 + first + 0.5
+    return made
+
+
+def test_the_report_by_replica() -> None:
+    outcomes = Outcomes([outcome("a", 0.2, 50), outcome("a", 0.4, 100), outcome("b", 1.0, 0)])
+    made = outcomes.report()
+    assert made["replicas"]["a"]["hit_rate"] == 0.75
+    assert made["replicas"]["b"]["hit_rate"] == 0.0
+    assert made["all"]["hit_rate"] == 0.5
+    assert made["replicas"]["a"]["first_token_seconds"]["mean"] == pytest.approx(0.3)
+    assert made["all"]["first_token_seconds"]["max"] == pytest.approx(1.0)
+    assert made["all"]["between_tokens_seconds"]["p50"] == pytest.approx(0.25)
+    assert made["all"]["longest_gap_seconds"] == pytest.approx(0.4)
+    assert made["seconds"] == pytest.approx(2.5)
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    made = Outcomes([outcome("a", 0.2, None), outcome("a", 0.2, 7, why="It broke.")]).report()
+    assert made["all"]["hit_rate"] is None
+    assert made["all"]["requests"] == 1
+    assert made["failures"] == {"It broke.": 1}
+    assert Outcomes().report()["all"]["first_token_seconds"] is None
+
+
+# The command
+
+
+def test_a_replay_of_a_server(
+    engine: FakeEngine, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.behavior.cached_tokens = 3
+    code, made = play(engine, trace, "--form", "tokens", "--output-tokens", "4")
+    assert code == 0
+    assert made["requests"] == 6
+    assert made["failed"] == 0
+    assert made["all"]["prompt_tokens"] == 6 * 600
+    assert made["all"]["hit_rate"] == 3 / 600
+    assert made["all"]["first_token_seconds"]["p50"] > 0
+    assert {asked.path for asked in engine.asked} == {"/v1/completions"}
+    assert {asked.body["max_tokens"] for asked in engine.asked} == {4}
+    assert len({str(asked.body["prompt"][:512]) for asked in engine.asked}) == 1
+    assert "6 requests in" in capsys.readouterr().out
+
+
+def test_whole_answers_and_chats(engine: FakeEngine, trace: Path) -> None:
+    _, made = play(engine, trace, "--form", "chat", "--no-stream", "--ignore-eos", "--requests", "2")
+    assert made["all"]["requests"] == 2
+    assert made["all"]["prompt_tokens"] == 2 * 7
+    assert all(asked.body["ignore_eos"] and "stream" not in asked.body for asked in engine.asked)
+
+
+def test_replicas_are_told_apart_by_a_header(engine: FakeEngine, trace: Path) -> None:
+    _, made = play(engine, trace, "--replica-header", "content-type")
+    assert list(made["replicas"]) == ["text/event-stream"]
+    _, made = play(engine, trace)
+    assert list(made["replicas"]) == ["unknown"]
+
+
+def test_sessions_are_dealt_out_to_keys(engine: FakeEngine, trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one\ntwo\n")
+    _, made = play(engine, trace, "--keys-file", str(tmp_path / "keys"))
+    seen = {asked.headers["authorization"] for asked in engine.asked}
+    assert seen == {"Bearer one", "Bearer two"}
+    assert sum(org["requests"] for org in made["orgs"].values()) == 6
+
+
+def test_the_key_of_the_environment(
+    engine: FakeEngine, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "mine")
+    play(engine, trace)
+    assert {asked.headers["authorization"] for asked in engine.asked} == {"Bearer mine"}
+
+
+def test_no_more_at_once_than_allowed(engine: FakeEngine, trace: Path) -> None:
+    engine.behavior.first_seconds = 0.02
+    _, made = play(engine, trace, "--at-once", "2")
+    assert engine.most_running == 2
+    assert made["late_seconds"]["max"] > 0
+
+
+def test_what_fails_is_counted_with_its_reason(
+    engine: FakeEngine, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.behavior.status = 429
+    code, made = play(engine, trace)
+    assert code == 1
+    assert made["failures"] == {"status 429: The engine says no.": 6}
+    assert "Failed 6 times: status 429: The engine says no." in capsys.readouterr().out
+    engine.behavior.status = 200
+    engine.behavior.die_after = 2
+    _, made = play(engine, trace)
+    assert made["failed"] == 6
+    engine.behavior.die_after, engine.behavior.error_after = None, 1
+    _, made = play(engine, trace)
+    assert made["failures"] == {"the server failed: The engine broke.": 6}
+    engine.kill()
+    _, made = play(engine, trace)
+    assert "No connection" in next(iter(made["failures"]))
+
+
+def test_a_replay_that_is_interrupted_says_what_there_is(engine: FakeEngine, trace: Path) -> None:
+    engine.behavior.first_seconds = 60.0
+
+    def interrupt() -> None:
+        while engine.now_running < 6:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    code, made = play(engine, trace)
+    interrupting.join()
+    assert code == 1
+    assert made["failures"] == {"not answered when the replay was ended": 6}
+
+
+@pytest.mark.parametrize(
+    ("content", "because"),
+    [("", "There are no requests"), ("{}\n", "timestamp is None"), (None, "can't be read")],
+)
+def test_traces_that_are_none(
+    tmp_path: Path, content: str | None, because: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    if content is not None:
+        path.write_text(content)
+    assert command.main([str(path), "--url", "http://127.0.0.1:1/v1", "--model", "m"]) == 1
+    assert because in capsys.readouterr().err

@@ -1,0 +1,221 @@
+"""What is kept of conversations changes nothing but what has to be done again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference_brain.tokens import Chat, PromptTokenizer, TokenService, load
+from inference_brain.tokens.lanes import Lanes
+from inference_brain.tokens.turns import PIECE_CHARACTERS_MIN, Turns, cut
+from swdriver_shim.keys import Keys, Namespace
+from tests.inference_brain.chat_shapes import conversation, write_folder
+
+SPACE = Namespace("model", "main", "bf16", "layout")
+KEYS = Keys("red", b"r" * 32, SPACE)
+WIDE = Keys("red", b"r" * 32, SPACE, unit_tokens=192)
+OTHER = Keys("red", b"s" * 32, SPACE)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
+    return load(write_folder("qwen2", tmp_path_factory.mktemp("qwen2")))
+
+
+@pytest.fixture(scope="module")
+def mistral(tmp_path_factory: pytest.TempPathFactory) -> PromptTokenizer:
+    return load(write_folder("mistral", tmp_path_factory.mktemp("mistral")))
+
+
+async def test_the_next_turn_tokenizes_what_is_new(qwen: PromptTokenizer) -> None:
+    service = TokenService()
+    messages = list(conversation(9, 300))
+    first = await service.chat(qwen, "red", Chat(messages))
+    longer = Chat([*messages, *conversation(2, 300, "more")])
+    second = await service.chat(qwen, "red", longer)
+    assert first is not None
+    assert second is not None
+    assert first.reused == 0
+    assert len(first) - second.reused < 2 * PIECE_CHARACTERS_MIN
+    assert second.ids == qwen.chat(longer)
+
+
+async def test_the_next_turn_hashes_what_is_new(
+    qwen: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = TokenService()
+    messages = list(conversation(9, 300))
+    first = await service.chat(qwen, "red", Chat(messages))
+    assert first is not None
+    first.prompt(KEYS)
+    second = await service.chat(qwen, "red", Chat([*messages, *conversation(2, 300, "more")]))
+    assert second is not None
+    hashed: list[int] = []
+    states = Keys.states
+
+    def counted(keys: Keys, before: bytes | None, raw: memoryview, *more: Any) -> list[bytes]:
+        hashed.append(len(raw) // 4)
+        return states(keys, before, raw, *more)
+
+    monkeypatch.setattr(Keys, "states", counted)
+    prompt = second.prompt(KEYS)
+    assert sum(hashed) < len(second) - second.reused + 64
+    monkeypatch.undo()
+    assert prompt.keys == KEYS.prompt(second.ids).keys
+    assert prompt.tail(len(prompt.keys), 1) == KEYS.prompt(second.ids).tail(len(prompt.keys), 1)
+
+
+async def test_orgs_see_nothing_of_each_other(qwen: PromptTokenizer) -> None:
+    service = TokenService()
+    chat = Chat(conversation(9, 300))
+    await service.chat(qwen, "red", chat)
+    blue = await service.chat(qwen, "blue", chat)
+    red = await service.chat(qwen, "red", chat)
+    assert blue is not None
+    assert red is not None
+    assert blue.reused == 0
+    assert red.reused > 0
+
+
+async def test_models_see_nothing_of_each_other(qwen: PromptTokenizer, mistral: PromptTokenizer) -> None:
+    service = TokenService()
+    text = "<|im_end|></s>".join("the weather " * 100 for _ in range(5))
+    for tokenizer in (qwen, mistral, qwen, mistral):
+        tokens = await service.text(tokenizer, "red", text)
+        assert tokens.ids == tokenizer.text(text)
+
+
+async def test_images_have_no_tokens_here(qwen: PromptTokenizer) -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:,"}}
+    assert await TokenService().chat(qwen, "red", Chat([{"role": "user", "content": [part]}])) is None
+
+
+async def test_prompts_of_tokens_are_taken_as_they_are() -> None:
+    tokens = TokenService().given([1, 2, 3] * 64)
+    assert tokens.prompt(KEYS).keys == KEYS.prompt([1, 2, 3] * 64).keys
+
+
+PARTS = ["the weather " * 40, "</s>", "[INST]", "<s>", "word ", "é" * 300, "</s>" * 90]
+texts = st.lists(st.sampled_from(PARTS), max_size=12).map("".join)
+
+
+@given(
+    st.lists(st.tuples(texts, st.booleans(), st.sampled_from(["red", "blue"])), max_size=12),
+    st.integers(2_000, 30_000),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_was_asked_before_tokens_and_keys_are_the_same(
+    mistral: PromptTokenizer, asked: list[tuple[str, bool, str]], bytes_max: int
+) -> None:
+    """Also while pieces are dropped for want of memory."""
+    clock = itertools.count()
+    service = TokenService(Turns(bytes_max, idle_seconds=9), clock=lambda: float(next(clock)))
+
+    async def ask_all() -> None:
+        for text, adds, org in asked:
+            tokens = await service.text(mistral, org, text, add_special_tokens=adds)
+            assert tokens.ids == mistral.text(text, add_special_tokens=adds)
+            for keys in (KEYS, WIDE, OTHER):
+                assert tokens.prompt(keys).keys == keys.prompt(tokens.ids).keys
+                assert tokens.prompt(keys).keys == keys.prompt(tokens.ids).keys
+            assert service.turns.bytes <= bytes_max
+            assert service.turns.bytes == sum(map(service.turns.size_of, ("red", "blue")))
+
+    asyncio.run(ask_all())
+    service.close()
+    service.turns.forget()
+    assert service.turns.bytes == 0
+
+
+@given(texts, texts)
+def test_what_follows_does_not_change_where_a_text_is_cut(text: str, more: str) -> None:
+    tokens = ("</s>", "[INST]")
+    pieces, longer = cut(text, tokens), cut(text + more, tokens)
+    # The last piece of the shorter one may go on.
+    assert longer[: len(pieces) - 1] == pieces[:-1]
+    assert "".join((text + more)[one.start : one.end] for one in longer) == text + more
+
+
+def test_no_text_looks_like_another_with_tokens_before_it() -> None:
+    text = "the weather " * 40 + "</s>"
+    before = (0x41414141,)
+    other = "1:AAAA" + text
+    assert cut(text, ("</s>",), before)[0].digest != cut(other, ("</s>",))[0].digest
+    assert cut(text, ("</s>",), before)[0].digest != cut(text, ("</s>",))[0].digest
+
+
+def test_many_special_tokens_are_not_many_pieces() -> None:
+    text = "</s>" * 10_000
+    assert len(cut(text, ("</s>",))) <= len(text) / PIECE_CHARACTERS_MIN + 1
+
+
+async def test_who_has_most_gives_way(qwen: PromptTokenizer) -> None:
+    service = TokenService(Turns(60_000))
+    small = Chat(conversation(5, 120, "small"))
+    await service.chat(qwen, "small", small)
+    for number in range(8):
+        await service.chat(qwen, "large", Chat(conversation(9, 300, f"large{number}")))
+    again = await service.chat(qwen, "small", small)
+    assert again is not None
+    assert again.reused > 0
+    assert service.turns.dropped > 0
+    assert service.turns.bytes <= 60_000
+
+
+async def test_what_is_unused_is_forgotten(qwen: PromptTokenizer) -> None:
+    now = [0.0]
+    service = TokenService(Turns(idle_seconds=60), clock=lambda: now[0])
+    await service.chat(qwen, "red", Chat(conversation(9, 300)))
+    now[0] = 61
+    await service.text(qwen, "blue", "word")  # whoever it is that asks
+    assert service.turns.bytes == 0
+
+
+async def test_an_org_is_forgotten_when_it_is_asked_for(qwen: PromptTokenizer) -> None:
+    service = TokenService()
+    chat = Chat(conversation(9, 300))
+    red = await service.chat(qwen, "red", chat)
+    await service.chat(qwen, "blue", chat)
+    service.turns.forget("red")
+    assert service.turns.size_of("red") == 0
+    assert service.turns.size_of("blue") == service.turns.bytes > 0
+    assert red is not None
+    assert red.prompt(KEYS).keys == KEYS.prompt(red.ids).keys  # of one that is still being served
+    assert service.turns.size_of("red") == 0
+
+
+async def test_an_org_with_much_work_waits_for_itself() -> None:
+    lanes = Lanes(1)
+    begun: list[str] = []
+    works = [
+        lanes.run(org, partial(begun.append, name))
+        for org, name in [("red", "r1"), ("red", "r2"), ("red", "r3"), ("blue", "b1")]
+    ]
+    await asyncio.gather(*works)
+    assert begun == ["r1", "b1", "r2", "r3"] or begun == ["r1", "r2", "b1", "r3"]
+    assert begun.index("b1") < begun.index("r3")
+
+
+async def test_work_that_nobody_waits_for_is_not_begun() -> None:
+    lanes = Lanes(1)
+    gate = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    held = asyncio.ensure_future(
+        lanes.run("red", lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result())
+    )
+    begun: list[int] = []
+    left = asyncio.ensure_future(lanes.run("red", lambda: begun.append(1)))
+    await asyncio.sleep(0)
+    left.cancel()
+    gate.set()
+    await held
+    assert await lanes.run("red", lambda: 5) == 5
+    assert begun == []
+    with pytest.raises(ZeroDivisionError):
+        await lanes.run("red", lambda: 1 // 0)

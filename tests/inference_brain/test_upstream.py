@@ -1,0 +1,298 @@
+"""Connections to replicas, and what becomes of replicas that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference_brain.upstream.budget import RESERVE, RetryBudget
+from inference_brain.upstream.client import Client, Timeouts
+from inference_brain.upstream.connection import HELD_BYTES_MAX
+from inference_brain.upstream.failures import Late, Lost, Unreachable, UpstreamFailed
+from inference_brain.upstream.health import (
+    EJECTED_SECONDS,
+    EJECTED_SECONDS_MAX,
+    FAILURES_MAX,
+    SLOW_START_SECONDS,
+    Health,
+    State,
+)
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[tuple[str, Client]]:
+    """A server that does with each connection what the handler says, and a client."""
+    running: set[asyncio.Task[None] | None] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        running.add(asyncio.current_task())
+        try:
+            await handler(reader, writer)
+        except (OSError, EOFError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    client = Client(Timeouts(1.0, 2.0, 0.3))
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x", client
+    finally:
+        await client.close()
+        server.close()
+        await asyncio.gather(*filter(None, running))
+        await asyncio.sleep(0)  # for transports to close
+
+
+async def ask(client: Client, url: str, body: bytes = b"{}") -> bytes:
+    async with client.open("POST", url, {"a": "b"}, body) as answer:
+        return await answer.whole()
+
+
+def answering(raw: bytes, *, closes: bool = True) -> Handler:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(raw)
+        await writer.drain()
+        if closes:
+            writer.close()
+            await writer.wait_closed()
+        else:
+            await reader.read()
+
+    return handle
+
+
+async def test_a_connection_is_used_again() -> None:
+    connections = 0
+    heads: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while not reader.at_eof():
+            try:
+                heads.append(await reader.readuntil(b"{}"))
+            except asyncio.IncompleteReadError:
+                break
+            writer.write(WHOLE)
+        writer.close()
+
+    async with serving(handle) as (url, client):
+        for _ in range(3):
+            assert await ask(client, url) == b"hi"
+        assert connections == 1
+        host = url.split("/")[2].encode()
+        assert (
+            heads[2] == b"POST /x HTTP/1.1\r\nhost: " + host + b"\r\na: b\r\ncontent-length: 2\r\n\r\n{}"
+        )
+
+
+async def test_a_connection_that_the_replica_has_closed_costs_no_request() -> None:
+    connections = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"{}")
+        writer.write(WHOLE)
+        await reader.readuntil(b"{}")  # and then it goes without a word
+        writer.transport.abort()
+
+    async with serving(handle) as (url, client):
+        assert await ask(client, url) == b"hi"
+        assert await ask(client, url) == b"hi"
+        assert connections == 2
+
+
+@pytest.mark.parametrize(
+    ("raw", "body"),
+    [
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n1\r\n!\r\n0\r\n\r\n", b"hi!"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + WHOLE, b"hi"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+        (b"HTTP/1.0 200 OK\r\n\r\nuntil it closes", b"until it closes"),
+    ],
+)
+async def test_answers(raw: bytes, body: bytes) -> None:
+    async with serving(answering(raw)) as (url, client):
+        assert await ask(client, url) == body
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"SSH-2.0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-le",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhi",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxx\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"a" * 100_000,
+    ],
+)
+async def test_what_is_no_answer(raw: bytes) -> None:
+    async with serving(answering(raw)) as (url, client):
+        with pytest.raises(Lost):
+            await ask(client, url)
+
+
+async def test_nobody_listens() -> None:
+    client = Client(Timeouts(0.5, 1.0, 1.0))
+    with pytest.raises(Unreachable, match="refused"):
+        await ask(client, "http://127.0.0.1:1/x")
+    with pytest.raises(Unreachable):
+        await ask(client, "http://no-such-host.invalid/x")
+
+
+async def test_nothing_comes() -> None:
+    async with serving(answering(b"", closes=False)) as (url, client):
+        with pytest.raises(Late, match=r"0\.1 s"):
+            async with client.open("POST", url, {}, seconds=0.1):
+                pass
+    begun = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhi"
+    async with (
+        serving(answering(begun, closes=False)) as (url, client),
+        client.open("GET", url, {}) as answer,
+    ):
+        assert await answer.piece() == b"hi"
+        with pytest.raises(Late):
+            await answer.piece()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_to_leave_closes_the_connection(begun: bool) -> None:  # noqa: FBT001
+    closed = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if begun:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhi")
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        closed.set()
+        writer.close()
+
+    async def leave(client: Client, url: str) -> None:
+        async with client.open("GET", url, {}) as answer:
+            await answer.piece()
+            await answer.piece()
+
+    async with serving(handle) as (url, client):
+        task = asyncio.create_task(leave(client, url))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(closed.wait(), 5)
+
+
+async def test_what_nobody_takes_is_bounded() -> None:
+    sent = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (1 << 30))
+        try:
+            while True:
+                writer.write(b"x" * 65536)
+                await writer.drain()
+                sent += 65536
+        except ConnectionError:
+            writer.close()
+
+    async with serving(handle) as (url, client), client.open("GET", url, {}) as answer:
+        await asyncio.sleep(0.5)
+        before = sent
+        piece = await answer.piece()
+        assert piece is not None
+        assert len(piece) <= HELD_BYTES_MAX + (256 << 10)
+        await answer.piece()
+        await asyncio.sleep(0.2)
+        assert sent > before, "it goes on when it is taken"
+
+
+# Health
+
+
+def test_who_keeps_failing_is_ejected_for_longer_each_time() -> None:
+    health, now, last = Health(0.0), 100.0, 0.0
+    for _ in range(10):
+        for _ in range(FAILURES_MAX - 1):
+            assert not health.failed(now)
+        assert health.failed(now)
+        assert health.state(now) is State.EJECTED
+        seconds = 0.0
+        while health.state(now + seconds) is State.EJECTED:
+            seconds += 0.5
+        assert max(last, EJECTED_SECONDS) <= seconds <= EJECTED_SECONDS_MAX
+        last, now = seconds, now + seconds
+        assert health.state(now) is State.SLOW_START
+        assert health.has_room(0, now)
+        assert not health.has_room(1, now)
+        assert health.has_room(7, now + 3.0)
+        assert health.state(now + SLOW_START_SECONDS) is State.READY
+    assert last == EJECTED_SECONDS_MAX
+
+
+def test_a_success_in_between_counts() -> None:
+    health = Health(0.0)
+    for _ in range(20):
+        health.failed(50.0)
+        health.failed(50.0)
+        health.succeeded()
+    assert health.state(50.0) is State.READY
+
+
+def test_who_cannot_be_reached_is_out_until_it_answers() -> None:
+    health = Health(0.0)
+    assert health.lost("nobody listens")
+    assert not health.lost("nobody listens")
+    assert health.state(1e9) is State.UNREACHABLE
+    health.probed(1e9)
+    assert health.state(1e9) is State.SLOW_START
+
+
+@given(st.lists(st.tuples(st.sampled_from(["fail", "ok", "lose", "probe"]), st.floats(0, 100))))
+def test_a_replica_always_returns(happened: list[tuple[str, float]]) -> None:
+    health, now = Health(0.0), 0.0
+    for what, after in happened:
+        now += after
+        if what == "fail":
+            health.failed(now)
+        elif what == "ok":
+            health.succeeded()
+        elif what == "lose":
+            health.lost("gone")
+        else:
+            health.probed(now)
+    health.probed(now)
+    assert health.has_room(0, now + EJECTED_SECONDS_MAX)
+    assert health.state(now + EJECTED_SECONDS_MAX + SLOW_START_SECONDS) is State.READY
+
+
+@given(st.integers(0, 1000), st.floats(0, 1000))
+def test_retries_are_a_share_of_requests(requests: int, seconds: float) -> None:
+    budget = RetryBudget(0.0)
+    for _ in range(requests):
+        budget.request()
+    taken = 0
+    while budget.take(seconds) and taken < 10_000:
+        taken += 1
+    assert taken <= 2 * RESERVE + 0.2 * requests + 1
+    assert taken >= min(RESERVE, 1)
+
+
+def test_failures_are_sentences_without_addresses() -> None:
+    for kind in (Late, Lost, Unreachable, UpstreamFailed):
+        assert kind.reason
