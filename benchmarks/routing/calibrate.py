@@ -1,15 +1,17 @@
 """Measure a real vLLM on this machine's CPU: the constants of `engine.json`.
 
-    .tidegate/engines/bin/python -m benchmarks.routing.calibrate [--write]
+    .tidegate/engines/bin/python -m benchmarks.routing.calibrate [--write | --compare]
 
 Prompts of many lengths, alone and beside running requests, then running requests alone. The constants
 are those that explain the steps best; a step counts in proportion to what it should take, so that long
-ones do not decide all.
+ones do not decide all. `--compare` then puts other requests, at random times, before the real engine and
+before the model of it, and prints how far their times to first tokens are apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import random
 import statistics
@@ -23,23 +25,29 @@ import numpy as np
 from scipy.optimize import nnls
 
 from benchmarks.routing.real_engine import RUNNING_MAX, STEP_TOKENS, RealEngine, Step
-from benchmarks.routing.timing import CONSTANTS, Timing
+from benchmarks.routing.timing import CONSTANTS, Engine, Timing, Work
 
 LENGTHS: Final = (64, 256, 512, 1024, 2000, 4000, 6000)
 BESIDE: Final = (0, 4, 16)
 ROUNDS: Final = 3
 WARM_UP: Final = 3
 VOCABULARY: Final = 500
+COMPARED: Final = 60  # requests
 TIMES: Final = 4  # that the weights are taken from the fit before
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write benchmarks/routing/engine.json")
+    parser.add_argument("--compare", action="store_true", help="compare the model with the engine")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        steps = measure(RealEngine(Path(folder)))
-    timing = fit(steps)
+        engine = RealEngine(Path(folder))
+        steps = measure(engine)
+        timing = fit(steps)
+        if options.compare:
+            print(msgspec.json.encode(compare(engine, timing)).decode())
+            return
     raw = msgspec.json.format(msgspec.json.encode(timing), indent=2) + b"\n"
     print(raw.decode(), end="")
     errors = [abs(seconds_of(timing, step) / step.seconds - 1) for step in steps]
@@ -49,7 +57,8 @@ def main() -> None:
 
 
 def measure(engine: RealEngine, rounds: int = ROUNDS) -> list[Step]:
-    rng, found = random.Random(7), []
+    rng = random.Random(7)
+    found: list[Step] = []
     for number in range(WARM_UP):
         engine.ask(f"warm {number}", prompt(rng, 512), 4)
     run(engine)
@@ -112,6 +121,68 @@ def fit(steps: Sequence[Step]) -> Timing:
         running_max=RUNNING_MAX,
         about=f"vLLM {_version()} on a CPU ({platform.machine()}), one thread, a small Llama in float32",
     )
+
+
+class Comparison(msgspec.Struct):
+    """Of times to first tokens: their means, and how far each is off, in the middle."""
+
+    real_seconds: float
+    model_seconds: float
+    median_error: float
+
+
+def compare(engine: RealEngine, timing: Timing, requests: int = COMPARED) -> Comparison:
+    """The same requests before both. Time is the engine's own: the processor time of its steps."""
+    rng = random.Random(11)
+    now, asked = 0.0, []
+    for _ in range(requests):
+        tokens, output = rng.randint(50, 4000), rng.randint(1, 40)
+        now += rng.expovariate(1.0) * timing.token * 4000
+        asked.append((now, prompt(rng, tokens), output))
+    real, model = of_real(engine, asked), of_model(timing, asked)
+    errors = [abs(model[number] / seconds - 1) for number, seconds in real.items()]
+    return Comparison(
+        statistics.mean(real.values()), statistics.mean(model.values()), statistics.median(errors)
+    )
+
+
+Asked = Sequence[tuple[float, Sequence[int], int]]  # when, prompt, tokens of the answer
+
+
+def of_real(engine: RealEngine, asked: Asked) -> dict[int, float]:
+    """Seconds to the first token, by request."""
+    found: dict[int, float] = {}
+    now, following = 0.0, 0
+    while following < len(asked) or engine.is_busy:
+        if not engine.is_busy:
+            now = max(now, asked[following][0])
+        while following < len(asked) and asked[following][0] <= now:
+            _, tokens, output = asked[following]
+            engine.ask(f"compared {following}", tokens, output)
+            following += 1
+        step, answers = engine.step()
+        now += step.seconds
+        for name in answers:
+            number = int(name.split()[1])
+            found.setdefault(number, now - asked[number][0])
+    return found
+
+
+def of_model(timing: Timing, asked: Asked) -> dict[int, float]:
+    found: dict[int, float] = {}
+
+    def first(work: Work, now: float) -> None:
+        assert isinstance(work.tag, int)
+        found[work.tag] = now - work.arrived
+
+    engine = Engine(timing, lambda _work, _now: 0, first, lambda _work, _now: None)
+    for number, (at, tokens, output) in enumerate(asked):
+        while engine.due <= at:
+            engine.advance()
+        engine.arrive(Work(len(tokens), output, at, tag=number), at)
+    while engine.due < math.inf:
+        engine.advance()
+    return found
 
 
 def _version() -> str:

@@ -12,6 +12,7 @@ from benchmarks.harness import percentile
 from benchmarks.routing.timing import Engine, Timing, Work
 from benchmarks.routing.traffic import Asking
 from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.listener import Listener
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group, Layout
@@ -73,7 +74,7 @@ class Told:
     at: float
 
 
-class Replica:
+class Replica(Listener):
     """An engine and a ledger with room for so many columns."""
 
     def __init__(self, number: int, timing: Timing, columns: int, told: list[Told]) -> None:
@@ -88,11 +89,12 @@ class Replica:
 
     def watch(self, watcher: Watcher) -> None:
         self.watcher = watcher
-        self.ledger.set_listener(self)
+        self.ledger.add_listener(self)
 
-    def arrived(self, column: Column) -> None:
+    def arrived(self, columns: Sequence[Column]) -> None:
         if self.watcher:
-            self.watcher.arrived(self.number, column, self.now)
+            for column in columns:
+                self.watcher.arrived(self.number, column, self.now)
 
     def removed(self, column: Column) -> None:
         if self.watcher:

@@ -75,6 +75,8 @@ class RealEngine:
         self._engine: Any = engine.llm_engine
         self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
         self._scheduled: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+        self._prompts: dict[str, int] = {}
         schedule = self._scheduler.schedule
 
         def scheduled(*arguments: object) -> Any:
@@ -90,8 +92,6 @@ class RealEngine:
             return found
 
         self._scheduler.schedule = scheduled
-        self._before: dict[str, int] = {}
-        self._prompts: dict[str, int] = {}
 
     def ask(self, name: str, tokens: Sequence[int], output: int) -> None:
         sampling = self._sampling(max_tokens=output, temperature=0.0, ignore_eos=True, detokenize=False)
