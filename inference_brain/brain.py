@@ -228,7 +228,10 @@ class Brain:
             self._ban(whole)
         if still := next(self._still_served(question.scopes), None):
             raise NotConfirmedYet(still)
-        self.maps.forget([bytes.fromhex(scope.tag) for scope in question.scopes])
+        forgotten = self.maps.forget(
+            (bytes.fromhex(one.tag), bytes.fromhex(one.namespace) if one.namespace else None)
+            for one in question.scopes
+        )
         return BrainStatement(
             identity=f"brain:{self.name}",
             operation=question.operation,
@@ -237,7 +240,7 @@ class Brain:
             scopes=question.scopes,
             at=time.time(),
             org=question.org,
-            maps=tuple(MapCover(driver, 0) for driver in self._drivers()),
+            maps=tuple(MapCover(driver, forgotten.get(driver, 0)) for driver in self._drivers()),
         )
 
     def _drivers(self) -> list[str]:

@@ -117,7 +117,15 @@ class Router:
         self.rates = {name: one for name, one in self.rates.items() if name in served}
         self._keys.clear()
         drivers = [one.driver for model in told.models for one in model.replicas if one.driver]
-        self.maps.follow({one.name: DriverPlace(f"driver:{one.name}", one.model) for one in drivers})
+        models = {one.model for one in drivers}
+        self.maps.follow(
+            {one.name: DriverPlace(f"driver:{one.name}", one.model) for one in drivers},
+            (
+                (isolation_tag(org.name, org.secret_of(model.name)), model.namespace())
+                for model in models
+                for org in told.orgs
+            ),
+        )
         self.prompts.follow(told.models)
         self.fleet.follow(told)
 

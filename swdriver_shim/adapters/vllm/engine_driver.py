@@ -222,7 +222,7 @@ class EngineDriver:
         self._is_used = True
         driver = self.shim.driver
         if self.events:
-            driver.ledger.set_listener(self.events)
+            driver.ledger.add_listener(self.events)
         self.scheduling.use(
             driver, is_far=any(not Address.parse(home.address).path for home in told.homes)
         )
