@@ -12,6 +12,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from inference_brain.admission.pool import Pool, State, Waiting
@@ -105,9 +106,9 @@ class World:
         self.idle_seconds = 0.0  # of places while requests waited
         self.overfull = 0  # most places beyond those that there are
         for org in orgs:
-            self._after(self._random.expovariate(org.rate), lambda org=org: self._arrive(org))
+            self._after(self._random.expovariate(org.rate), partial(self._arrive, org))
         for number, name in enumerate(self.pools):
-            self._after(SYNC_SECONDS * (1 + number / brains), lambda name=name: self._sync(name))
+            self._after(SYNC_SECONDS * (1 + number / brains), partial(self._sync, name))
 
     def run(self, until: float) -> World:
         while self._events and self._events[0][0] <= until:
@@ -144,10 +145,10 @@ class World:
     def _sync(self, name: str) -> None:
         self._board.sync(name, self.pools, self.now)
         self._pump(name)
-        self._after(SYNC_SECONDS, lambda: self._sync(name))
+        self._after(SYNC_SECONDS, partial(self._sync, name))
 
     def _arrive(self, org: Org) -> None:
-        self._after(self._random.expovariate(org.rate), lambda: self._arrive(org))
+        self._after(self._random.expovariate(org.rate), partial(self._arrive, org))
         served = self.served[org.name]
         served.asked += self.now >= self._warm
         names = list(self.pools)
@@ -163,7 +164,7 @@ class World:
         except Rejected:
             served.refused += self.now >= self._warm
             return
-        self._after(ticket.wait_seconds_max, lambda: self._expire(name, waiting))
+        self._after(ticket.wait_seconds_max, partial(self._expire, name, waiting))
         self._pump(name)
 
     def _expire(self, name: str, waiting: Waiting) -> None:
@@ -181,7 +182,7 @@ class World:
             replica.prefill_free_at = begins + waiting.ticket.prompt_tokens / PREFILL_RATE
             replica.running += 1
             wait = replica.prefill_free_at - self.now
-            self._after(wait, lambda w=waiting, r=replica: self._first_token(name, w, r))
+            self._after(wait, partial(self._first_token, name, waiting, replica))
 
     def _first_token(self, name: str, waiting: Waiting, replica: Replica) -> None:
         served = self.served[waiting.org]
@@ -191,7 +192,7 @@ class World:
         self._pump(name)
         answer = 1 + int(self._random.expovariate(1 / self.orgs[waiting.org].answers))
         step = STEP_SECONDS + STEP_MORE * (replica.running - 1)
-        self._after(answer * step, lambda: self._done(name, waiting, replica, answer))
+        self._after(answer * step, partial(self._done, name, waiting, replica, answer))
 
     def _done(self, name: str, waiting: Waiting, replica: Replica, answer: int) -> None:
         replica.running -= 1

@@ -32,7 +32,8 @@ def trace_headers(exchange: Exchange) -> dict[str, str]:
     """For the engine: the client's trace, or a new one."""
     parent = exchange.header(b"traceparent").strip()
     if not _TRACE.match(parent):
-        return {"traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"}
+        made = secrets.token_hex(24)
+        return {"traceparent": f"00-{made[:32]}-{made[32:]}-00"}
     state = exchange.header(b"tracestate").strip()
     if state and len(state) <= TRACE_STATE_MAX and _PRINTABLE.match(state):
         return {"traceparent": parent, "tracestate": state}
