@@ -26,7 +26,7 @@ from tests.swdriver_shim.prompts import FULL, HYBRID, PURE, STATES
 SPECULATIVE = Layout((Group("target", (64,)), Group("draft", (16,))))
 CHUNK_TOKENS = CHUNK * COLUMN_TOKENS
 TTL_MAX = 40
-EXAMPLES = int(__import__("os").environ.get("MAPS_EXAMPLES", "30"))
+EXAMPLES = 30
 SECONDS = st.one_of(st.none(), st.integers(1, TTL_MAX))
 POLICIES = st.builds(
     Policy,
