@@ -22,6 +22,7 @@ from msgspec import structs
 
 from inference_brain import desired as documents
 from inference_brain import metrics
+from inference_brain.admission import Shared
 from inference_brain.api.app import Api, Bounds
 from inference_brain.api.generate import Generator, Patience
 from inference_brain.api.keys import Callers
@@ -100,7 +101,7 @@ class Brain:
         self.fleet = Fleet(clock)
         self.maps = CacheMaps()
         self.prompts = Prompts()
-        self.router = Router(self.fleet, self.maps, self.prompts, self.counts, clock=clock)
+        self.router = Router(self.fleet, self.maps, self.prompts, self.counts, clock=clock, name=name)
         generator = Generator(self.client, options.patience, self._stream)
         parts = (self.router, generator, self.counts, self.records, options.bounds)
         self.api = Api(*parts, logs_access=options.logs_access)
@@ -150,6 +151,7 @@ class Brain:
         tasks = [
             asyncio.create_task(self.fleet.probe(self.client), name="probes"),
             asyncio.create_task(self.engines.run(), name="engines"),
+            asyncio.create_task(self.router.admission.run(), name="admission"),
         ]
         try:
             yield
@@ -159,6 +161,10 @@ class Brain:
             await asyncio.gather(*tasks, return_exceptions=True)
             self.prompts.close()
             await self.client.close()
+
+    def use_redis(self, url: str) -> None:
+        """Share limits, fairness and loads with all brains that use this Redis. Raises ValueError."""
+        self.router.admission.share(Shared(url))
 
     @property
     def is_ready(self) -> bool:

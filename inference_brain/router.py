@@ -18,7 +18,7 @@ from typing import Final
 from xxhash import xxh3_128_digest
 
 from inference_brain import metrics
-from inference_brain.admission import Admission, Place, Rejected, Room, Ticket
+from inference_brain.admission import Admission, Followed, Place, Rejected, Room, Ticket
 from inference_brain.api.errors import RATE_LIMITED, SERVER, ApiError, too_long, unavailable
 from inference_brain.api.requests import Chat, Completion, Generation
 from inference_brain.choice import Asked, Candidate, Choice, Flights, ModelRates, choose
@@ -37,8 +37,8 @@ CHARACTERS_PER_TOKEN: Final = 4  # of a prompt that is not tokenized here, about
 AFFINITY_COLUMNS: Final = 16  # that prompts have to share to belong together
 AFFINITY_CHARACTERS: Final = AFFINITY_COLUMNS * COLUMN_TOKENS * CHARACTERS_PER_TOKEN
 REQUESTS_AT_ONCE: Final = 256  # of one replica
-PREFILL_SECONDS: Final = 1.0  # of work that a replica may have before it
-PREFILL_TOKENS_MIN: Final = 16_384
+PREFILL_SECONDS: Final = 0.25  # of work that a replica may have before it
+PREFILL_TOKENS_MIN: Final = 4096  # two steps of an engine with chunked prefill
 KEYS_MAX: Final = 4096  # makers of keys that are kept
 
 
@@ -64,6 +64,7 @@ class Asking:
     prompt_tokens: int = 0  # of all its prompts; an estimate if they are not known
     prompts: Mapping[ModelSpec, Prompt] = field(default_factory=dict)
     affinity: bytes = b""
+    followed: Followed | None = None  # where its prefix was computed just now
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +90,15 @@ class Router:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         rng: random.Random | None = None,
+        name: str = "brain",
     ) -> None:
         self.fleet = fleet
         self.maps = maps
         self.prompts = prompts
         self.counts = counts
-        self.admission = Admission(self, clock=clock)
+        self.admission = Admission(self, name=name, loads=self._loads, clock=clock)
         self.flights: dict[str, Flights] = {}
         self.rates: dict[str, ModelRates] = {}
-        self.elsewhere: Mapping[tuple[str, str], Load] = {}  # sent by other brains, by model and replica
         self.others: Callable[[tuple[str, str]], Load] = lambda _: IDLE  # sent by no brain at all
         self._clock = clock
         self._wall = wall
@@ -124,10 +125,15 @@ class Router:
         """How many requests of all brains are at a replica of a model, as far as it is known."""
         model, name = key
         flights = self.flights.get(model)
-        loads = [self.elsewhere.get(key, IDLE)]
+        loads = [self.admission.elsewhere.get(key, IDLE)]
         if flights:
             loads.append(flights.load(name, self._clock()))
         return sum(load.running + load.waiting for load in loads)
+
+    def _loads(self) -> Mapping[str, Mapping[str, Load]]:
+        """What this brain has sent, for the others."""
+        now = self._clock()
+        return {model: flights.loads(now) for model, flights in self.flights.items()}
 
     # Before the queue
 
@@ -173,7 +179,7 @@ class Router:
         if not self.fleet.of(asking.model.name):
             raise unavailable("The model has no replica.", "no_replica", 30)
         try:
-            return await self.admission.enter(self._ticket(asking))
+            place = await self.admission.enter(self._ticket(asking))
         except Rejected as error:
             self.counts.add(metrics.REJECTED, asking.org.name, error.code)
             retry = {} if error.header is None else {"retry-after": error.header}
@@ -181,6 +187,8 @@ class Router:
             raise ApiError(
                 error.status, error.message, kind=kind, code=error.code, headers=retry
             ) from None
+        asking.followed = place.followed
+        return place
 
     def _ticket(self, asking: Asking) -> Ticket:
         request = asking.request
@@ -210,12 +218,14 @@ class Router:
     def room(self, model: str) -> Room:
         """What all replicas of a model can have at once: the capacity that admission asks for."""
         replicas = self.fleet.usable(model)
-        rates = self.rates[model]
+        rates = self.rates.get(model)
+        if rates is None:  # it is served no more, and its last requests leave
+            return Room(0, 0)
         tokens = sum(
             max(PREFILL_TOKENS_MIN, int(PREFILL_SECONDS / max(rates.of(one.name).seconds[TOKEN], 1e-9)))
             for one in replicas
         )
-        return Room(REQUESTS_AT_ONCE * len(replicas), tokens)
+        return Room(REQUESTS_AT_ONCE * len(replicas), tokens, len(replicas))
 
     # The decision
 
@@ -245,7 +255,8 @@ class Router:
 
     def _candidates(self, asking: Asking, replicas: Sequence[Replica]) -> list[Candidate]:
         model, now = asking.model.name, self._clock()
-        rates, flights, elsewhere = self.rates[model], self.flights[model], self.elsewhere
+        rates, flights = self.rates[model], self.flights[model]
+        elsewhere = self.admission.elsewhere
         made = []
         for replica, hit in zip(replicas, self._hits(asking, replicas), strict=True):
             name = replica.name
@@ -259,7 +270,7 @@ class Router:
                 Candidate(
                     name,
                     rates.of(name),
-                    min(known.tokens, asking.prompt_tokens),
+                    min(max(known.tokens, _followed(asking, name)), asking.prompt_tokens),
                     min(known.tier2_tokens, asking.prompt_tokens),
                     load=load,
                     is_guess=hit is None,
@@ -300,6 +311,12 @@ class Router:
 
 
 _UNKNOWN: Final = Hit(0)
+
+
+def _followed(asking: Asking, replica: str) -> int:
+    """Tokens that the replica has computed just now, for a request that this one has waited for. Its
+    cache map may not have them yet."""
+    return asking.followed.tokens if asking.followed and asking.followed.replica == replica else 0
 
 
 def _compute_rate(candidates: Sequence[Candidate]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import logging
@@ -20,6 +21,7 @@ from kvss_agent.process.membership import JoiningProcess, member
 from kvss_agent.process.state_dir import locked
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
+from telemetry.credentials import own_url
 from telemetry.notify import notify
 from telemetry.version import tidegate_version
 
@@ -27,6 +29,7 @@ log = logging.getLogger("inference_brain")
 
 _MMAP_THRESHOLD: Final = -3  # as malloc.h numbers them
 _TRIM_THRESHOLD: Final = -1
+RETRY_SECONDS: Final = 30.0
 GRACE_SECONDS: Final = 60.0  # beyond what a replica is given, for the answer to be taken
 
 
@@ -74,6 +77,7 @@ async def _serve(settings: Settings) -> int:
             api_url = f"https{api_url.removeprefix('http')}"
         joining = _joining(settings, identity, trust, {"control_url": url, "api_url": api_url})
         status = brain.membership_status
+        opened.callback(_following_redis(settings, identity.topic, brain).cancel)
         for context in (
             daemon.reporting(
                 settings, "brain", identity.topic, brain.collect, brain.counts.limits, status
@@ -91,6 +95,26 @@ async def _serve(settings: Settings) -> int:
             notify("STOPPING=1")
     log.info("Stopped")
     return 0
+
+
+def _following_redis(settings: Settings, topic: str, brain: Brain) -> asyncio.Task[None]:
+    """What brains share is in the Redis that takes telemetry, which the console may name."""
+
+    async def follow() -> None:
+        url = settings.telemetry
+        status = brain.membership_status
+        while True:
+            if not url:
+                await status.has_telemetry.wait()
+                url = status.telemetry_url
+            try:
+                return brain.use_redis(own_url(url, topic, settings.token))
+            except ValueError as error:
+                log.warning("What brains share has no address that can be used: %s", error)
+                url = None
+                await asyncio.sleep(RETRY_SECONDS)
+
+    return asyncio.create_task(follow(), name="redis")
 
 
 def _joining(

@@ -3,27 +3,134 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
+from inference_brain.admission.exchange import Exchange, Loads
+from inference_brain.admission.limits import Asked, LimitTable, Use
 from inference_brain.admission.place import Place
 from inference_brain.admission.pool import Pool, Waiting
+from inference_brain.admission.shared import Rounds, Shared
 from inference_brain.admission.ticket import Capacity, Reason, Rejected, Ticket
+from inference_brain.choice.candidates import Load
+
+LOOK_SECONDS: Final = 0.1  # at what the replicas can take; others are in step as often
+NO_REPLICA_SECONDS: Final = 5.0  # after which one may be there
 
 
 class Admission:
-    """Of one brain. Used from one event loop."""
+    """Of one brain. Used from one event loop. `elsewhere`: what other brains have sent to replicas."""
 
-    def __init__(self, capacity: Capacity, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        capacity: Capacity,
+        *,
+        name: str = "brain",
+        loads: Callable[[], Loads] = dict,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`loads`: what this brain has sent to each replica, by model, for other brains."""
         self._capacity = capacity
         self._clock = clock
-        self._pools: dict[str, Pool] = {}
         self._futures: dict[Waiting, asyncio.Future[None]] = {}
+        self._timers: dict[Pool, asyncio.TimerHandle] = {}
+        self.pools: dict[str, Pool] = {}
+        self.limits = LimitTable()
+        process = f"{name}/{secrets.token_hex(4)}"  # which has no grants of an earlier one
+        self._exchange = Exchange(process, self.limits, self.pools, loads)
+        self._rounds: Rounds | None = None
+        self._has_rounds = asyncio.Event()
+
+    def share(self, shared: Shared) -> None:
+        """From now on there may be other brains, which use the same Redis. `run` follows them."""
+        self.limits.is_shared = True
+        self._rounds = Rounds(shared, self._exchange, self._clock, self.changed)
+        self._has_rounds.set()
+
+    @property
+    def elsewhere(self) -> Mapping[tuple[str, str], Load]:
+        """What other brains have sent to replicas, by model and replica."""
+        return self._exchange.elsewhere
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether this brain knows of the others."""
+        return self._rounds is not None and self._rounds.is_connected
+
+    async def run(self) -> None:
+        """Keep in step with replicas and other brains, until it is cancelled."""
+        while self._rounds is None:
+            self.changed()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._has_rounds.wait()
+        await self._rounds.run()
 
     async def enter(self, ticket: Ticket) -> Place:
         """Wait until a replica has room for the request. Raises Rejected. Whoever cancels it, or is
         refused, has nothing to give back."""
         pool = self._pool(ticket.model)
+        use = await self._take(ticket, pool)
+        try:
+            waiting = await self._wait(ticket, pool)
+        except BaseException:
+            self.limits.leave(use)
+            self.limits.settle(use, 0, 0, self._clock())
+            raise
+        return Place(self, waiting, use)
+
+    def changed(self) -> None:
+        """Replicas have come, gone or changed what they can take, or other brains have."""
+        for model, pool in self.pools.items():
+            pool.room = self._capacity.room(model)
+            self._pump(pool)
+
+    # Of places
+
+    def routed(self, waiting: Waiting, replica: str) -> None:
+        self._pool(waiting.ticket.model).flights.routed(waiting, replica)
+
+    def first_token(self, waiting: Waiting) -> None:
+        pool = self._pool(waiting.ticket.model)
+        pool.first_token(waiting, self._clock())
+        self._pump(pool)
+
+    def leave(self, waiting: Waiting, use: Use, computed_tokens: int, answer_tokens: int) -> None:
+        ticket = waiting.ticket
+        pool = self._pool(ticket.model)
+        pool.leave(waiting, computed_tokens, answer_tokens)
+        self.limits.leave(use)
+        is_served = bool(computed_tokens or answer_tokens)
+        tokens = ticket.prompt_tokens + answer_tokens if is_served else 0
+        self.limits.settle(use, int(is_served), tokens, self._clock())
+        self._pump(pool)
+
+    # Inside
+
+    async def _take(self, ticket: Ticket, pool: Pool) -> Use:
+        """Count it towards its org's limits. Raises Rejected."""
+        limits = ticket.limits
+        most = limits.tokens_per_minute
+        if most is not None and ticket.prompt_tokens > most:
+            message = (
+                f"The prompt has {ticket.prompt_tokens} tokens. Your organization may use {most} tokens "
+                "in a minute."
+            )
+            raise Rejected(429, Reason.TOKENS, message, None)
+        tokens = ticket.prompt_tokens + round(pool.expected_answer(ticket))
+        use = self.limits.take(ticket.org, limits, tokens, self._clock())
+        if use is None:
+            is_answered = await self._rounds.now() if self._rounds else False
+            asked = Asked.ANSWERED if is_answered else Asked.IN_VAIN
+            use = self.limits.take(ticket.org, limits, tokens, self._clock(), asked)
+        if use is None:
+            raise RuntimeError("a second answer is never that it is not known")
+        return use
+
+    async def _wait(self, ticket: Ticket, pool: Pool) -> Waiting:
         now = self._clock()
         waiting = pool.enter(ticket, now)
         future = self._futures[waiting] = asyncio.get_running_loop().create_future()
@@ -40,36 +147,35 @@ class Admission:
             raise
         finally:
             del self._futures[waiting]
-        return Place(pool, waiting, lambda: self._made_room(ticket.model))
-
-    def changed(self) -> None:
-        """Replicas have come, gone or changed what they can take."""
-        for model, pool in self._pools.items():
-            pool.room = self._capacity.room(model)
-            self._pump(pool)
+        return waiting
 
     def _pool(self, model: str) -> Pool:
-        room = self._capacity.room(model)
-        pool = self._pools.get(model)
+        pool = self.pools.get(model)
         if pool is None:
-            pool = self._pools[model] = Pool(room)
-        pool.room = room
+            pool = self.pools[model] = Pool(self._capacity.room(model))
         return pool
 
     def _pump(self, pool: Pool) -> None:
-        for waiting in pool.pump(self._clock()):
+        now = self._clock()
+        for waiting in pool.pump(now):
             future = self._futures[waiting]
             if not future.done():  # else it was cancelled just now, and gives its place back
                 future.set_result(None)
+        self._set_timer(pool, now)
 
-    def _made_room(self, model: str) -> None:
-        self._pump(self._pool(model))
+    def _set_timer(self, pool: Pool, now: float) -> None:
+        """For who waits for another request to compute its prefix."""
+        if timer := self._timers.pop(pool, None):
+            timer.cancel()
+        if (due := pool.next_pump()) is not None:
+            loop = asyncio.get_running_loop()
+            self._timers[pool] = loop.call_later(max(0.0, due - now), self._pump, pool)
 
     def _waited_too_long(self, pool: Pool, ticket: Ticket) -> Rejected:
         seconds = ticket.wait_seconds_max
         if not pool.room.requests:
             message = f"No replica of this model is ready, and none was for {seconds:.1f} s."
-            return Rejected(503, Reason.NO_REPLICA, message, 5.0)
+            return Rejected(503, Reason.NO_REPLICA, message, NO_REPLICA_SECONDS)
         after = pool.expected_wait(ticket, self._clock()) or 1.0
         message = f"It has waited for {seconds:.1f} s, as long as it may."
         return Rejected(503, Reason.DEADLINE, message, max(1.0, after))

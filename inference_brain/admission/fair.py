@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
-CREDIT: Final = 4096.0  # tokens of a prompt, by weight 100, that an org may be behind when it returns
+CREDIT: Final = 16384.0  # tokens of a prompt, by weight 100, that an org may be behind when it returns
 WEIGHT_ONE: Final = 100  # the weight whose counter counts tokens
-ORGS_KEPT: Final = 100_000  # beyond it, counters of orgs without requests are forgotten
 
 _sequence = itertools.count()
 
@@ -40,13 +39,26 @@ class Item:
 I = TypeVar("I", bound=Item)  # noqa: E741 - the type of items
 
 
+class Told(NamedTuple):
+    """What others are told of a counter: what is added to it, once it was raised to the least that it
+    has. Several brains may raise it, and then it is raised once."""
+
+    more: float = 0.0
+    least: float = 0.0
+
+
+NOTHING: Final = Told()
+
+
 class Counters:
     """What each org has been served of one model, divided by its weight. Several brains share them:
-    `unsent` is what the others have not been told."""
+    each tells the others what it
+    has added."""
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
-        self.unsent: dict[str, float] = {}
+        self._unsent: dict[str, Told] = {}
+        self._moved: set[str] = set()
         self.elsewhere: float | None = None  # the lowest of orgs that wait in other brains
         self._last = 0.0  # of the org that waited last
 
@@ -60,7 +72,9 @@ class Counters:
         """Add service; a negative amount takes back what was charged too much."""
         made = amount * WEIGHT_ONE / weight
         self._values[org] = self[org] + made
-        self.unsent[org] = self.unsent.get(org, 0.0) + made
+        self._moved.add(org)
+        more, least = self._unsent.get(org, NOTHING)
+        self._unsent[org] = Told(more + made, least)
 
     def start(self, weight: int, lowest: float | None) -> float:
         """The least that an org begins with which did not wait: a little below the lowest of those that
@@ -72,8 +86,10 @@ class Counters:
         """Let an org that returns begin near the others."""
         least = self.start(weight, lowest)
         if least > self[org]:
-            self.unsent[org] = self.unsent.get(org, 0.0) + least - self[org]
             self._values[org] = least
+            self._moved.add(org)
+            more, _ = self._unsent.get(org, NOTHING)
+            self._unsent[org] = Told(more, least - more)
 
     def left(self, org: str) -> None:
         """Nobody waits any more; this org was the last."""
@@ -82,13 +98,19 @@ class Counters:
     def merge(self, shared: Mapping[str, float]) -> None:
         """Take over counters that include what all brains have sent."""
         for org, value in shared.items():
-            self._values[org] = value + self.unsent.get(org, 0.0)
+            more, least = self._unsent.get(org, NOTHING)
+            self._values[org] = max(value, least) + more
+        self._moved.update(shared)
 
-    def forget(self, active: Iterable[str]) -> None:
-        """Drop what is known of others, if there are too many."""
-        if len(self._values) > ORGS_KEPT:
-            kept = set(active) | set(self.unsent)
-            self._values = {org: self._values[org] for org in kept if org in self._values}
+    def take_unsent(self) -> dict[str, Told]:
+        """What the others have not been told. It is now the caller's to tell."""
+        unsent, self._unsent = self._unsent, {}
+        return unsent
+
+    def take_moved(self) -> set[str]:
+        """Orgs whose counters have changed since this was asked last."""
+        moved, self._moved = self._moved, set()
+        return moved
 
 
 class FairQueue(Generic[I]):
@@ -98,6 +120,7 @@ class FairQueue(Generic[I]):
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
         self._queues: dict[str, _OrgQueue[I]] = {}
+        self._order: list[tuple[float, int, str]] = []  # heap by counter, with what has moved since
         self._count = 0
 
     def __len__(self) -> int:
@@ -125,23 +148,32 @@ class FairQueue(Generic[I]):
         queue = self._queues.get(item.org)
         if queue is None:
             self.counters.lift(item.org, item.weight, self.lowest)
-            queue = self._queues[item.org] = _OrgQueue()
+            queue = self._start(item.org)
         queue.put(item)
         self._count += 1
 
     def put_back(self, item: I) -> None:
         """Where it was before it was taken: its org has not been away."""
-        queue = self._queues.get(item.org) or self._queues.setdefault(item.org, _OrgQueue())
+        queue = self._queues.get(item.org) or self._start(item.org)
         queue.put(item)
         self._count += 1
 
     def head(self) -> I | None:
         """The next to leave."""
-        if not self._queues:
-            return None
         counters = self.counters
-        org = min(self._queues, key=lambda org: (counters[org], self._queues[org].head.sequence))
-        return self._queues[org].head
+        if len(self._order) > 4 * len(self._queues) + 64:
+            self._order = [(counters[org], next(_sequence), org) for org in self._queues]
+            heapq.heapify(self._order)
+        order = self._order
+        for org in counters.take_moved():
+            if org in self._queues:
+                heapq.heappush(order, (counters[org], next(_sequence), org))
+        while order:
+            counter, _, org = order[0]
+            if org in self._queues and counter == counters[org]:
+                return self._queues[org].head
+            heapq.heappop(order)  # it has moved, or has nothing left
+        return None
 
     def discard(self, item: I) -> bool:
         """Take it out, wherever it is. Returns whether it was there."""
@@ -155,10 +187,15 @@ class FairQueue(Generic[I]):
                 self.counters.left(item.org)
         return True
 
+    def _start(self, org: str) -> _OrgQueue[I]:
+        queue = self._queues[org] = _OrgQueue()
+        heapq.heappush(self._order, (self.counters[org], next(_sequence), org))
+        return queue
+
     def cost_before(self, org: str, weight: int, rank: int) -> float:
         """What is served before an item of this org and rank that comes now, if nobody else comes."""
         own = self._queues.get(org)
-        before = own.cost_from(rank) if own else 0.0
+        before = self.own_cost_before(org, rank)
         counter = self.counters[org]
         if own is None:
             counter = max(counter, self.counters.start(weight, self.lowest))
@@ -167,6 +204,11 @@ class FairQueue(Generic[I]):
             if other != org and (behind := turn - self.counters[other]) > 0:
                 before += min(queue.cost, behind * queue.weight / WEIGHT_ONE)
         return before
+
+    def own_cost_before(self, org: str, rank: int) -> float:
+        """The same, of its own org alone."""
+        own = self._queues.get(org)
+        return own.cost_from(rank) if own else 0.0
 
 
 class _OrgQueue(Generic[I]):

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from inference_brain.admission.pool import Pool, Waiting
+from inference_brain.admission.limits import Use
+from inference_brain.admission.pool import Waiting
+from inference_brain.admission.single_flight import Followed
 from inference_brain.admission.ticket import Ticket
+
+
+class Giver(Protocol):
+    """Who gives places, and takes them back."""
+
+    def routed(self, waiting: Waiting, replica: str) -> None: ...
+
+    def first_token(self, waiting: Waiting) -> None: ...
+
+    def leave(self, waiting: Waiting, use: Use, computed_tokens: int, answer_tokens: int) -> None: ...
 
 
 class Place:
     """One of a model's places. It is given back by `leave`, or at the end of a `with`; whatever happens
     then, nothing is left of it."""
 
-    def __init__(self, pool: Pool, waiting: Waiting, made_room: Callable[[], None]) -> None:
-        self._pool = pool
+    def __init__(self, giver: Giver, waiting: Waiting, use: Use) -> None:
+        self._giver = giver
         self._waiting = waiting
-        self._made_room = made_room
+        self._use = use
         self._is_left = False
+        self._has_first_token = False
         self.replica = ""
 
     @property
@@ -29,26 +41,33 @@ class Place:
     def waited_seconds(self) -> float:
         return self._waiting.placed_at - self._waiting.entered_at
 
+    @property
+    def followed(self) -> Followed | None:
+        """A replica that has just computed a prefix of it for another request. Its cache map may not say
+        so yet."""
+        return self._waiting.followed
+
     def routed(self, replica: str) -> None:
         """It goes to this replica, or now to another one."""
         self.replica = replica
+        self._giver.routed(self._waiting, replica)
 
     def first_token(self) -> None:
-        """Its answer has begun: the prompt is computed."""
-        self._pool.first_token(self._waiting)
-        self._made_room()
+        """Its answer has begun: the prompt is computed. Once is enough."""
+        if not self._has_first_token and not self._is_left:
+            self._has_first_token = True
+            self._giver.first_token(self._waiting)
 
     def leave(self, answer_tokens: int = 0, computed_tokens: int | None = None) -> None:
         """It has ended, with so many tokens of answers. `computed_tokens`: of its prompt, those that
-        were not cached; None: as the ticket says if there is an answer, else none. Does nothing the
-        second time."""
+        were not cached; 0 if it failed; None: as the ticket says, if it was sent to a replica. Does
+        nothing the second time."""
         if self._is_left:
             return
         self._is_left = True
         if computed_tokens is None:
-            computed_tokens = self.ticket.computed_tokens if answer_tokens else 0
-        self._pool.leave(self._waiting, computed_tokens, answer_tokens)
-        self._made_room()
+            computed_tokens = self.ticket.computed_tokens if answer_tokens or self.replica else 0
+        self._giver.leave(self._waiting, self._use, computed_tokens, answer_tokens)
 
     def __enter__(self) -> Self:
         return self

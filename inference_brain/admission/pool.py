@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
+from typing import Final, NamedTuple
 
-from inference_brain.admission.fair import Counters, FairQueue, Item
+from inference_brain.admission.fair import WEIGHT_ONE, Counters, FairQueue, Item
+from inference_brain.admission.share import Asking, Demand, Division, divide
+from inference_brain.admission.single_flight import Flights, Followed
 from inference_brain.admission.ticket import Reason, Rejected, Room, Ticket, cost
 
 QUEUED_MAX: Final = 20_000  # of one model in one brain
@@ -21,13 +24,22 @@ ANSWER_TOKENS: Final = 256.0  # of a model that has not answered yet
 LEARNED: Final = 0.05  # of the mean of answers, by each answer
 PACE_SECONDS: Final = 10.0  # over which the pace of a queue is measured
 PACE_SECONDS_MIN: Final = 0.5
-BURST_SHARE: Final = 8  # one of so many places more, for orgs that have less than their share
+BURST: Final = 1.125  # times the places that there are, for orgs that have less than their share
+DIVIDED_SECONDS: Final = 0.02  # for which it holds who wants which part
 
 
 class State(Enum):
     QUEUED = auto()
     PLACED = auto()
     LEFT = auto()
+
+
+class Report(NamedTuple):
+    """What one brain has of a model, as others are told."""
+
+    demand: Mapping[str, Asking]
+    prefilling: int
+    lowest: float | None  # counter of those that wait
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +52,9 @@ class Waiting(Item):
     state: State = State.QUEUED
     prefilling: int = 0  # tokens, until its first token
     charged: float = 0.0
+    parked_until: float | None = None  # at most, while another computes the same prefix
+    has_given_up: bool = False  # to wait for it
+    followed: Followed | None = None
 
     @property
     def expires_at(self) -> float:
@@ -56,8 +71,36 @@ class Pool:
         self.placed = 0
         self.prefilling = 0
         self.placed_of: Counter[str] = Counter()
+        self._weights: dict[str, int] = {}  # as last asked with
+        self._division = Division(room.requests)
+        self._divided_at = -math.inf
+        self._others: Mapping[str, Report] = {}
+        self._name = ""
+        self.flights: Flights[Waiting] = Flights()
+        self._parked: dict[Waiting, float] = {}
         self._answers = Answers()
         self._pace = Pace()
+        self._paces: dict[str, Pace] = {}  # of orgs that have waited without a pause
+
+    def demand(self) -> dict[str, Asking]:
+        """What each org asks for here."""
+        queued = self.queue.orgs
+        return {
+            org: Asking(self.placed_of[org], queued.get(org, 0), self._weight_of(org))
+            for org in {*queued, *self.placed_of}
+        }
+
+    def report(self) -> Report:
+        """For other brains."""
+        return Report(self.demand(), self.prefilling, self.queue.lowest)
+
+    def others_are(self, name: str, others: Mapping[str, Report], now: float) -> None:
+        """What other brains have of this model, by their names; `name` is that of this one."""
+        self._name = name
+        self._others = others
+        lowest = [one.lowest for one in others.values() if one.lowest is not None]
+        self.counters.elsewhere = min(lowest, default=None)
+        self._divide(now)
 
     def enter(self, ticket: Ticket, now: float) -> Waiting:
         """Queue a request; `pump` says when it has its place. Raises Rejected."""
@@ -67,25 +110,34 @@ class Pool:
             ticket.org, ticket.limits.weight, ticket.rank, expected, ticket=ticket, entered_at=now
         )
         self.queue.put(waiting)
+        self._weights[ticket.org] = waiting.weight
         return waiting
 
     def pump(self, now: float) -> list[Waiting]:
         """Give places as long as there is room. Returns those that have one now."""
+        self._return([one for one, until in self._parked.items() if until <= now], gave_up=True)
         given: list[Waiting] = []
-        while (head := self.queue.head()) and self._is_free():
+        while self._may_have_room(now) and (head := self.queue.head()):
+            if not self._has_room(head):
+                break
             self.queue.discard(head)
             if head.expires_at < now:
                 head.state = State.LEFT
-                continue
-            self._place(head, now)
-            given.append(head)
-        self._pace.note(now, sum(one.cost for one in given), is_backlogged=bool(self.queue))
+            elif not self._park(head, now):
+                self._place(head, now)
+                given.append(head)
+        self._note_pace(given, now)
         return given
 
-    def first_token(self, waiting: Waiting) -> None:
+    def next_pump(self) -> float | None:
+        """When `pump` has something to do even if nothing else happens."""
+        return min(self._parked.values(), default=None)
+
+    def first_token(self, waiting: Waiting, now: float) -> None:
         """Its prompt is computed."""
         self.prefilling -= waiting.prefilling
         waiting.prefilling = 0
+        self._return(self.flights.landed(waiting, now))
 
     def leave(self, waiting: Waiting, computed_tokens: int, answer_tokens: int) -> None:
         """It has ended, or has not begun: its place is free, and its org is charged what it was. Does
@@ -93,14 +145,22 @@ class Pool:
         state, waiting.state = waiting.state, State.LEFT
         if state is State.QUEUED:
             self.queue.discard(waiting)
+            self._parked.pop(waiting, None)
+            self.flights.give_up(waiting)
         elif state is State.PLACED:
-            self.first_token(waiting)
+            self.prefilling -= waiting.prefilling
+            waiting.prefilling = 0
+            self._return(self.flights.failed(waiting))
             self.placed -= 1
             self._count_out(waiting.org)
             served = cost(computed_tokens, answer_tokens)
             self.counters.charge(waiting.org, waiting.weight, served - waiting.charged)
             if answer_tokens:
                 self._answers.learn(waiting.org, answer_tokens)
+
+    def expected_answer(self, ticket: Ticket) -> float:
+        """Tokens that its answers are likely to have."""
+        return self._answers.expected(ticket)
 
     def expected_wait(self, ticket: Ticket, now: float) -> float | None:
         """Seconds that a request would wait if nobody else came; None if it is not known."""
@@ -109,7 +169,11 @@ class Pool:
         rate = self._pace.rate(now)
         if rate is None:
             return None
-        return self.queue.cost_before(ticket.org, ticket.limits.weight, ticket.rank) / rate
+        seconds = self.queue.cost_before(ticket.org, ticket.limits.weight, ticket.rank) / rate
+        own = self._paces.get(ticket.org)
+        if own and (own_rate := own.rate(now)):  # which tells what others will take that come later
+            seconds = max(seconds, self.queue.own_cost_before(ticket.org, ticket.rank) / own_rate)
+        return seconds
 
     def _refuse_if_hopeless(self, ticket: Ticket, now: float) -> None:
         if self.queue.count_of(ticket.org) >= max(1, ticket.limits.queued) or (
@@ -137,22 +201,105 @@ class Pool:
             )
 
     def _is_free(self) -> bool:
-        return self.placed < self.room.requests and self.prefilling < self.room.prefill_tokens
+        return self.placed < self._places and self._may_prefill(self.room.prefill_tokens)
+
+    @property
+    def _places(self) -> int:
+        """Of this brain."""
+        if not self._others:
+            return self.room.requests
+        return max(self._division.places, self.room.requests - self._division.wanted_elsewhere)
+
+    def _may_prefill(self, tokens: float) -> bool:
+        """Whether one more prompt may be begun, if all brains may have so many tokens of prompts."""
+        division = self._division
+        if self.prefilling < tokens * division.part:
+            return True
+        return not division.queued_elsewhere and self.prefilling + division.prefilling_elsewhere < tokens
+
+    def _may_have_room(self, now: float) -> bool:
+        """Whether anybody who waits could have a place."""
+        if not self.queue:
+            return False
+        if not self._is_free() and now - self._divided_at > DIVIDED_SECONDS:
+            self._divide(now)
+        return self.placed < self._places * BURST and self._may_prefill(self.room.prefill_tokens * BURST)
+
+    def _has_room(self, head: Waiting) -> bool:
+        """An org with less than its share goes ahead, on some places more than there are. Others get the
+        next ones later for that."""
+        if self._is_free():
+            return True
+        division = self._division
+        if division.weights <= head.weight:  # there is no other org
+            return False
+        placed = self.placed_of[head.org] + division.placed_elsewhere.get(head.org, 0)
+        return placed + 1 <= self.room.requests * head.weight / division.weights
+
+    def _divide(self, now: float) -> None:
+        self._divided_at = now
+        demands: dict[str, Demand] = {name: one.demand for name, one in self._others.items()}
+        demands[self._name] = self.demand()
+        self._division = divide(self.room.requests, demands, self._name)
+        self._division.prefilling_elsewhere = sum(one.prefilling for one in self._others.values())
+
+    def _weight_of(self, org: str) -> int:
+        return self._weights.get(org, WEIGHT_ONE)
+
+    def _park(self, waiting: Waiting, now: float) -> bool:
+        """Whether it waits for another request that computes the same."""
+        if waiting.has_given_up:
+            return False
+        seconds, flight = self.flights.seconds_to_wait(waiting.ticket, now)
+        if flight is None:
+            return False
+        if waiting.parked_until is None:  # once: not for one leader after the other
+            waiting.parked_until = now + seconds
+        if waiting.parked_until <= now:
+            return False
+        self.flights.follow(waiting, flight)
+        self._parked[waiting] = waiting.parked_until
+        return True
+
+    def _return(self, followers: Iterable[Waiting], *, gave_up: bool = False) -> None:
+        """They are next again, each where it was in its org's queue."""
+        for one in followers:
+            del self._parked[one]
+            if gave_up:
+                self.flights.give_up(one)
+                self.flights.gave_up += 1
+                one.has_given_up = True
+            self.queue.put_back(one)
 
     def _place(self, waiting: Waiting, now: float) -> None:
+        waiting.followed = self.flights.followed(waiting.ticket, now)
+        self.flights.lead(waiting, waiting.ticket)
         waiting.state = State.PLACED
         waiting.placed_at = now
-        waiting.prefilling = waiting.ticket.computed_tokens
+        waiting.prefilling = self.room.counted(waiting.ticket.computed_tokens)
         self.placed += 1
         self.placed_of[waiting.org] += 1
         self.prefilling += waiting.prefilling
         waiting.charged = waiting.cost
         self.counters.charge(waiting.org, waiting.weight, waiting.cost)
 
+    def _note_pace(self, given: Sequence[Waiting], now: float) -> None:
+        self._pace.note(now, sum(one.cost for one in given), is_backlogged=bool(self.queue))
+        amounts: dict[str, float] = {}
+        for one in given:
+            amounts[one.org] = amounts.get(one.org, 0.0) + one.cost
+        for org, amount in amounts.items():
+            if self.queue.count_of(org):
+                self._paces.setdefault(org, Pace()).note(now, amount, is_backlogged=True)
+            else:
+                self._paces.pop(org, None)
+
     def _count_out(self, org: str) -> None:
         self.placed_of[org] -= 1
         if not self.placed_of[org]:
             del self.placed_of[org]
+            if not self.queue.count_of(org):
+                self._weights.pop(org, None)
 
 
 class Answers:

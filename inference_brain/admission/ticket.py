@@ -95,12 +95,20 @@ class Ticket:
 
 class Room(NamedTuple):
     """What all replicas of a model that take new requests can have at once, over all brains, before the
-    time to first token suffers."""
+    time to first token suffers.
 
-    requests: int  # that are being answered
-    prefill_tokens: (
-        int  # of prompts without a first token so far; no prompt is begun while there are more
-    )
+    `requests`: that are being answered. `prefill_tokens`: of prompts without a first token so far; no
+    further one is begun then. As a prompt keeps no more than one replica busy, it counts as at most the
+    part of one of so many `replicas`.
+    """
+
+    requests: int
+    prefill_tokens: int
+    replicas: int = 1
+
+    def counted(self, tokens: int) -> int:
+        """Of a prompt, as it counts."""
+        return min(tokens, max(1, self.prefill_tokens // max(1, self.replicas)))
 
 
 class Capacity(Protocol):

@@ -1,0 +1,150 @@
+"""Redis, which has what brains share: it is asked ten times a second, and at once where a request has to
+know.
+
+No request waits for Redis longer than `WAIT_SECONDS`, and none at all while it is late. Without it the
+brain goes on with what it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+
+from inference_brain.admission.exchange import Exchange
+from telemetry.decoder import Malformed
+
+log = logging.getLogger(__name__)
+
+PREFIX: Final = "tidegate:routing:"
+PERIOD_SECONDS: Final = 0.1
+SPACING_SECONDS: Final = 0.002  # between two questions, however many requests need an answer
+WAIT_SECONDS: Final = 0.02  # of one request, at most
+ANSWER_SECONDS: Final = 0.25  # after which Redis counts as away
+RETRY_SECONDS: Final = 0.5
+PARTS_MIN: Final = 3
+
+_SCRIPT: Final = Path(__file__).with_name("counters.lua").read_text()
+_DIGEST: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()  # as Redis names it
+
+
+class Shared:
+    """The script in one Redis. Raises RedisError or OSError where that does not answer in time."""
+
+    def __init__(self, url: str, prefix: str = PREFIX) -> None:
+        self._prefix = prefix
+        self._redis = Redis.from_url(
+            url,
+            socket_timeout=ANSWER_SECONDS,
+            socket_connect_timeout=ANSWER_SECONDS,
+            retry=Retry(NoBackoff(), 0),
+            driver_info=None,  # its user may not say what client it is
+        )
+
+    async def ask(self, question: tuple[bytes, bytes]) -> Sequence[int | bytes]:
+        try:
+            return _parts(await self._redis.evalsha(_DIGEST, 0, self._prefix, *question))
+        except NoScriptError:
+            return _parts(await self._redis.eval(_SCRIPT, 0, self._prefix, *question))
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+
+def _parts(answer: Any) -> Sequence[int | bytes]:
+    """Raises Malformed."""
+    if not isinstance(answer, list) or len(answer) < PARTS_MIN:
+        raise Malformed("Redis answered something else")
+    return answer
+
+
+class Rounds:
+    """Asks again and again, as long as `run` does. `has_news` is called after each answer."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        exchange: Exchange,
+        clock: Callable[[], float],
+        has_news: Callable[[], None],
+    ) -> None:
+        self._shared = shared
+        self._exchange = exchange
+        self._clock = clock
+        self._has_news = has_news
+        self._wanted = asyncio.Event()
+        self._waiters: list[asyncio.Future[bool]] = []
+        self._is_late = True  # nothing has been answered yet
+        self.is_connected = False
+
+    async def now(self) -> bool:
+        """Ask at once, for all requests that wait for this together. Returns whether an answer came in
+        time."""
+        if self._is_late:
+            return False
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._wanted.set()
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                return await waiter
+        except TimeoutError:
+            self._is_late = True
+            return False
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        try:
+            while True:
+                is_answered = await self._round()
+                await asyncio.sleep(SPACING_SECONDS if is_answered else RETRY_SECONDS)
+                if is_answered:
+                    await self._pause()
+        finally:
+            self._answer_waiters(self._waiters, is_answered=False)
+            await self._shared.close()
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(PERIOD_SECONDS):
+                await self._wanted.wait()
+        except TimeoutError:
+            pass
+
+    async def _round(self) -> bool:
+        waiters, self._waiters = self._waiters, []
+        self._wanted.clear()
+        try:
+            answer = await self._shared.ask(self._exchange.question(self._clock()))
+            self._exchange.answered(answer, self._clock())
+        except (RedisError, OSError, Malformed) as error:
+            self._note(is_connected=False, why=error)
+            self._exchange.failed()
+            self._is_late = True
+        else:
+            self._note(is_connected=True)
+            self._is_late = False
+        self._answer_waiters(waiters, is_answered=not self._is_late)
+        self._has_news()
+        return not self._is_late
+
+    def _answer_waiters(self, waiters: list[asyncio.Future[bool]], *, is_answered: bool) -> None:
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(is_answered)
+
+    def _note(self, *, is_connected: bool, why: Exception | None = None) -> None:
+        if is_connected != self.is_connected:
+            self.is_connected = is_connected
+            if is_connected:
+                log.info("Redis answers: limits and fairness hold over all brains.")
+            else:
+                log.warning("Redis does not answer: this brain goes on with what it knows (%s).", why)
