@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -48,7 +48,7 @@ class Claims:
 
 
 def body_for(
-    replica: Replica, request: Generation, org: OrgSpec, claim: str | None, tokens: Sequence[int] | None
+    replica: Replica, request: Generation, org: OrgSpec, claim: str | None, tokens: Iterable[int] | None
 ) -> bytes:
     """The body as this replica gets it. `tokens`: of its prompt, if they are known."""
     spec = replica.spec

@@ -302,8 +302,8 @@ class Router:
             load = flights.load(name, now)
             if (other := elsewhere.get((model, name))) is not None:
                 load = load.plus(other)
-            if replica.spec.driver is None:
-                load = load.plus(self.others((model, name)))
+            if replica.spec.driver is None and (strange := self.others((model, name))) is not IDLE:
+                load = load.plus(strange)
             known = hit or _UNKNOWN
             made.append(
                 Candidate(

@@ -216,7 +216,7 @@ class Api:
         self, exchange: Exchange, org: OrgSpec, line: Line, request: Generation, size: int
     ) -> None:
         async with exchange.watched():
-            journey = await self.begin(exchange, org, line, request, size)
+            journey = await self._begin(exchange, org, line, request, size)
             line.journey = journey
             self._records.begin(journey)
             try:
@@ -224,10 +224,10 @@ class Api:
             finally:
                 self._records.end(journey)
 
-    async def begin(
+    async def _begin(
         self, exchange: Exchange, org: OrgSpec, line: Line, request: Generation, size: int
     ) -> Journey:
-        """Up to its place. Raises ApiError, ClientLeft."""
+        """Up to its place. Raises ApiError."""
         asking = Asking(
             line.request,
             org,
