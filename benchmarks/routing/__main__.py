@@ -35,7 +35,7 @@ REPLICAS: Final = (8, 32)
 CONVERSATION, SESSIONS = "conversation", "agent-sessions"
 TRACES: Final = (CONVERSATION, SESSIONS)
 # Requests of each trace for eight replicas; with `--quick` so many.
-REQUESTS: Final = {CONVERSATION: 2000, SESSIONS: 400}
+REQUESTS: Final = {CONVERSATION: 800, SESSIONS: 300}
 QUICK_REQUESTS: Final = {CONVERSATION: 400, SESSIONS: 100}
 SLOW: Final = "vllm-router"  # takes longer than all others together; not with `--quick`
 FIGURES: Final = {"mean": 1 / 0.80, "p50": None, "p95": 1 / 0.75}  # goals, over the best other router

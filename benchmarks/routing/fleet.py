@@ -106,14 +106,22 @@ class Replica(Listener):
         self.engine.arrive(work, now)
 
     def hit(self, asking: Asking, now: float) -> int:
-        return self.ledger.query(asking.prompt, now)
+        """What it will hit if it comes now, after all that wait here."""
+        waiting = (_asking(work) for work in self.work.values())
+        shared = max((shared_tokens(asking, one) for one in waiting if one is not asking), default=0)
+        return max(shared, self.ledger.query(asking.prompt, now))
 
     def _find(self, work: Work, now: float) -> int:
         assert isinstance(work.tag, Asking)
         self.now = now
         match = self.ledger.match(work.tag.prompt, now)
         self.ledger.release(match)
-        return match.tokens
+        # An engine's own cache has what is computed in this step.
+        shared = [
+            min(shared_tokens(work.tag, _asking(other)), tokens)
+            for other, tokens in self.engine.computed()
+        ]
+        return max([match.tokens, *shared]) // COLUMN_TOKENS * COLUMN_TOKENS
 
     def _first(self, work: Work, now: float) -> None:
         assert isinstance(work.tag, Asking)
@@ -129,6 +137,24 @@ class Replica(Listener):
         assert isinstance(work.tag, Asking)
         work.tag.forget()
         self._told.append(Told(work.tag, False, work.cached, now))
+
+
+def _asking(work: Work) -> Asking:
+    assert isinstance(work.tag, Asking)
+    return work.tag
+
+
+def shared_tokens(one: Asking, other: Asking) -> int:
+    """Of the columns that both begin with: equal keys have equal columns before them."""
+    mine, theirs = one.columns, other.columns
+    low, high = 0, min(len(mine), len(theirs))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if mine[middle - 1] == theirs[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * COLUMN_TOKENS
 
 
 @dataclass

@@ -107,6 +107,11 @@ class Engine:
     def running(self) -> int:
         return len(self._running)
 
+    def computed(self) -> list[tuple[Work, int]]:
+        """The prompts that are being computed, and how many of their tokens are after this step."""
+        chunks = {id(work): tokens for work, tokens in self._chunks}
+        return [(work, work.done + chunks.get(id(work), 0)) for work in self._prompts]
+
     def arrive(self, work: Work, now: float) -> None:
         self._waiting.append(work)
         if self.due == math.inf:
