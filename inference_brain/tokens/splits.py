@@ -108,7 +108,7 @@ def cuts(safe: Collection[str], templates: Collection[str], ends: Collection[str
 
 def places(raw: bytes, tokens: Sequence[bytes], start: int = 0) -> Iterator[int]:
     """Where these tokens begin in a text, from `start` on, in order."""
-    if len(raw) < _LONG_BYTES or any(len(token) < _HEAD.itemsize for token in tokens):
+    if len(raw) - start < _LONG_BYTES or any(len(token) < _HEAD.itemsize for token in tokens):
         return iter(sorted(at for token in tokens for at in _found(raw, token, start)))
     sought = tuple(tokens)
     return (at for at in _candidates(raw, tokens, start) if raw.startswith(sought, at))
