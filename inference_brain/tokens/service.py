@@ -48,12 +48,14 @@ class TokenService:
         if has_media(chat.messages):
             return None
 
+        forgotten = self.turns.forgotten
+
         def render() -> bytes:
             return tokenizer.raw(tokenizer.render(chat, tokens_max))
 
         is_long = _size(chat) > RENDERED_AT_ONCE
         raw = await self._lanes.run(org, render) if is_long else render()
-        return await self._tokens(tokenizer, org, raw)
+        return await self._tokens(tokenizer, org, raw, _NOTHING_ADDED, forgotten)
 
     async def text(
         self,
@@ -70,7 +72,7 @@ class TokenService:
         if added is None:  # it depends on the text as a whole
             ids = await self._lanes.run(org, lambda: tokenizer.encode(text, add_special_tokens=True))
             return Tokens(self.turns, ids, 0, [])
-        return await self._tokens(tokenizer, org, tokenizer.raw(text), added)
+        return await self._tokens(tokenizer, org, tokenizer.raw(text), added, self.turns.forgotten)
 
     def given(self, ids: Sequence[int]) -> Tokens:
         """Of a prompt that came as tokens."""
@@ -81,7 +83,7 @@ class TokenService:
         self._lanes.close()
 
     async def _tokens(
-        self, tokenizer: PromptTokenizer, org: str, raw: bytes, added: Added = _NOTHING_ADDED
+        self, tokenizer: PromptTokenizer, org: str, raw: bytes, added: Added, forgotten: int
     ) -> Tokens:
         now = self._clock()
         if now >= self._sweep_at:  # of orgs that ask nothing any more
@@ -107,7 +109,7 @@ class TokenService:
 
         is_long = len(raw) - found.end > TOKENIZED_AT_ONCE
         new = await self._lanes.run(org, encode) if is_long else encode()
-        return self.turns.add(place, raw, found, left, new, self._clock())
+        return self.turns.add(place, raw, found, left, new, self._clock(), forgotten)
 
 
 def _size(chat: Chat) -> int:

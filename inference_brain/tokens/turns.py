@@ -168,6 +168,7 @@ class Turns:
         self.idle_seconds = idle_seconds
         self.bytes = 0
         self.dropped = 0  # pieces, because memory was short
+        self.forgotten = 0  # how often something was forgotten on demand
         self._trees: dict[Place, _Tree] = {}
 
     def begin(self, place: Place, raw: bytes, tokens: Sequence[bytes]) -> Found:
@@ -205,9 +206,11 @@ class Turns:
         pieces: Sequence[Piece],
         new: Sequence[array[int]],
         now: float,
+        forgotten: int,
     ) -> Tokens:
         """Keeps the pieces that were not found, with their tokens, and puts all together. `new`: the
-        tokens of each, in order."""
+        tokens of each, in order. `forgotten`: as it was when the request came; what was asked before
+        a purge is not kept after it."""
         tree = self._trees.get(place)
         if tree is None:
             tree = self._trees[place] = _Tree()
@@ -215,7 +218,7 @@ class Turns:
         reused = len(ids)
         # What was found may have been dropped while the rest was tokenized: then nothing hangs on it.
         path = found.path if all(node in tree.order for node in found.path) else []
-        is_whole = len(path) == len(found.path)
+        is_whole = len(path) == len(found.path) and forgotten == self.forgotten
         for piece, tokens in zip(pieces, new, strict=True):
             ids += tokens
             if is_whole and piece.digest is not None:
@@ -261,6 +264,7 @@ class Turns:
 
     def forget(self, org: str | None = None, tokenizer: int | None = None) -> None:
         """Forget what is kept of an org, or of a tokenizer; of all without either."""
+        self.forgotten += 1
         for place in list(self._trees):
             if org in (None, place.org) and tokenizer in (None, place.tokenizer):
                 tree = self._trees.pop(place)

@@ -210,6 +210,16 @@ async def test_an_org_is_forgotten_when_it_is_asked_for(qwen: PromptTokenizer) -
     assert service.turns.size_of("red") == 0
 
 
+async def test_what_was_asked_before_a_purge_is_not_kept_after_it(qwen: PromptTokenizer) -> None:
+    service = TokenService()
+    asking = asyncio.ensure_future(service.chat(qwen, "red", Chat(conversation(9, 3000))))
+    await asyncio.sleep(0)  # it is tokenized in a thread
+    service.turns.forget("red")
+    tokens = await asking
+    assert tokens is not None
+    assert service.turns.bytes == 0
+
+
 async def test_an_org_with_much_work_waits_for_itself() -> None:
     lanes = Lanes(1)
     begun: list[str] = []
