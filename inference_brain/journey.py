@@ -155,7 +155,7 @@ class Journey:
         self._place.routed(routed.replica.name)
         self._router.flights[model].begin(self.asking.id, routed.choice, self._sent_at)
         routed.replica.in_progress += 1
-        self._router.note_sent(self.asking, routed.replica)
+        self._router.note_sent(self.asking, routed)
         return routed.replica
 
     def body(self, replica: Replica) -> bytes:
