@@ -12,9 +12,9 @@ from inference_brain.api import errors
 from inference_brain.api.errors import SERVER, ApiError, unavailable
 from inference_brain.api.events import DONE, EventStream, Renaming, usage_of
 from inference_brain.api.exchange import ClientLeft, ClientTooSlow, Exchange, Header
+from inference_brain.asking import NoReplica
 from inference_brain.journey import Journey, is_failure
 from inference_brain.outbound import path_of
-from inference_brain.router import NoReplica
 from inference_brain.upstream.client import Answer, Client
 from inference_brain.upstream.failures import Late, Lost, UpstreamFailed
 from inference_brain.upstream.fleet import Replica
