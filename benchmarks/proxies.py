@@ -24,6 +24,7 @@ from inference_brain.desired import Desired, Limits, OrgSpec, ReplicaSpec, Serve
 from swdriver_shim.desired import token_hash
 
 START_SECONDS: Final = 60.0
+ROUTER_SECONDS: Final = 5.0
 ROUTERS: Final = PROJECT / ".tidegate" / "routers"
 KEY: Final = "sk-bench"
 PROXY_CPU: Final = 1
@@ -208,28 +209,27 @@ def brain(scratch: Path, engine_ports: Sequence[int], tokenizer: str = "") -> It
         yield Running("brain", running.port, running.process)
 
 
-def routers() -> dict[str, list[str]]:
-    """Commands of others' routers, up to the URL of the engine and the port, by name."""
-    python, folder = ROUTERS / "bin" / "python", ROUTERS / "bin"
-    return {
-        "sglang-router": [str(python), "-m", "sglang_router.launch_router"],
-        "smg": [str(folder / "smg"), "launch"],
-        "vllm-router": [str(folder / "vllm-router")],
-    }
+# Modules of others' routers, with the words that start them.
+OTHERS: Final = {
+    "sglang-router": ("sglang_router.launch_router", "--log-level", "warn"),
+    "smg": ("smg", "launch", "--log-level", "warn"),
+    "vllm-router": ("vllm_router.launch_router", "--log-level", "warning"),
+}
 
 
 @contextlib.contextmanager
 def router(name: str, scratch: Path, engine_port: int) -> Iterator[Running]:
-    """Another's router, round robin, since there is one engine. Raises Absent."""
-    begin = routers()[name]
-    if not Path(begin[0]).exists():
-        raise Absent(f"{name} is absent: there is no {Path(begin[0]).relative_to(PROJECT)}.")
+    """Another's router, with the policy that looks at prompts. Raises Absent."""
+    python = ROUTERS / "bin" / "python"
+    if not python.exists():
+        raise Absent(f"{name} is absent: there is no environment {ROUTERS.relative_to(PROJECT)}.")
     port, metrics = free_port(), free_port()
     command = [
-        *begin,
-        *("--worker-urls", f"http://127.0.0.1:{engine_port}", "--policy", "round_robin"),
-        *("--host", "127.0.0.1", "--port", port, "--prometheus-port", metrics),
-        *("--log-level", "warn"),
+        *(python, "-m", *OTHERS[name]),
+        *("--worker-urls", f"http://127.0.0.1:{engine_port}", "--policy", "cache_aware"),
+        *("--host", "127.0.0.1", "--port", port),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", metrics),
     ]
-    with started(name, command, port, scratch) as running:
+    with started(name, command, port, scratch, HF_HUB_OFFLINE="1", DO_NOT_TRACK="1") as running:
+        time.sleep(ROUTER_SECONDS)  # until it has asked its worker
         yield running

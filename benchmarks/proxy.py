@@ -303,7 +303,7 @@ def _brain(scratch: Path, port: int) -> contextlib.AbstractContextManager[Runnin
 def _others(
     enter: Callable[[contextlib.AbstractContextManager[Running]], Running], scratch: Path, port: int
 ) -> Iterator[Running]:
-    for name in proxies.routers():
+    for name in proxies.OTHERS:
         try:
             yield enter(proxies.router(name, scratch, port))
         except Absent as why:
