@@ -42,17 +42,16 @@ class Running:
 
     name: str
     port: int
-    process: psutil.Process | None = None
+    processes: tuple[psutil.Process, ...] = ()
 
     def cpu_seconds(self) -> float:
         """That it has used until now, its children included."""
-        if self.process is None:
-            return 0.0
         total = 0.0
-        for one in (self.process, *self.process.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                times = one.cpu_times()
-                total += times.user + times.system
+        for parent in self.processes:
+            for one in (parent, *parent.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    times = one.cpu_times()
+                    total += times.user + times.system
         return total
 
 
@@ -90,7 +89,7 @@ def started(
         )
         try:
             _wait(name, process, port, log)
-            yield Running(name, port, psutil.Process(process.pid))
+            yield Running(name, port, (psutil.Process(process.pid),))
         finally:
             process.terminate()
             try:
@@ -172,8 +171,11 @@ def _envoy_config(port: int, engine_port: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def brain(scratch: Path, engine_ports: Sequence[int], tokenizer: str = "") -> Iterator[Running]:
-    """A brain as it is started by anybody, with one model `m`, without an access log."""
+def brain(
+    scratch: Path, engine_ports: Sequence[int], tokenizer: str = "", picker: int = 0
+) -> Iterator[Running]:
+    """A brain as it is started by anybody, with one model `m`, without an access log. `picker`: a port
+    for gateways."""
     port, control = free_port(), free_port()
     state = scratch / f"brain-{port}"
     state.mkdir()
@@ -182,6 +184,7 @@ def brain(scratch: Path, engine_ports: Sequence[int], tokenizer: str = "") -> It
         *(sys.executable, "-m", "inference_brain", "serve", "--name", "bench"),
         *("--state-dir", state, "--listen", f"127.0.0.1:{port}"),
         *("--control", f"127.0.0.1:{control}", "--access-log", "no"),
+        *(("--picker", f"127.0.0.1:{picker}") if picker else ()),
     ]
     with started(f"brain-{port}", command, port, scratch) as running:
         document = Desired(
@@ -206,7 +209,23 @@ def brain(scratch: Path, engine_ports: Sequence[int], tokenizer: str = "") -> It
             headers={"authorization": f"Bearer {'t' * 32}"},
         )
         told.raise_for_status()
-        yield Running("brain", running.port, running.process)
+        yield Running("brain", running.port, running.processes)
+
+
+@contextlib.contextmanager
+def gateway(scratch: Path, engine_port: int) -> Iterator[Running]:
+    """Envoy that asks a brain's picker, as docs/picker.md configures it. Raises Absent."""
+    from tests.inference_brain.gateway import binary, configured
+
+    port, picker = free_port(), free_port()
+    config = scratch / f"gateway-{port}.json"
+    config.write_text(json.dumps(configured(port, picker, [engine_port])))
+    command = [binary(), "-c", config, "--concurrency", 1, "--use-dynamic-base-id", "-l", "error"]
+    with (
+        brain(scratch, [engine_port], picker=picker) as asked,
+        started("gateway", command, port, scratch) as running,
+    ):
+        yield Running("gateway", port, running.processes + asked.processes)
 
 
 # Modules of others' routers, with the words that start them.
