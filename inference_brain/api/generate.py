@@ -21,7 +21,6 @@ from inference_brain.upstream.fleet import Replica
 
 REPLICA_HEADER: Final = b"x-tidegate-replica"  # who answered, for load tools and people
 ERROR_BYTES_MAX: Final = 1 << 20  # of an engine's error
-REPLICA: Final = b"x-tidegate-replica"  # which one has answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,6 @@ class Generator:
         url, body = replica.url(path_of(request)), journey.body(replica)
         headers = [*headers, (REPLICA_HEADER, replica.name.encode())]
         sent = self._client.open("POST", url, journey.headers(replica), body, seconds)
-        headers = [*headers, (REPLICA, replica.name.encode())]
         async with sent as answer:
             if answer.status != HTTPStatus.OK:
                 error = errors.of_replica(answer.status, await answer.whole(ERROR_BYTES_MAX))
