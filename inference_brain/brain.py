@@ -238,6 +238,7 @@ class Brain:
             (bytes.fromhex(one.tag), bytes.fromhex(one.namespace) if one.namespace else None)
             for one in question.scopes
         )
+        self.prompts.forget(question.org or None)  # what it keeps of prompts has no tags
         return BrainStatement(
             identity=f"brain:{self.name}",
             operation=question.operation,
