@@ -8,7 +8,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -131,7 +131,7 @@ class HostThread:
     def _run(self) -> None:
         while not self._is_closed.is_set():
             try:
-                asyncio.run(self._serve())
+                self._run_once()
             except (Exception, SystemExit) as error:
                 if not self._started.done():
                     self._started.set_exception(error)
@@ -143,6 +143,15 @@ class HostThread:
                 )
                 self._is_closed.wait(RESTART_SECONDS)
 
+    def _run_once(self) -> None:
+        """As `asyncio.run`, but for waiting until threads end that look up names."""
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(self._serve())
+        finally:
+            loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))
+            loop.close()
+
     async def _serve(self) -> None:
         self._stop, self._loop = asyncio.Event(), asyncio.get_running_loop()
         if self._is_closed.is_set():
@@ -151,3 +160,9 @@ class HostThread:
             if not self._started.done():
                 self._started.set_result(None)
             await self._stop.wait()
+
+
+async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,6 +9,8 @@ import json
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -240,6 +242,22 @@ def test_what_is_beside_a_driver_is_there_when_it_starts_or_the_start_fails() ->
 
     with pytest.raises(OSError, match="illegal IP address"):
         HostThread(fails)
+
+
+def test_an_engine_ends_though_a_name_is_still_being_looked_up() -> None:
+    """Which takes as long as it takes, in a thread of the loop; vLLM waits for five seconds."""
+    found = threading.Event()
+
+    @contextlib.asynccontextmanager
+    async def service() -> AsyncIterator[None]:
+        asyncio.get_running_loop().run_in_executor(None, found.wait, 60)
+        yield
+
+    thread = HostThread(service)
+    began = time.monotonic()
+    thread.close()
+    found.set()
+    assert time.monotonic() - began < 30
 
 
 def test_what_is_beside_a_driver_is_started_again_when_it_has_ended(
