@@ -20,8 +20,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
+from inference_brain import collection
 from inference_brain import desired as documents
-from inference_brain import metrics
 from inference_brain.admission import Shared
 from inference_brain.api.app import Api, Bounds
 from inference_brain.api.generate import Generator, Patience
@@ -31,15 +31,14 @@ from inference_brain.decisions import RequestRecord
 from inference_brain.desired import Desired
 from inference_brain.journey import Records
 from inference_brain.maps import CacheMaps
+from inference_brain.maps.reader import MapReader, ReaderTask
 from inference_brain.picker.brain_router import BrainRouter, Carrier
 from inference_brain.prompts import Prompts
 from inference_brain.router import Router
 from inference_brain.upstream import Client, Fleet, Timeouts
 from inference_brain.upstream.engine_metrics import EngineMetrics, fetching, targets
-from inference_brain.upstream.health import State
 from kvss_agent.http.api import CONTROLLER, Conflict
 from kvss_agent.http.server import HttpPolicy
-from kvss_agent.metrics import put_http
 from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.security.confirmations import (
     BrainStatement,
@@ -50,7 +49,7 @@ from kvss_agent.security.confirmations import (
 )
 from swdriver_shim.daemon.stored_document import PurgedTags, SealedDocument
 from swdriver_shim.keys import isolation_tag
-from telemetry.metrics import Sink, put
+from telemetry.metrics import Sink
 from telemetry.units import duration
 
 log = logging.getLogger(__name__)
@@ -126,6 +125,7 @@ class Brain:
         if state_dir:
             self._document = SealedDocument(state_dir / "desired.json", token, documents.parse)
         self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
+        self._reader: ReaderTask | None = None
 
     def start(self) -> None:
         """Follow the document that was stored last. Raises OSError."""
@@ -159,12 +159,16 @@ class Brain:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self._reader:
+                self._reader.stop()
             self.prompts.close()
             await self.client.close()
 
     def use_redis(self, url: str) -> None:
-        """Share limits, fairness and loads with all brains that use this Redis. Raises ValueError."""
+        """Share limits, fairness and loads with all brains that use this Redis, and follow the cache
+        maps that drivers report there. Raises ValueError."""
         self.router.admission.share(Shared(url))
+        self._reader = ReaderTask(MapReader(self.maps, url))
 
     @property
     def is_ready(self) -> bool:
@@ -228,7 +232,11 @@ class Brain:
             self._ban(whole)
         if still := next(self._still_served(question.scopes), None):
             raise NotConfirmedYet(still)
-        self.maps.forget([bytes.fromhex(scope.tag) for scope in question.scopes])
+        self.router.forget([bytes.fromhex(scope.tag) for scope in question.scopes])
+        forgotten = self.maps.forget(
+            (bytes.fromhex(one.tag), bytes.fromhex(one.namespace) if one.namespace else None)
+            for one in question.scopes
+        )
         return BrainStatement(
             identity=f"brain:{self.name}",
             operation=question.operation,
@@ -237,7 +245,7 @@ class Brain:
             scopes=question.scopes,
             at=time.time(),
             org=question.org,
-            maps=tuple(MapCover(driver, 0) for driver in self._drivers()),
+            maps=tuple(MapCover(driver, forgotten.get(driver, 0)) for driver in self._drivers()),
         )
 
     def _drivers(self) -> list[str]:
@@ -321,33 +329,12 @@ class Brain:
 
     def collect(self, into: Sink) -> None:
         """Collect all metrics. May be called from any thread."""
-        put(into, metrics.UP_SINCE, self.started_at)
-        put(into, metrics.READY, int(self.is_ready))
-        told = self.desired
-        put(
-            into,
-            metrics.GENERATION,
-            {"desired": told.generation if told else 0, "observed": self.observed_generation},
-        )
-        put(into, metrics.CONSOLE, self.membership_status.calls)
-        put_http(into, self.http, metrics.HTTP_CONNECTIONS, metrics.HTTP_REFUSED)
-        self.counts.collect(into)
-        now, replicas = self._clock(), list(self.fleet)
-        into.put(
-            metrics.REPLICA_STATE,
-            [
-                (
-                    {"model": one.model, "replica": one.name, "state": state},
-                    int(one.state(now) is state),
-                )
-                for one in replicas
-                for state in State
-            ],
-        )
-        into.put(
-            metrics.REPLICA_REQUESTS,
-            [({"model": one.model, "replica": one.name}, one.in_progress) for one in replicas],
-        )
+        collection.collect(self, into)
+
+    @property
+    def reads_maps(self) -> bool | None:
+        """Whether Redis answers; None where there is none."""
+        return self._reader.reader.is_connected if self._reader else None
 
     def _stream(self, change: int) -> None:
         self.counts.streams += change

@@ -22,6 +22,7 @@ from kvss_agent.process.own_address import own_address
 from kvss_agent.process.state_dir import locked
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
+from swdriver_shim.cache_map.publisher import MapPublisher
 from swdriver_shim.daemon import metrics
 from swdriver_shim.daemon.service import Service
 from swdriver_shim.daemon.settings import Settings
@@ -67,6 +68,7 @@ class DriverHost:
             shim.limits,
             status,
             shim.take_slowest,
+            lambda address: MapPublisher(address, self.identity.topic, shim.follow_cache).start(),
         )
         server = daemon.http_server(application, self.listener, shim.http, self._tls)
         async with telemetry, server, member(settings.console, self._joining(), status):

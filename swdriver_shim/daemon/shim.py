@@ -22,6 +22,7 @@ from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.security.confirmations import DriverStatement, NotConfirmedYet, Question, ShardCover
 from kvss_agent.security.trust import Trust
 from swdriver_shim import desired as documents
+from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
 from swdriver_shim.daemon.stored_document import PurgedTags, StoredDocument
 from swdriver_shim.data_plane.agent_control import AgentControl
@@ -505,6 +506,10 @@ class Shim:
         if self._driver is None:
             raise Conflict("The driver has no desired document yet.")
         return self._driver
+
+    def follow_cache(self) -> Follower | None:
+        """What follows the cache for brains; None before there is a document, and for objects."""
+        return self._driver.follow_cache() if self._driver else None
 
     @property
     def mover(self) -> Driver:

@@ -224,7 +224,7 @@ class EngineDriver:
             return True
         self._is_used = True
         if self.events:
-            driver.ledger.set_listener(self.events)
+            driver.ledger.add_listener(self.events)
         for name, why in self.shim.lost_shards().items():
             log.warning("Shard %s is not open: %s", name, why)
         log.info("Prefixes are stored for %d orgs", len(told.orgs))
