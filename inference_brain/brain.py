@@ -125,6 +125,7 @@ class Brain:
         self._document = None
         if state_dir:
             self._document = SealedDocument(state_dir / "desired.json", token, documents.parse)
+        self._changing = asyncio.Lock()
         self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
         self._reader: ReaderTask | None = None
 
@@ -177,21 +178,37 @@ class Brain:
 
     # Documents
 
+    async def change_desired(self, raw: bytes) -> Desired:
+        """As `set_desired`, for a document as it came: what takes long is done beside the event loop.
+        Raises Invalid, too."""
+        async with self._changing:
+            told = await asyncio.to_thread(self._parsed, raw)
+            if self._is_new(told):
+                await asyncio.to_thread(self._store, told)
+                self._follow(self._without_purged(told))  # a purge may have come meanwhile
+            self.document_at = time.time()
+        return told
+
     def set_desired(self, told: Desired) -> Desired:
         """Store a document and follow it. Setting an equal document again changes nothing.
 
         Raises Conflict for an older generation, for the current one with other contents, and for another
         brain; OSError if it can't be stored."""
-        if told.brain != self.name:
-            raise Conflict(ANOTHER_BRAIN.format(told.brain, self.name))
         told = self._without_purged(told)
-        if self.desired and told.repeats(self.desired):
-            self.document_at = time.time()
-            return told
-        self._store(told)
-        self._follow(told)
+        if self._is_new(told):
+            self._store(told)
+            self._follow(told)
         self.document_at = time.time()
         return told
+
+    def _parsed(self, raw: bytes) -> Desired:
+        return self._without_purged(documents.parse(raw))
+
+    def _is_new(self, told: Desired) -> bool:
+        """Raises Conflict."""
+        if told.brain != self.name:
+            raise Conflict(ANOTHER_BRAIN.format(told.brain, self.name))
+        return self.desired is None or not told.repeats(self.desired)
 
     def _store(self, told: Desired) -> None:
         if self._document:
@@ -209,6 +226,8 @@ class Brain:
 
     def _without_purged(self, told: Desired) -> Desired:
         """Without the orgs of which a tag was purged: an older document can't restore them."""
+        if not self._purged_tags:
+            return told
         orgs = tuple(
             org for org in told.orgs if not any(tag.hex() in self._purged_tags for tag in org.tags)
         )
