@@ -28,11 +28,12 @@ from inference_brain.api.exchange import (
 from inference_brain.api.keys import Callers
 from inference_brain.api.requests import Generation
 from inference_brain.api.tracing import client_id, new_id, trace_headers
+from inference_brain.asking import Asking
 from inference_brain.counts import Counts
 from inference_brain.desired import OrgSpec, ServedModel
 from inference_brain.journey import Journey, Records
 from inference_brain.outbound import Claims
-from inference_brain.router import Asking, Router
+from inference_brain.router import Router
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("inference_brain.access")
@@ -214,18 +215,19 @@ class Api:
     async def _generate(
         self, exchange: Exchange, org: OrgSpec, line: Line, request: Generation, size: int
     ) -> None:
-        journey = await self.begin(exchange, org, line, request, size)
-        line.journey = journey
-        self._records.begin(journey)
-        try:
-            await self._carrier.serve(exchange, journey, line.headers)
-        finally:
-            self._records.end(journey)
+        async with exchange.watched():
+            journey = await self._begin(exchange, org, line, request, size)
+            line.journey = journey
+            self._records.begin(journey)
+            try:
+                await self._carrier.serve(exchange, journey, line.headers)
+            finally:
+                self._records.end(journey)
 
-    async def begin(
+    async def _begin(
         self, exchange: Exchange, org: OrgSpec, line: Line, request: Generation, size: int
     ) -> Journey:
-        """Up to its place. Raises ApiError, ClientLeft."""
+        """Up to its place. Raises ApiError."""
         asking = Asking(
             line.request,
             org,
@@ -236,9 +238,8 @@ class Api:
             _deadline(exchange),
             size,
         )
-        async with exchange.watched():
-            await self.router.prepare(asking)
-            place = await self.router.enter(asking)
+        await self.router.prepare(asking)
+        place = await self.router.enter(asking)
         return Journey(asking, place, self.router, self._claims, trace_headers(exchange))
 
     async def _tokenize(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
