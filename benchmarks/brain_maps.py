@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import math
 import os
 import random
 import statistics
@@ -57,6 +58,7 @@ MODEL = ModelSpec(
 SYSTEM_COLUMNS = 16
 CONVERSATION_COLUMNS = 100
 CHANGES = 40
+DRIVER_ROUNDS = 3
 MAKER = keys("acme")
 SPACE = MAKER.tag + MAKER.namespace.digest()[:SPACE_BYTES]
 
@@ -256,15 +258,20 @@ def is_known(maps: CacheMaps, prompt: Prompt) -> bool:
 def driver_rows() -> list[Row]:
     """What a ledger of a million columns does, with and without somebody who follows it."""
     big = Million()
-    alone = store_and_match(big)
+    store_and_match(big)
     follower = Follower(LAYOUT, big.ledger.accounts, threading.Lock(), lambda: True)
-    big.ledger.add_listener(follower)
     wall = time.time()  # the ledger's time stands still as well
     first = timed(lambda: follower.follow(big.now, wall))
     snapshot = timed(lambda: follower.everything(int(wall)))
-    size = follower.size
-    beside = store_and_match(big)
-    second = timed(lambda: follower.follow(big.now, wall))
+    size, seconds = follower.size, []
+    alone, beside = (math.inf, math.inf), (math.inf, math.inf)
+    for _ in range(DRIVER_ROUNDS):  # in turns, and the fastest of each
+        alone = fastest(alone, store_and_match(big))
+        big.ledger.add_listener(follower)
+        beside = fastest(beside, store_and_match(big))
+        seconds.append(timed(lambda: follower.follow(big.now, wall)))
+        big.ledger.remove_listener(follower)
+    second = min(seconds)
     changed = 2 * 100 * PROMPT_COLUMNS  # stored, and deleted again
     return [
         Row("driver.store.column", beside[0] * 1e6, "µs", "not followed", alone[0] / beside[0]),
@@ -274,6 +281,10 @@ def driver_rows() -> list[Row]:
         Row("driver.snapshot.million", snapshot, "s"),
         Row("driver.entries_per_column", size / MILLION, "entries"),
     ]
+
+
+def fastest(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    return min(one[0], other[0]), min(one[1], other[1])
 
 
 def store_and_match(big: Million) -> tuple[float, float]:
