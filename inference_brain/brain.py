@@ -37,6 +37,7 @@ from inference_brain.prompts import Prompts
 from inference_brain.router import Router
 from inference_brain.upstream import Client, Fleet, Timeouts
 from inference_brain.upstream.engine_metrics import EngineMetrics, fetching, targets
+from inference_brain.upstream.probes import Probes
 from kvss_agent.http.api import CONTROLLER, Conflict
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.process.membership import MembershipStatus
@@ -149,7 +150,7 @@ class Brain:
         """Follow the stored document, and do what has to be done beside requests. Raises OSError."""
         self.start()
         tasks = [
-            asyncio.create_task(self.fleet.probe(self.client), name="probes"),
+            asyncio.create_task(Probes(self.fleet, self.client, self._clock).run(), name="probes"),
             asyncio.create_task(self.engines.run(), name="engines"),
             asyncio.create_task(self.router.admission.run(), name="admission"),
         ]
