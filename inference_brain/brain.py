@@ -20,8 +20,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
+from inference_brain import collection
 from inference_brain import desired as documents
-from inference_brain import metrics
 from inference_brain.admission import Shared
 from inference_brain.api.app import Api, Bounds
 from inference_brain.api.generate import Generator, Patience
@@ -30,17 +30,16 @@ from inference_brain.counts import Counts
 from inference_brain.decisions import RequestRecord
 from inference_brain.desired import Desired
 from inference_brain.journey import Records
-from inference_brain.maps import CacheMaps, figures
+from inference_brain.maps import CacheMaps
 from inference_brain.maps.reader import MapReader, ReaderTask
 from inference_brain.picker.brain_router import BrainRouter, Carrier
 from inference_brain.prompts import Prompts
 from inference_brain.router import Router
 from inference_brain.upstream import Client, Fleet, Timeouts
 from inference_brain.upstream.engine_metrics import EngineMetrics, fetching, targets
-from inference_brain.upstream.health import State
+from inference_brain.upstream.probes import Probes
 from kvss_agent.http.api import CONTROLLER, Conflict
 from kvss_agent.http.server import HttpPolicy
-from kvss_agent.metrics import put_http
 from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.security.confirmations import (
     BrainStatement,
@@ -51,7 +50,7 @@ from kvss_agent.security.confirmations import (
 )
 from swdriver_shim.daemon.stored_document import PurgedTags, SealedDocument
 from swdriver_shim.keys import isolation_tag
-from telemetry.metrics import Sink, put
+from telemetry.metrics import Sink
 from telemetry.units import duration
 
 log = logging.getLogger(__name__)
@@ -126,6 +125,7 @@ class Brain:
         self._document = None
         if state_dir:
             self._document = SealedDocument(state_dir / "desired.json", token, documents.parse)
+        self._changing = asyncio.Lock()
         self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
         self._reader: ReaderTask | None = None
 
@@ -151,7 +151,7 @@ class Brain:
         """Follow the stored document, and do what has to be done beside requests. Raises OSError."""
         self.start()
         tasks = [
-            asyncio.create_task(self.fleet.probe(self.client), name="probes"),
+            asyncio.create_task(Probes(self.fleet, self.client, self._clock).run(), name="probes"),
             asyncio.create_task(self.engines.run(), name="engines"),
             asyncio.create_task(self.router.admission.run(), name="admission"),
         ]
@@ -178,21 +178,37 @@ class Brain:
 
     # Documents
 
+    async def change_desired(self, raw: bytes) -> Desired:
+        """As `set_desired`, for a document as it came: what takes long is done beside the event loop.
+        Raises Invalid, too."""
+        async with self._changing:
+            told = await asyncio.to_thread(self._parsed, raw)
+            if self._is_new(told):
+                await asyncio.to_thread(self._store, told)
+                self._follow(self._without_purged(told))  # a purge may have come meanwhile
+            self.document_at = time.time()
+        return told
+
     def set_desired(self, told: Desired) -> Desired:
         """Store a document and follow it. Setting an equal document again changes nothing.
 
         Raises Conflict for an older generation, for the current one with other contents, and for another
         brain; OSError if it can't be stored."""
-        if told.brain != self.name:
-            raise Conflict(ANOTHER_BRAIN.format(told.brain, self.name))
         told = self._without_purged(told)
-        if self.desired and told.repeats(self.desired):
-            self.document_at = time.time()
-            return told
-        self._store(told)
-        self._follow(told)
+        if self._is_new(told):
+            self._store(told)
+            self._follow(told)
         self.document_at = time.time()
         return told
+
+    def _parsed(self, raw: bytes) -> Desired:
+        return self._without_purged(documents.parse(raw))
+
+    def _is_new(self, told: Desired) -> bool:
+        """Raises Conflict."""
+        if told.brain != self.name:
+            raise Conflict(ANOTHER_BRAIN.format(told.brain, self.name))
+        return self.desired is None or not told.repeats(self.desired)
 
     def _store(self, told: Desired) -> None:
         if self._document:
@@ -210,6 +226,8 @@ class Brain:
 
     def _without_purged(self, told: Desired) -> Desired:
         """Without the orgs of which a tag was purged: an older document can't restore them."""
+        if not self._purged_tags:
+            return told
         orgs = tuple(
             org for org in told.orgs if not any(tag.hex() in self._purged_tags for tag in org.tags)
         )
@@ -234,6 +252,7 @@ class Brain:
             self._ban(whole)
         if still := next(self._still_served(question.scopes), None):
             raise NotConfirmedYet(still)
+        self.router.forget([bytes.fromhex(scope.tag) for scope in question.scopes])
         forgotten = self.maps.forget(
             (bytes.fromhex(one.tag), bytes.fromhex(one.namespace) if one.namespace else None)
             for one in question.scopes
@@ -331,36 +350,12 @@ class Brain:
 
     def collect(self, into: Sink) -> None:
         """Collect all metrics. May be called from any thread."""
-        put(into, metrics.UP_SINCE, self.started_at)
-        put(into, metrics.READY, int(self.is_ready))
-        told = self.desired
-        put(
-            into,
-            metrics.GENERATION,
-            {"desired": told.generation if told else 0, "observed": self.observed_generation},
-        )
-        put(into, metrics.CONSOLE, self.membership_status.calls)
-        put_http(into, self.http, metrics.HTTP_CONNECTIONS, metrics.HTTP_REFUSED)
-        self.counts.collect(into)
-        now, replicas = self._clock(), list(self.fleet)
-        into.put(
-            metrics.REPLICA_STATE,
-            [
-                (
-                    {"model": one.model, "replica": one.name, "state": state},
-                    int(one.state(now) is state),
-                )
-                for one in replicas
-                for state in State
-            ],
-        )
-        into.put(
-            metrics.REPLICA_REQUESTS,
-            [({"model": one.model, "replica": one.name}, one.in_progress) for one in replicas],
-        )
-        figures.collect(self.maps, time.time(), into)
-        if self._reader:
-            put(into, metrics.REDIS, int(self._reader.reader.is_connected))
+        collection.collect(self, into)
+
+    @property
+    def reads_maps(self) -> bool | None:
+        """Whether Redis answers; None where there is none."""
+        return self._reader.reader.is_connected if self._reader else None
 
     def _stream(self, change: int) -> None:
         self.counts.streams += change
