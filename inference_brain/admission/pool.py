@@ -273,7 +273,7 @@ class Pool:
 
     def _place(self, waiting: Waiting, now: float) -> None:
         waiting.followed = self.flights.followed(waiting.ticket, now)
-        self.flights.lead(waiting, waiting.ticket)
+        self.flights.lead(waiting, waiting.ticket, waiting.followed)
         waiting.state = State.PLACED
         waiting.placed_at = now
         waiting.prefilling = self.room.counted(waiting.ticket.computed_tokens)
