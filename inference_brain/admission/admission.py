@@ -143,7 +143,7 @@ class Admission:
             pool.leave(waiting, 0, 0)
             self._pump(pool)
             if isinstance(error, TimeoutError):
-                raise self._waited_too_long(pool, ticket) from None
+                raise self._waited_too_long(pool, waiting) from None
             raise
         finally:
             del self._futures[waiting]
@@ -171,11 +171,11 @@ class Admission:
             loop = asyncio.get_running_loop()
             self._timers[pool] = loop.call_later(max(0.0, due - now), self._pump, pool)
 
-    def _waited_too_long(self, pool: Pool, ticket: Ticket) -> Rejected:
-        seconds = ticket.wait_seconds_max
+    def _waited_too_long(self, pool: Pool, waiting: Waiting) -> Rejected:
+        seconds = waiting.wait_seconds_max
         if not pool.room.requests:
             message = f"No replica of this model is ready, and none was for {seconds:.1f} s."
             return Rejected(503, Reason.NO_REPLICA, message, NO_REPLICA_SECONDS)
-        after = pool.expected_wait(ticket, self._clock()) or 1.0
+        after = pool.expected_wait(waiting.ticket, self._clock()) or 1.0
         message = f"It has waited for {seconds:.1f} s, as long as it may."
         return Rejected(503, Reason.DEADLINE, message, max(1.0, after))
