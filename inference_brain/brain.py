@@ -30,7 +30,8 @@ from inference_brain.counts import Counts
 from inference_brain.decisions import RequestRecord
 from inference_brain.desired import Desired
 from inference_brain.journey import Records
-from inference_brain.maps import CacheMaps
+from inference_brain.maps import CacheMaps, figures
+from inference_brain.maps.reader import MapReader, ReaderTask
 from inference_brain.picker.brain_router import BrainRouter, Carrier
 from inference_brain.prompts import Prompts
 from inference_brain.router import Router
@@ -126,6 +127,7 @@ class Brain:
         if state_dir:
             self._document = SealedDocument(state_dir / "desired.json", token, documents.parse)
         self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
+        self._reader: ReaderTask | None = None
 
     def start(self) -> None:
         """Follow the document that was stored last. Raises OSError."""
@@ -159,12 +161,16 @@ class Brain:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self._reader:
+                self._reader.stop()
             self.prompts.close()
             await self.client.close()
 
     def use_redis(self, url: str) -> None:
-        """Share limits, fairness and loads with all brains that use this Redis. Raises ValueError."""
+        """Share limits, fairness and loads with all brains that use this Redis, and follow the cache
+        maps that drivers report there. Raises ValueError."""
         self.router.admission.share(Shared(url))
+        self._reader = ReaderTask(MapReader(self.maps, url))
 
     @property
     def is_ready(self) -> bool:
@@ -228,7 +234,10 @@ class Brain:
             self._ban(whole)
         if still := next(self._still_served(question.scopes), None):
             raise NotConfirmedYet(still)
-        self.maps.forget([bytes.fromhex(scope.tag) for scope in question.scopes])
+        forgotten = self.maps.forget(
+            (bytes.fromhex(one.tag), bytes.fromhex(one.namespace) if one.namespace else None)
+            for one in question.scopes
+        )
         return BrainStatement(
             identity=f"brain:{self.name}",
             operation=question.operation,
@@ -237,7 +246,7 @@ class Brain:
             scopes=question.scopes,
             at=time.time(),
             org=question.org,
-            maps=tuple(MapCover(driver, 0) for driver in self._drivers()),
+            maps=tuple(MapCover(driver, forgotten.get(driver, 0)) for driver in self._drivers()),
         )
 
     def _drivers(self) -> list[str]:
@@ -348,6 +357,9 @@ class Brain:
             metrics.REPLICA_REQUESTS,
             [({"model": one.model, "replica": one.name}, one.in_progress) for one in replicas],
         )
+        figures.collect(self.maps, time.time(), into)
+        if self._reader:
+            put(into, metrics.REDIS, int(self._reader.reader.is_connected))
 
     def _stream(self, change: int) -> None:
         self.counts.streams += change

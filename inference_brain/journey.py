@@ -162,7 +162,7 @@ class Journey:
         claim = None
         if driver:
             claim = self._claims.mint(driver, asking.org.name, asking.request.rules, self._wall())
-        tokens = None if asking.tokens is None else list(asking.tokens.ids)
+        tokens = None if asking.tokens is None else asking.tokens.ids
         return body_for(replica, asking.request, asking.org, claim, tokens)
 
     def headers(self, replica: Replica) -> dict[str, str]:

@@ -140,7 +140,9 @@ REPLICA_REQUESTS = _gauge(
 MAP_AGE = _gauge(
     "brain_map_age_seconds", "Time since the cache map of a driver was last updated.", "driver"
 )
-MAP_COLUMNS = _gauge("brain_map_columns", "Columns in the cache map of a driver.", "driver")
+MAP_COLUMNS = _gauge(
+    "brain_map_columns", "Columns that a driver's cache map stands for: eight for each entry.", "driver"
+)
 MAP_BYTES = _gauge("brain_map_bytes", "Memory of all cache maps.")
 MAP_GAPS = _counter(
     "brain_map_gaps_total", "Gaps in the updates of a driver's map, which is then read again.", "driver"

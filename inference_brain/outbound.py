@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from inference_brain.api.requests import Chat, Completion, Generation, StreamOptions, sent_on
@@ -43,7 +43,7 @@ class Claims:
 
 
 def body_for(
-    replica: Replica, request: Generation, org: OrgSpec, claim: str | None, tokens: list[int] | None
+    replica: Replica, request: Generation, org: OrgSpec, claim: str | None, tokens: Iterable[int] | None
 ) -> bytes:
     """The body as this replica gets it. `tokens`: of its prompt, if they are known."""
     spec = replica.spec
@@ -60,7 +60,7 @@ def body_for(
             **({"continuous_usage_stats": True} if options.continuous_usage_stats else {}),
         }
     if tokens is not None and takes_tokens(replica, request):
-        more["prompt"] = tokens
+        more["prompt"] = list(tokens)
     return sent_on(request, more)
 
 

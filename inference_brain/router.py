@@ -9,11 +9,12 @@ of them is chosen.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from xxhash import xxh3_128_digest
 
@@ -40,10 +41,22 @@ REQUESTS_AT_ONCE: Final = 256  # of one replica
 PREFILL_SECONDS: Final = 0.25  # of work that a replica may have before it
 PREFILL_TOKENS_MIN: Final = 4096  # two steps of an engine with chunked prefill
 KEYS_MAX: Final = 4096  # makers of keys that are kept
+PREVIEW_SECONDS: Final = 0.0005  # between two requests, at the highest rates
+ROOM_SECONDS: Final = 0.02  # that the room of a model's replicas is known, unless one changes
 
 
 class NoReplica(Exception):
     """No replica can take the request. A sentence."""
+
+
+class Preview(NamedTuple):
+    """A choice that was made to know what a request asks for. It holds if the request has its place at
+    once."""
+
+    usable: Sequence[Replica]
+    choice: Choice
+    at: float
+    seconds: float  # that it took
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +77,7 @@ class Asking:
     prompt_tokens: int = 0  # of all its prompts; an estimate if they are not known
     prompts: Mapping[ModelSpec, Prompt] = field(default_factory=dict)
     affinity: bytes = b""
+    preview: Preview | None = None
     followed: Followed | None = None  # where its prefix was computed just now
 
 
@@ -104,7 +118,8 @@ class Router:
         self._wall = wall
         self._rng = rng or random.Random()  # noqa: S311 - which replica is tried is no secret
         self._keys: dict[tuple[str, bytes, ModelSpec], Keys] = {}
-        fleet.on_change(self.admission.changed)
+        self._rooms: dict[str, tuple[float, Room]] = {}
+        fleet.on_change(self._changed)
 
     def follow(self, told: Desired) -> None:
         """Take over a document."""
@@ -117,7 +132,15 @@ class Router:
         self.rates = {name: one for name, one in self.rates.items() if name in served}
         self._keys.clear()
         drivers = [one.driver for model in told.models for one in model.replicas if one.driver]
-        self.maps.follow({one.name: DriverPlace(f"driver:{one.name}", one.model) for one in drivers})
+        models = {one.model for one in drivers}
+        self.maps.follow(
+            {one.name: DriverPlace(f"driver:{one.name}", one.model) for one in drivers},
+            (
+                (isolation_tag(org.name, org.secret_of(model.name)), model.namespace())
+                for model in models
+                for org in told.orgs
+            ),
+        )
         self.prompts.follow(told.models)
         self.fleet.follow(told)
 
@@ -192,11 +215,16 @@ class Router:
 
     def _ticket(self, asking: Asking) -> Ticket:
         request = asking.request
-        candidates = self._candidates(asking, self.fleet.usable(asking.model.name))
+        started = time.perf_counter()
+        usable = self.fleet.usable(asking.model.name)
+        candidates = self._candidates(asking, usable)
         cached = max((one.hit_tokens + one.tier2_tokens for one in candidates), default=0)
         expected = None
         if candidates:
-            expected = self._chosen(asking, candidates).chosen
+            choice = self._chosen(asking, candidates)
+            expected = choice.chosen
+            seconds = time.perf_counter() - started
+            asking.preview = Preview(usable, choice, self._clock(), seconds)
         answer = request.answer_tokens_max
         if answer is None:
             answer = max(1, asking.model.tokens_max - asking.prompt_tokens)
@@ -215,8 +243,19 @@ class Router:
             compute_rate=_compute_rate(candidates),
         )
 
+    def _changed(self) -> None:
+        self._rooms.clear()
+        self.admission.changed()
+
     def room(self, model: str) -> Room:
         """What all replicas of a model can have at once: the capacity that admission asks for."""
+        until, room = self._rooms.get(model, _NO_ROOM)
+        if self._clock() >= until:
+            room = self._room(model)
+            self._rooms[model] = self._clock() + ROOM_SECONDS, room
+        return room
+
+    def _room(self, model: str) -> Room:
         replicas = self.fleet.usable(model)
         rates = self.rates.get(model)
         if rates is None:  # it is served no more, and its last requests leave
@@ -233,12 +272,17 @@ class Router:
         """Where it goes now. Raises NoReplica."""
         started = time.perf_counter()
         model = asking.model.name
-        usable = self.fleet.usable(model, without)
-        if not usable:
-            raise NoReplica(self._why_none(model, without))
-        choice = self._chosen(asking, self._candidates(asking, usable))
+        preview, asking.preview = asking.preview, None
+        seconds = 0.0
+        if preview and not without and self._clock() - preview.at < PREVIEW_SECONDS:
+            usable, choice, seconds = preview.usable, preview.choice, preview.seconds
+        else:
+            usable = self.fleet.usable(model, without)
+            if not usable:
+                raise NoReplica(self._why_none(model, without))
+            choice = self._chosen(asking, self._candidates(asking, usable))
         replica = next(one for one in usable if one.name == choice.replica)
-        seconds = time.perf_counter() - started
+        seconds += time.perf_counter() - started
         self.counts.time(metrics.DECISION, seconds)
         return Routed(replica, choice, seconds, self._excluded(model, usable, without))
 
@@ -261,10 +305,10 @@ class Router:
         for replica, hit in zip(replicas, self._hits(asking, replicas), strict=True):
             name = replica.name
             load = flights.load(name, now)
-            if other := elsewhere.get((model, name), IDLE):
+            if other := elsewhere.get((model, name)):
                 load = load.plus(other)
-            if replica.spec.driver is None:
-                load = load.plus(self.others((model, name)))
+            if replica.spec.driver is None and (strange := self.others((model, name))) is not IDLE:
+                load = load.plus(strange)
             known = hit or _UNKNOWN
             made.append(
                 Candidate(
@@ -311,6 +355,7 @@ class Router:
 
 
 _UNKNOWN: Final = Hit(0)
+_NO_ROOM: Final = -math.inf, Room(0, 0)
 
 
 def _followed(asking: Asking, replica: str) -> int:

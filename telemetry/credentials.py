@@ -13,11 +13,17 @@ import hmac
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from telemetry.records import OWN_STREAM
+from telemetry.records import MAP_STREAM, OWN_STREAM, ROUTING
+from telemetry.topics import kind_of
 
 OWN: Final = "own"
 CONSOLE: Final = "console"  # the user that the processes of the console share
 SHARED: Final = "shared"  # the user of those that have none of their own, as of earlier versions
+# What brains do with the keys that they share
+_COUNTING: Final = (
+    *("+eval", "+evalsha", "+time", "+get", "+set", "+zadd", "+zrange", "+zremrangebyscore"),
+    *("+hget", "+hset", "+expire"),
+)
 _CONSOLE_KINDS: Final = frozenset({"web", "worker", "beat", "ingest", "rollup"})
 
 
@@ -44,18 +50,21 @@ def own_url(url: str, topic: str, token: str) -> str:
 
 
 def rules(topic: str, token: str) -> list[str]:
-    """What its user is and may do, as `ACL SETUSER` wants it. The password itself is not among it."""
+    """What its user is and may do, as `ACL SETUSER` wants it. The password itself is not among it.
+
+    Every process adds to its own stream. A driver adds its cache map to another one of its own. A brain
+    reads all cache maps, and shares what it counts with other brains.
+    """
+    keys, commands = [f"~{OWN_STREAM}{topic}"], ["+xadd"]
+    match kind_of(topic):
+        case "driver":
+            keys.append(f"~{MAP_STREAM}{topic}")
+            commands.append("+xtrim")
+        case "brain":
+            keys += [f"~{MAP_STREAM}*", f"~{ROUTING}*"]
+            commands += ["+xread", *_COUNTING]
     digest = hashlib.sha256(password(token, topic).encode()).hexdigest()
-    return [
-        "reset",
-        "on",
-        f"#{digest}",
-        "resetchannels",
-        f"~{OWN_STREAM}{topic}",
-        "-@all",
-        "+xadd",
-        "+ping",
-    ]
+    return ["reset", "on", f"#{digest}", "resetchannels", *keys, "-@all", *commands, "+ping"]
 
 
 def may_tell(writer: str, kind: str, topic: str) -> bool:

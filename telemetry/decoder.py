@@ -126,6 +126,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 _DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _MANY_DIGITS: Final = b"0" * 19  # 2⁶³ has as many
+_DIGITS_OF_SIXTHS: Final = b"0" * 3
 _LONG_INTEGER: Final = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}+(?![.eE])")
 _ONE_KIND: Final = bytes.maketrans(b"{}", b"[]")
 
@@ -142,17 +143,39 @@ def _check(text: bytes, limits: Limits) -> None:
     """Raises Malformed for what is too long, too much, too deep or too large a number."""
     if len(text) > limits.bytes_max:
         raise _too_long(limits)
-    containers = text.count(b"[") + text.count(b"{")
-    if containers + text.count(b",") > limits.items_max:
+    # Each item takes a byte at least, so short texts need no count of them.
+    if len(text) > limits.items_max and _items(text) > limits.items_max:
         bare = b" ".join(_unescaped(text).split(b'"')[::2])
-        if bare.count(b"[") + bare.count(b"{") + bare.count(b",") > limits.items_max:
+        if _items(bare) > limits.items_max:
             raise Malformed(f"It has more than {limits.items_max} items")
-    if containers > limits.depth_max and _is_too_deep(_brackets(text), limits.depth_max):
+    if _has_containers(text, limits.depth_max) and _is_too_deep(_brackets(text), limits.depth_max):
         raise _too_deep(limits)
-    if _MANY_DIGITS in text.translate(_DIGITS):
+    if _may_have_long_integer(text):
         bare = b" ".join(_unescaped(text).split(b'"')[::2])
         if not all(map(_fits, _LONG_INTEGER.findall(bare))):
             raise Malformed("It has an integer of more than 64 bits")
+
+
+def _items(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{") + text.count(b",")
+
+
+def _has_containers(text: bytes, many: int) -> bool:
+    """Whether it has more than so many. To find is faster than to count, and mostly ends early."""
+    found = 0
+    for bracket in (b"[", b"{"):
+        at = text.find(bracket)
+        while at >= 0:
+            found += 1
+            if found > many:
+                return True
+            at = text.find(bracket, at + 1)
+    return False
+
+
+def _may_have_long_integer(text: bytes) -> bool:
+    """First by every sixth byte, of which a long integer has three: most texts need no more."""
+    return _DIGITS_OF_SIXTHS in text[::6].translate(_DIGITS) and _MANY_DIGITS in text.translate(_DIGITS)
 
 
 def _unescaped(text: bytes) -> bytes:

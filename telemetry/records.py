@@ -23,6 +23,9 @@ STREAM_LENGTH_MAX: Final = 200_000
 # this one and to no other. Ten minutes of its records, twice.
 OWN_STREAM: Final = "tidegate:telemetry:of:"
 OWN_STREAM_LENGTH_MAX: Final = 1_200
+# Beside telemetry, in the same Redis: cache maps of drivers, which brains read, and what brains share.
+MAP_STREAM: Final = "tidegate:map:of:"  # and the driver's topic
+ROUTING: Final = "tidegate:routing:"
 GROUP: Final = "ingest"
 SHAPE_KEY: Final = "tidegate:telemetry:shape:"  # and a digest, in hex; of the shared stream
 SHAPE_SECONDS: Final = 2 * 86_400  # for how long Redis keeps one that nobody tells again

@@ -15,7 +15,7 @@ from telemetry.metrics import Kind, Metric
 RULES = PROJECT / "deploy" / "prometheus" / "tidegate.rules.yaml"
 DASHBOARD = PROJECT / "deploy" / "grafana" / "tidegate.json"
 OF_PROMETHEUS = {"le", "instance", "job"}
-NAME = re.compile(r"\b((?:kvss|swdriver|tidegate|telemetry)_\w+)(\{[^}]*\})?(\[)?")
+NAME = re.compile(r"\b((?:brain|kvss|swdriver|tidegate|telemetry)_\w+)(\{[^}]*\})?(\[)?")
 
 
 def expressions() -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from ninja import Field, Schema
@@ -98,7 +99,63 @@ class UnreachableOut(Schema):
     reason: str
 
 
+class CandidateOut(Schema):
+    """What a replica was expected to need until its first token: the sum of the three parts."""
+
+    replica: str = Field(description="Numbered instead of named without access to the fleet.")
+    chosen: bool = Field(validation_alias="is_chosen")
+    seconds: float | None = Field(description="Null if it was excluded.")
+    waiting_seconds: float = Field(validation_alias="estimate.waiting_seconds")
+    fetching_seconds: float = Field(validation_alias="estimate.fetching_seconds")
+    computing_seconds: float = Field(validation_alias="estimate.computing_seconds")
+    hit_tokens: int = Field(validation_alias="estimate.hit_tokens")
+    tier2_tokens: int = Field(validation_alias="estimate.tier2_tokens")
+    guessed: bool = Field(validation_alias="estimate.guessed", description="Its cache was guessed at.")
+    excluded: str = Field(
+        validation_alias="estimate.excluded", description="Why it was no candidate; else empty."
+    )
+
+
+class RouteOutcomeOut(Schema):
+    replica: str
+    result: str
+    attempts: int
+    queued_seconds: float
+    first_token_seconds: float | None = Field(description="From when it was sent to the replica.")
+    total_seconds: float | None
+    hit_tokens: int | None
+    completion_tokens: int | None
+
+
+class RouteOut(Schema):
+    """Why a request went where it did, and what happened there."""
+
+    brain: str = Field(description="Empty without access to the fleet.")
+    at: datetime
+    model: str = Field(validation_alias="record.model")
+    prompt_tokens: int | None = Field(validation_alias="record.prompt_tokens")
+    chosen: str = Field(validation_alias="record.chosen")
+    why: str = Field(
+        validation_alias="record.why", description="In a sentence; empty without access to the fleet."
+    )
+    decision_seconds: float | None = Field(validation_alias="record.decision_seconds")
+    error_seconds: float | None = Field(
+        description="How much later than expected the first token came; negative if sooner."
+    )
+    candidates: list[CandidateOut] = Field(description="Least estimate first.")
+    outcome: RouteOutcomeOut | None = Field(
+        validation_alias="record.outcome", description="Null while the request is running."
+    )
+    regret: dict[str, int] = Field(
+        validation_alias="record.regret", description="Tokens that an ideal cache had hit, by cause."
+    )
+
+
 class ExplainedOut(Schema):
+    route: RouteOut | None = Field(
+        validation_alias="routes.route",
+        description="Of a request by the `X-Request-ID` of its answer, while a brain remembers it.",
+    )
     answers: list[DriverAnswerOut]
     unmatched: int = Field(description="How many visible drivers have no such request or org.")
     unreachable: list[UnreachableOut] = Field(description="Drivers that did not answer.")

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from console.accounts.principal import Principal
 from console.control.sending import Call, Endpoint, ask_all, invalid
+from console.explain.routes import Routes, route_of
 from console.fleet.models import Driver
 from console.orgs.models import Org
 from console.orgs.services import get_org, visible_orgs
@@ -147,12 +148,13 @@ class Unreachable(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Explained:
     """The answers; how many drivers had no match; which did not answer; how many were not asked. Counts
-    are of drivers that the principal may see."""
+    are of drivers that the principal may see. `routes`: what brains know of a named request."""
 
     answers: list[Answer]
     unmatched: int
     unreachable: list[Unreachable]
     not_asked: int
+    routes: Routes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +181,13 @@ def explain(principal: Principal, slug: str, question: Question) -> Explained:
     answers = [_answer(sight, one.driver, one.content) for one in replies if one.content]
     known = [one for one in replies if sight.knows_driver(one.driver.name)]
     unmatched = sum(one.content is None and not one.error for one in known)
+    is_named = bool(question.request) and not question.session
     return Explained(
-        answers, unmatched, _unreachable(sight, replies), not_asked if sight.sees_fleet else 0
+        answers,
+        unmatched,
+        _unreachable(sight, replies),
+        not_asked if sight.sees_fleet else 0,
+        route_of(principal, org, question.request) if is_named else Routes(None, []),
     )
 
 

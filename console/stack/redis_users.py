@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from telemetry.credentials import CONSOLE, SHARED
-from telemetry.records import OWN_STREAM, SHAPE_KEY, STREAM
+from telemetry.records import MAP_STREAM, OWN_STREAM, SHAPE_KEY, STREAM
 
 BROKER_KEYS: Final = "tidegate:celery:*"
 _CONNECTED: Final = ("+ping",)
@@ -81,7 +81,7 @@ TELEMETRY: Final = (
         "registrar",
         "worker: it makes the users of processes that have joined, and removes them",
         (
-            *(f"~{OWN_STREAM}*", "-@all", *_CONNECTED, "+unlink"),
+            *(f"~{OWN_STREAM}*", f"~{MAP_STREAM}*", "-@all", *_CONNECTED, "+unlink"),
             *("+acl|setuser", "+acl|deluser", "+acl|list"),
         ),
     ),

@@ -214,18 +214,19 @@ class Api:
     async def _generate(
         self, exchange: Exchange, org: OrgSpec, line: Line, request: Generation, size: int
     ) -> None:
-        journey = await self.begin(exchange, org, line, request, size)
-        line.journey = journey
-        self._records.begin(journey)
-        try:
-            await self._carrier.serve(exchange, journey, line.headers)
-        finally:
-            self._records.end(journey)
+        async with exchange.watched():
+            journey = await self._begin(exchange, org, line, request, size)
+            line.journey = journey
+            self._records.begin(journey)
+            try:
+                await self._carrier.serve(exchange, journey, line.headers)
+            finally:
+                self._records.end(journey)
 
-    async def begin(
+    async def _begin(
         self, exchange: Exchange, org: OrgSpec, line: Line, request: Generation, size: int
     ) -> Journey:
-        """Up to its place. Raises ApiError, ClientLeft."""
+        """Up to its place. Raises ApiError."""
         asking = Asking(
             line.request,
             org,
@@ -236,9 +237,8 @@ class Api:
             _deadline(exchange),
             size,
         )
-        async with exchange.watched():
-            await self.router.prepare(asking)
-            place = await self.router.enter(asking)
+        await self.router.prepare(asking)
+        place = await self.router.enter(asking)
         return Journey(asking, place, self.router, self._claims, trace_headers(exchange))
 
     async def _tokenize(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:

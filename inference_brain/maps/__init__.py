@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inference_brain.maps.cache_maps import CacheMaps, DriverPlace
+from inference_brain.maps.guessed import GuessedMap
 from inference_brain.maps.hits import NEVER, Hit
 
-__all__ = ["NEVER", "CacheMaps", "DriverPlace", "Hit"]
+__all__ = ["NEVER", "CacheMaps", "DriverPlace", "GuessedMap", "Hit"]

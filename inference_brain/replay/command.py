@@ -30,6 +30,8 @@ from telemetry.units import duration
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 AT_ONCE: Final = 256
 LATE_SECONDS: Final = 0.05  # from which on times of arrival are not the trace's any more
+# Requests are made in a thread beside the loop, which waits no longer than this for Python's lock.
+SWITCH_SECONDS: Final = 0.0005
 WIDTH: Final = 120  # of tables that nobody looks at in a terminal
 DESCRIPTION: Final = """\
 Play the requests of a trace against any server with OpenAI's API, and report time to first token, time
@@ -139,7 +141,12 @@ def _replay(given: argparse.Namespace) -> int:
         {"ignore_eos": True} if given.ignore_eos else None,
     )
     prompts = PromptMaker(given.model, given.form, given.salt, words_per_token=given.words_per_token)
-    made = asyncio.run(_play(given, requests, play, prompts))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        made = asyncio.run(_play(given, requests, play, prompts))
+    finally:
+        sys.setswitchinterval(before)
     _show(made)
     if given.json:
         given.json.write_text(json.dumps(made, indent=1) + "\n")

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ from swdriver_shim.replay.traces import tenant
 
 REPLICA_HEADER: Final = "x-tidegate-replica"
 ERROR_BYTES_MAX: Final = 64 << 10
+MADE_MAX: Final = 32  # requests that are made ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,13 @@ class Play:
     replica_header: str = REPLICA_HEADER
     seed: int = 0
     more: dict[str, Any] | None = None
+
+
+class _Made(NamedTuple):
+    due: Due
+    body: bytes
+    headers: dict[str, str]
+    org: int
 
 
 class Player:
@@ -57,21 +65,28 @@ class Player:
         """Sends all of them; `ended` is called for each that has ended. One that is due while as many
         as are allowed are being answered waits, and is late. Cancelling leaves what came until then."""
         places = asyncio.Semaphore(self._play.at_once_max)
+        made: asyncio.Queue[_Made | None] = asyncio.Queue(MADE_MAX)
         self._began = self._clock()
         async with asyncio.TaskGroup() as group:
-            for due in dues:
-                # Before its time, so that making a long prompt does not make it late.
-                body, headers, org = self._request(due)
-                await asyncio.sleep(due.at - self._now())
+            making = group.create_task(self._make(dues, made))
+            while (one := await made.get()) is not None:
+                await asyncio.sleep(one.due.at - self._now())
                 await places.acquire()
-                outcome = Outcome(due.at, org=org, input_tokens=due.request.input_tokens)
+                outcome = Outcome(one.due.at, org=one.org, input_tokens=one.due.request.input_tokens)
                 self.outcomes.all.append(outcome)
-                group.create_task(self._send(outcome, body, headers, places, ended))
+                group.create_task(self._send(outcome, one, places, ended))
+            await making
+
+    async def _make(self, dues: Iterable[Due], made: asyncio.Queue[_Made | None]) -> None:
+        """Makes requests before they are due, and beside the loop that times answers."""
+        for due in dues:
+            await made.put(await asyncio.to_thread(self._request, due))
+        await made.put(None)
 
     def _now(self) -> float:
         return self._clock() - self._began
 
-    def _request(self, due: Due) -> tuple[bytes, dict[str, str], int]:
+    def _request(self, due: Due) -> _Made:
         play, tokens = self._play, due.request.output_tokens
         if play.output_tokens_max is not None:
             tokens = min(tokens, play.output_tokens_max)
@@ -84,13 +99,12 @@ class Player:
         if play.keys:
             org = tenant(due.request.session, len(play.keys), play.seed)
             headers["authorization"] = f"Bearer {play.keys[org]}"
-        return msgspec.json.encode(body), headers, org
+        return _Made(due, msgspec.json.encode(body), headers, org)
 
     async def _send(
         self,
         outcome: Outcome,
-        body: bytes,
-        headers: dict[str, str],
+        made: _Made,
         places: asyncio.Semaphore,
         ended: Callable[[Outcome], None],
     ) -> None:
@@ -98,7 +112,7 @@ class Player:
         outcome.why = "not answered when the replay was ended"
         try:
             url = self._play.url + self._prompts.path
-            async with self._client.open("POST", url, headers, body) as answer:
+            async with self._client.open("POST", url, made.headers, made.body) as answer:
                 await self._read(outcome, answer)
             outcome.why = None
         except (UpstreamFailed, Unreadable) as error:

@@ -79,6 +79,16 @@ class _Bounds(NodeTransformer):
         self.generic_visit(node)
         return _ask("concatenate", node.nodes, node.lineno)
 
+    def visit_Add(self, node: nodes.Add) -> nodes.Expr:  # noqa: N802
+        """All that is added in a row at once: most of what templates write is put together so."""
+        self.generic_visit(node)
+        left = [node.left]
+        if isinstance(first := node.left, nodes.Call) and isinstance(
+            first.node, nodes.EnvironmentAttribute
+        ):
+            left = first.args if first.node.name == "add" else left
+        return _ask("add", [*left, node.right], node.lineno)
+
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
         if not isinstance(node.arg, nodes.Slice) or node.ctx != "load":
@@ -122,6 +132,19 @@ def _concatenate(*parts: Any) -> str:
     return "".join(map(str, parts))
 
 
+def _add(*parts: Any) -> Any:
+    budget = current()
+    if all(type(one) is str for one in parts):
+        made: Any = "".join(parts)
+        budget.spend(len(made))
+        return made
+    made = parts[0]
+    for one in parts[1:]:
+        made = made + one
+        pay_for(budget, made)
+    return made
+
+
 def _cut(value: Any, start: Any, stop: Any, step: Any) -> Any:
     made = value[start:stop:step]
     pay_for(current(), made)
@@ -129,11 +152,12 @@ def _cut(value: Any, start: Any, stop: Any, step: Any) -> Any:
 
 
 class _Bounded(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset({"%", "*", "**", "+"})
+    intercepted_binops = frozenset({"%", "*", "**"})
     step = staticmethod(_count_step)
+    add = staticmethod(_add)
     concatenate = staticmethod(_concatenate)
     cut = staticmethod(_cut)
-    _ours: frozenset[object] = frozenset({_count_step, _concatenate, _cut})
+    _ours: frozenset[object] = frozenset({_add, _count_step, _concatenate, _cut})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -192,13 +216,6 @@ class _Bounded(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         budget = current()
-        if operator == "+":
-            made = left + right
-            if type(made) is str:
-                budget.spend(len(made))
-            else:
-                pay_for(budget, made)
-            return made
         if operator == "%":
             if isinstance(left, str):
                 check_width_of(left)

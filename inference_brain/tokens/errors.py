@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+HALF_A_CHARACTER = "The prompt has half a character, which is no text"
+
 
 class TokensError(ValueError):
     """Why there are no tokens, in a sentence that callers may be shown."""

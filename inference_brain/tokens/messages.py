@@ -26,6 +26,7 @@ _TEXT_FIELDS: Final = {
     "thinking": "thinking",
 }
 _MAY_BE_EMPTY: Final = frozenset({"text", "refusal"})
+_PLAIN: Final = frozenset({"assistant", "tool", "user"})
 _MEDIA_FIELDS: Final = frozenset(
     {
         "audio_embeds",
@@ -142,6 +143,8 @@ def _prepared(message: Message, content_format: ContentFormat) -> dict[str, Any]
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise BadMessages("A message has a role")
+    if len(message) == 2 and isinstance(content, str) and content_format == "string" and role in _PLAIN:
+        return {"role": role, "content": content}  # as most are
     parts: Sequence[Any]
     if content is None:
         parts = ()

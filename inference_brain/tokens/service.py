@@ -15,7 +15,7 @@ from typing import Final
 from inference_brain.tokens.lanes import Lanes
 from inference_brain.tokens.messages import Chat, has_media
 from inference_brain.tokens.tokenizer import Added, PromptTokenizer
-from inference_brain.tokens.turns import Piece, Tokens, Turns, cut
+from inference_brain.tokens.turns import Cut, Tokens, Turns, cut
 
 RENDERED_AT_ONCE: Final = 256 << 10  # characters: a millisecond
 TOKENIZED_AT_ONCE: Final = 4 << 10
@@ -48,13 +48,12 @@ class TokenService:
         if has_media(chat.messages):
             return None
 
-        def render() -> tuple[str, list[Piece]]:
-            text = tokenizer.render(chat, tokens_max)
-            return text, cut(text, tokenizer.cuts)
+        def render() -> Cut:
+            return cut(tokenizer.render(chat, tokens_max), tokenizer.cuts)
 
         is_long = _size(chat) > RENDERED_AT_ONCE
-        text, pieces = await self._lanes.run(org, render) if is_long else render()
-        return await self._tokens(tokenizer, org, text, pieces)
+        made = await self._lanes.run(org, render) if is_long else render()
+        return await self._tokens(tokenizer, org, made)
 
     async def text(
         self,
@@ -72,10 +71,10 @@ class TokenService:
             ids = await self._lanes.run(org, lambda: tokenizer.encode(text, add_special_tokens=True))
             return Tokens(self.turns, ids, 0, [])
         if len(text) > RENDERED_AT_ONCE:
-            pieces = await self._lanes.run(org, lambda: cut(text, tokenizer.cuts, added.before))
+            made = await self._lanes.run(org, lambda: cut(text, tokenizer.cuts, added.before))
         else:
-            pieces = cut(text, tokenizer.cuts, added.before)
-        return await self._tokens(tokenizer, org, text, pieces, added)
+            made = cut(text, tokenizer.cuts, added.before)
+        return await self._tokens(tokenizer, org, made, added)
 
     def given(self, ids: Sequence[int]) -> Tokens:
         """Of a prompt that came as tokens."""
@@ -89,27 +88,25 @@ class TokenService:
         self,
         tokenizer: PromptTokenizer,
         org: str,
-        text: str,
-        pieces: Sequence[Piece],
+        prompt: Cut,
         added: Added = _NOTHING_ADDED,
     ) -> Tokens:
         now = self._clock()
         if now >= self._sweep_at:  # of orgs that ask nothing any more
             self._sweep_at = now + SWEEP_SECONDS
             self.turns.sweep_all(now)
-        found = self.turns.find(org, tokenizer.number, pieces, now)
-        left = pieces[found.pieces :]
+        found = self.turns.find(org, tokenizer.number, prompt.pieces, now)
 
         def encode() -> list[array[int]]:
-            made = tokenizer.encode_each([text[one.start : one.end] for one in left])
+            made = tokenizer.encode_each(prompt.texts(found.pieces))
             if not found.pieces:
                 made[0] = array("I", added.before) + made[0]
             made[-1].extend(added.after)
             return made
 
-        is_long = len(text) - left[0].start > TOKENIZED_AT_ONCE
+        is_long = len(prompt.raw) - prompt.pieces[found.pieces].start > TOKENIZED_AT_ONCE
         new = await self._lanes.run(org, encode) if is_long else encode()
-        return self.turns.add(org, tokenizer.number, pieces, found, new, self._clock())
+        return self.turns.add(org, tokenizer.number, prompt.pieces, found, new, self._clock())
 
 
 def _size(chat: Chat) -> int:

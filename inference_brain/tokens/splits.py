@@ -21,12 +21,15 @@ import string
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from telemetry.decoder import Limits, decode
 
 CUTS_MAX: Final = 2  # different tokens that texts are cut before: beginnings, or ends, of turns
 _DESCRIBED: Final = Limits(512 << 20, 1 << 26, 200)
+_LONG_BYTES: Final = 4 << 10
+_HEAD: Final = np.dtype("<u4")
 # What no tokenizer takes for a part of a word.
 _NO_WORD: Final = frozenset(string.punctuation) - {"_"}
 
@@ -92,12 +95,30 @@ def cuts(safe: Collection[str], templates: Collection[str], ends: Collection[str
     return tuple(sorted(wanted, key=lambda one: -written[one])[:CUTS_MAX])
 
 
-def places(text: str, tokens: Sequence[str], start: int = 0) -> Iterator[int]:
+def places(raw: bytes, tokens: Sequence[bytes], start: int = 0) -> Iterator[int]:
     """Where these tokens begin in a text, from `start` on, in order."""
-    found = []
-    for token in tokens:
-        at = text.find(token, start)
-        while at >= 0:
-            found.append(at)
-            at = text.find(token, at + len(token))
+    if len(raw) < _LONG_BYTES or any(len(token) < _HEAD.itemsize for token in tokens):
+        return iter(sorted(at for token in tokens for at in _found(raw, token, start)))
+    sought = tuple(tokens)
+    return (at for at in _candidates(raw, tokens, start) if raw.startswith(sought, at))
+
+
+def _found(raw: bytes, token: bytes, start: int) -> Iterator[int]:
+    at = raw.find(token, start)
+    while at >= 0:
+        yield at
+        at = raw.find(token, at + len(token))
+
+
+def _candidates(raw: bytes, tokens: Sequence[bytes], start: int) -> Iterator[int]:
+    """Where any of them may begin, by its first four bytes: a quarter of the time that it takes to find
+    each of them."""
+    size = _HEAD.itemsize
+    heads = {int.from_bytes(token[:size], "little") for token in tokens}
+    found: list[int] = []
+    for offset in range(start, start + size):
+        count = (len(raw) - offset) // size
+        words = np.frombuffer(raw, _HEAD, max(0, count), min(offset, len(raw) - 1))
+        for head in heads:
+            found += (np.flatnonzero(words == head) * size + offset).tolist()
     return iter(sorted(found))

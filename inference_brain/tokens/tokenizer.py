@@ -14,7 +14,13 @@ from tokenizers import Tokenizer, processors
 from inference_brain.tokens import folder as folders
 from inference_brain.tokens import splits
 from inference_brain.tokens.content_format import content_format, knows_developer
-from inference_brain.tokens.errors import BadMessages, BadTemplate, TokensError, TooLong
+from inference_brain.tokens.errors import (
+    HALF_A_CHARACTER,
+    BadMessages,
+    BadTemplate,
+    TokensError,
+    TooLong,
+)
 from inference_brain.tokens.messages import Chat, ContentFormat, prepare, prepare_tools
 from inference_brain.tokens.sandbox import Template
 from telemetry.decoder import excerpt
@@ -57,11 +63,12 @@ class PromptTokenizer:
             else:
                 form = content_format(made.tree)
                 self._templates[name] = ChatTemplate(made, form, knows_developer(source))
-        self.cuts = splits.cuts(
+        wanted = splits.cuts(
             splits.safe_tokens(self._tokenizer),
             folder.templates.values(),
             [text for name, text in self.special_tokens.items() if name == "eos_token"],
         )
+        self.cuts = tuple(token.encode() for token in wanted)
         self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
         self.added = _what_is_added(self._tokenizer)
 
@@ -118,7 +125,7 @@ class PromptTokenizer:
         try:
             return [array("I", one.ids) for one in encode(texts, add_special_tokens=add_special_tokens)]
         except (TypeError, UnicodeEncodeError):
-            raise BadMessages("The prompt has half a character, which is no text") from None
+            raise BadMessages(HALF_A_CHARACTER) from None
         except BaseException as error:
             # The library raises Exception itself; what went wrong in Rust comes as a BaseException.
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":

@@ -18,10 +18,11 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from inference_brain.tokens.errors import HALF_A_CHARACTER, BadMessages
 from inference_brain.tokens.splits import places
 from swdriver_shim.keys import Keys, Known, Prompt
 
-PIECE_CHARACTERS_MIN: Final = 256  # so that a text of special tokens alone has not a piece for each
+PIECE_BYTES_MIN: Final = 256  # so that a text of special tokens alone has not a piece for each
 TREE_BYTES_MAX: Final = 256 << 20
 IDLE_SECONDS: Final = 3600.0
 MAKERS_MAX: Final = 4  # of keys, for each piece
@@ -39,24 +40,39 @@ class Piece(NamedTuple):
     digest: bytes | None
 
 
-def cut(text: str, tokens: Sequence[str], before: Sequence[int] = ()) -> list[Piece]:
+class Cut(NamedTuple):
+    """A text in UTF-8, and its pieces: where each begins and ends in it."""
+
+    raw: bytes
+    pieces: list[Piece]
+
+    def texts(self, first: int) -> list[str]:
+        """Of the pieces from the one with this number on."""
+        return [self.raw[one.start : one.end].decode() for one in self.pieces[first:]]
+
+
+def cut(text: str, tokens: Sequence[bytes], before: Sequence[int] = ()) -> Cut:
     """Where a text is cut, before some of these tokens. What is cut off does not depend on what
-    follows. `before`: tokens that the first piece gets besides its own."""
+    follows. `before`: tokens that the first piece gets besides its own. Raises BadMessages."""
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:
+        raise BadMessages(HALF_A_CHARACTER) from None
     ends, last = [0], 0
-    for place in places(text, tokens, PIECE_CHARACTERS_MIN):
-        if place - last >= PIECE_CHARACTERS_MIN:
+    for place in places(raw, tokens, PIECE_BYTES_MIN):
+        if place - last >= PIECE_BYTES_MIN:
             ends.append(place)
             last = place
     # With its length, so that no text begins with what another's tokens before it are.
-    salt = b"%d:" % len(before) + array("I", before).tobytes()
+    mixed = sha256(b"%d:" % len(before) + array("I", before).tobytes())
     made = []
-    for start, end in pairwise(ends):
-        # What is no text is refused where it is tokenized.
-        mixed = sha256(salt + text[start:end].encode("utf-8", "surrogatepass"))
-        made.append(Piece(start, end, mixed.digest()[:DIGEST_BYTES]))
-        salt = b""
-    made.append(Piece(last, len(text), None))
-    return made
+    with memoryview(raw) as whole:
+        for start, end in pairwise(ends):
+            mixed.update(whole[start:end])
+            made.append(Piece(start, end, mixed.digest()[:DIGEST_BYTES]))
+            mixed = sha256()
+    made.append(Piece(last, len(raw), None))
+    return Cut(raw, made)
 
 
 class _Node:

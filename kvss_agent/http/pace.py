@@ -8,7 +8,6 @@ a small part at any time.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Final
 
 SHARE: Final = 0.2  # of the time, for one owner beside others
@@ -25,7 +24,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._asked_at: dict[str, float] = {}
-        self._paid_until: defaultdict[str, float] = defaultdict(float)  # by owner
+        self._paid_until: dict[str, float] = {}  # by owner; none that has paid and is silent
         self._unwanted_until = 0.0
 
     def asks(self, owner: str, now: float) -> None:
@@ -34,11 +33,11 @@ class Pace:
 
     def begins(self, owner: str, now: float) -> float:
         """A request of it is to be carried out: for how many seconds it has to wait before."""
-        owed = max(0.0, self._paid_until[owner] - now - ADVANCE_SECONDS)
+        owed = max(0.0, self._paid_until.get(owner, now) - now - ADVANCE_SECONDS)
         return min(owed, self._spends(owner, REQUEST_SECONDS, now))
 
     def moved(self, owner: str, size: int, now: float) -> float:
-        """So many bytes of its bodies were moved: for how many seconds to move no more of them."""
+        """So many bytes of its bodies were moved, or are to be: for how many seconds to wait then."""
         return self._spends(owner, size * BYTE_SECONDS, now)
 
     def unwanted(self, size: int, now: float) -> float:
@@ -51,11 +50,13 @@ class Pace:
         if not self._is_beside_others(owner, now):
             self._paid_until.pop(owner, None)
             return 0.0
-        self._paid_until[owner] = max(self._paid_until[owner], now) + seconds / SHARE
+        self._paid_until[owner] = max(self._paid_until.get(owner, now), now) + seconds / SHARE
         return max(0.0, self._paid_until[owner] - now - ADVANCE_SECONDS)
 
     def _is_beside_others(self, owner: str, now: float) -> bool:
-        for one, at in list(self._asked_at.items()):
-            if at < now - ASKS_SECONDS:
-                self._asked_at.pop(one, None)
+        silent = [one for one, at in list(self._asked_at.items()) if at < now - ASKS_SECONDS]
+        for one in silent:
+            self._asked_at.pop(one, None)
+        if silent:
+            self._paid_until = {one: until for one, until in self._paid_until.items() if until > now}
         return bool(self._asked_at.keys() - {owner})

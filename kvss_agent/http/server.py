@@ -33,6 +33,7 @@ from http import HTTPStatus
 from typing import Any, Final, cast
 
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
@@ -122,8 +123,8 @@ class HttpConnection:
         if seconds := self.policy.pace.begins(self.owner, time.monotonic()):
             await asyncio.sleep(seconds)
 
-    async def sent(self, size: int) -> None:
-        """So much of an answer was sent: wait until its owner may have more of it."""
+    async def may_send(self, size: int) -> None:
+        """Wait until its owner may have so much of an answer."""
         await asyncio.sleep(self.policy.pace.moved(self.owner, size, time.monotonic()))
 
     def receive_into(self, scope: Mapping[str, Any], place: memoryview) -> None:
@@ -157,8 +158,45 @@ class _Phase(Enum):
     IDLE = auto()  # the next request, with uvicorn's own timer
 
 
+class PacedFlow(FlowControl):
+    """uvicorn's, which does not read what nobody asks for. The pace of an owner is a reason of its own:
+    nothing is read while there is either."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._is_held = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is we who let a body wait."""
+        return self.read_paused or self._is_held
+
+    def hold(self) -> None:
+        """Read nothing until `release`."""
+        if not self.waits:
+            self._transport.pause_reading()
+        self._is_held = True
+
+    def release(self) -> None:
+        was_held, self._is_held = self._is_held, False
+        if was_held and not self.read_paused:
+            self._transport.resume_reading()
+
+    def pause_reading(self) -> None:
+        if not self.waits:
+            self._transport.pause_reading()
+        self.read_paused = True
+
+    def resume_reading(self) -> None:
+        was_paused, self.read_paused = self.read_paused, False
+        if was_paused and not self._is_held:
+            self._transport.resume_reading()
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's, with bounds."""
+
+    flow: PacedFlow
 
     def __init__(
         self,
@@ -190,6 +228,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._connection.transport, self._connection.protocol = transport, self
         super().connection_made(transport)
+        self.flow = PacedFlow(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.leave()
@@ -284,14 +323,14 @@ class BoundedProtocol(HttpToolsProtocol):
         """Read no more of this body for so long."""
         if seconds > 0:
             self._end_pause()
-            self.flow.pause_reading()
+            self.flow.hold()
             self._pausing = self.loop.call_later(seconds, self._end_pause)
 
     def _end_pause(self) -> None:
         if self._pausing is not None:
             self._pausing.cancel()
             self._pausing = None
-            self.flow.resume_reading()
+            self.flow.release()
 
     def on_message_complete(self) -> None:
         self._unparsed = 0
@@ -341,7 +380,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return now - self._since <= self._bounds.linger_seconds
         since, before = self._body_mark
         enough = self._bounds.body_bytes_per_second_min * self._bounds.stall_seconds
-        if self.flow.read_paused or self._body_bytes - before >= enough:  # paused: we let it wait
+        if self.flow.waits or self._body_bytes - before >= enough:  # paused: we let it wait
             self._body_mark = now, self._body_bytes
             return True
         return now - since <= self._bounds.stall_seconds

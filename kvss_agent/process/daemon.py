@@ -13,7 +13,7 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import uvicorn
@@ -38,6 +38,10 @@ EX_CONFIG: Final = 78
 WATCHDOG_SECONDS: Final = 1.0
 
 S = TypeVar("S", bound=ProcessSettings)
+
+
+class Stoppable(Protocol):
+    def stop(self) -> None: ...
 
 
 @contextlib.asynccontextmanager
@@ -106,18 +110,22 @@ async def reporting(
     limits: LabelLimits,
     status: MembershipStatus,
     slowest: TakeSlowest | None = None,
+    beside: Callable[[str], Stoppable] | None = None,
 ) -> AsyncIterator[None]:
     """Report telemetry for as long as this lasts, and at the end what is left of it.
 
     Where the settings do not say where to, the console does, once this process has joined (`status`);
     without either, and without a collector, nobody is told. `topic`: whose user opens the address.
+    `beside` starts what else this process reports to the same Redis, for that address.
     """
-    reporters: list[Reporter] = []
+    reporters: list[Stoppable] = []
 
     def report(redis_url: str | None, otlp_url: str | None) -> None:
         address = own_url(redis_url, topic, settings.token) if redis_url else None
         more: dict[str, Any] = {"collect": collect, "limits": limits, "slowest": slowest}
         reporters.append(Reporter(address, otlp_url, kind, software(), name=settings.name, **more))
+        if beside and address:
+            reporters.append(beside(address))
 
     async def follow_console() -> None:
         while True:

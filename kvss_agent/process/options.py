@@ -118,7 +118,20 @@ def redis_url(text: str) -> str:
     if parts.scheme not in ("redis", "rediss", "unix") or not (parts.netloc or parts.path.strip("/")):
         raise ValueError(text)
     _ = parts.port  # raises ValueError where the port is nonsense
+    if parts.query:
+        _check_redis_options(text)
     return text
+
+
+def _check_redis_options(url: str) -> None:
+    """Whether the client of Redis takes the options behind the question mark, such as `ssl_ca_certs`.
+    It says so when it connects, long after the start. Raises ValueError."""
+    import redis  # to load it takes a fifth of an agent's start
+
+    try:
+        redis.ConnectionPool.from_url(url).make_connection()  # which connects to nobody yet
+    except (TypeError, redis.RedisError) as error:
+        raise ValueError(url) from error
 
 
 def web_url(text: str) -> str:

@@ -43,11 +43,8 @@ class ProcessSettings:
 
     def warn_of_plain_control(self) -> None:
         """At each start."""
-        if not self.serves_tls and not is_loopback(self.control[0]):
-            log.warning(
-                "The control API is plain HTTP on %s:%s: tokens and keys can be read on the way",
-                *self.control,
-            )
+        if not self.serves_tls:
+            warn_of_plain(self.control)
 
 
 S = TypeVar("S", bound=ProcessSettings)
@@ -166,6 +163,14 @@ def _join_token(text: str) -> str:
     if not text.startswith("tgj_") or not text.isascii():
         raise ValueError(text)
     return text
+
+
+def warn_of_plain(control: tuple[str, int]) -> None:
+    """Of a control API without TLS, unless only this machine reaches it."""
+    if not is_loopback(control[0]):
+        log.warning(
+            "The control API is plain HTTP on %s:%s: tokens and keys can be read on the way", *control
+        )
 
 
 def is_loopback(host: str) -> bool:

@@ -142,7 +142,9 @@ class ClaimVerifier:
             return ClaimRefusal.EXPIRED
         except jwt.InvalidAudienceError:
             return ClaimRefusal.AUDIENCE
-        except (jwt.PyJWTError, UnicodeEncodeError):  # JSON may carry what is no text
+        # JSON may carry what is no text, has no end, or nests too deeply: not every version of PyJWT
+        # says so itself, and whoever asks an engine can send it.
+        except (jwt.PyJWTError, ArithmeticError, RecursionError, TypeError, ValueError):
             return ClaimRefusal.MALFORMED
         issued, until = told["iat"], told["exp"]
         if not told["sub"] or isinstance(issued, str) or isinstance(until, str):

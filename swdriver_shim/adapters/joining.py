@@ -16,6 +16,7 @@ import re
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Self, TypeAlias
 from urllib.parse import urlsplit
@@ -163,7 +164,7 @@ class JoinedDriver:
             )
             started.callback(self.shim.stop)
             self.shim.start()
-            started.callback(HostThread(host.running(self.shim)).close)
+            started.callback(HostThread(partial(host.running, self.shim)).close)
             self._started = started.pop_all()
 
     def prefixes(self, org: str, adapter: str = "") -> LocalPrefixes:
@@ -184,15 +185,15 @@ def own_address(url: str) -> str:
 
     Nothing is sent: this asks the routing table only.
     """
-    parts = urlsplit(url)
-    port = parts.port or PORTS.get(parts.scheme, 443)
     try:
+        parts = urlsplit(url)
+        port = parts.port or PORTS.get(parts.scheme, 443)
         found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_DGRAM)
         family, kind, _, _, place = found[0]
         with socket.socket(family, kind) as probe:
             probe.connect(place)
             return str(probe.getsockname()[0])
-    except OSError:
+    except (OSError, ValueError):  # which is for others to tell
         return "127.0.0.1"
 
 

@@ -15,7 +15,7 @@ All shards of a group keep a column in the same slot, so a slot is a number here
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from swdriver_shim.cache import misses, snapshot
 from swdriver_shim.cache.allocator import SlotAllocator
+from swdriver_shim.cache.listener import Listener
 from swdriver_shim.cache.lookup import Lookup, Match, columns_of
 from swdriver_shim.cache.misses import ColumnState
 from swdriver_shim.cache.object_ledger import ObjectLedger
@@ -34,7 +35,7 @@ from swdriver_shim.cache.reuse.sample import Sample
 from swdriver_shim.cache.slots import Clear, Pool, Use
 from swdriver_shim.cache.snapshot import LedgerSnapshot
 from swdriver_shim.cache.spills import Spill, SpillPlanner
-from swdriver_shim.cache.stock import NAMESPACES_MAX, Listener, Stock
+from swdriver_shim.cache.stock import NAMESPACES_MAX, Stock
 from swdriver_shim.cache.stores import Store, StorePlanner
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
@@ -120,6 +121,7 @@ class Ledger:
         for hit in match.columns:
             account.stamp(hit, now)
             self._spills.used(account, hit)
+        self._say_used(match.columns)
         self._slots.begin(match, now)
         return match
 
@@ -142,6 +144,7 @@ class Ledger:
         for hit in found.columns:
             if more := [column for column in hit if id(column) not in before]:
                 account.stamp(more, now)
+                self._say_used([more])
         self._slots.begin(found, now)
         return found
 
@@ -156,6 +159,11 @@ class Ledger:
             misses.set_missed(self._stock, match, lookup.paths, now)
             match.pending = lookup.pending(tokens // COLUMN_TOKENS)
         return match
+
+    def _say_used(self, hits: Iterable[Sequence[Column]]) -> None:
+        for listener in self._stock.listeners:
+            for hit in hits:
+                listener.used(hit)
 
     def recount(self, match: Match, now: float) -> None:
         """Find the reasons of its misses again, since tier 2 has answered. The prompt may be longer by
@@ -262,6 +270,9 @@ class Ledger:
             column.ttl = seconds
             if column.state is State.READY:
                 self._stock.expiry.schedule(column)
+        for column in columns:
+            for listener in self._stock.listeners:
+                listener.ttl_changed([column])
         for prefix_map in self._stock.maps_of(prompt.maker):
             self._stock.deletes.delete(prefix_map, prompt.keys)  # files have the policy's TTL only
         return len(columns)
@@ -358,9 +369,9 @@ class Ledger:
         """The requests of an org, which may have sent none yet."""
         return self._stock.account(org).tally
 
-    def set_listener(self, listener: Listener) -> None:
-        """Notify the listener when columns can be served, and when they can't any more."""
-        self._stock.listener = listener
+    def add_listener(self, listener: Listener) -> None:
+        """Notify this listener as well when columns can be served, and when they can't any more."""
+        self._stock.listeners.append(listener)
 
     def reuse(self, org: str, now: float) -> Sample | None:
         """A sample of the org's reuse of columns, to try other policies on. None for an unknown org. May

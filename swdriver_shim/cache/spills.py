@@ -149,6 +149,8 @@ class SpillPlanner:
             if exists:
                 self.spilled.columns += 1
                 self.spilled.bytes += self._stock.layout.groups[copy.group].column_bytes
+                for listener in self._stock.listeners:
+                    listener.copied(copy.tag, copy.key)
             else:
                 self.spilled.not_spilled += 1
             if place >= len(staying):

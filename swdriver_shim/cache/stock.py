@@ -7,14 +7,15 @@ schedule, the reasons of misses and tier 2 stay in step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, Protocol
+from typing import Final
 
 from swdriver_shim.cache.displacement import DisplacementPolicy
 from swdriver_shim.cache.expiry import ExpirySchedule
 from swdriver_shim.cache.fair_queue import FairQueue
+from swdriver_shim.cache.listener import Listener
 from swdriver_shim.cache.prefix_map import NO_SLOT, Account, Column, PrefixMap, State
 from swdriver_shim.cache.reasons import GHOSTS_MAX, Ghosts, NoSpill, Reason, Removal
 from swdriver_shim.cache.request_log import Conversations, RequestLog
@@ -29,13 +30,6 @@ _ALLOWED: Final = Tier2Rule.ALLOWED  # looked up for every column
 PURGED_AT_ONCE: Final = 256  # columns of one org
 NAMESPACES_MAX: Final = 64  # of an org that are kept without columns, and searched for a reason
 _CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PREFIX_ONLY, Reason.PURGED, Reason.DELETED})
-
-
-class Listener(Protocol):
-    """Follows which columns can be served."""
-
-    def arrived(self, column: Column) -> None: ...
-    def removed(self, column: Column) -> None: ...
 
 
 @dataclass(slots=True)
@@ -54,13 +48,13 @@ class Stock:
         self.accounts: dict[str, Account] = {}
         self.slots = Slots(len(layout.groups))
         self.expiry = ExpirySchedule()
-        self.deletes = Tier2Deletes(self.slots)
+        self.listeners: list[Listener] = []
+        self.deletes = Tier2Deletes(self.slots, self.listeners)
         self.ghosts = Ghosts(ghosts_max)
         self.conversations = Conversations()
         self.requests = RequestLog()
         self.overstay = Overstay()
         self.is_reachable = True  # while an agent is lost nothing is served, and nothing has to go
-        self.listener: Listener | None = None
         self.orgs_with_keys: Collection[str] = ()  # whose columns can be encrypted in tier 2
         self.slow_orgs: set[str] = set()  # whose slots are copied or scrubbed before they are free
         self._policies: Mapping[str, OrgPolicies] = {}
@@ -89,6 +83,8 @@ class Stock:
             account.set_policy(self._policy(account.org), now)
             self._policy_changed(account, before, tags.get(account.org))
             if account.policy != before:
+                for listener in self.listeners:
+                    listener.policy_changed(account)
                 for group in range(len(self.layout.groups)):
                     self.expiry.reschedule(account.columns(group))
 
@@ -169,7 +165,7 @@ class Stock:
         account.bytes += size
         account.group_bytes[owner.group] += size
 
-    def arrived(self, columns: Iterable[Column], now: float) -> None:
+    def arrived(self, columns: Sequence[Column], now: float) -> None:
         """The bytes of these columns of one org are in their slots, on all agents."""
         ready, forget, expiry = State.READY, self.ghosts.forget if self.ghosts else None, self.expiry
         leftovers = [self.slots.has_leftovers(group) for group in range(len(self.layout.groups))]
@@ -196,8 +192,9 @@ class Stock:
             if second is None:
                 second = seconds[age] = expiry.second(column)
             expiry.put(column, second)
-            if self.listener:
-                self.listener.arrived(column)
+        if columns:
+            for listener in self.listeners:
+                listener.arrived(columns)
 
     def check_expiry(self, column: Column, now: float) -> None:
         """Remove the column if it has expired; else schedule it again."""
@@ -242,8 +239,8 @@ class Stock:
         """The column can't be served any more."""
         column.map.account.queue(column).removed(column)
         column.mark = None
-        if self.listener:
-            self.listener.removed(column)
+        for listener in self.listeners:
+            listener.removed(column)
 
     def vacate(self, column: Column) -> int:
         """Empty the column and return its slot, which the caller has to free or fill."""
@@ -288,7 +285,10 @@ class Stock:
         account.recorder.forget()
         self.requests.forget(account.org)
         for namespace in namespaces:
-            for purged in account.maps.pop(namespace, ()):
+            maps = account.maps.pop(namespace, [])
+            for listener in self.listeners:
+                listener.purged(maps)
+            for purged in maps:
                 purged.purged_by = removal
                 account.purged.append(purged)
                 self._purged.put(account.org, (purged, removal))

@@ -196,6 +196,8 @@ class StorePlanner:
                 if column.ttl is not None:
                     longer = rules.ttl_seconds is None or rules.ttl_seconds > column.ttl
                     column.ttl = rules.ttl_seconds if longer else column.ttl
+                    for listener in stock.listeners:
+                        listener.ttl_changed([column])
                 if rules.tier2.strictness < column.tier2_rule.strictness:
                     column.tier2_rule = rules.tier2
             parent = column

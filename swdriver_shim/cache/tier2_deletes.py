@@ -7,11 +7,12 @@ Nothing is handed out while an earlier use may still copy it there. The files ar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from swdriver_shim.cache.fair_queue import FairQueue
+from swdriver_shim.cache.listener import Listener
 from swdriver_shim.cache.prefix_map import Account, PrefixMap
 from swdriver_shim.cache.reasons import Reason, Removal
 from swdriver_shim.cache.slots import Slots
@@ -40,8 +41,9 @@ class TierPurge:
 
 
 class Tier2Deletes:
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Slots, listeners: Sequence[Listener] = ()) -> None:
         self._slots = slots
+        self._listeners = listeners
         self._deletes: FairQueue[tuple[int, TierDelete]] = FairQueue()  # by tag; once this use has ended
         self._deleting: Counter[tuple[int, bytes]] = Counter()  # group and key of those
         self._purges: FairQueue[TierPurge] = FairQueue()
@@ -67,6 +69,9 @@ class Tier2Deletes:
         has_expired: bool = False,
     ) -> None:
         """Remove the columns with these keys from tier 2."""
+        keys = list(keys)
+        for listener in self._listeners:
+            listener.deleted(prefix_map, keys)
         maker = prefix_map.account.makers.get(prefix_map.namespace)
         if maker is None or (removal is None and len(self._deletes) > PENDING_MAX):
             return

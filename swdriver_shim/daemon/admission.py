@@ -99,9 +99,9 @@ class _HeldResponse(Response):
             for at in range(0, max(len(body), 1), PIECE_BYTES):
                 rest = at + PIECE_BYTES < len(body)
                 piece = body[at : at + PIECE_BYTES]
+                if connection:
+                    await connection.may_send(len(piece))
                 await send({"type": "http.response.body", "body": piece, "more_body": rest})
-                if rest and connection:
-                    await connection.sent(len(piece))
 
 
 @contextlib.asynccontextmanager

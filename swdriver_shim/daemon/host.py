@@ -7,10 +7,11 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,13 +20,17 @@ from kvss_agent.process.membership import JoiningProcess, member
 from kvss_agent.process.state_dir import locked
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
+from swdriver_shim.cache_map.publisher import MapPublisher
 from swdriver_shim.daemon import metrics
 from swdriver_shim.daemon.service import Service
 from swdriver_shim.daemon.settings import Settings
 from swdriver_shim.daemon.shim import Shim
+from telemetry.units import duration
 from telemetry.version import tidegate_version
 
 log = logging.getLogger(__name__)
+
+RESTART_SECONDS: Final = 5.0  # after an end that nobody wanted
 
 
 class DriverHost:
@@ -61,6 +66,7 @@ class DriverHost:
             shim.limits,
             status,
             shim.take_slowest,
+            lambda address: MapPublisher(address, self.identity.topic, shim.follow_cache).start(),
         )
         server = daemon.http_server(application, self.listener, shim.http, self._tls)
         async with telemetry, server, member(settings.console, self._joining(), status):
@@ -92,29 +98,47 @@ class DriverHost:
 
 
 class HostThread:
-    """`DriverHost.running`, or `daemon.http_server`, in a thread of an engine's process."""
+    """`DriverHost.running`, or `daemon.http_server`, in a thread of an engine's process.
 
-    def __init__(self, service: AbstractAsyncContextManager[None]) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(service,), name="tidegate-host", daemon=True
-        )
+    Should it end by itself, it is started again: the engine goes on without it, but by policies that
+    nobody can change, and no purge reaches it.
+    """
+
+    def __init__(self, service: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+        """Returns when it runs. Raises what its start raises."""
+        self._service = service
+        self._is_closed = threading.Event()
+        self._started = Future[None]()
+        self._thread = threading.Thread(target=self._run, name="tidegate-host", daemon=True)
         self._thread.start()
+        self._started.result()
 
     def close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it has ended by an error, which is logged
+        self._is_closed.set()
+        with contextlib.suppress(RuntimeError):  # it is between two loops, and looks before the next
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
-    def _run(self, service: AbstractAsyncContextManager[None]) -> None:
-        try:
-            self._loop.run_until_complete(self._serve(service))
-        except Exception:
-            log.exception("The driver's API, and what else runs beside it, has ended")
-        finally:
-            self._loop.close()
+    def _run(self) -> None:
+        while not self._is_closed.is_set():
+            try:
+                asyncio.run(self._serve())
+            except (Exception, SystemExit) as error:
+                if not self._started.done():
+                    self._started.set_exception(error)
+                    return
+                log.exception(
+                    "The driver's API, and what else runs beside it, has ended: the engine goes on as "
+                    "it was told last. It is started again in %s",
+                    duration(RESTART_SECONDS),
+                )
+                self._is_closed.wait(RESTART_SECONDS)
 
-    async def _serve(self, service: AbstractAsyncContextManager[None]) -> None:
-        async with service:
+    async def _serve(self) -> None:
+        self._stop, self._loop = asyncio.Event(), asyncio.get_running_loop()
+        if self._is_closed.is_set():
+            return
+        async with self._service():
+            if not self._started.done():
+                self._started.set_result(None)
             await self._stop.wait()

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import structs
 
-from kvss_agent.client import Credentials
+from kvss_agent.client import Address, Credentials
 from kvss_agent.http.api import CONTROLLER, Conflict
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.limits.shares import FairShare, Shares
@@ -22,6 +22,7 @@ from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.security.confirmations import DriverStatement, NotConfirmedYet, Question, ShardCover
 from kvss_agent.security.trust import Trust
 from swdriver_shim import desired as documents
+from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
 from swdriver_shim.daemon.stored_document import PurgedTags, StoredDocument
 from swdriver_shim.data_plane.agent_control import AgentControl
@@ -142,6 +143,8 @@ class Shim:
             self.document_at = stored.at
 
     def stop(self) -> None:
+        """Stop for good: a document that comes later is refused. It would open shards that the next
+        process has by then."""
         self._stopped.set()
         with self._lock:
             driver, self._driver = self._driver, None
@@ -153,13 +156,14 @@ class Shim:
     def set_desired(self, raw: bytes) -> Desired:
         """Store a document and follow it. Setting an equal document again changes nothing.
 
-        Raises Invalid; Conflict for an older generation, for the current one with other contents, and
-        for another model or driver; OSError if it can't be stored.
+        Raises Invalid; Conflict for an older generation, for the current one with other contents, for
+        another model or driver, and after `stop`; OSError if it can't be stored.
         """
         parsed = documents.parse(raw)
         if why := self._misfit(parsed):
             raise Conflict(why)
         with self._lock:
+            self._check_runs()
             told = self._purged_tags.without_purged(parsed)
             if self.desired:
                 if told.repeats(self.desired):
@@ -172,6 +176,10 @@ class Shim:
             self._follow(told)
             self.document_at = time.time()
         return told
+
+    def _check_runs(self) -> None:
+        if self._stopped.is_set():
+            raise Conflict("This driver is stopping.")
 
     def _misfit(self, told: Desired) -> str:
         """Why an engine can't follow this document; empty if it can."""
@@ -186,6 +194,7 @@ class Shim:
         and callers, until a document gives it another secret: an older document can't restore what was
         purged. Raises OSError."""
         with self._lock:
+            self._check_runs()
             self._purged_tags.add(tags)
             if self.desired and (told := self._purged_tags.without_purged(self.desired)) != self.desired:
                 if self._document:
@@ -204,6 +213,7 @@ class Shim:
         else:
             self.ban_tags(tags)
         with self._lock:
+            self._check_runs()
             driver = self._driver
         until = time.monotonic() + question.seconds
         receipts = [
@@ -497,6 +507,10 @@ class Shim:
             raise Conflict("The driver has no desired document yet.")
         return self._driver
 
+    def follow_cache(self) -> Follower | None:
+        """What follows the cache for brains; None before there is a document, and for objects."""
+        return self._driver.follow_cache() if self._driver else None
+
     @property
     def mover(self) -> Driver:
         """The driver, if it moves bytes itself. Raises Conflict if an engine does."""
@@ -547,6 +561,16 @@ class Shim:
             for each in kept.values()
             for one in sorted(each, key=lambda transfer: transfer.seconds)[-KEPT_PER_ORG:]
         ]
+
+    @property
+    def is_far(self) -> bool:
+        """Whether bytes of some shard come over a network: from where it is, or is about to be."""
+        homes = [*self._homes.values(), *self._current.values()]
+        return any(not Address.parse(home.address).path for home in homes)
+
+    def lost_shards(self) -> dict[str, str]:
+        """Shards that are not open, and why. Asks no worker."""
+        return {shard.name: shard.lost_because for shard in self._shards.values() if shard.slots is None}
 
     def _state(self, at: tuple[str, int]) -> str:
         """Of a shard: "here", "moving" or "lost"."""

@@ -34,6 +34,7 @@ from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.request_log import HasKeys, RequestRecord
 from swdriver_shim.cache.snapshot import LedgerSnapshot
 from swdriver_shim.cache.stores import Store
+from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.data_plane.shard.control import ShardControl
 from swdriver_shim.data_plane.tier2 import Tier2Transfers, is_damage, reason_of
 from swdriver_shim.decider.housekeeping import Housekeeper
@@ -103,6 +104,7 @@ class Decider:
         self._clock = clock
         self._wall_clock = wall_clock
         self._snapshots = snapshots
+        self._follower: Follower | None = None
         self._served_tags: Mapping[str, bytes] | None = None  # by org; None: all are served
         self._shard_threads = ShardThreads(shards)
         self._tier2 = Tier2Transfers(
@@ -312,6 +314,22 @@ class Decider:
         """Give the prompt's stored columns a TTL of their own; returns how many those are."""
         with self._lock:
             return self.ledger.set_ttl(prompt, seconds)
+
+    # For brains
+
+    def follow_cache(self) -> Follower | None:
+        """What keeps in step with what is cached, for brains; the same each time. None for columns that
+        stand alone."""
+        if self.layout.groups[0].alone:
+            return None
+        with self._lock:
+            if self._follower is None:
+                ledger = self.ledger
+                self._follower = Follower(
+                    self.layout, ledger.accounts, self._lock, lambda: ledger.is_reachable
+                )
+                ledger.add_listener(self._follower)
+            return self._follower
 
     # For people
 

@@ -75,6 +75,10 @@ class Replica:
             body += message["body"]
             if not message.get("more_body"):
                 break
+        if scope["path"] == "/metrics":
+            await send({"type": "http.response.start", "status": 404, "headers": _head(b"")})
+            await send({"type": "http.response.body", "body": b""})
+            return
         headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         self.requests.append(({**headers, ":path": scope["path"]}, body))
         if body and json.loads(body).get("stream"):

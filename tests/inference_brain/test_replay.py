@@ -20,6 +20,7 @@ from inference_brain.replay.answers import EventReader, Unreadable, complaint, w
 from inference_brain.replay.outcomes import Outcome, Outcomes
 from inference_brain.replay.prompts import Form, PromptMaker
 from swdriver_shim.replay.traces import Request
+from tests.inference_brain.brains import KEY, RunningBrain, told
 from tests.inference_brain.engines import FakeEngine
 
 
@@ -287,3 +288,18 @@ def test_traces_that_are_none(
         path.write_text(content)
     assert command.main([str(path), "--url", "http://127.0.0.1:1/v1", "--model", "m"]) == 1
     assert because in capsys.readouterr().err
+
+
+def test_a_brain_says_which_replica_answered(
+    engine: FakeEngine, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with FakeEngine() as other, RunningBrain(told([engine.url, other.url])) as brain:
+        report = trace.with_suffix(".json")
+        url = f"{brain.url}/v1"
+        given = [str(trace), "--url", url, "--model", "m", "--json", str(report), "--flat-out"]
+        assert command.main([*given, "--form", "tokens"]) == 0
+        made = json.loads(report.read_text())
+    assert made["failed"] == 0
+    assert made["replicas"].keys() <= {"r0", "r1"}
+    assert made["all"]["prompt_tokens"] == 6 * 600

@@ -47,10 +47,11 @@ def test_pieces_have_the_tokens_of_the_whole(name: str, data: st.DataObject) -> 
     tokenizer = TOKENIZERS[name]
     text = data.draw(fragments(tokenizer))
     text = text.encode("utf-8", "ignore").decode()
-    allowed = list(places(text, safe_tokens(tokenizer)))
+    raw = text.encode()
+    allowed = list(places(raw, [token.encode() for token in safe_tokens(tokenizer)]))
     chosen = data.draw(st.lists(st.booleans(), min_size=len(allowed), max_size=len(allowed)))
-    ends = [0, *(at for at, is_cut in zip(allowed, chosen, strict=True) if is_cut), len(text)]
-    pieces = [text[start:end] for start, end in pairwise(ends)]
+    ends = [0, *(at for at, is_cut in zip(allowed, chosen, strict=True) if is_cut), len(raw)]
+    pieces = [raw[start:end].decode() for start, end in pairwise(ends)]
     apart = [number for one in pieces for number in tokenizer.encode(one, add_special_tokens=False).ids]
     assert apart == tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -92,8 +93,16 @@ def test_texts_are_cut_before_what_templates_write() -> None:
     assert cuts(safe, ["<b>"], ["<d>"]) == ("<b>", "<d>")
 
 
-@given(st.text("ab<>", max_size=30), st.lists(st.sampled_from(["<a>", "<b>", "<ab>"]), unique=True))
-@example("<a><a>", ["<a>"])
-def test_places_are_all_and_in_order(text: str, tokens: list[str]) -> None:
-    wanted = {at for at in range(len(text)) for one in tokens if text.startswith(one, at)}
-    assert list(places(text, tokens)) == sorted(wanted)
+@given(
+    st.text("ab<>é", max_size=30),
+    st.lists(st.sampled_from(["<a>", "<b>", "<ab>", "<éb>"]), unique=True),
+    st.sampled_from([0, 5_000]),
+    st.integers(0, 40),
+)
+@example("<a><a>", ["<a>"], 0, 0)
+def test_places_are_all_and_in_order(text: str, tokens: list[str], more: int, start: int) -> None:
+    raw = ("x" * more + text).encode()
+    start += more
+    sought = [one.encode() for one in tokens]
+    wanted = {at for at in range(start, len(raw)) for one in sought if raw.startswith(one, at)}
+    assert list(places(raw, sought, start)) == sorted(wanted)

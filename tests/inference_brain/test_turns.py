@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from inference_brain.tokens import Chat, PromptTokenizer, TokenService, load
 from inference_brain.tokens.lanes import Lanes
-from inference_brain.tokens.turns import PIECE_CHARACTERS_MIN, Turns, cut
+from inference_brain.tokens.turns import PIECE_BYTES_MIN, Turns, cut
 from swdriver_shim.keys import Keys, Namespace
 from tests.inference_brain.chat_shapes import conversation, write_folder
 
@@ -42,7 +42,7 @@ async def test_the_next_turn_tokenizes_what_is_new(qwen: PromptTokenizer) -> Non
     assert first is not None
     assert second is not None
     assert first.reused == 0
-    assert len(first) - second.reused < 2 * PIECE_CHARACTERS_MIN
+    assert len(first) - second.reused < 2 * PIECE_BYTES_MIN
     assert second.ids == qwen.chat(longer)
 
 
@@ -135,24 +135,27 @@ def test_whatever_was_asked_before_tokens_and_keys_are_the_same(
 
 @given(texts, texts)
 def test_what_follows_does_not_change_where_a_text_is_cut(text: str, more: str) -> None:
-    tokens = ("</s>", "[INST]")
-    pieces, longer = cut(text, tokens), cut(text + more, tokens)
+    tokens = (b"</s>", b"[INST]")
+    shorter, longer = cut(text, tokens), cut(text + more, tokens)
     # The last piece of the shorter one may go on.
-    assert longer[: len(pieces) - 1] == pieces[:-1]
-    assert "".join((text + more)[one.start : one.end] for one in longer) == text + more
+    assert longer.pieces[: len(shorter.pieces) - 1] == shorter.pieces[:-1]
+    assert "".join(longer.texts(0)) == text + more
 
 
 def test_no_text_looks_like_another_with_tokens_before_it() -> None:
     text = "the weather " * 40 + "</s>"
     before = (0x41414141,)
     other = "1:AAAA" + text
-    assert cut(text, ("</s>",), before)[0].digest != cut(other, ("</s>",))[0].digest
-    assert cut(text, ("</s>",), before)[0].digest != cut(text, ("</s>",))[0].digest
+    digests = {
+        cut(one, (b"</s>",), tokens).pieces[0].digest
+        for one, tokens in ((text, before), (text, ()), (other, ()))
+    }
+    assert len(digests) == 3
 
 
 def test_many_special_tokens_are_not_many_pieces() -> None:
     text = "</s>" * 10_000
-    assert len(cut(text, ("</s>",))) <= len(text) / PIECE_CHARACTERS_MIN + 1
+    assert len(cut(text, (b"</s>",)).pieces) <= len(text) / PIECE_BYTES_MIN + 1
 
 
 async def test_who_has_most_gives_way(qwen: PromptTokenizer) -> None:

@@ -81,6 +81,21 @@ async def kept_of_body(request: Request) -> Response:
         return Response(sha256(body).hexdigest())
 
 
+async def reads_a_part(request: Request) -> Response:
+    """How many bytes of the body wait here at most, while nobody asks for more and others ask for the
+    time of the server."""
+    connection = request.scope["extensions"][EXTENSION]
+    most = came = 0
+    while came < 4 << 20:  # more than an owner has in advance
+        connection.policy.pace.asks("globex", time.monotonic())
+        came += len((await request.receive())["body"])
+    for _ in range(20):
+        connection.policy.pace.asks("globex", time.monotonic())
+        await asyncio.sleep(0.05)
+        most = max(most, len(connection.protocol.cycle.body))
+    return Response(str(most))
+
+
 APPLICATION = Starlette(
     routes=[
         Route("/large", large),
@@ -90,6 +105,7 @@ APPLICATION = Starlette(
         Route("/how", how),
         Route("/waits", waits_then_reads, methods=["PUT"]),
         Route("/told", guarded(told, named, {})),
+        Route("/reads-a-part", guarded(reads_a_part, named, {}), methods=["PUT"]),
         Route("/named-body", guarded(kept_of_body, named, {}), methods=["PUT"]),
     ]
 )
@@ -306,6 +322,16 @@ def test_requests_and_bodies_take_the_time_of_whoever_has_shown_a_credential(sta
     assert noted.bytes["acme"] >= 2 * size - with_heads
     assert noted.bytes["globex"] >= size - with_heads
     assert noted.bytes.total() == 3 * size
+
+
+def test_a_body_that_nobody_asks_for_is_not_read_at_the_pace_of_its_owner_either(start: Start) -> None:
+    server, size = start(), 32 << 20
+    with server.connected() as connection, ThreadPoolExecutor(1) as threads:
+        head = f"PUT /reads-a-part HTTP/1.1\r\nhost: x\r\nauthorization: acme\r\ncontent-length: {size}"
+        threads.submit(connection.sendall, f"{head}\r\n\r\n".encode() + bytes(size))
+        [most] = answers(connection, 1)
+        connection.shutdown(socket.SHUT_RDWR)
+    assert int(most) <= 1 << 20
 
 
 def test_a_large_body_that_breaks_off_is_none_and_the_next_is_whole(start: Start) -> None:

@@ -74,6 +74,20 @@ def test_a_debt_ends_when_nobody_else_asks_any_more() -> None:
     assert pace.begins("acme", 1.0) == 0
 
 
+def test_who_is_gone_and_has_paid_is_forgotten() -> None:
+    """Orgs come and go, and an engine's driver runs for months."""
+    pace, now = Pace(), 0.0
+    for number in range(100):
+        now += 2 * ASKS_SECONDS
+        for owner in (f"org:{number}", "org:other"):
+            pace.asks(owner, now)
+        for owner in (f"org:{number}", "org:other"):
+            pace.begins(owner, now)
+            pace.moved(owner, 4 * SPARED, now)  # which takes longer to pay than it asks
+    assert len(pace._paid_until) <= 4
+    assert len(pace._asked_at) <= 4
+
+
 def test_bodies_that_nobody_wants_share_one_pace_though_nobody_asks() -> None:
     pace = Pace()
     assert [pace.unwanted(UNWANTED_BYTES_PER_SECOND, 5.0) for _ in range(3)] == [1.0, 2.0, 3.0]

@@ -127,7 +127,8 @@ class Engine:
         ]
         self.driver = Decider(layout, "llama", self.far)
         kv = next((at for at, one in enumerate(groups) if not one.is_state), 0)
-        self.events = self.driver.ledger._stock.listener = UnitEvents(self.unit, 32, kv)
+        self.events = UnitEvents(self.unit, 32, kv)
+        self.driver.ledger.add_listener(self.events)
         pins = self if writes_early else None
         self.scheduling = ConnectorScheduler(
             shapes, self.unit, workers, self._who, events=self.events, pins=pins

@@ -46,6 +46,9 @@ def test_a_claim_says_whose_a_request_is_and_what_it_wishes() -> None:
         (lambda: "acme", ClaimRefusal.MALFORMED),
         (lambda: "x" * 5000, ClaimRefusal.MALFORMED),
         (lambda: "\ud800.a.b", ClaimRefusal.MALFORMED),  # as JSON may say it: no text that has bytes
+        (lambda: jwt.utils.base64url_encode(b"[" * 3000).decode() + ".e30.AA", ClaimRefusal.MALFORMED),
+        (lambda: signed(exp=float("inf")), ClaimRefusal.MALFORMED),
+        (lambda: signed(iat=float("nan")), ClaimRefusal.MALFORMED),
         (lambda: signed(KEY[::-1]), ClaimRefusal.SIGNATURE),
         (lambda: signed(KEY * 2, algorithm="HS512"), ClaimRefusal.MALFORMED),
         (lambda: jwt.encode(payload(), "", algorithm="none"), ClaimRefusal.MALFORMED),

@@ -15,8 +15,10 @@ from kvss_agent.client import Credentials, Lost, Miss
 from kvss_agent.data_plane.breach import Cause
 from swdriver_shim.adapters.vllm.worker import Result, Worker
 from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.data_plane.agent_control import AgentControl, PullResult
 from swdriver_shim.data_plane.homes import Home, SlotPull
 from swdriver_shim.data_plane.shard.columns import ViewColumn
+from swdriver_shim.data_plane.worker import client as deciding
 from swdriver_shim.data_plane.worker import server as halving
 from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
 from swdriver_shim.data_plane.worker.protocol import shut
@@ -191,6 +193,41 @@ def test_a_shard_that_has_moved_is_found_again_with_another_secret(tmp_path: Pat
         secret[0] = both.fleet.plane.secrets[DRIVER] = b"another secret that both of them were told"
         both.fleet.make_one("moved", 32 * C, 20, 0)
         wait_until("it is found again", lambda: far.is_open)
+
+
+def test_a_long_move_shows_the_capability_of_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lasts for minutes, and the console renews it as long as the move goes on."""
+    monkeypatch.setattr(deciding, "RENEW_SECONDS", 0.01)
+    now, shown = ["tgp_first"], list[str]()
+
+    def pull(control: AgentControl, *_: Any) -> PullResult:
+        assert control.capability
+        shown.append(control.capability())
+        now[0] = "tgp_second"
+        wait_until("it is renewed", lambda: control.capability and control.capability() == now[0])
+        return PullResult(done=True, bytes=0)
+
+    monkeypatch.setattr(AgentControl, "pull", pull)
+    with halves(tmp_path) as both:
+        both.store(prompt(tokens(1, 2)))
+        far = both.far["0.1"]
+        both.fleet.make_one("moved", 32 * C, 20, far.count_from())
+        control = AgentControl("http://127.0.0.1:9", "", lambda: now[0])
+        assert far.move(both.home("moved"), SlotPull(control, "moved", "unix:/old", "0.1", DRIVER))
+        assert shown == ["tgp_first"]
+
+
+def test_a_former_home_is_reached_with_the_certificate_of_the_moment(tmp_path: Path) -> None:
+    """It may come back after weeks, while the shard's own connection has lasted."""
+    with halves(tmp_path) as both:
+        far, secret = both.far["0.1"], [SECRET]
+        far._home = Home(far._home.address, "0.1", lambda: Credentials(DRIVER, secret[0]), 0)
+        secret[0] = b"what has been renewed since the shard was opened"
+        far.empty_former_homes(scrub=False)
+        assert both.workers[1]._credentials["0.1"].secret == secret[0]
+        secret[0] = SECRET
 
 
 def test_a_worker_that_is_gone_is_a_lost_shard_and_nothing_raises(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import json
 import os
 import socket
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +22,15 @@ from kvss_agent.process import state_dir
 from swdriver_shim.adapters.claims import mint
 from swdriver_shim.adapters.joining import JoinConfig, JoinedDriver, NameSpec, own_address
 from swdriver_shim.adapters.vllm.config import GovernedConfig, config_of
-from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts, weights_of
+from swdriver_shim.adapters.vllm.engine_driver import (
+    EngineDriver,
+    GroupFacts,
+    WorkerFacts,
+    media_of,
+    weights_of,
+)
+from swdriver_shim.daemon import host
+from swdriver_shim.daemon.host import HostThread
 from swdriver_shim.data_plane.worker.protocol import WorkerAddress
 from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.desired import GroupSpec, ModelSpec
@@ -58,10 +70,15 @@ def test_three_lines_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("more", "sentence"),
     [
         ({"console": "http://console.example.org"}, "`plain_console` true where"),
+        ({"console": "https://console.example.org:443443"}, "`console` is"),
+        ({"console": "https://[::1"}, "`console` is"),
         ({"name": "no spaces"}, "`name` is 'no spaces'"),
         ({"control": "nowhere"}, "`control` is 'nowhere'"),
         ({"ca": "/nowhere"}, "`ca` is '/nowhere'"),
         ({"telemetry": "nowhere"}, "`telemetry`"),
+        ({"telemetry": "redis://127.0.0.1:9?socket_timeout=soon"}, "`telemetry`"),
+        ({"telemetry": "redis://127.0.0.1:9?no_such_option=1"}, "`telemetry`"),
+        ({"telemetry": "rediss://127.0.0.1:9?ssl_cert_reqs=maybe"}, "`telemetry`"),
     ],
 )
 def test_what_is_wrong_is_said_in_the_words_of_the_configuration(
@@ -84,6 +101,11 @@ def test_a_first_start_without_a_join_token_says_where_one_is_missing(
     caplog.clear()
     config(tmp_path, join=join).settings(MODEL, "vllm")
     assert caplog.messages == [], "it has an identity, with which it may have joined"
+
+
+def test_options_of_redis_are_taken(tmp_path: Path) -> None:
+    url = "rediss://own@127.0.0.1:9/0?ssl_ca_certs=/etc/redis/ca.pem&socket_timeout=2"
+    assert config(tmp_path, telemetry=url).settings(MODEL, "vllm").telemetry == url
 
 
 def test_a_join_token_that_cannot_be_read_is_said(tmp_path: Path) -> None:
@@ -126,6 +148,7 @@ def test_the_own_address_is_the_one_that_routes_to_the_console() -> None:
     assert own_address("http://127.0.0.1:9") == "127.0.0.1"
     assert own_address("https://[::1]:9") in ("::1", "127.0.0.1")  # without IPv6
     assert own_address("https://no-such-host.invalid") == "127.0.0.1"
+    assert own_address("https://no..such-host") == "127.0.0.1"
 
 
 def test_before_a_document_nothing_is_cached_and_then_it_is(tmp_path: Path) -> None:
@@ -183,6 +206,36 @@ def test_a_start_that_fails_leaves_the_state_directory_to_the_next(
     JoinedDriver(config(tmp_path), MODEL, "transformers").close()
 
 
+def test_what_is_beside_a_driver_is_there_when_it_starts_or_the_start_fails() -> None:
+    @contextlib.asynccontextmanager
+    async def fails() -> AsyncIterator[None]:
+        socket.inet_aton("nowhere")
+        yield
+
+    with pytest.raises(OSError, match="illegal IP address"):
+        HostThread(fails)
+
+
+def test_what_is_beside_a_driver_is_started_again_when_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it nobody could change what the engine caches, or purge it."""
+    monkeypatch.setattr(host, "RESTART_SECONDS", 0.01)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    @contextlib.asynccontextmanager
+    async def service() -> AsyncIterator[None]:
+        loops.append(asyncio.get_running_loop())
+        yield
+
+    thread = HostThread(service)
+    loops[0].call_soon_threadsafe(sys.exit, 3)
+    wait_until("it is there again", lambda: len(loops) == 2)
+    thread.close()
+    assert "the engine goes on as it was told last" in caplog.text
+    assert len(loops) == 2
+
+
 def request(claim: str | None) -> Any:
     return SimpleNamespace(
         mm_features=(),
@@ -217,6 +270,36 @@ def test_claims_are_signed_with_the_key_of_the_document(tmp_path: Path) -> None:
     finally:
         engine.close()
         half.close()
+
+
+def test_an_engine_notices_that_its_agents_are_over_a_network_from_now_on(tmp_path: Path) -> None:
+    half = WorkerServer()
+    facts = WorkerFacts(half.address, [GroupFacts("full", 32, None, EACH, C)], "vllm.1:x", "float32")
+    governed = GovernedConfig(
+        console=NOBODY, name="job7", model=NameSpec(name="tiny"), state_dir=str(tmp_path / "state")
+    )
+    engine = EngineDriver(governed, [facts])
+    try:
+        nobody: Any = FakeAgent(tmp_path)
+        document = told([nobody], model=msgspec.to_builtins(engine.shim._model), driver="job7")
+        document["claims_key"] = "a2tra2tra2tra2tra2tra2tra2tra2tra2tra2tra2s="
+        [home] = document["homes"]
+        for generation, address in enumerate((home["address"], "tcp:127.0.0.1:9"), 1):
+            document |= {"generation": generation, "homes": [{**home, "address": address}]}
+            engine.shim.set_desired(json.dumps(document).encode())
+            assert engine.who(request(mint(b"kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk", "job7", "acme")))
+            assert engine.scheduling.loads_ahead == (generation == 2)
+    finally:
+        engine.close()
+        half.close()
+
+
+def test_a_name_of_an_image_that_is_no_text_ends_no_engine() -> None:
+    """A client may choose it, if no gateway removes it; JSON can say half of a character."""
+    at = SimpleNamespace(offset=3, length=2)
+    asked = SimpleNamespace(mm_features=[SimpleNamespace(mm_position=at, identifier="\ud800")])
+    [media] = media_of(asked)
+    assert (media.start, media.end) == (3, 5)
 
 
 class FakeAgent:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
 from swdriver_shim.cache import tier2_deletes
 from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.listener import Listener
 from swdriver_shim.cache.prefix_map import Column, State
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
@@ -108,14 +110,14 @@ def test_restoring_leaves_room_for_others() -> None:
     check_integrity(made)
 
 
-class Heard:
+class Heard(Listener):
     """What an engine's events are made of."""
 
     def __init__(self) -> None:
         self.there: Counter[Column] = Counter()
 
-    def arrived(self, column: Column) -> None:
-        self.there[column] += 1
+    def arrived(self, columns: Sequence[Column]) -> None:
+        self.there.update(columns)
 
     def removed(self, column: Column) -> None:
         self.there[column] -= 1
@@ -124,7 +126,8 @@ class Heard:
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_what_is_lost_with_an_agent_is_told_to_be_gone_until_it_is_back(*, comes_back: bool) -> None:
     made = ledger(8, acme=KEPT)
-    heard = made._stock.listener = Heard()
+    heard = Heard()
+    made.add_listener(heard)
     store(made, prompt(conversation(1)))
     [column] = made._stock.account("acme").columns(0)
     column.tier2_used_at = 0.0

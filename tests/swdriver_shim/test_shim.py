@@ -11,6 +11,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from kvss_agent.http.api import Conflict
+from kvss_agent.security.confirmations import Question, Scope
 from swdriver_shim.daemon import shim as shims
 from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
 from swdriver_shim.daemon.shim import Shim
@@ -20,6 +22,7 @@ from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.desired import Desired
 from swdriver_shim.keys import isolation_tag
 from swdriver_shim.policy import Policy
+from tests.kvss_agent.plane import DRIVER
 from tests.live import wait_until
 from tests.swdriver_shim.fleets import C, Engine, Fleet, tokens
 from tests.swdriver_shim.prompts import SECRET, prompt
@@ -36,6 +39,23 @@ def test_a_request_that_is_late_does_not_bring_an_old_secret_back(tmp_path: Path
         assert shim.keys(now).tag == isolation_tag("acme", other)
     finally:
         shim.stop()
+
+
+def test_a_document_or_a_purge_that_comes_after_the_end_is_refused(tmp_path: Path) -> None:
+    """The server answers what it has begun, while the next process opens the same shards; and whoever
+    has stopped has nothing removed, so it must not say so."""
+    told = document(tmp_path / "nobody.sock", {"acme": Policy()})
+    shim = Shim(DRIVER, tmp_path / "state")
+    shim.set_desired(told)
+    shim.stop()
+    scopes = (Scope(tag="ab" * 16),)  # of an org that its document does not name any more
+    ask = Question(operation="o1", challenge="c" * 32, epoch=1, scopes=scopes, org="acme")
+    for is_withdrawn in (False, True):
+        with pytest.raises(Conflict, match="is stopping"):
+            shim.purge(structs.replace(ask, withdrawn=is_withdrawn))
+    with pytest.raises(Conflict, match="is stopping"):
+        shim.set_desired(told.replace(b'"generation":1', b'"generation":2'))
+    assert not shim.has_driver
 
 
 def moved(raw: bytes, *, generation: int, group: str, index: int, to: str) -> bytes:

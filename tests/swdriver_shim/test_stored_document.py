@@ -100,6 +100,26 @@ def test_a_copied_state_directory_is_not_the_document_of_another_engine(
     copied.stop()
 
 
+def test_an_older_document_that_is_put_back_brings_nothing_back_that_was_purged(tmp_path: Path) -> None:
+    """As from a backup. It holds until the console answers, whose documents are newer."""
+    tag = parse(DOCUMENT).orgs[0].tag.hex()
+    first = Shim("job7", tmp_path, token="t" * 20)
+    first.set_desired(DOCUMENT)
+    older = (tmp_path / "desired.json").read_bytes()
+    first.ban_tags([tag])
+    newer = json.loads(DOCUMENT) | {"generation": 4, "orgs": []}
+    first.set_desired(json.dumps(newer).encode())
+    first.stop()
+    (tmp_path / "desired.json").write_bytes(older)
+    again = Shim("job7", tmp_path, token="t" * 20)
+    again.start()
+    assert again.desired
+    assert (again.desired.generation, again.desired.orgs) == (3, ())
+    again.set_desired(json.dumps(newer).encode())
+    assert again.observed()["generation"] == 4
+    again.stop()
+
+
 def test_no_request_comes_before_the_policies_of_the_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,8 +9,13 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import httpx
+import pytest
+from starlette.types import Message
 
+from kvss_agent.http.pace import Pace
+from kvss_agent.http.server import EXTENSION, HttpConnection, HttpPolicy
 from swdriver_shim.daemon import service, shim
+from swdriver_shim.daemon.admission import PIECE_BYTES, OrgAdmission
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.desired import OrgSpec
 
@@ -34,6 +39,36 @@ class Slow:
     def prefetch(self, org: str, _continue_id: str) -> bool:
         self.begun[org] += 1
         return org == "globex" or self.goes_on.wait(60)
+
+
+class Noted(Pace):
+    """A pace that notes who takes how much."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+
+    def moved(self, owner: str, size: int, now: float) -> float:
+        self.bytes[owner] += size
+        return super().moved(owner, size, now)
+
+
+@pytest.mark.parametrize("size", [1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
+async def test_every_byte_of_an_answer_takes_the_time_of_its_org(size: int) -> None:
+    """Also of one that fits in a piece: who asks for many of those takes as much."""
+    slow, sent = Slow(), bytearray()
+    connection = HttpConnection(HttpPolicy(), "10.0.0.7")
+    connection.owner = "org:acme"
+    connection.policy.pace = noted = Noted()
+
+    async def send(message: Message) -> None:
+        sent.extend(message.get("body", b""))
+
+    answer = OrgAdmission(cast("Shim", slow)).answer(slow.orgs["acme"], size, lambda: bytes(size))
+    await answer({"type": "http", "extensions": {EXTENSION: connection}}, cast("Any", None), send)
+    assert noted.bytes == {"org:acme": size}
+    assert len(sent) == size
+    assert slow.transfers.used == 0
 
 
 async def test_an_org_whose_calls_all_wait_does_not_hold_up_another() -> None:

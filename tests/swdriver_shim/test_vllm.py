@@ -236,6 +236,26 @@ def test_over_a_network_requests_wait_and_not_the_steps(tmp_path: Path) -> None:
         one.settle()
 
 
+def test_requests_wait_from_when_an_agent_is_over_a_network(tmp_path: Path) -> None:
+    """A shard may move there while the engine serves. A load that has begun ends as it began."""
+    with engine(tmp_path, FULL) as one:
+        one.serve(request(some(1, 600)))
+        near, far = request(some(1, 600)), request(some(1, 600))
+        assert one.begin(near) == 576
+        one.scheduling.use(one.driver, is_far=True)
+        step = one.run({near: 24})
+        assert (len(step.loads), len(step.loads_ahead)) == (1, 0)
+        one.check(near, 600)
+        one.end(near)
+        assert one.begin(far) == 576
+        one.scheduling.use(one.driver, is_far=False)
+        step = one.run({})
+        assert (len(step.loads), len(step.loads_ahead)) == (0, 1)
+        assert not one.scheduling.finished(far, far.tables), "vLLM waits for the load by itself"
+        wait_until("it is over", lambda: not one.run({}).ending and not one.scheduling._loads)
+        one.settle()
+
+
 def test_what_takes_longer_to_load_than_to_compute_is_computed(tmp_path: Path) -> None:
     with engine(tmp_path, FULL) as one:
         one.scheduling._clock = lambda: 0.0  # an engine that takes no time

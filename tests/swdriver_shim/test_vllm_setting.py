@@ -55,9 +55,11 @@ def written(directory: Path, raw: bytes) -> Path:
 def test_a_file_is_made_and_its_claims_are_good(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "token").write_text("the token of the agent\n")
     file = tmp_path / "job7.json"
     made = ["prepare", str(file), "--model", "llama", "--agent", str(tmp_path), "--memory", "2GiB"]
+    assert main(made) == 1
+    assert "start the agent with --state-dir" in capsys.readouterr().err
+    (tmp_path / "token").write_text("the token of the agent\n")
     assert main([*made, "--org", "acme", "--tier2", str(tmp_path / "disk")]) == 0
     assert file.stat().st_mode & 0o077 == 0, "there are secrets in it"
     found = read(file)
@@ -180,6 +182,18 @@ def test_a_start_that_fails_leaves_no_connection_to_a_worker(tmp_path: Path) -> 
 def test_the_log_names_the_model_as_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), deciding_at(tmp_path):
         assert 'model: {"name":"tiny"' in caplog.text
+
+
+def test_an_api_that_others_can_reach_is_warned_of_as_that_of_a_daemon(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Documents with the secrets of orgs come over it, and a file of an engine has no certificates."""
+    for host, is_warned in (("127.0.0.1", False), ("0.0.0.0", True)):  # noqa: S104
+        with socket.create_server((host, 0)) as free:
+            api = ApiSpec(host=host, port=free.getsockname()[1], token="t" * 20)
+        (tmp_path / host).mkdir()
+        with deciding_at(tmp_path / host, api=api):
+            assert ("control API is plain HTTP on 0.0.0.0" in caplog.text) == is_warned
 
 
 def asking(token: object = None, **more: Any) -> Any:

@@ -110,7 +110,7 @@ def test_what_the_engine_has_itself_is_gone_on_from_with_a_state_further_back(tm
         one.serve(request(some(1, 700)), STEP)
         again = request(some(1, 700))
         assert one.begin(again, local=256) == 640 - 256
-        [order] = one.scheduling._new_loads
+        [order] = one.scheduling._new_loads_ahead
         assert [len(columns) for columns in order.columns] == [1, 6, 1]
         for group in (0, 2):
             assert order.columns[group][0].blocks == (again.tables[group][9],)

@@ -32,6 +32,15 @@ def test_the_types_for_fields_are_usable() -> None:
     assert decode("[9223372036854775807, 0]", list[Count]) == [9223372036854775807, 0]
 
 
+@pytest.mark.parametrize("before", range(8))
+@pytest.mark.parametrize("digits", [20, 21, 40])
+def test_a_long_integer_is_found_wherever_it_is(before: int, digits: int) -> None:
+    text = "[" + " " * before + "9" * digits + "]"
+    with pytest.raises(Malformed, match="64 bits"):
+        decode(text, list[Any])
+    assert decode(text.replace("9" * digits, "9" * 18), list[Any]) == [int("9" * 18)]
+
+
 class Shard(msgspec.Struct):
     name: str
     slots: Count = 0

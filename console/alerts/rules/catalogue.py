@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from console.alerts.rules import drivers, network, nodes, security, telemetry
+from console.alerts.rules import brains, drivers, network, nodes, security, telemetry
 from console.alerts.rules.rule import KEEP_FIRING_SECONDS, PENDING_SECONDS, Rule
 from telemetry.units import exact_duration
 
 RULES: Final[tuple[Rule, ...]] = (
     *nodes.RULES,
     *drivers.RULES,
+    *brains.RULES,
     *network.RULES,
     *telemetry.RULES,
     *security.RULES,

@@ -33,6 +33,7 @@ class Scope(StrEnum):
     ORG = "org"
     NODE = "node"
     DRIVER = "driver"
+    BRAIN = "brain"
     SESSION = "session"
     LEAF = "leaf"
     FLEET = "fleet"

@@ -115,7 +115,7 @@ def _unless_no_data(rule: Rule, finding: Finding, now: Snapshot) -> Finding:
 def _why_no_data(rule: Rule, topic: str, now: Snapshot) -> str:
     if telemetry_late_seconds(now) > TELEMETRY_LATE_SECONDS:
         return "no telemetry arrives from any process"
-    if rule.scope in (Scope.NODE, Scope.DRIVER):
+    if rule.scope in (Scope.NODE, Scope.DRIVER, Scope.BRAIN):
         return f"{name_of(topic)} is not reporting" if is_silent(now, topic, SILENT_SECONDS) else ""
     drivers = [one for one in now.last_seen if one.startswith("driver:")]
     of_drivers = rule.scope in (Scope.ORG, Scope.SESSION)

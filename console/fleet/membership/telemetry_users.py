@@ -1,4 +1,5 @@
-"""A Redis user for each agent and driver that has joined, so that each can tell numbers of itself only.
+"""A Redis user for each agent, driver and brain that has joined, so that each can report numbers and a
+cache map of itself only.
 
 Level-triggered: what is there is compared with what should be, so that a Redis that was emptied or
 restarted, a process that joined anew with another token, and one that was removed all come right within
@@ -17,7 +18,7 @@ from django.conf import settings
 from console.fleet.models import MODELS, ProcessKind, topic
 from console.redis_client import connected
 from telemetry.credentials import rules
-from telemetry.records import OWN_STREAM
+from telemetry.records import MAP_STREAM, OWN_STREAM
 from telemetry.topics import kind_of
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ def _apply(client: redis.Redis) -> int:
         if not _is_as(there.get(name), its)
     ]
     for gone in sorted(there.keys() - wanted.keys()):
-        commands += [("ACL", "DELUSER", gone), ("UNLINK", f"{OWN_STREAM}{gone}")]
+        commands.append(("ACL", "DELUSER", gone))
+        commands.append(("UNLINK", f"{OWN_STREAM}{gone}", f"{MAP_STREAM}{gone}"))
     for start in range(0, len(commands), USERS_AT_ONCE):
         pipe: Any = client.pipeline(transaction=False)
         for command in commands[start : start + USERS_AT_ONCE]:

@@ -105,9 +105,16 @@ def _prepare(given: argparse.Namespace) -> None:
     if given.file.exists():
         raise Invalid(f"{given.file} already exists, and its secrets may be in use.")
     directory = given.agent.absolute()
+    try:
+        token = (directory / "token").read_text().strip()
+    except FileNotFoundError:
+        raise Invalid(
+            f"There is no agent's token in {directory}: start the agent with --state-dir {given.agent} "
+            "first, and wait until it says that it listens."
+        ) from None
     agent = AgentSpec(
         url=given.agent_url,
-        token=(directory / "token").read_text().strip(),
+        token=token,
         address=f"unix:{directory}/data.sock",
         memory_bytes=given.memory,
         tier2=_tier2(given),

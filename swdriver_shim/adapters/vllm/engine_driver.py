@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from kvss_agent.client import Address
 from kvss_agent.http.api import Invalid
 from kvss_agent.process import daemon
+from kvss_agent.process.settings import warn_of_plain
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
 from swdriver_shim.adapters.joining import JoinedDriver, NameSpec, RemoteShards
 from swdriver_shim.adapters.vllm.blocks import Unsupported
@@ -128,7 +128,7 @@ def media_of(request: Any) -> list[Media]:
         Media(
             one.mm_position.offset,
             one.mm_position.offset + one.mm_position.length,
-            one.identifier.encode(),
+            one.identifier.encode(errors="surrogatepass"),  # a client may have chosen it
         )
         for one in request.mm_features
     ]
@@ -213,22 +213,20 @@ class EngineDriver:
         self._opened.close()
 
     def _use(self) -> bool:
-        """Begin to cache as soon as there is a document. Returns whether there is one."""
-        if self._is_used:
-            return True
+        """Begin to cache as soon as there is a document, and follow its homes. Returns whether there is
+        one. Called for each request, in vLLM's scheduler: it waits for nobody."""
         told = self.shim.desired
         if told is None or not self.shim.has_driver:
             return False
-        self._is_used = True
         driver = self.shim.driver
+        self.scheduling.use(driver, is_far=self.shim.is_far)
+        if self._is_used:
+            return True
+        self._is_used = True
         if self.events:
-            driver.ledger.set_listener(self.events)
-        self.scheduling.use(
-            driver, is_far=any(not Address.parse(home.address).path for home in told.homes)
-        )
-        for shard in self.shim.observed()["shards"]:
-            if shard["state"] != "here":
-                log.warning("Shard %s is not open: %s", shard["shard"], shard["reason"])
+            driver.ledger.add_listener(self.events)
+        for name, why in self.shim.lost_shards().items():
+            log.warning("Shard %s is not open: %s", name, why)
         log.info("Prefixes are stored for %d orgs", len(told.orgs))
         return True
 
@@ -323,8 +321,10 @@ class Standalone:
             self.shim.set_desired(msgspec.json.encode(config.desired(model, homes)))
             if config.api:
                 api = Service(self.shim, config.api.token).application()
-                listener = daemon.listen((config.api.host, config.api.port))
-                server = daemon.http_server(api, listener, self.shim.http)
+                place = config.api.host, config.api.port
+                warn_of_plain(place)
+                listener = daemon.listen(place)
+                server = partial(daemon.http_server, api, listener, self.shim.http)
                 started.callback(HostThread(server).close)
             reporter = Reporter(
                 config.telemetry,

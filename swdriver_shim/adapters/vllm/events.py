@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from swdriver_shim.cache.listener import Listener
 from swdriver_shim.cache.prefix_map import Column
 
 UNITS_MAX: Final = 1 << 20  # that have names; the oldest are dropped, and have no more events
@@ -34,7 +35,7 @@ class Unit:
     there: int = 0
 
 
-class UnitEvents:
+class UnitEvents(Listener):
     """The ledger reports columns, from any thread and under its lock; the engine takes events."""
 
     def __init__(self, unit_tokens: int, hash_tokens: int, group: int = 0) -> None:
@@ -62,8 +63,9 @@ class UnitEvents:
             while len(self._units) > UNITS_MAX:
                 self._units.popitem(last=False)
 
-    def arrived(self, column: Column) -> None:
-        self._count(column, 1)
+    def arrived(self, columns: Sequence[Column]) -> None:
+        for column in columns:
+            self._count(column, 1)
 
     def removed(self, column: Column) -> None:
         self._count(column, -1)

@@ -137,6 +137,7 @@ class TrackedRequest:
     found: int = 0  # tokens that are there, as was said last
     computed: int = 0  # tokens that vLLM had itself then
     load: int | None = None
+    waits_for_load: bool = False  # instead of being computed beside it, see `loads_ahead`
     is_doubtful: bool = False  # it may have been computed behind what was not there: nothing is stored
     stored: int = 0  # so many of its tokens are stored, or on their way
     named: int = 0  # so many of its units have vLLM's names for events
@@ -155,6 +156,7 @@ class PendingLoad:
     blocks: set[int]
     table: Sequence[int]  # of its request, in the first group
     end: int  # so many tokens are there then
+    is_ahead: bool  # its request waits for it
     loaded: LoadResult | None = None
 
     def fills(self, tables: Sequence[Sequence[int]]) -> bool:
@@ -220,15 +222,16 @@ class ConnectorScheduler:
         self._failed: list[PendingLoad] = []  # what they were to fill is being computed anew
         self._unfilled: set[int] = set()  # blocks that do not hold what vLLM thinks
         self._stores: dict[int, PendingStore] = {}
-        self._new_loads: list[Order] = []
+        self._new_loads: list[Order] = []  # of this step
+        self._new_loads_ahead: list[Order] = []
         self._taken: set[int] = set()  # blocks that this step's loads write to
         self._ended: deque[TrackedRequest] = deque()  # with something that may still be stored
         self._lock = threading.Lock()  # of `_stores`
 
     def use(self, driver: Decider, *, is_far: bool) -> None:
-        """Cache with this driver from here on. `is_far`: agents are not on the workers' nodes."""
-        if self._decider is None:
-            self._decider, self._is_far = driver, is_far
+        """Cache with this driver from here on. `is_far`: agents are not on the workers' nodes. Call it
+        again when that changes: it holds for loads that begin then."""
+        self._decider, self._is_far = driver, is_far
 
     @property
     def _driver(self) -> Decider:
@@ -238,7 +241,8 @@ class ConnectorScheduler:
 
     @property
     def loads_ahead(self) -> bool:
-        """Whether requests wait for their loads, instead of being computed layer by layer beside them.
+        """Whether requests wait for loads that begin now, instead of being computed layer by layer
+        beside them.
 
         They do where bytes come from afar, so that no step waits for a network; and where vLLM can't go
         on from the first block that did not come, see `goes_on_from_blocks`.
@@ -281,7 +285,8 @@ class ConnectorScheduler:
             one.stored = max(one.stored, asked.match.tokens)
             self._let_go(one)
             return 0, False
-        return one.found - computed, self.loads_ahead
+        one.waits_for_load = self.loads_ahead
+        return one.found - computed, one.waits_for_load
 
     @staticmethod
     def _usable(one: TrackedRequest, asked: Load) -> int:
@@ -353,8 +358,9 @@ class ConnectorScheduler:
         one.stored = max(one.stored, match.tokens)
         order = Order(number, one.id, one.asker.keys.tag, carries)
         filled = order.blocks - {SKIP_BLOCK}
-        self._loads[number] = PendingLoad(one, asked, columns, filled, blocks[0], end)
-        self._new_loads.append(order)
+        is_ahead = one.waits_for_load
+        self._loads[number] = PendingLoad(one, asked, columns, filled, blocks[0], end, is_ahead)
+        (self._new_loads_ahead if is_ahead else self._new_loads).append(order)
         self._taken |= filled
 
     def _check_states(self, match: Match, end: int, blocks: Sequence[Sequence[int]]) -> None:
@@ -395,7 +401,7 @@ class ConnectorScheduler:
             why = self._driver.refuse(refused)
             self._driver.end_load(load.asked, (first, why))
             one.stored = 0  # what is there still is found out then
-            if not self.loads_ahead:  # else no request depends on its blocks yet
+            if not load.is_ahead:  # else no request depends on its blocks yet
                 self._failed.append(load)
                 self._unfilled.update(load.table[first // self._groups[0].block_tokens :])
                 for ended in self._ended:  # of which vLLM takes nothing back
@@ -428,14 +434,12 @@ class ConnectorScheduler:
         """What workers are to do in a step in which so many tokens of each request are computed.
         `given`: blocks that requests get, and of how many tokens they hold the KV already. `states`: see
         `StateOffer`, by request."""
-        made = Step(is_idle=not scheduled)
+        made = Step(self._new_loads, self._new_loads_ahead, is_idle=not scheduled)
         self._unpin()
         self._steps.append((self._clock(), *self._measured(scheduled)))
         self._is_idle = not scheduled
-        if self._new_loads:
-            loads = made.loads_ahead if self.loads_ahead else made.loads
-            loads += self._new_loads
-        wanted, self._new_loads, self._taken = self._taken, [], set()
+        self._new_loads, self._new_loads_ahead = [], []
+        wanted, self._taken = self._taken, set()
         for tables, computed in given:  # those before are shared, and nobody writes to them
             for table, group in zip(tables, self._groups, strict=False):
                 wanted.update(table[computed // group.block_tokens :])
@@ -485,7 +489,7 @@ class ConnectorScheduler:
 
     def _is_loading(self, tables: Sequence[Sequence[int]]) -> bool:
         """Whether some of these blocks are being filled, beside the steps that look at them."""
-        return not self.loads_ahead and any(load.fills(tables) for load in self._loads.values())
+        return any(not load.is_ahead and load.fills(tables) for load in self._loads.values())
 
     def _doubt(
         self, scheduled: Collection[str], blocks_of: Callable[[str], Sequence[Sequence[int]] | None]
@@ -508,7 +512,8 @@ class ConnectorScheduler:
         name = max(scheduled, key=scheduled.__getitem__, default="")
         tokens, one = scheduled.get(name, 0), self._ongoing.get(name)
         is_one = tokens >= max(MEASURED_TOKENS_MIN, MEASURED_PART_MIN * sum(scheduled.values()))
-        if one is None or not is_one or self._new_loads or self._steps:  # or steps overlap
+        has_loads = self._new_loads or self._new_loads_ahead
+        if one is None or not is_one or has_loads or self._steps:  # or steps overlap
             return "", 0
         return one.asker.keys.org, tokens
 
@@ -612,7 +617,7 @@ class ConnectorScheduler:
         if one is None:
             return False
         self._let_go(one)
-        if one.load is not None and self.loads_ahead:
+        if one.load is not None and one.waits_for_load:
             return False  # it was given up while it waited: vLLM keeps its blocks until that is over
         done = min(request.num_computed_tokens, len(request.all_token_ids)) // self._unit * self._unit
         may_store = done > one.stored or one.load is not None

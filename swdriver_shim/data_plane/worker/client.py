@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -43,6 +44,7 @@ from telemetry.decoder import Malformed
 log = logging.getLogger(__name__)
 
 MOVE_SECONDS_MAX: Final = 24 * 3600.0
+RENEW_SECONDS: Final = 5.0  # between looks, during a move, at whether credentials have changed
 _ANSWERS: Final = msgspec.msgpack.Decoder(Answer | Changed | WorkerMessage)
 
 T = TypeVar("T")
@@ -159,6 +161,7 @@ class RemoteShard:
         self._home = home
         self._traffic: Sequence[PathTraffic] = ()  # as the worker said last
         self._state = State(0, None, False, "not connected yet", 0, 0)
+        self._renewed: tuple[HomeSpec, str | None] | None = None  # as the worker knows them
         self._lock = threading.Lock()
         connection.add(self)
 
@@ -216,10 +219,38 @@ class RemoteShard:
 
     def move(self, home: Home, pull: SlotPull, path: PathSpec | None = None) -> bool:
         spec = PullSpec(_control(pull.control), pull.source, pull.source_shard)
-        has_moved = self._move(_spec(home), spec, path)
+        with self._renewing(pull.control):
+            has_moved = self._move(_spec(home), spec, path)
         if has_moved:
             self._home, self._path = home, path
         return has_moved
+
+    @contextlib.contextmanager
+    def _renewing(self, control: AgentControl | None) -> Iterator[None]:
+        """Send the worker credentials that change meanwhile: a move may take longer than the capability
+        that it has begun with."""
+        is_over = threading.Event()
+
+        def renew() -> None:
+            while not is_over.wait(RENEW_SECONDS):
+                self._send_credentials(control)
+
+        thread = threading.Thread(target=renew, name=f"renew {self.name}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def _send_credentials(self, control: AgentControl | None = None) -> None:
+        """Unless the worker knows them. It gets them with `open` and `move`; between these a certificate
+        is renewed, and with it whom to believe."""
+        told = _control(control)
+        new = _spec(self._home), told.capability if told else None
+        if new != self._renewed:
+            self._renew(*new)
+            self._renewed = new
 
     def set_path(self, path: PathSpec | None) -> None:
         self._path = path  # for a worker that opens it later
@@ -239,6 +270,9 @@ class RemoteShard:
     def _move(self, home: HomeSpec, pull: PullSpec, path: PathSpec | None) -> bool:
         return False
 
+    @remote(name="renew")
+    def _renew(self, home: HomeSpec, capability: str | None) -> None: ...
+
     @remote(name="set_path")
     def _set_path(self, path: PathSpec | None) -> None: ...
 
@@ -254,8 +288,12 @@ class RemoteShard:
     def may_be_elsewhere(self, tag: bytes | None) -> bool:
         return True
 
-    @remote()
-    def empty_former_homes(self, *, scrub: bool) -> None: ...
+    def empty_former_homes(self, *, scrub: bool) -> None:
+        self._send_credentials()  # one may come back after weeks
+        self._empty_former_homes(scrub=scrub)
+
+    @remote(name="empty_former_homes")
+    def _empty_former_homes(self, *, scrub: bool) -> None: ...
 
     @remote()
     def set_removed_agents(self, addresses: Collection[str]) -> None: ...

@@ -31,6 +31,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -77,6 +78,7 @@ class WorkerServer:
     def __init__(self) -> None:
         self.shards: dict[str, Shard] = {}
         self._credentials: dict[str, Credentials] = {}  # by shard, as received last
+        self._capabilities: dict[str, str] = {}  # likewise, for the move of a shard
         self._directory = Path(tempfile.mkdtemp(prefix="tidegate-"))  # only this user may enter it
         secret = secrets.token_bytes(SECRET_BYTES)
         path = str(self._directory / "worker.sock")
@@ -150,7 +152,11 @@ class WorkerServer:
         return True
 
     def _answer(self, request: Request, method: Method[Any], arguments: dict[str, Any]) -> None:
-        own: dict[str, Callable[..., object]] = {"open": self._open, "move": self._move}
+        own: dict[str, Callable[..., object]] = {
+            "open": self._open,
+            "move": self._move,
+            "renew": self._renew,
+        }
         try:
             if method.name in own:
                 found = own[method.name](request.shard, **arguments)
@@ -201,9 +207,14 @@ class WorkerServer:
         slot_pull = SlotPull(control, home.shard, pull.source, pull.source_shard, home.driver)
         return self.shards[name].move(new, slot_pull, path)
 
-    def _home(self, name: str, home: HomeSpec) -> Home:
+    def _renew(self, name: str, home: HomeSpec, capability: str | None) -> None:
         """All homes of a shard are reached with the credentials that were received last."""
         self._credentials[name] = Credentials(home.driver, home.secret, certified=home.certificate)
+        if capability is not None:
+            self._capabilities[name] = capability
+
+    def _home(self, name: str, home: HomeSpec) -> Home:
+        self._renew(name, home, None)
         return Home(home.address, home.shard, lambda: self._credentials[name], home.slot_bytes)
 
     def _control(self, name: str, told: ControlSpec) -> AgentControl:
@@ -211,14 +222,11 @@ class WorkerServer:
             certified = self._credentials[name].certified
             return certified.context if certified else None
 
-        capability = told.capability
-        return AgentControl(
-            told.url,
-            told.token,
-            (lambda: capability) if capability is not None else None,
-            told.key,
-            context,
-        )
+        capability = None
+        if told.capability is not None:
+            self._capabilities[name] = told.capability
+            capability = partial(self._capabilities.__getitem__, name)
+        return AgentControl(told.url, told.token, capability, told.key, context)
 
     def _report(self, name: str) -> None:
         self._send(Changed(name, self._state(name)))

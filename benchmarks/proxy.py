@@ -1,0 +1,314 @@
+"""What a brain adds to a request, and how many it carries: beside Envoy, others' routers and no proxy.
+
+    make bench NAME=proxy ARGS="--quick --json rows.json"
+
+Each proxy has one processor of its own, the engine and the clients share another. All are measured in
+turns, several times: a row is the median of its rounds, and so is its ratio, of which both sides belong
+to the same round. The engine answers at once, so everything that is measured is the proxy's.
+
+`proxy.rps.*`: bodies of 2 KB and 200 KB, 16 connections that never pause, a model without a tokenizer.
+`proxy.cpu.*`: processor time of the proxy for each of those requests. `stream.*`: many streams at once.
+`route.added.*`: prompts that are tokenized, at 70 % of the peak rate; what it takes longer than without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import proxies
+from benchmarks.harness import Row, options, percentile, progress, show
+from benchmarks.proxies import OTHER_CPU, Absent, Running, pinned
+from console.environment import PROJECT
+
+CONNECTIONS: Final = 16
+SIZES: Final = {"2k": 2_000, "200k": 200_000}
+GOAL: Final = 0.8  # of Envoy
+ADDED_SECONDS_MAX: Final = 0.005
+LOAD: Final = 0.7  # of the peak rate
+STREAMS, EVENTS, INTERVAL = 100, 100, 0.02
+BUSY_STREAMS, BUSY_INTERVAL = 64, 0.002
+CONVERSATIONS: Final = 16
+TURN_TOKENS: Final = 250
+CHAT: Final = "/v1/chat/completions"
+WORDS: Final = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "you",
+    "that",
+    "it",
+    "was",
+    "for",
+    "on",
+    "are",
+    "as",
+    "with",
+    "his",
+    "they",
+    "at",
+    "be",
+    "this",
+]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Seconds of each measurement, and how many rounds there are."""
+
+    rounds: int
+    closed: float
+    streams: float
+    paced: float
+
+
+QUICK: Final = Lengths(3, 0.8, 2.0, 3.0)
+FULL: Final = Lengths(7, 3.0, 6.0, 10.0)
+
+
+def play(target: Running, seconds: float, bodies: Sequence[str], **more: Any) -> dict[str, Any]:
+    """A load in a process of its own. Raises RuntimeError with what it has said."""
+    load = {"port": target.port, "seconds": seconds, "bodies": list(bodies), **more}
+    command = pinned(OTHER_CPU, [sys.executable, "-m", "benchmarks.proxy_wire", "load"])
+    before = target.cpu_seconds()
+    done = subprocess.run(
+        command, input=json.dumps(load), capture_output=True, text=True, cwd=PROJECT, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{target.name}: {done.stderr[-500:]}")
+    told: dict[str, Any] = json.loads(done.stdout)
+    told["cpu"] = target.cpu_seconds() - before
+    return told
+
+
+def body(size: int, **more: object) -> str:
+    empty = json.dumps({"model": "m", "prompt": "@@@@@@@@ ", "max_tokens": 100, **more})
+    return json.dumps(
+        {"model": "m", "max_tokens": 100, **more, "prompt": "@@@@@@@@ " + "x" * (size - len(empty))}
+    )
+
+
+class Figures:
+    """Of one measurement, by proxy and round."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[float]] = {}
+
+    def add(self, name: str, value: float) -> None:
+        self.of.setdefault(name, []).append(value)
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.of[name])
+
+    def ratio(self, ours: str, other: str) -> float:
+        """The median of the rounds' ratios."""
+        pairs = zip(self.of[ours], self.of[other], strict=True)
+        return statistics.median(one / two for one, two in pairs)
+
+
+def carried(proxies_: Sequence[Running], lengths: Lengths) -> Iterator[Row]:
+    """`proxy.rps.*` and `proxy.cpu.*`."""
+    for label, size in SIZES.items():
+        rates, costs = Figures(), Figures()
+        for number in range(lengths.rounds):
+            progress(f"bodies of {size:,} bytes, round {number + 1}")
+            for one in proxies_:
+                told = play(one, lengths.closed, [body(size)], connections=CONNECTIONS)
+                rates.add(one.name, told["rps"])
+                if one.process:
+                    costs.add(one.name, told["cpu"] / told["requests"] * 1e6)
+        for one in proxies_[1:]:
+            if one.name == "brain":
+                continue
+            goal = GOAL if one.name == "envoy" else 1.0
+            suffix = "" if one.name == "envoy" else f".{one.name}"
+            more = {one.name: rates.median(one.name), "direct": rates.median("direct")}
+            yield Row(
+                f"proxy.rps.{label}{suffix}",
+                rates.median("brain"),
+                "requests/s",
+                one.name,
+                rates.ratio("brain", one.name),
+                goal,
+                more,
+            )
+            yield Row(
+                f"proxy.cpu.{label}{suffix}",
+                costs.median("brain"),
+                "µs",
+                one.name,
+                costs.ratio(one.name, "brain"),
+                None,
+                {one.name: costs.median(one.name)},
+            )
+
+
+def streamed(busy: Sequence[Running], calm: Sequence[Running], lengths: Lengths) -> Iterator[Row]:
+    """`stream.*`: `busy` ones before an engine that sends as fast as it can, `calm` before one that has
+    all events in time."""
+    rates, costs, delays = Figures(), Figures(), {0.5: Figures(), 0.99: Figures()}
+    asked = [body(2_000, stream=True)]
+    for number in range(lengths.rounds):
+        progress(f"streams, round {number + 1}")
+        for one in busy:
+            told = play(one, lengths.streams, asked, connections=BUSY_STREAMS)
+            rates.add(one.name, told["chunks"] / told["seconds"])
+            costs.add(one.name, told["cpu"] / told["chunks"] * 1e6)
+        for one in calm:
+            told = play(one, lengths.streams, asked, connections=STREAMS)
+            for share, figures in delays.items():
+                figures.add(one.name, percentile(told["delays"], share) * 1e6)
+    yield Row(
+        "stream.chunks",
+        rates.median("brain"),
+        "chunks/s",
+        "envoy",
+        rates.ratio("brain", "envoy"),
+        GOAL,
+        {"envoy": rates.median("envoy")},
+    )
+    yield Row(
+        "stream.cpu",
+        costs.median("brain"),
+        "µs",
+        "envoy",
+        costs.ratio("envoy", "brain"),
+        None,
+        {"envoy": costs.median("envoy")},
+    )
+    for share, figures in delays.items():
+        ours, theirs, without = (figures.median(name) for name in ("brain", "envoy", "direct"))
+        yield Row(
+            f"stream.delay.p{share * 100:.0f}",
+            ours - without,
+            "µs",
+            "envoy",
+            max(theirs - without, 1.0) / max(ours - without, 1.0),
+            None,
+            {"envoy": theirs - without, "direct": without},
+        )
+
+
+def conversations(tokens: int) -> list[str]:
+    """Chats of about so many tokens; each request has another last message."""
+    made = []
+    for number in range(CONVERSATIONS):
+        messages = [{"role": "system", "content": f"You are assistant number {number}."}]
+        for turn in range(tokens // TURN_TOKENS):
+            words = [
+                WORDS[(number * 7 + turn + at * (at % 5 + 1)) % len(WORDS)] for at in range(TURN_TOKENS)
+            ]
+            role = "assistant" if turn % 2 else "user"
+            messages.append({"role": role, "content": " ".join(words)})
+        messages.append({"role": "user", "content": "What is @@@@@@@@?"})
+        made.append(json.dumps({"model": "m", "messages": messages, "max_tokens": 100}))
+    return made
+
+
+def added(direct: Running, brain: Running, lengths: Lengths) -> Iterator[Row]:
+    """`route.added.*`."""
+    for label, tokens in (("2k", 2_000), ("32k", 32_000)):
+        asked = conversations(tokens)
+        figures = {0.5: Figures(), 0.99: Figures()}
+        peaks = Figures()
+        chat: dict[str, Any] = {"bodies": asked, "path": CHAT}
+        play(brain, lengths.closed, connections=CONNECTIONS, **chat)  # its caches are filled
+        for number in range(lengths.rounds):
+            progress(f"prompts of {tokens:,} tokens, round {number + 1}")
+            peak = play(brain, lengths.closed, connections=CONNECTIONS, **chat)["rps"]
+            peaks.add("brain", peak)
+            for one in (direct, brain):
+                told = play(
+                    one,
+                    lengths.paced,
+                    connections=CONNECTIONS * 8,
+                    rate=peak * LOAD,
+                    seed=number,
+                    **chat,
+                )
+                for share, by in figures.items():
+                    by.add(one.name, percentile(told["took"], share))
+        for share, by in figures.items():
+            pairs = zip(by.of["brain"], by.of["direct"], strict=True)
+            value = statistics.median(ours - alone for ours, alone in pairs)
+            is_tail = share > 0.5
+            yield Row(
+                f"route.added.p{share * 100:.0f}.{label}",
+                value * 1e3,
+                "ms",
+                f"{ADDED_SECONDS_MAX * 1e3:g} ms" if is_tail else "",
+                ADDED_SECONDS_MAX / max(value, 1e-6) if is_tail else None,
+                1.0 if is_tail else None,
+                {"peak_rps": peaks.median("brain"), "direct_us": by.median("direct") * 1e6},
+            )
+
+
+def tokenizer(folder: Path) -> Path:
+    """Of the shape that many models have, with a chat template."""
+    from tests.inference_brain.chat_shapes import write_folder
+
+    return write_folder("llama3", folder)
+
+
+def main() -> None:
+    given: argparse.Namespace = options(__doc__ or "")
+    lengths = QUICK if given.quick else FULL
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as directory:
+        scratch = Path(directory)
+        with contextlib.ExitStack() as opened:
+            enter = opened.enter_context
+            progress("starting")
+            engine = enter(proxies.engine(scratch, EVENTS, INTERVAL))
+            direct = Running("direct", engine.port)
+            ours = enter(proxies.brain(scratch, [engine.port]))
+            floor = enter(proxies.envoy(scratch, engine.port))
+            compared = [direct, ours, floor, *_others(enter, scratch, engine.port)]
+            rows += carried(compared, lengths)
+        with contextlib.ExitStack() as opened:
+            enter = opened.enter_context
+            fast = enter(proxies.engine(scratch, EVENTS * 20, BUSY_INTERVAL))
+            calm = enter(proxies.engine(scratch, EVENTS, INTERVAL))
+            direct = Running("direct", calm.port)
+            rows += streamed(
+                [enter(make(scratch, fast.port)) for make in (_brain, proxies.envoy)],
+                [direct, *(enter(make(scratch, calm.port)) for make in (_brain, proxies.envoy))],
+                lengths,
+            )
+        with contextlib.ExitStack() as opened:
+            enter = opened.enter_context
+            engine = enter(proxies.engine(scratch, EVENTS, INTERVAL))
+            folder = tokenizer(scratch / "tokenizer")
+            ours = enter(proxies.brain(scratch, [engine.port], str(folder)))
+            rows += added(Running("direct", engine.port), ours, lengths)
+    show("Proxying", rows, given.json)
+
+
+def _brain(scratch: Path, port: int) -> contextlib.AbstractContextManager[Running]:
+    return proxies.brain(scratch, [port])
+
+
+def _others(
+    enter: Callable[[contextlib.AbstractContextManager[Running]], Running], scratch: Path, port: int
+) -> Iterator[Running]:
+    for name in proxies.routers():
+        try:
+            yield enter(proxies.router(name, scratch, port))
+        except Absent as why:
+            progress(str(why))
+
+
+if __name__ == "__main__":
+    main()

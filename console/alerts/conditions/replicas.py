@@ -1,0 +1,39 @@
+"""Conditions on what brains see of replicas. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from console.alerts.conditions.condition import Condition, Finding, Snapshot, Tables, ValuesOf, verdict
+from telemetry.queries import TOPIC
+
+
+def left_out(query: str, threshold: str) -> Condition:
+    """Breach for each replica that more than so many brains leave out, on average over the window.
+
+    The query tells states of replicas apart; those that the table does not have are no finding.
+    """
+
+    def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
+        states: dict[tuple[str, str, str], dict[str, float]] = {}
+        for line in tables[query]:
+            if known := line.numbers:
+                of = line.labels[TOPIC], line.labels["model"], line.labels["replica"]
+                states.setdefault(of, {})[line.labels["state"]] = sum(known) / len(known)
+        for (topic, model, replica), its in sorted(states.items()):
+            limit = values(topic)[threshold]
+            out = {state: its.get(state, 0.0) for state in ("ejected", "unreachable")}
+            brains = sum(out.values())
+            state = max(out, key=lambda name: out[name])
+            told = f"replica {replica} of {model} is {state} at {brains:.1f} brains"
+            yield Finding(
+                topic,
+                verdict(breach=brains > limit),
+                told,
+                brains,
+                limit,
+                labels={"model": model, "replica": replica},
+                evidence={"brains": {name: round(value, 1) for name, value in its.items()}},
+            )
+
+    return condition

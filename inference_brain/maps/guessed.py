@@ -1,0 +1,65 @@
+"""For replicas without a driver: what was sent to them, which they may have cached."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from inference_brain.maps.hits import NOTHING, Hit
+from swdriver_shim.cache_map.codec import CHUNK, NAME_BYTES
+from swdriver_shim.keys import COLUMN_TOKENS, Prompt
+
+COLUMNS_MAX: Final = 1 << 17  # 8 million tokens of one replica
+_Name = tuple[bytes, bytes]  # an isolation tag, and the first bytes of a key
+
+
+class GuessedMap:
+    """The prompts that were sent to one replica, the least recently sent forgotten first. It remembers
+    every eighth column and the last one of each prompt: a guess is good for no more."""
+
+    def __init__(self, columns_max: int = COLUMNS_MAX) -> None:
+        """`columns_max`: about what the replica's cache has room for, as far as anybody knows."""
+        self._ends: OrderedDict[_Name, int] = OrderedDict()  # how many columns each stands for
+        self._columns = 0
+        self._columns_max = columns_max
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def sent(self, prompt: Prompt) -> None:
+        """The replica computes this prompt, and may keep it."""
+        count = len(prompt.keys)
+        ends = [*range(CHUNK - 1, count, CHUNK), *([count - 1] if count % CHUNK else [])]
+        for end in reversed(ends):  # the first ones are forgotten last
+            name = _name(prompt, end)
+            if name not in self._ends:
+                self._ends[name] = end % CHUNK + 1
+                self._columns += end % CHUNK + 1
+            self._ends.move_to_end(name)
+        while self._columns > self._columns_max:
+            self._columns -= self._ends.popitem(last=False)[1]
+
+    def hit(self, prompt: Prompt) -> Hit:
+        """How much of this prompt the replica may have."""
+        keys, whole = prompt.keys, 0
+        while whole + CHUNK <= len(keys) and _name(prompt, whole + CHUNK - 1) in self._ends:
+            whole += CHUNK
+        for end in range(min(len(keys), whole + CHUNK) - 1, whole - 1, -1):
+            if _name(prompt, end) in self._ends:
+                whole = end + 1
+                break
+        return Hit(whole * COLUMN_TOKENS) if whole else NOTHING
+
+    def forget(self, tag: bytes) -> None:
+        """Of an org whose prompts were purged."""
+        for name in [name for name in self._ends if name[0] == tag]:
+            self._columns -= self._ends.pop(name)
+
+    def clear(self) -> None:
+        """The replica was started anew."""
+        self._ends.clear()
+        self._columns = 0
+
+
+def _name(prompt: Prompt, column: int) -> _Name:
+    return prompt.maker.tag, prompt.keys[column][:NAME_BYTES]

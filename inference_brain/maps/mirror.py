@@ -1,0 +1,205 @@
+"""The map of one driver, kept in step with its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from inference_brain.maps.table import CODE_SHIFT, NEVER_CODE, SPACES_MAX, MapTable, Values
+from swdriver_shim.cache_map.codec import NEVER_AFTER, SPACE_BYTES, Message, Section, decode
+from swdriver_shim.keys import TAG_BYTES
+from telemetry.decoder import Malformed
+
+ENTRIES_MAX: Final = 1 << 22  # of one driver: of 32 million columns
+FORGOTTEN_MAX: Final = 1 << 17  # tags
+_DETAIL: Final = np.uint32(0xFF)
+
+
+Scope = tuple[bytes, bytes | None]  # an isolation tag, and the digest of a namespace or None for all
+
+
+class Spaces:
+    """Numbers of spaces: of one org in one namespace each. Those that were purged have none."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._free: list[int] = []
+        self._forgotten: dict[Scope, None] = {}
+
+    def find(self, space: bytes) -> int | None:
+        return self._numbers.get(space)
+
+    def number(self, space: bytes) -> int | None:
+        """None for one that was purged, or that is too many."""
+        found = self._numbers.get(space)
+        if found is None and not self._is_forgotten(space):
+            if self._free:
+                found = self._free.pop()
+            elif len(self._numbers) < SPACES_MAX - 1:
+                found = len(self._numbers) + 1
+            else:
+                return None
+            self._numbers[space] = found
+        return found
+
+    def _is_forgotten(self, space: bytes) -> bool:
+        tag, namespace = space[:TAG_BYTES], space[TAG_BYTES:]
+        return (tag, None) in self._forgotten or (tag, namespace) in self._forgotten
+
+    def forget(self, scopes: Iterable[Scope]) -> list[int]:
+        """Give these scopes no numbers from here on. Returns the numbers that they had, for
+        `release`."""
+        for tag, namespace in scopes:
+            self._forgotten[tag, namespace and namespace[:SPACE_BYTES]] = None
+        while len(self._forgotten) > FORGOTTEN_MAX:
+            del self._forgotten[next(iter(self._forgotten))]
+        forgotten = [space for space in self._numbers if self._is_forgotten(space)]
+        return [self._numbers.pop(space) for space in forgotten]
+
+    def remember(self, spaces: Iterable[bytes]) -> bool:
+        """These are served again, if they were forgotten. Returns whether any was."""
+        if not self._forgotten:
+            return False
+        again = [space for space in spaces if self._is_forgotten(space)]
+        for space in again:
+            self._forgotten.pop((space[:TAG_BYTES], None), None)
+            self._forgotten.pop((space[:TAG_BYTES], space[TAG_BYTES:]), None)
+        return bool(again)
+
+    def release(self, numbers: Iterable[int]) -> None:
+        """Nothing is stored under these numbers any more."""
+        self._free += numbers
+
+
+@dataclass(slots=True)
+class MapCounts:
+    """Since the start."""
+
+    messages: int = 0
+    malformed: int = 0
+    gaps: int = 0
+    left_out: int = 0  # entries of a driver that reports too many, or for which there was no room
+
+
+class Mirror:
+    """`is_known`: whether the map is whole. `wants_all`: whether its stream has to be read from the
+    start."""
+
+    def __init__(self, table: MapTable, spaces: Spaces, lane: int) -> None:
+        self.lane = lane
+        self.is_known = False
+        self.wants_all = True
+        self.serves = False
+        self.entries = 0
+        self.at = 0.0  # when the driver sent the last message, by its clock
+        self.lag = 0.0  # seconds from then until the message was read
+        self.counts = MapCounts()
+        self._table = table
+        self._spaces = spaces
+        self._life = b""
+        self._next = 0  # sequence
+        self._is_loading = False
+
+    def start_over(self) -> None:
+        """Its stream is read from the start."""
+        self.wants_all = False
+
+    def read_again(self) -> None:
+        """What was left out of the map is wanted now."""
+        self.wants_all, self._next = True, 0
+
+    def read(self, raw: bytes, now: float) -> bool:
+        """Apply a message. One that does not continue the last makes the map unknown, until the stream
+        has been read from the start. Returns whether it is news."""
+        self.counts.messages += 1
+        try:
+            message = decode(raw)
+        except Malformed:
+            self.counts.malformed += 1
+            self._lose()
+            return False
+        if self.is_known and message.life == self._life and message.sequence < self._next:
+            return False  # it has been read
+        if message.parts:
+            self._read_snapshot(message)
+        elif self.is_known and self._continues(message):
+            self._next += 1
+            self._apply(message)
+        elif self.is_known:
+            self._lose()
+        self.at, self.lag = message.at, max(0.0, now - message.at)
+        self.serves = message.serves
+        return True
+
+    def clear(self) -> None:
+        """Nothing is known of the driver."""
+        if self.entries or self._is_loading:
+            self._table.remove_lane(self.lane)
+        self.entries = 0
+        self.is_known = self._is_loading = False
+
+    def _lose(self) -> None:
+        if self.is_known or self._is_loading:
+            self.counts.gaps += 1
+        self.is_known = self._is_loading = False
+        self.wants_all = True
+
+    def _continues(self, message: Message) -> bool:
+        return message.life == self._life and message.sequence == self._next
+
+    def _read_snapshot(self, message: Message) -> None:
+        if self.is_known and message.repeats and self._continues(message):
+            self._next += 1
+            return
+        if message.part == 0:
+            self.clear()
+            self._is_loading = True
+            self._life, self._next = message.life, message.sequence
+        elif not (self._is_loading and self._continues(message)):
+            self._lose()
+            return
+        self._next += 1
+        self._apply(message)
+        if message.part == message.parts - 1:
+            self.is_known, self._is_loading = True, False
+
+    def _apply(self, message: Message) -> None:
+        for dropped in message.dropped:
+            number = self._spaces.find(dropped)
+            if number is not None:
+                self.entries -= self._table.remove_space_of(self.lane, number)
+        shift = message.base - self._table.epoch
+        for section in message.sections:
+            number = self._spaces.number(section.space)
+            if number is not None:
+                self._apply_section(section, number, shift)
+
+    def _apply_section(self, section: Section, space: int, shift: int) -> None:
+        table = self._table
+        if section.removed:
+            removed = np.frombuffer(section.removed, "<u8").astype(np.uint64, copy=False)
+            self.entries -= table.remove(space, section.kind, removed, self.lane)
+        if not section.names:
+            return
+        names = np.frombuffer(section.names, "<u8").astype(np.uint64, copy=False)
+        values = _values(np.frombuffer(section.values, "<u4"), shift)
+        room = ENTRIES_MAX - self.entries
+        if names.size > room:
+            self.counts.left_out += names.size - max(0, room)
+            names, values = names[: max(0, room)], values[: max(0, room)]
+        before = table.refused
+        self.entries += table.put(space, section.kind, names, self.lane, values)
+        self.counts.left_out += table.refused - before
+
+
+def _values(reported: Values, shift: int) -> Values:
+    """Values as the table has them: times count from its epoch, which is so much before the base of the
+    message."""
+    after = (reported >> CODE_SHIFT).astype(np.int64)
+    codes = np.where(after == NEVER_AFTER, NEVER_CODE, np.clip(after + shift, 1, NEVER_CODE - 1))
+    values: Values = (codes << CODE_SHIFT).astype(np.uint32)
+    values |= reported & _DETAIL
+    return values

@@ -1,0 +1,340 @@
+"""All entries of all cache maps, in arrays: one look-up finds any number of names for any number of
+drivers.
+
+Drivers are *lanes*, and four lanes are a *block*: a *row* has the values of one name for the lanes of
+one block. Rows are hashed. There are two files of buckets, of eight rows each, and a row is in its
+bucket of one of them. Where neither has room, a row of one moves to its other bucket (cuckoo hashing);
+what finds no room even so is in a small overflow. A row is removed by overwriting its name with zero.
+
+The table grows by splitting buckets, a few with each insert, of one file and then of the other (linear
+hashing), and is never built anew. Its arrays are reserved at once, as large as they may become; memory
+is taken as they are used.
+
+What drivers report decides where a row is, so names are hashed with a number of this process: nobody can
+fill one bucket on purpose.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Names = npt.NDArray[np.uint64]
+Values = npt.NDArray[np.uint32]
+Indexes = npt.NDArray[np.int64]
+Test = Callable[[npt.NDArray[np.uint32]], npt.NDArray[np.bool_]]
+
+LANES: Final = 4  # of a block
+BUCKET: Final = 8  # rows
+BLOCKS_MAX: Final = 1 << 12
+SPACES_MAX: Final = 1 << 20
+LOAD_MAX: Final = 0.76
+BUCKETS_MIN: Final = 1 << 8
+OVERFLOW_MAX: Final = 1 << 12
+ROWS_MAX: Final = 1 << 25
+ROW_BYTES: Final = 8 + 4 * LANES + 4
+NEVER_CODE: Final = (1 << 24) - 1
+CODE_SHIFT: Final = 8
+_SCANNED: Final = 1 << 17  # buckets at once
+_SPACE_MASK: Final = np.uint32(SPACES_MAX - 1)
+_SPACE_BITS: Final = np.uint32(20)
+_MIX1: Final = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2: Final = np.uint64(0x94D049BB133111EB)
+_32: Final = np.uint64(32)
+_29: Final = np.uint64(29)
+_LOW: Final = np.uint64(0xFFFFFFFF)
+_ONE: Final = np.uint64(1)
+_KICKS: Final = 50
+_PLACE_BITS: Final = np.uint64(32)
+
+
+class MapTable:
+    """`epoch`: seconds since 1970 from which the times in values count."""
+
+    def __init__(self, epoch: int, rows_max: int = ROWS_MAX) -> None:
+        self.epoch = epoch
+        self.rows = 0  # that are used
+        self.refused = 0  # entries for which there was no room
+        self._buckets = [BUCKETS_MIN, BUCKETS_MIN]  # of each file
+        self._levels = [BUCKETS_MIN, BUCKETS_MIN]  # the largest power of two that is not more
+        self._buckets_max = max(2 * BUCKETS_MIN, int(rows_max / LOAD_MAX / BUCKET))
+        self._second = self._buckets_max  # where the second file begins: one is at most twice as large
+        size = 2 * self._buckets_max * BUCKET + OVERFLOW_MAX
+        self._names = np.zeros(size, np.uint64)
+        self._values = np.zeros((size, LANES), np.uint32)
+        self._owners = np.zeros(size, np.uint32)  # block and space
+        self._by_bucket = self._names[: 2 * self._buckets_max * BUCKET].reshape(-1, BUCKET)
+        self._overflow: dict[int, int] = {}  # rows, by what their names are hashed to
+        self._overflow_free = list(range(size - OVERFLOW_MAX, size))
+        self._salt = np.uint64(secrets.randbits(64))
+        self._random = np.random.default_rng()
+
+    @property
+    def bytes(self) -> int:
+        """Memory that is in use."""
+        return (sum(self._buckets) * BUCKET + len(self._overflow)) * ROW_BYTES
+
+    # Look-up
+
+    def find(self, space: int, kind: int, names: Names, blocks: npt.NDArray[np.uint64]) -> Values:
+        """The values of these names in these blocks, one beside the other, with zero for none. The two
+        arrays are broadcast; the result has one dimension more, for the lanes."""
+        hashed = self._hash(space, kind, names, blocks)
+        found = np.zeros((hashed.size, LANES), np.uint32)
+        at, rows = self._rows_of(hashed.ravel())
+        found[at] = self._values[rows]
+        return found.reshape((*hashed.shape, LANES))
+
+    def _hash(self, space: int, kind: int, names: Names, blocks: npt.NDArray[np.uint64]) -> Names:
+        """What the rows of these names are called: 64 bits, never zero."""
+        place = blocks << _PLACE_BITS | np.uint64(space << 8 | kind)
+        mixed = _mixed(names ^ _mixed(place ^ self._salt))
+        np.maximum(mixed, _ONE, out=mixed)
+        return mixed
+
+    def _buckets_of(self, hashed: Names) -> Indexes:
+        """The bucket of each in the first file, and behind all of those that of each in the second."""
+        second = self._bucket_in(1, hashed) + self._second
+        return np.concatenate((self._bucket_in(0, hashed), second))
+
+    def _bucket_in(self, file: int, hashed: Names) -> Indexes:
+        level = self._levels[file]
+        numbers = (hashed >> _32 if file else hashed & _LOW).view(np.int64)
+        at = numbers & (2 * level - 1)
+        return np.where(at < self._buckets[file], at, at & (level - 1))
+
+    def _rows_of(self, hashed: Names) -> tuple[Indexes, Indexes]:
+        """Which of these are in the table, and in which rows."""
+        count = hashed.size
+        buckets = self._buckets_of(hashed)
+        there = self._by_bucket.take(buckets, axis=0)
+        hits = np.flatnonzero(there == np.concatenate((hashed, hashed))[:, None])
+        which = hits // BUCKET
+        rows = buckets[which] * BUCKET + hits % BUCKET
+        at = np.where(which < count, which, which - count)
+        if self._overflow and at.size < count:
+            is_missing = np.ones(count, bool)
+            is_missing[at] = False
+            missing = np.flatnonzero(is_missing)
+            known = np.sort(np.fromiter(self._overflow, np.uint64, len(self._overflow)))
+            near = np.minimum(np.searchsorted(known, hashed[missing]), known.size - 1)
+            more = missing[known[near] == hashed[missing]]
+            at = np.concatenate((at, more))
+            places = [self._overflow[one] for one in hashed[more].tolist()]
+            rows = np.concatenate((rows, np.array(places, np.int64)))
+        return at, rows
+
+    # Changes
+
+    def put(self, space: int, kind: int, names: Names, lane: int, values: Values) -> int:
+        """Set the values of these names in one lane; of two for one name, any. None is zero. Returns how
+        many names had none before, less those for which there is no room."""
+        block, at_lane = divmod(lane, LANES)
+        hashed = self._hash(space, kind, names, np.array([block], np.uint64))
+        at, rows = self._rows_of(hashed)
+        more = int(np.count_nonzero(self._values[rows, at_lane] == 0))
+        self._values[rows, at_lane] = values[at]
+        if at.size < hashed.size:
+            is_new = np.ones(hashed.size, bool)
+            is_new[at] = False
+            new, its = hashed[is_new], values[is_new]
+            order = np.argsort(new)
+            new, its = new[order], its[order]
+            is_last = np.concatenate((new[1:] != new[:-1], [True]))
+            new, its = new[is_last], its[is_last]
+            lanes = np.zeros((new.size, LANES), np.uint32)
+            lanes[:, at_lane] = its
+            room = max(0, int(self._buckets_max * BUCKET * LOAD_MAX) - self.rows)
+            self.refused += max(0, new.size - room)
+            new, lanes = new[:room], lanes[:room]
+            self._grow(new.size)
+            more += self._settle(new, lanes, np.full(new.size, block << 20 | space, np.uint32))
+        return more
+
+    def remove(self, space: int, kind: int, names: Names, lane: int) -> int:
+        """There is nothing of these names in this lane any more. Returns how many there were."""
+        block, at_lane = divmod(lane, LANES)
+        _, rows = self._rows_of(self._hash(space, kind, names, np.array([block], np.uint64)))
+        return self._clear(np.unique(rows), at_lane)
+
+    def remove_lane(self, lane: int) -> None:
+        """There is nothing in this lane any more."""
+        block, at_lane = divmod(lane, LANES)
+        for rows in self._rows_where(lambda owners: owners >> _SPACE_BITS == np.uint32(block)):
+            self._clear(rows, at_lane)
+
+    def remove_space(self, space: int) -> dict[int, int]:
+        """There is nothing of this space any more. Returns how many entries there were, by lane."""
+        removed: Counter[int] = Counter()
+        wanted = np.uint32(space)
+        for rows in self._rows_where(lambda owners: owners & _SPACE_MASK == wanted):
+            row, lane = np.nonzero(self._values[rows])
+            lanes = (self._owners[rows[row]] >> _SPACE_BITS).astype(np.int64) * LANES + lane
+            numbers, counts = np.unique(lanes, return_counts=True)
+            removed.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+            self._values[rows] = 0
+            self._free(rows)
+        return dict(removed)
+
+    def remove_space_of(self, lane: int, space: int) -> int:
+        """There is nothing of this space in this lane any more. Returns how many entries there were."""
+        block, at_lane = divmod(lane, LANES)
+        owner = np.uint32(block << 20 | space)
+        found = self._rows_where(lambda owners: owners == owner)
+        return sum(self._clear(rows, at_lane) for rows in found)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Count times from another second on. What expired before it expires at it."""
+        by = epoch - self.epoch
+        for rows in self._rows_where(lambda owners: np.ones(owners.size, bool)):
+            values = self._values[rows]
+            codes = (values >> CODE_SHIFT).astype(np.int64)
+            moved = np.clip(codes - by, 1, NEVER_CODE - 1).astype(np.uint32)
+            keeps = (values == 0) | (codes == NEVER_CODE)
+            detail = values & np.uint32(0xFF)
+            self._values[rows] = np.where(keeps, values, moved << CODE_SHIFT | detail)
+        self.epoch = epoch
+
+    def _clear(self, rows: Indexes, at_lane: int) -> int:
+        removed = int(np.count_nonzero(self._values[rows, at_lane]))
+        self._values[rows, at_lane] = 0
+        self._free(rows[~self._values[rows].any(axis=1)])
+        return removed
+
+    def _free(self, rows: Indexes) -> None:
+        """These rows have no values."""
+        self.rows -= rows.size
+        edge = self._by_bucket.size
+        if self._overflow:
+            for row in rows[rows >= edge].tolist():
+                del self._overflow[int(self._names[row])]
+                self._overflow_free.append(row)
+        self._names[rows] = 0
+
+    def _rows_where(self, wanted: Test) -> Iterator[Indexes]:
+        """The used rows with such owners, in pieces."""
+        pieces: list[tuple[int, int]] = []
+        for first, count in zip((0, self._second), self._buckets, strict=True):
+            end = (first + count) * BUCKET
+            pieces += pairwise([*range(first * BUCKET, end, _SCANNED), end])
+        for start, end in pieces:
+            is_wanted = (self._names[start:end] != 0) & wanted(self._owners[start:end])
+            rows = np.flatnonzero(is_wanted) + start
+            if rows.size:
+                yield rows
+
+    # Rows
+
+    def _settle(self, names: Names, values: Values, owners: npt.NDArray[np.uint32]) -> int:
+        """Find room for these rows, whose names are not there. Returns for how many there is; some are
+        lost if there is none."""
+        count = names.size
+        self.rows += count
+        is_left = self._place(names, values, owners)
+        for _ in range(_KICKS):
+            if not is_left.any():
+                return count
+            names, values, owners = names[is_left], values[is_left], owners[is_left]
+            file = self._random.integers(2, size=names.size)
+            buckets = self._buckets_of(names).reshape(2, -1)[file, np.arange(names.size)]
+            slots = buckets * BUCKET + self._random.integers(BUCKET, size=names.size)
+            slots, which = np.unique(slots, return_index=True)
+            for array, its in ((self._names, names), (self._values, values), (self._owners, owners)):
+                array[slots], its[which] = its[which], array[slots]
+            is_left = self._place(names, values, owners)
+        left = np.flatnonzero(is_left)
+        fits, lost = left[: len(self._overflow_free)], left[len(self._overflow_free) :]
+        for one in fits.tolist():
+            row = self._overflow[int(names[one])] = self._overflow_free.pop()
+            self._names[row], self._values[row], self._owners[row] = names[one], values[one], owners[one]
+        self.rows -= lost.size
+        self.refused += lost.size
+        return count - lost.size
+
+    def _place(
+        self, names: Names, values: Values, owners: npt.NDArray[np.uint32]
+    ) -> npt.NDArray[np.bool_]:
+        """Put these where one of their buckets has room. Returns which are left."""
+        buckets = self._buckets_of(names).reshape(2, -1)
+        free = np.count_nonzero(self._by_bucket.take(buckets, axis=0) == 0, axis=2)
+        is_first = free[0] >= free[1]
+        rows = self._slots_in(np.where(is_first, buckets[0], buckets[1]))
+        is_left = rows < 0
+        self._names[rows[~is_left]] = names[~is_left]
+        if is_left.any():
+            rows[is_left] = self._slots_in(np.where(is_first, buckets[1], buckets[0])[is_left])
+            is_left = rows < 0
+        placed = rows[~is_left]
+        self._names[placed] = names[~is_left]
+        self._values[placed] = values[~is_left]
+        self._owners[placed] = owners[~is_left]
+        return is_left
+
+    def _slots_in(self, buckets: Indexes) -> Indexes:
+        """A free row for each in its bucket, as far as there are; -1 for none."""
+        order = np.argsort(buckets, kind="stable")
+        ordered = buckets[order]
+        is_first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+        numbers = np.arange(ordered.size)
+        rank = numbers - np.maximum.accumulate(np.where(is_first, numbers, 0))
+        is_free = self._by_bucket.take(ordered, axis=0) == 0
+        # The free row of this rank: where so many are free up to it.
+        wanted = is_free & (is_free.cumsum(axis=1, dtype=np.int8) == (rank + 1)[:, None])
+        found = np.flatnonzero(wanted)
+        rows = np.full(ordered.size, -1, np.int64)
+        rows[order[found // BUCKET]] = ordered[found // BUCKET] * BUCKET + found % BUCKET
+        return rows
+
+    def _grow(self, more: int) -> None:
+        """Split buckets until so many more rows fit."""
+        needed = min(self._buckets_max, int((self.rows + more) / LOAD_MAX / BUCKET) + 1)
+        while (lacking := needed - sum(self._buckets)) > 0:
+            # The files double in turns: the other one is even meanwhile, and takes what is uneven.
+            file = int(self._levels[0] > self._levels[1])
+            level, had = self._levels[file], self._buckets[file]
+            count = min(lacking, 2 * level - had)
+            self._buckets[file] += count
+            if self._buckets[file] == 2 * level:
+                self._levels[file] *= 2
+            self._split(file, had - level, had, count)
+
+    def _split(self, file: int, old: int, new: int, count: int) -> None:
+        """Move rows of `count` buckets from `old` on, which belong to those from `new` on by now. A row
+        keeps its place within its bucket."""
+        first = file * self._second
+        names = self._by_bucket[first + old : first + old + count]
+        belongs = self._bucket_in(file, names.ravel()).reshape(count, BUCKET)
+        moves = (names != 0) & (belongs != np.arange(old, old + count)[:, None])
+        places = np.flatnonzero(moves)
+        source, target = places + (first + old) * BUCKET, places + (first + new) * BUCKET
+        for array in (self._names, self._values, self._owners):
+            array[target] = array[source]
+        self._values[source] = 0
+        self._names[source] = 0
+        if self._overflow:
+            self._empty_overflow()
+
+    def _empty_overflow(self) -> None:
+        """Rows of the overflow go where there is room by now."""
+        hashed = np.fromiter(self._overflow, np.uint64, len(self._overflow))
+        rows = np.fromiter(self._overflow.values(), np.int64, len(self._overflow))
+        values, owners = self._values[rows], self._owners[rows]
+        self._overflow_free += rows.tolist()
+        self._overflow.clear()
+        self._values[rows] = 0
+        self._names[rows] = 0
+        self.rows -= rows.size
+        self._settle(hashed, values, owners)
+
+
+def _mixed(numbers: Names) -> Names:
+    """Each 64 bits from all 64 bits, one to one (the finalizer of SplitMix64)."""
+    mixed = (numbers ^ numbers >> _32) * _MIX1
+    mixed = (mixed ^ mixed >> _29) * _MIX2
+    return mixed ^ mixed >> _32

@@ -1,0 +1,68 @@
+"""What rules find about brains and about how requests are routed. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from console.alerts.rules.catalogue import BY_SLUG
+from console.alerts.state.lifecycle import Verdict
+from telemetry.queries import ResultSeries
+from tests.console.alerts.numbers import at, judged, line, world
+
+BREACH, FINE = Verdict.BREACH, Verdict.OK
+
+
+def test_an_estimate_is_off_by_its_share_of_the_time_to_first_token() -> None:
+    def verdicts(error: float, ttft: float) -> list[Verdict]:
+        tables = {
+            "error": [line("brain:east", error, error, model="chat")],
+            "ttft": [line("brain:east", ttft, ttft, model="chat")],
+        }
+        return [one.verdict for one in judged(BY_SLUG["estimate-off"], tables)]
+
+    assert verdicts(0.6, 1.0) == [BREACH]
+    assert verdicts(0.4, 1.0) == [FINE]
+    assert verdicts(0.04, 0.04) == [], "too short to say anything"
+
+
+def test_a_replica_that_one_brain_leaves_out_is_found_once_with_its_state() -> None:
+    def state(name: str, *brains: float) -> ResultSeries:
+        return line("fleet", *brains, model="chat", replica="chat-1", state=name)
+
+    rule = BY_SLUG["replica-ejected"]
+    [fine] = judged(rule, {"states": [state("ready", 2, 2), state("ejected", 0, 0)]})
+    assert fine.verdict is FINE
+    [found] = judged(rule, {"states": [state("ready", 1, 1), state("unreachable", 1, 1)]})
+    assert found.verdict is BREACH
+    assert found.labels == {"model": "chat", "replica": "chat-1"}
+    assert "unreachable at 1.0 brains" in found.sentence
+
+
+def test_a_map_that_is_old_now_is_stale_and_one_that_was_is_not() -> None:
+    tables = {
+        "age": [line("brain:east", 80, 90, driver="job7"), line("brain:west", 90, 2, driver="job7")]
+    }
+    found = judged(BY_SLUG["map-stale"], tables)
+    assert [one.verdict for one in found] == [BREACH, FINE]
+    assert found[0].sentence == "the map of job7 at east is 90 s old"
+
+
+def test_requests_past_their_deadline_are_the_orgs_to_see() -> None:
+    tables = {"late": [line("org:acme", 4, None, 9), line("org:globex", 3)]}
+    found = judged(BY_SLUG["queue-past-deadline"], tables)
+    assert [(one.topic, one.verdict) for one in found] == [("org:acme", BREACH), ("org:globex", FINE)]
+    assert found[0].sentence == "13 requests of acme waited past their deadline"
+
+
+def test_orgs_are_served_unfairly_beyond_what_a_long_request_explains() -> None:
+    for gap, verdict in ((600_000, BREACH), (100_000, FINE)):
+        [found] = judged(BY_SLUG["routing-unfair"], {"gap": [line("brain:east", 0, gap)]})
+        assert found.verdict is verdict
+
+
+def test_a_brain_that_has_joined_and_is_silent_is_found() -> None:
+    now = replace(world(600, ax_1=600), joined={"brain:east": at(0), "brain:west": at(0)})
+    now = replace(now, last_seen={**now.last_seen, "brain:west": at(599)})
+    found = judged(BY_SLUG["brain-not-reporting"], {}, now)
+    assert [(one.topic, one.verdict) for one in found] == [("brain:east", BREACH), ("brain:west", FINE)]
+    assert "BRAIN_TELEMETRY" in found[0].sentence

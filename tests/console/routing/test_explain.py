@@ -1,0 +1,116 @@
+"""Why this replica: by request id, on the page and over REST; and what others may know of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from django.test import Client
+
+from console.accounts.models import User
+from console.fleet.models import Brain
+from inference_brain.decisions import CandidateEstimate, Outcome, RequestRecord
+from tests.conftest import People
+from tests.console.routing.brains import FakeBrain
+from tests.html import compact
+
+pytestmark = pytest.mark.django_db
+RECORD = RequestRecord(
+    id="r-1",
+    at=time.time(),
+    org="acme",
+    model="acme/chat",
+    prompt_tokens=2048,
+    chosen="chat-1",
+    why="chat-1 has 1,920 of 2,048 tokens in memory.",
+    candidates=(
+        CandidateEstimate("chat-2", 0, 0, 0.01, 0.0, 0.4),
+        CandidateEstimate("chat-1", 1920, 640, 0.02, 0.01, 0.03),
+        CandidateEstimate("chat-3", excluded="ejected after 3 failures"),
+    ),
+    decision_seconds=0.0001,
+    outcome=Outcome(
+        "chat-1",
+        "ok",
+        first_token_seconds=0.08,
+        total_seconds=1.5,
+        hit_tokens=1920,
+        completion_tokens=50,
+    ),
+    regret={"expired": 128},
+)
+
+
+@pytest.fixture
+def known(people: People, brain: FakeBrain) -> FakeBrain:
+    brain.records["r-1"] = RECORD
+    return brain
+
+
+def test_the_platform_sees_candidates_beside_what_happened(
+    people: People, known: FakeBrain, api_of: Callable[..., Client]
+) -> None:
+    answer = api_of(people.platform_viewer).post(
+        "/api/v1/orgs/acme/explain", {"request": "r-1"}, content_type="application/json"
+    )
+    route = answer.json()["route"]
+    assert (route["brain"], route["chosen"], route["prompt_tokens"]) == ("east", "chat-1", 2048)
+    assert [one["replica"] for one in route["candidates"]] == ["chat-1", "chat-2", "chat-3"]
+    first, _, excluded = route["candidates"]
+    assert (first["chosen"], round(first["seconds"], 3), first["tier2_tokens"]) == (True, 0.06, 640)
+    assert (excluded["seconds"], excluded["excluded"]) == (None, "ejected after 3 failures")
+    assert round(route["error_seconds"], 3) == 0.02
+    assert (route["outcome"]["hit_tokens"], route["regret"]) == (1920, {"expired": 128})
+
+
+def test_the_page_says_why(
+    people: People, known: FakeBrain, browser_of: Callable[[User], Client]
+) -> None:
+    page = compact(browser_of(people.platform_admin).get("/orgs/acme/explain/?request=r-1"))
+    for text in (
+        "Why this replica",
+        "chat-1 has 1,920 of 2,048 tokens in memory.",
+        "ejected after 3 failures",
+        "expected 1,920",
+        "Regret, expired",
+    ):
+        assert text in page, text
+
+
+def test_an_org_sees_its_request_and_no_names_of_replicas_or_brains(
+    people: People, known: FakeBrain, api_of: Callable[..., Client], browser_of: Callable[[User], Client]
+) -> None:
+    answer = api_of(people.viewer).post(
+        "/api/v1/orgs/acme/explain", {"request": "r-1"}, content_type="application/json"
+    )
+    route = answer.json()["route"]
+    assert [one["replica"] for one in route["candidates"]] == ["replica 1", "replica 2", "replica 3"]
+    assert (route["chosen"], route["outcome"]["replica"], route["brain"]) == (
+        "replica 1",
+        "replica 1",
+        "",
+    )
+    page = compact(browser_of(people.viewer).get("/orgs/acme/explain/?request=r-1"))
+    assert "Why this replica" in page
+    for text in (answer.content.decode(), page):
+        assert "chat-" not in text
+        assert "east" not in text
+
+
+def test_nobody_learns_of_a_request_of_another_org(
+    people: People, known: FakeBrain, api_of: Callable[..., Client]
+) -> None:
+    answer = api_of(people.stranger).post(
+        "/api/v1/orgs/globex/explain", {"request": "r-1"}, content_type="application/json"
+    )
+    assert answer.json()["route"] is None
+
+
+def test_a_brain_that_does_not_answer_is_told_without_its_address_to_orgs(
+    people: People, brain: FakeBrain, browser_of: Callable[[User], Client]
+) -> None:
+    Brain.objects.update(control_url="http://127.0.0.1:1")
+    path = "/orgs/acme/explain/?request=r-1"
+    assert "A brain does not answer." in compact(browser_of(people.viewer).get(path))
+    assert "east: It does not answer" in compact(browser_of(people.platform_admin).get(path))

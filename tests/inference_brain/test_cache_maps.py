@@ -1,0 +1,538 @@
+"""Cache maps, one thing at a time: what drivers report, what brains make of it, and what they refuse."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import numpy as np
+import pytest
+
+from inference_brain.maps import DriverPlace, GuessedMap
+from inference_brain.maps.mirror import Mirror, Spaces
+from inference_brain.maps.table import MapTable
+from swdriver_shim.cache_map.codec import (
+    ENTRIES_MAX,
+    IN_TIER2,
+    VERSION,
+    Message,
+    Section,
+    decode,
+    entry,
+    in_parts,
+    pack_values,
+)
+from swdriver_shim.keys import COLUMN_TOKENS, Keys
+from swdriver_shim.layout import Group, Layout
+from swdriver_shim.policy import Policy, Rules, Tiers
+from telemetry.decoder import Malformed
+from tests.inference_brain.map_worlds import AHEAD, SECRET, MapWorld, model_of, tokens_of
+from tests.swdriver_shim.prompts import FULL, HYBRID, PURE, STATES
+
+C = COLUMN_TOKENS
+NOBODY = (0, 0, float("inf"))
+
+
+# What is known
+
+
+@pytest.mark.parametrize("layout", [FULL, HYBRID], ids=["full", "hybrid"])
+@pytest.mark.parametrize(("columns", "rest"), [(40, 0), (31, 40), (8, 1), (7, 0), (1, 63), (0, 40)])
+def test_a_stored_prompt_is_known_to_the_token(layout: Layout, columns: int, rest: int) -> None:
+    world = MapWorld(layout)
+    prompt = world.prompt(tokens_of([1] * columns, rest))
+    world.store(prompt)
+    world.catch_up()
+    assert world.hit(prompt).tokens == (world.truth(prompt) if columns else 0)
+
+
+def test_prompts_that_part_within_a_chunk_are_known_up_to_there_once_two_do() -> None:
+    world = MapWorld(FULL)
+    world.store(world.prompt(tokens_of([1] * 11 + [2] * 20)))
+    world.store(world.prompt(tokens_of([1] * 11 + [3] * 5)))
+    world.catch_up()
+    new = world.prompt(tokens_of([1] * 11 + [4] * 9))
+    assert world.hit(new).tokens == world.truth(new) == 11 * C
+
+
+def test_a_conversation_that_goes_on_has_one_end() -> None:
+    world = MapWorld(FULL)
+    for turn in range(1, 9):
+        world.store(world.prompt(tokens_of([1] * (5 * turn))))
+        world.catch_up()
+    assert world.log.follower.size == 5
+    mirror = world.maps.mirror("job")
+    assert mirror
+    assert mirror.entries == world.maps.table.rows == 5
+
+
+def test_states_are_known_where_they_are() -> None:
+    world = MapWorld(STATES)
+    prompt = world.prompt(tokens_of([1] * 30))
+    world.store(prompt, states=(9 * C, 20 * C))
+    world.catch_up()
+    assert world.hit(prompt).tokens == world.truth(prompt) == 20 * C
+    short = world.prompt(tokens_of([1] * 15))
+    assert world.hit(short).tokens == world.truth(short) == 9 * C
+
+
+def test_a_layout_of_states_only_is_known_by_its_columns() -> None:
+    world = MapWorld(PURE)
+    prompt = world.prompt(tokens_of([1] * 30))
+    world.store(prompt, states=(3 * C, 21 * C))
+    world.catch_up()
+    assert world.hit(prompt).tokens == world.truth(prompt) == 21 * C
+
+
+def test_units_are_known_as_wholes() -> None:
+    world = MapWorld(FULL, unit_tokens=3 * C)
+    prompt = world.prompt(tokens_of([1] * 31))
+    world.store(prompt)
+    world.catch_up()
+    assert world.hit(prompt).tokens == world.truth(prompt) == 30 * C
+
+
+def test_others_do_not_hit() -> None:
+    world = MapWorld(FULL)
+    tokens = tokens_of([1] * 20)
+    world.store(world.prompt(tokens, "acme"))
+    world.catch_up()
+    assert world.hit(world.prompt(tokens, "acme")).tokens == 20 * C
+    assert world.hit(world.prompt(tokens, "globex")) == NOBODY
+
+
+def test_columns_that_stand_alone_have_no_map() -> None:
+    with pytest.raises(ValueError, match="stand alone"):
+        MapWorld(Layout((Group("objects", (64,), alone=True),)))
+
+
+# Time
+
+
+def test_a_prefix_that_has_expired_when_it_is_served_is_absent() -> None:
+    world = MapWorld(FULL)
+    world.set_policy(Policy(ttl_last_use_seconds=60))
+    prompt = world.prompt(tokens_of([1] * 20))
+    world.store(prompt)
+    world.catch_up()
+    hit = world.hit(prompt)
+    assert (hit.tokens, hit.expires_at) == (20 * C, 1060.0 + AHEAD)
+    assert world.hit(prompt, after=53.9).tokens == 20 * C
+    assert world.hit(prompt, after=54.1) == NOBODY
+
+
+def test_the_beginning_may_expire_before_the_end() -> None:
+    world = MapWorld(FULL)
+    world.set_policy(Policy(ttl_first_use_seconds=60, ttl_last_use_seconds=None))
+    world.store(world.prompt(tokens_of([1] * 8)))
+    world.now += 30
+    prompt = world.prompt(tokens_of([1] * 20))
+    world.store(prompt)
+    world.catch_up()
+    assert world.hit(prompt).expires_at == 1060.0 + AHEAD
+    world.now = 1070.0
+    world.sweep()
+    world.catch_up()
+    assert world.hit(prompt) == NOBODY
+    world.store(world.prompt(tokens_of([1] * 8)))  # what follows was there all the time
+    world.catch_up()
+    assert world.hit(prompt).tokens == world.truth(prompt) == 20 * C
+
+
+def test_uses_are_reported_once_they_matter() -> None:
+    world = MapWorld(FULL)
+    world.set_policy(Policy(ttl_last_use_seconds=100))
+    prompt = world.prompt(tokens_of([1] * 64))
+    world.store(prompt)
+    world.publish()
+    reported = []
+    for _ in range(40):
+        world.now += 1
+        world.use(prompt)
+        before = len(world.stream)
+        world.publish()
+        names = [len(one.names) for raw in world.stream[before:] for one in decode(raw).sections]
+        reported.append(sum(names) // 8)
+    assert sum(reported) <= 4 * 8  # a tenth of the TTL each, and one for each chunk
+    world.read()
+    assert world.hit(prompt).expires_at >= world.wall + 89
+
+
+def test_another_ttl_is_reported_for_what_is_stored() -> None:
+    world = MapWorld(FULL)
+    prompt = world.prompt(tokens_of([1] * 20))
+    world.store(prompt)
+    world.catch_up()
+    for seconds in (30, 7200):
+        world.set_policy(Policy(ttl_last_use_seconds=seconds))
+        world.catch_up()
+        assert world.hit(prompt).expires_at == 1000.0 + seconds + AHEAD
+    world.set_policy(Policy(ttl_last_use_seconds=None))
+    world.catch_up()
+    assert world.hit(prompt).expires_at == float("inf")
+    world.set_policy(Policy(tiers=Tiers.NONE))
+    world.catch_up()
+    assert world.hit(prompt) == NOBODY
+    world.set_policy(Policy())
+    world.catch_up()
+    assert world.hit(prompt).tokens == 20 * C
+
+
+def test_a_wall_clock_that_is_set_changes_what_was_reported() -> None:
+    world = MapWorld(FULL)
+    prompt = world.prompt(tokens_of([1] * 8))
+    world.store(prompt)
+    world.catch_up()
+    for raw in world.log.write(world.now, world.wall - 500).messages:
+        mirror = world.maps.mirror("job")
+        assert mirror
+        mirror.read(raw, world.wall)
+    assert world.hit(prompt).expires_at == 4600.0 + AHEAD - 500
+
+
+def test_times_far_from_the_beginning_of_the_brain_are_kept() -> None:
+    world = MapWorld(FULL)
+    world.set_policy(Policy(ttl_last_use_seconds=400 * 86_400))
+    prompt = world.prompt(tokens_of([1] * 8))
+    world.store(prompt)
+    world.catch_up()
+    first = world.hit(prompt).expires_at
+    world.now += 100 * 86_400
+    world.maps.keep_house(world.wall)
+    assert world.hit(prompt).expires_at == first  # half a year is as far as anybody looks
+    assert world.hit(prompt).tokens == 8 * C
+    world.now += 100 * 86_400
+    assert world.hit(prompt) == NOBODY
+    world.use(prompt)
+    world.catch_up()
+    assert world.hit(prompt).tokens == 8 * C
+
+
+# Tier 2
+
+
+def spill(world: MapWorld, *, exists: bool = True) -> None:
+    while begun := world.ledger.tier2.begin_spill(world.now, 64):
+        world.ledger.tier2.finish_spill(begun, [exists] * len(begun.copies))
+        while world.ledger.reclaim():
+            pass
+        while clears := world.ledger.take_clears(64):
+            world.ledger.finish_clears(clears, is_done=True)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_what_was_displaced_into_tier_2_is_known_to_be_there(*, exists: bool) -> None:
+    world = MapWorld(FULL, slots=40)
+    world.set_policy(Policy(tiers=Tiers.TIER2))
+    prompt = world.prompt(tokens_of([1] * 32))
+    world.store(prompt)
+    world.catch_up()
+    world.now += 10
+    world.store(world.prompt(tokens_of([2] * 8)))
+    spill(world, exists=exists)
+    world.store(world.prompt(tokens_of([3] * 1)))
+    world.catch_up()
+    hit = world.hit(prompt)
+    assert hit.tokens <= world.truth(prompt) < 32 * C
+    assert hit.tokens + hit.tier2_tokens == (32 * C if exists else hit.tokens)
+    world.ledger.purge("acme")
+    world.catch_up()
+    assert world.hit(prompt) == NOBODY
+
+
+# Purges and removals
+
+
+def test_a_purge_is_reported_at_once_and_leaves_nothing_in_the_brain() -> None:
+    world = MapWorld(FULL)
+    woken = []
+    world.log.follower.on_purge = lambda: woken.append(True)
+    prompt = world.prompt(tokens_of([1] * 20))
+    world.store(prompt)
+    other = world.prompt(tokens_of([1] * 20), "globex")
+    world.store(other)
+    world.catch_up()
+    world.ledger.purge("acme")
+    assert woken
+    world.publish()
+    world.read()
+    assert world.hit(prompt) == NOBODY
+    assert world.hit(other).tokens == 20 * C
+    assert world.maps.table.rows == 3
+
+
+def test_what_a_brain_has_forgotten_stays_so_whatever_drivers_report() -> None:
+    world = MapWorld(FULL)
+    prompt = world.prompt(tokens_of([1] * 20))
+    world.store(prompt)
+    world.catch_up()
+    tag, namespace = prompt.maker.tag, prompt.maker.namespace
+    assert world.maps.forget([(tag, namespace.digest())]) == {"job": 3}
+    assert world.hit(prompt) == NOBODY
+    assert world.maps.table.rows == 0
+    world.store(world.prompt(tokens_of([1] * 40)))
+    world.catch_up()
+    assert world.maps.table.rows == 0
+    place = DriverPlace("driver:job", world.model)
+    world.maps.follow({"job": place}, [(tag, namespace)])  # a later document brings it back
+    world.read()
+    assert world.hit(prompt).tokens == 16 * C  # it goes on by now, and whole chunks are known
+
+
+def test_while_an_agent_is_lost_nothing_is_promised() -> None:
+    world = MapWorld(FULL)
+    prompt = world.prompt(tokens_of([1] * 20))
+    world.store(prompt)
+    world.catch_up()
+    world.ledger.is_reachable = False
+    world.publish()
+    world.read()
+    assert world.hit(prompt) == NOBODY
+    world.ledger.is_reachable = True
+    world.publish()
+    world.read()
+    assert world.hit(prompt).tokens == 20 * C
+
+
+def test_a_brain_that_leaves_a_driver_keeps_nothing_of_it() -> None:
+    world = MapWorld(FULL)
+    prompt = world.prompt(tokens_of([1] * 20))
+    world.store(prompt)
+    world.catch_up()
+    world.maps.follow({})
+    assert world.maps.table.rows == 0
+    assert world.maps.hits(["job"], {world.model: prompt}, world.wall) == [None]
+    assert world.maps.age("job", world.wall) is None
+
+
+# The way there
+
+
+def test_a_lost_message_makes_the_map_unknown_until_the_stream_is_read_again() -> None:
+    world = MapWorld(FULL)
+    for columns in (8, 16, 24):
+        world.store(world.prompt(tokens_of([1] * columns)))
+        world.publish()
+    world.read()
+    world.store(world.prompt(tokens_of([1] * 32)))
+    world.publish()
+    lost = world.stream.pop()
+    world.store(world.prompt(tokens_of([1] * 40)))
+    world.publish()
+    mirror = world.maps.mirror("job")
+    assert mirror
+    for raw in world.stream[world.position :]:
+        mirror.read(raw, world.wall)
+    assert world.maps.age("job", world.wall) is None
+    assert mirror.counts.gaps == 1
+    world.stream.insert(-1, lost)
+    world.read()
+    assert world.hit(world.prompt(tokens_of([1] * 40))).tokens == 40 * C
+
+
+def test_a_driver_that_starts_anew_is_followed() -> None:
+    world = MapWorld(FULL)
+    prompt = world.prompt(tokens_of([1] * 20))
+    world.store(prompt)
+    world.catch_up()
+    world.restart_publisher()
+    world.ledger.delete(prompt)
+    world.catch_up()
+    assert world.hit(prompt) == NOBODY
+
+
+def test_many_deltas_become_a_snapshot_that_brains_need_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("swdriver_shim.cache_map.messages.DELTAS_MAX", 5)
+    world = MapWorld(FULL)
+    for turn in range(1, 20):
+        world.store(world.prompt(tokens_of([1] * turn)))
+        world.publish()
+        world.read()
+        assert len(world.stream) <= 6
+        assert world.is_known
+    mirror = world.maps.mirror("job")
+    assert mirror
+    assert mirror.counts.gaps == 0
+    assert world.hit(world.prompt(tokens_of([1] * 19))).tokens == 19 * C
+    world.restart_brain()
+    world.read()
+    assert world.hit(world.prompt(tokens_of([1] * 19))).tokens == 19 * C
+
+
+def test_notes_that_are_too_many_cost_a_look_at_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = MapWorld(FULL)
+    world.store(world.prompt(tokens_of([1] * 20)))
+    world.catch_up()
+    monkeypatch.setattr("swdriver_shim.cache_map.follower.NOTES_MAX", 2)
+    for kind in range(2, 9):
+        world.store(world.prompt(tokens_of([kind] * 20)))
+    assert not world.log.follower._has_all
+    world.ledger.delete(world.prompt(tokens_of([1] * 20)))
+    world.catch_up()
+    assert world.hit(world.prompt(tokens_of([5] * 20))).tokens == 20 * C
+    assert world.hit(world.prompt(tokens_of([1] * 20))) == NOBODY
+
+
+# Whoever reports nonsense
+
+
+def message(**changed: object) -> Message:
+    made = Message(VERSION, b"l" * 8, 1, AHEAD, int(AHEAD), True, 0, 1)
+    return msgspec.structs.replace(made, **changed)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        message(version=2),
+        message(part=3, parts=2),
+        message(sections=(Section(b"s" * 24, 0, b"n" * 8),)),
+        message(sections=(Section(b"s" * 24, 0, b"n" * 7, b"v" * 4),)),
+        message(sections=(Section(b"s" * 24, 0, b"n" * 16, b"v" * 4),)),
+        message(sections=(Section(b"s" * 24, 0, removed=b"n" * 9),)),
+        message(sections=(Section(b"s" * 23, 0),)),
+        message(sections=(Section(b"s" * 24, 99),)),
+        message(sections=(Section(b"s" * 24, 0, b"n" * 8 * (ENTRIES_MAX + 1)),)),
+        message(dropped=(b"",)),
+        message(sequence=0),
+        message(at=float("nan")),
+        message(life=b""),
+    ],
+    ids=str,
+)
+def test_what_is_no_message_is_malformed_and_hurts_its_own_map_only(wrong: Message) -> None:
+    with pytest.raises(Malformed):
+        decode(wrong.encode())
+    world = MapWorld(FULL)
+    world.maps.follow({name: DriverPlace(f"driver:{name}", world.model) for name in ("job", "other")})
+    prompt = world.prompt(tokens_of([1] * 20))
+    world.store(prompt)
+    world.catch_up()
+    hostile = world.maps.mirror("other")
+    assert hostile
+    assert not hostile.read(wrong.encode(), world.wall)
+    assert hostile.wants_all
+    assert world.hit(prompt).tokens == 20 * C
+
+
+def test_a_driver_that_reports_what_is_anothers_changes_nothing_for_that_one() -> None:
+    world = MapWorld(FULL)
+    world.maps.follow({name: DriverPlace(f"driver:{name}", world.model) for name in ("job", "other")})
+    prompt = world.prompt(tokens_of([1] * 20))
+    world.store(prompt)
+    world.catch_up()
+    hostile = world.maps.mirror("other")
+    assert hostile
+    names = b"".join(key[:8] for key in prompt.keys)
+    space = prompt.maker.tag + prompt.maker.namespace.digest()[:8]
+    values = pack_values([entry(AHEAD + 9e6, IN_TIER2)] * 20, int(AHEAD))
+    its = message(sections=(Section(space, 0, names, values), Section(b"x" * 24, 0, names, values)))
+    hostile.read(its.encode(), world.wall)
+    dropped = message(sequence=2, part=0, parts=0, dropped=(space,), sections=())
+    before = world.hit(prompt)
+    hostile.read(dropped.encode(), world.wall)
+    assert world.hit(prompt) == before
+    assert before.tokens == 20 * C
+
+
+def test_a_driver_has_room_for_so_many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference_brain.maps.mirror.ENTRIES_MAX", 10)
+    table, spaces = MapTable(int(AHEAD) - 1), Spaces()
+    mirror = Mirror(table, spaces, 0)
+    names = random.Random(1).randbytes(8 * 30)
+    section = Section(b"s" * 24, 0, names, pack_values([entry(AHEAD + 60, 0)] * 30, int(AHEAD)))
+    mirror.read(message(sections=(section,)).encode(), AHEAD)
+    assert (mirror.entries, table.rows, mirror.counts.left_out) == (10, 10, 20)
+    assert mirror.is_known
+
+
+def test_a_full_table_refuses_and_counts() -> None:
+    table = MapTable(0, rows_max=3000)
+    names = np.random.default_rng(1).integers(1, 2**63, 10_000).astype(np.uint64)
+    added = table.put(1, 0, names, 0, np.full(names.size, 1 << 8, np.uint32))
+    assert 2900 <= added == table.rows == names.size - table.refused <= 3200
+    found = table.find(1, 0, names[:, None], np.zeros((1, 1), np.uint64))
+    assert np.count_nonzero(found[..., 0]) == added
+
+
+def test_sections_are_cut_to_what_a_message_may_have() -> None:
+    names, removed = random.Random(1).randbytes(8 * 40_000), random.Random(2).randbytes(8 * 50_000)
+    section = Section(b"s" * 24, 0, names, b"v" * 4 * 40_000, removed)
+    parts = in_parts([section, Section(b"t" * 24, 1, names[:8], b"v" * 4)])
+    assert b"".join(one.names for part in parts for one in part if one.kind == 0) == names
+    assert b"".join(one.removed for part in parts for one in part) == removed
+    for part in parts:
+        decode(message(sections=tuple(part)).encode())
+
+
+# The table
+
+
+def test_the_table_is_a_table_whatever_is_done_to_it() -> None:
+    chance, rng = random.Random(3), np.random.default_rng(3)
+    table, model = MapTable(1000, 1 << 16), dict[tuple[int, int, int], int]()
+    names = rng.integers(1, 2**63, 4000).astype(np.uint64)
+    for _ in range(60):
+        lane, space = chance.randrange(10), chance.randrange(3)
+        some = rng.choice(names, 400, replace=False)
+        match chance.choice(["put", "put", "put", "remove", "lane", "space", "of"]):
+            case "put":
+                values = rng.integers(1, 1 << 31, some.size).astype(np.uint32)
+                new = {(space, lane, name) for name in some.tolist()} - model.keys()
+                assert table.put(space, 0, some, lane, values) == len(new)
+                mine = [(space, lane, name) for name in some.tolist()]
+                model |= dict(zip(mine, values.tolist(), strict=True))
+            case "remove":
+                there = {(space, lane, name) for name in some.tolist()} & model.keys()
+                assert table.remove(space, 0, some, lane) == len(there)
+                model = {name: value for name, value in model.items() if name not in there}
+            case "lane":
+                table.remove_lane(lane)
+                model = {name: value for name, value in model.items() if name[1] != lane}
+            case "space":
+                table.remove_space(space)
+                model = {name: value for name, value in model.items() if name[0] != space}
+            case "of":
+                table.remove_space_of(lane, space)
+                model = {name: value for name, value in model.items() if name[:2] != (space, lane)}
+        assert table.rows == len({(space, lane // 4, name) for space, lane, name in model})
+    for space in range(3):
+        found = table.find(space, 0, names[:, None], np.arange(3, dtype=np.uint64)[None, :])
+        found = found.reshape(names.size, 12)
+        for lane in range(10):
+            expected = [model.get((space, lane, name), 0) for name in names.tolist()]
+            assert found[:, lane].tolist() == expected
+
+
+# Guesses
+
+
+def test_a_guess_is_what_was_sent_and_forgets_the_oldest() -> None:
+    guess = GuessedMap(columns_max=64)
+    maker = Keys("acme", SECRET, model_of(FULL).namespace())
+    first, second = maker.prompt(tokens_of([1] * 20)), maker.prompt(tokens_of([2] * 40))
+    guess.sent(first)
+    assert guess.hit(first).tokens == 20 * C
+    assert guess.hit(maker.prompt(tokens_of([1] * 30))).tokens == 20 * C
+    assert guess.hit(maker.prompt(tokens_of([1] * 17))).tokens == 16 * C
+    assert (
+        guess.hit(Keys("globex", SECRET, model_of(FULL).namespace()).prompt(tokens_of([1] * 20)))
+        == NOBODY
+    )
+    guess.sent(second)
+    guess.sent(maker.prompt(tokens_of([3] * 16)))
+    assert guess.hit(second).tokens == 40 * C
+    assert guess.hit(first).tokens < 20 * C
+    assert guess._columns <= 64
+    guess.forget(maker.tag)
+    assert len(guess) == guess._columns == 0
+
+
+def test_rules_of_a_request_shorten_what_is_promised() -> None:
+    world = MapWorld(FULL)
+    prompt = world.prompt(tokens_of([1] * 20))
+    world.store(prompt, Rules(ttl_seconds=30))
+    world.catch_up()
+    assert world.hit(prompt).expires_at == 1030.0 + AHEAD
