@@ -93,15 +93,18 @@ class World:
         warm: float = 10.0,
         is_fair: bool = True,
     ) -> None:
-        """What happens before `warm` seconds is not counted. `is_fair`: else there is one queue for all,
-        in the order of arrival, whose requests give up when they have waited for as long as they may."""
+        """What happens before `warm` seconds is not counted. `is_fair`: else every request is sent on at
+        once, and replicas serve them in the order of arrival."""
         self.now = 0.0
         self.orgs = {org.name: org for org in orgs}
         self.served: dict[str, Served] = {org.name: Served() for org in orgs}
         self.replicas = [Replica() for _ in range(replicas)]
         room = Room(PLACES * replicas, int(PREFILL_SECONDS * PREFILL_RATE * replicas), replicas)
-        self.pools = {f"brain-{number}": Pool(room) for number in range(brains)}
-        self._room = room
+        self.pools = {
+            f"brain-{number}": Pool(room if is_fair else Room(1 << 30, 1 << 40))
+            for number in range(brains)
+        }
+        self._room = room if is_fair else Room(1 << 30, 1 << 40)
         self._board = Board()
         self.warm = warm
         self._is_fair = is_fair
@@ -176,21 +179,14 @@ class World:
         except Rejected:
             served.refused += self.now >= self.warm
             return
-        self._after(waiting.wait_seconds_max, partial(self._expire, name, waiting))
+        if self._is_fair:
+            self._after(waiting.wait_seconds_max, partial(self._expire, name, waiting))
         self._pump(name)
 
     def _enter(self, pool: Pool, ticket: Ticket) -> Waiting:
         if self._is_fair:
             return pool.enter(ticket, self.now)
-        waiting = Waiting(
-            "all",
-            100,
-            0,
-            1.0,
-            ticket=ticket,
-            entered_at=self.now,
-            expires_at=self.now + ticket.wait_seconds_max(),
-        )
+        waiting = Waiting("all", 100, 0, 1.0, ticket=ticket, entered_at=self.now)
         pool.queue.put(waiting)
         return waiting
 

@@ -341,6 +341,7 @@ class Brain:
         put(into, metrics.CONSOLE, self.membership_status.calls)
         put_http(into, self.http, metrics.HTTP_CONNECTIONS, metrics.HTTP_REFUSED)
         self.counts.collect(into)
+        self.router.admission.collect(into)
         now, replicas = self._clock(), list(self.fleet)
         into.put(
             metrics.REPLICA_STATE,

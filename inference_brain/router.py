@@ -211,6 +211,7 @@ class Router:
                 error.status, error.message, kind=kind, code=error.code, headers=retry
             ) from None
         asking.followed = place.followed
+        self.counts.time(metrics.QUEUE, place.waited_seconds, asking.org.name)
         return place
 
     def _ticket(self, asking: Asking) -> Ticket:

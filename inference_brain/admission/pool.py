@@ -26,7 +26,8 @@ DEVIATIONS: Final = 2.0
 PACE_SECONDS: Final = 10.0  # over which the pace of a queue is measured
 PACE_SECONDS_MIN: Final = 0.5
 BURST: Final = 1.125  # times the places that there are, for orgs that have less than their share
-DIVIDED_SECONDS: Final = 0.02  # for which it holds who wants which part
+DIVIDED_SECONDS: Final = 0.005  # for which it holds who wants which part
+DIVIDED_MORE: Final = 0.00005  # for each org, so that dividing takes no more than a tenth of a processor
 
 
 class State(Enum):
@@ -228,7 +229,8 @@ class Pool:
         """Whether anybody who waits could have a place."""
         if not self.queue:
             return False
-        if not self._is_free() and now - self._divided_at > DIVIDED_SECONDS:
+        holds = DIVIDED_SECONDS + DIVIDED_MORE * (len(self.placed_of) + self.queue.orgs_count)
+        if not self._is_free() and now - self._divided_at > holds:
             self._divide(now)
         return self.placed < self._places * BURST and self._may_prefill(self.room.prefill_tokens * BURST)
 

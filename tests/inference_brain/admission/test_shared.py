@@ -141,6 +141,7 @@ def stopped(url: str) -> Iterator[None]:
         client.close()
 
 
+@pytest.mark.slow
 async def test_without_redis_requests_go_on_within_milliseconds(prefix: str, own_redis: str) -> None:
     async with running(own_redis, prefix, Rooms(1000)) as admission:
         await entered(admission, 5, requests_per_minute=1000)
