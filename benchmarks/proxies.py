@@ -24,6 +24,7 @@ from inference_brain.desired import Desired, Limits, OrgSpec, ReplicaSpec, Serve
 from swdriver_shim.desired import token_hash
 
 START_SECONDS: Final = 60.0
+ROUTER_SECONDS: Final = 5.0
 ROUTERS: Final = PROJECT / ".tidegate" / "routers"
 KEY: Final = "sk-bench"
 PROXY_CPU: Final = 1
@@ -41,17 +42,16 @@ class Running:
 
     name: str
     port: int
-    process: psutil.Process | None = None
+    processes: tuple[psutil.Process, ...] = ()
 
     def cpu_seconds(self) -> float:
         """That it has used until now, its children included."""
-        if self.process is None:
-            return 0.0
         total = 0.0
-        for one in (self.process, *self.process.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                times = one.cpu_times()
-                total += times.user + times.system
+        for parent in self.processes:
+            for one in (parent, *parent.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    times = one.cpu_times()
+                    total += times.user + times.system
         return total
 
 
@@ -89,7 +89,7 @@ def started(
         )
         try:
             _wait(name, process, port, log)
-            yield Running(name, port, psutil.Process(process.pid))
+            yield Running(name, port, (psutil.Process(process.pid),))
         finally:
             process.terminate()
             try:
@@ -171,8 +171,11 @@ def _envoy_config(port: int, engine_port: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def brain(scratch: Path, engine_ports: Sequence[int], tokenizer: str = "") -> Iterator[Running]:
-    """A brain as it is started by anybody, with one model `m`, without an access log."""
+def brain(
+    scratch: Path, engine_ports: Sequence[int], tokenizer: str = "", picker: int = 0
+) -> Iterator[Running]:
+    """A brain as it is started by anybody, with one model `m`, without an access log. `picker`: a port
+    for gateways."""
     port, control = free_port(), free_port()
     state = scratch / f"brain-{port}"
     state.mkdir()
@@ -181,6 +184,7 @@ def brain(scratch: Path, engine_ports: Sequence[int], tokenizer: str = "") -> It
         *(sys.executable, "-m", "inference_brain", "serve", "--name", "bench"),
         *("--state-dir", state, "--listen", f"127.0.0.1:{port}"),
         *("--control", f"127.0.0.1:{control}", "--access-log", "no"),
+        *(("--picker", f"127.0.0.1:{picker}") if picker else ()),
     ]
     with started(f"brain-{port}", command, port, scratch) as running:
         document = Desired(
@@ -205,31 +209,46 @@ def brain(scratch: Path, engine_ports: Sequence[int], tokenizer: str = "") -> It
             headers={"authorization": f"Bearer {'t' * 32}"},
         )
         told.raise_for_status()
-        yield Running("brain", running.port, running.process)
+        yield Running("brain", running.port, running.processes)
 
 
-def routers() -> dict[str, list[str]]:
-    """Commands of others' routers, up to the URL of the engine and the port, by name."""
-    python, folder = ROUTERS / "bin" / "python", ROUTERS / "bin"
-    return {
-        "sglang-router": [str(python), "-m", "sglang_router.launch_router"],
-        "smg": [str(folder / "smg"), "launch"],
-        "vllm-router": [str(folder / "vllm-router")],
-    }
+@contextlib.contextmanager
+def gateway(scratch: Path, engine_port: int) -> Iterator[Running]:
+    """Envoy that asks a brain's picker, as docs/picker.md configures it. Raises Absent."""
+    from tests.inference_brain.gateway import binary, configured
+
+    port, picker = free_port(), free_port()
+    config = scratch / f"gateway-{port}.json"
+    config.write_text(json.dumps(configured(port, picker, [engine_port])))
+    command = [binary(), "-c", config, "--concurrency", 1, "--use-dynamic-base-id", "-l", "error"]
+    with (
+        brain(scratch, [engine_port], picker=picker) as asked,
+        started("gateway", command, port, scratch) as running,
+    ):
+        yield Running("gateway", port, running.processes + asked.processes)
+
+
+# Modules of others' routers, with the words that start them.
+OTHERS: Final = {
+    "sglang-router": ("sglang_router.launch_router", "--log-level", "warn"),
+    "smg": ("smg", "launch", "--log-level", "warn"),
+    "vllm-router": ("vllm_router.launch_router", "--log-level", "warning"),
+}
 
 
 @contextlib.contextmanager
 def router(name: str, scratch: Path, engine_port: int) -> Iterator[Running]:
-    """Another's router, round robin, since there is one engine. Raises Absent."""
-    begin = routers()[name]
-    if not Path(begin[0]).exists():
-        raise Absent(f"{name} is absent: there is no {Path(begin[0]).relative_to(PROJECT)}.")
+    """Another's router, with the policy that looks at prompts. Raises Absent."""
+    python = ROUTERS / "bin" / "python"
+    if not python.exists():
+        raise Absent(f"{name} is absent: there is no environment {ROUTERS.relative_to(PROJECT)}.")
     port, metrics = free_port(), free_port()
     command = [
-        *begin,
-        *("--worker-urls", f"http://127.0.0.1:{engine_port}", "--policy", "round_robin"),
-        *("--host", "127.0.0.1", "--port", port, "--prometheus-port", metrics),
-        *("--log-level", "warn"),
+        *(python, "-m", *OTHERS[name]),
+        *("--worker-urls", f"http://127.0.0.1:{engine_port}", "--policy", "cache_aware"),
+        *("--host", "127.0.0.1", "--port", port),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", metrics),
     ]
-    with started(name, command, port, scratch) as running:
+    with started(name, command, port, scratch, HF_HUB_OFFLINE="1", DO_NOT_TRACK="1") as running:
+        time.sleep(ROUTER_SECONDS)  # until it has asked its worker
         yield running

@@ -8,6 +8,7 @@ to the same round. The engine answers at once, so everything that is measured is
 
 `proxy.rps.*`: bodies of 2 KB and 200 KB, 16 connections that never pause, a model without a tokenizer.
 `proxy.cpu.*`: processor time of the proxy for each of those requests. `stream.*`: many streams at once.
+`picker.*`: the same requests through an Envoy that asks a brain where to send them.
 `route.added.*`: prompts that are tokenized, at 70 % of the peak rate; what it takes longer than without.
 """
 
@@ -127,10 +128,11 @@ def carried(proxies_: Sequence[Running], lengths: Lengths) -> Iterator[Row]:
             for one in proxies_:
                 told = play(one, lengths.closed, [body(size)], connections=CONNECTIONS)
                 rates.add(one.name, told["rps"])
-                if one.process:
+                if one.processes:
                     costs.add(one.name, told["cpu"] / told["requests"] * 1e6)
+        yield from _picked(label, rates, costs)
         for one in proxies_[1:]:
-            if one.name == "brain":
+            if one.name in ("brain", "gateway"):
                 continue
             goal = GOAL if one.name == "envoy" else 1.0
             suffix = "" if one.name == "envoy" else f".{one.name}"
@@ -153,6 +155,28 @@ def carried(proxies_: Sequence[Running], lengths: Lengths) -> Iterator[Row]:
                 None,
                 {one.name: costs.median(one.name)},
             )
+
+
+def _picked(label: str, rates: Figures, costs: Figures) -> Iterator[Row]:
+    """`picker.*`: Envoy that asks a brain, beside one that asks nobody. Both processes are counted."""
+    yield Row(
+        f"picker.rps.{label}",
+        rates.median("gateway"),
+        "requests/s",
+        "envoy",
+        rates.ratio("gateway", "envoy"),
+        None,
+        {"brain": rates.median("brain")},
+    )
+    yield Row(
+        f"picker.cpu.{label}",
+        costs.median("gateway"),
+        "µs",
+        "envoy",
+        costs.ratio("envoy", "gateway"),
+        None,
+        {"brain": costs.median("brain")},
+    )
 
 
 def streamed(busy: Sequence[Running], calm: Sequence[Running], lengths: Lengths) -> Iterator[Row]:
@@ -275,7 +299,8 @@ def main() -> None:
             direct = Running("direct", engine.port)
             ours = enter(proxies.brain(scratch, [engine.port]))
             floor = enter(proxies.envoy(scratch, engine.port))
-            compared = [direct, ours, floor, *_others(enter, scratch, engine.port)]
+            picked = enter(proxies.gateway(scratch, engine.port))
+            compared = [direct, ours, floor, picked, *_others(enter, scratch, engine.port)]
             rows += carried(compared, lengths)
         with contextlib.ExitStack() as opened:
             enter = opened.enter_context
@@ -303,7 +328,7 @@ def _brain(scratch: Path, port: int) -> contextlib.AbstractContextManager[Runnin
 def _others(
     enter: Callable[[contextlib.AbstractContextManager[Running]], Running], scratch: Path, port: int
 ) -> Iterator[Running]:
-    for name in proxies.routers():
+    for name in proxies.OTHERS:
         try:
             yield enter(proxies.router(name, scratch, port))
         except Absent as why:

@@ -32,16 +32,31 @@ LATE_SECONDS: Final = 0.005  # until a full socket is tried again
 TEXT: Final = "a" * 400
 
 
-def _answer() -> bytes:
-    usage = {"prompt_tokens": 100, "completion_tokens": 100, "total_tokens": 200}
-    body = json.dumps(
-        {"id": "x", "object": "text_completion", "choices": [{"text": TEXT}], "usage": usage}
-    )
+def _json(told: object) -> bytes:
+    body = json.dumps(told)
     head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     return (head + body).encode()
 
 
-ANSWER: Final = _answer()
+ANSWER: Final = _json(
+    {
+        "id": "x",
+        "object": "text_completion",
+        "choices": [{"index": 0, "text": TEXT, "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 100, "total_tokens": 200},
+    }
+)
+# What routers ask of an engine: health, models, what it is.
+ABOUT: Final = _json(
+    {
+        "object": "list",
+        "data": [{"id": "m", "object": "model", "max_model_len": 1 << 20}],
+        "model_path": "m",
+        "served_model_name": "m",
+        "is_generation": True,
+        "version": "1",
+    }
+)
 STREAM_HEAD: Final = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 )
@@ -122,6 +137,10 @@ class Engine:
             asking.head.clear()
             asking.left = _content_length(head)
             asking.is_stream = False
+            if not head.startswith(b"post"):
+                asking.left = -1
+                asking.sock.send(ABOUT)
+                return
         asking.is_stream = asking.is_stream or bool(STREAM.search(data, 0, LOOKED_INTO_BYTES))
         if asking.left >= 0:
             asking.left -= len(data)

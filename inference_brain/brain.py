@@ -20,8 +20,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
+from inference_brain import collection
 from inference_brain import desired as documents
-from inference_brain import metrics
 from inference_brain.admission import Shared
 from inference_brain.api.app import Api, Bounds
 from inference_brain.api.generate import Generator, Patience
@@ -30,17 +30,15 @@ from inference_brain.counts import Counts
 from inference_brain.decisions import RequestRecord
 from inference_brain.desired import Desired
 from inference_brain.journey import Records
-from inference_brain.maps import CacheMaps, figures
+from inference_brain.maps import CacheMaps
 from inference_brain.maps.reader import MapReader, ReaderTask
 from inference_brain.picker.brain_router import BrainRouter, Carrier
 from inference_brain.prompts import Prompts
 from inference_brain.router import Router
 from inference_brain.upstream import Client, Fleet, Timeouts
 from inference_brain.upstream.engine_metrics import EngineMetrics, fetching, targets
-from inference_brain.upstream.health import State
 from kvss_agent.http.api import CONTROLLER, Conflict
 from kvss_agent.http.server import HttpPolicy
-from kvss_agent.metrics import put_http
 from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.security.confirmations import (
     BrainStatement,
@@ -51,7 +49,7 @@ from kvss_agent.security.confirmations import (
 )
 from swdriver_shim.daemon.stored_document import PurgedTags, SealedDocument
 from swdriver_shim.keys import isolation_tag
-from telemetry.metrics import Sink, put
+from telemetry.metrics import Sink
 from telemetry.units import duration
 
 log = logging.getLogger(__name__)
@@ -234,10 +232,12 @@ class Brain:
             self._ban(whole)
         if still := next(self._still_served(question.scopes), None):
             raise NotConfirmedYet(still)
+        self.router.forget([bytes.fromhex(scope.tag) for scope in question.scopes])
         forgotten = self.maps.forget(
             (bytes.fromhex(one.tag), bytes.fromhex(one.namespace) if one.namespace else None)
             for one in question.scopes
         )
+        self.prompts.forget(question.org or None)  # what it keeps of prompts has no tags
         return BrainStatement(
             identity=f"brain:{self.name}",
             operation=question.operation,
@@ -330,37 +330,12 @@ class Brain:
 
     def collect(self, into: Sink) -> None:
         """Collect all metrics. May be called from any thread."""
-        put(into, metrics.UP_SINCE, self.started_at)
-        put(into, metrics.READY, int(self.is_ready))
-        told = self.desired
-        put(
-            into,
-            metrics.GENERATION,
-            {"desired": told.generation if told else 0, "observed": self.observed_generation},
-        )
-        put(into, metrics.CONSOLE, self.membership_status.calls)
-        put_http(into, self.http, metrics.HTTP_CONNECTIONS, metrics.HTTP_REFUSED)
-        self.counts.collect(into)
-        self.router.admission.collect(into)
-        now, replicas = self._clock(), list(self.fleet)
-        into.put(
-            metrics.REPLICA_STATE,
-            [
-                (
-                    {"model": one.model, "replica": one.name, "state": state},
-                    int(one.state(now) is state),
-                )
-                for one in replicas
-                for state in State
-            ],
-        )
-        into.put(
-            metrics.REPLICA_REQUESTS,
-            [({"model": one.model, "replica": one.name}, one.in_progress) for one in replicas],
-        )
-        figures.collect(self.maps, time.time(), into)
-        if self._reader:
-            put(into, metrics.REDIS, int(self._reader.reader.is_connected))
+        collection.collect(self, into)
+
+    @property
+    def reads_maps(self) -> bool | None:
+        """Whether Redis answers; None where there is none."""
+        return self._reader.reader.is_connected if self._reader else None
 
     def _stream(self, change: int) -> None:
         self.counts.streams += change

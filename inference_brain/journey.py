@@ -18,12 +18,13 @@ from typing import Final, NamedTuple
 from inference_brain import metrics
 from inference_brain.admission import Place
 from inference_brain.api.events import Usage
+from inference_brain.asking import Asking, Routed
 from inference_brain.choice import Outcome as Observed
 from inference_brain.choice import regret
 from inference_brain.choice.explanation import sentence
 from inference_brain.decisions import CANDIDATES_MAX, CandidateEstimate, Outcome, RequestRecord
 from inference_brain.outbound import Claims, body_for, headers_for
-from inference_brain.router import Asking, Routed, Router
+from inference_brain.router import Router
 from inference_brain.upstream.failures import UpstreamFailed
 from inference_brain.upstream.fleet import Replica
 
@@ -155,6 +156,7 @@ class Journey:
         self._place.routed(routed.replica.name)
         self._router.flights[model].begin(self.asking.id, routed.choice, self._sent_at)
         routed.replica.in_progress += 1
+        self._router.note_sent(self.asking, routed.replica)
         return routed.replica
 
     def body(self, replica: Replica) -> bytes:

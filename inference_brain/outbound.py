@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from functools import lru_cache
+from typing import Final
 
-from inference_brain.api.requests import Chat, Completion, Generation, StreamOptions, sent_on
+import msgspec
+from msgspec.structs import replace
+
+from inference_brain.api import requests
+from inference_brain.api.requests import Chat, Completion, Generation, StreamOptions
 from inference_brain.desired import DriverSpec, OrgSpec
 from inference_brain.upstream.fleet import Replica
 from swdriver_shim.adapters.claims import SECONDS as CLAIM_SECONDS
@@ -47,21 +52,19 @@ def body_for(
 ) -> bytes:
     """The body as this replica gets it. `tokens`: of its prompt, if they are known."""
     spec = replica.spec
-    more: dict[str, Any] = {"model": replica.served_as}
+    sent = requests.sent_on(request)
+    sent.model = replica.served_as
     if claim is not None:
-        more["kv_transfer_params"] = {"tidegate": claim}
+        sent.kv_transfer_params = {"tidegate": claim}
     if spec.engine in _KNOW_SALTS:
-        more["cache_salt"] = salt_of(org)  # the engine's own cache is not shared between orgs either
+        sent.cache_salt = salt_of(org)  # the engine's own cache is not shared between orgs either
     if request.is_stream and spec.engine in _ALWAYS_TELL_USAGE:
         asked = request.stream_options
         options = asked if isinstance(asked, StreamOptions) else StreamOptions()
-        more["stream_options"] = {
-            "include_usage": True,
-            **({"continuous_usage_stats": True} if options.continuous_usage_stats else {}),
-        }
-    if tokens is not None and takes_tokens(replica, request):
-        more["prompt"] = list(tokens)
-    return sent_on(request, more)
+        sent.stream_options = replace(options, include_usage=True, include_obfuscation=False)
+    if tokens is not None and isinstance(sent, Completion) and takes_tokens(replica, request):
+        sent.prompt = list(tokens)
+    return msgspec.json.encode(sent)
 
 
 def takes_tokens(replica: Replica, request: Generation) -> bool:
@@ -94,4 +97,9 @@ def path_of(request: Generation) -> str:
 
 def salt_of(org: OrgSpec) -> str:
     """What separates an org's prompts in an engine's own cache. It does not reveal the org."""
-    return isolation_tag(org.name, org.secret).hex()
+    return _salt(org.name, org.secret)
+
+
+@lru_cache(maxsize=4096)
+def _salt(org: str, secret: bytes) -> str:
+    return isolation_tag(org, secret).hex()

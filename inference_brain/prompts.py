@@ -56,6 +56,10 @@ class Prompts:
             task.add_done_callback(_ignore)
             self._loading[folder] = task
 
+    def forget(self, org: str | None) -> None:
+        """Forget what is kept of an org's prompts; of all orgs' without one."""
+        self._service.turns.forget(org)
+
     def close(self) -> None:
         self._service.close()
 

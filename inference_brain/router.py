@@ -9,86 +9,41 @@ of them is chosen.
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
-
-from xxhash import xxh3_128_digest
+from typing import Final
 
 from inference_brain import metrics
-from inference_brain.admission import Admission, Followed, Place, Rejected, Room, Ticket
+from inference_brain.admission import Admission, Place, Rejected, Room, Ticket
 from inference_brain.api.errors import RATE_LIMITED, SERVER, ApiError, too_long, unavailable
-from inference_brain.api.requests import Chat, Completion, Generation
+from inference_brain.api.requests import Chat
+from inference_brain.asking import (
+    CHARACTERS_PER_TOKEN,
+    Asking,
+    NoReplica,
+    Preview,
+    Routed,
+    affinity,
+    affinity_of_text,
+)
 from inference_brain.choice import Asked, Candidate, Choice, Flights, ModelRates, choose
 from inference_brain.choice.candidates import IDLE, Load
 from inference_brain.choice.rates import TOKEN
 from inference_brain.counts import Counts
 from inference_brain.desired import Desired, OrgSpec, ServedModel
-from inference_brain.maps import CacheMaps, DriverPlace, Hit
+from inference_brain.maps import CacheMaps, DriverPlace, GuessedMap, Hit
 from inference_brain.prompts import Prompts
-from inference_brain.tokens.turns import Tokens
 from inference_brain.upstream.fleet import Fleet, Replica
 from swdriver_shim.desired import ModelSpec
-from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt, isolation_tag
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, isolation_tag
 
-CHARACTERS_PER_TOKEN: Final = 4  # of a prompt that is not tokenized here, about
-AFFINITY_COLUMNS: Final = 16  # that prompts have to share to belong together
-AFFINITY_CHARACTERS: Final = AFFINITY_COLUMNS * COLUMN_TOKENS * CHARACTERS_PER_TOKEN
 REQUESTS_AT_ONCE: Final = 256  # of one replica
 PREFILL_SECONDS: Final = 0.25  # of work that a replica may have before it
 PREFILL_TOKENS_MIN: Final = 4096  # two steps of an engine with chunked prefill
+PREVIEW_SECONDS: Final = 0.002  # after which loads and maps are looked at again
+ROOM_SECONDS: Final = 0.05  # that what replicas can take is taken to be the same
 KEYS_MAX: Final = 4096  # makers of keys that are kept
-PREVIEW_SECONDS: Final = 0.0005  # between two requests, at the highest rates
-ROOM_SECONDS: Final = 0.02  # that the room of a model's replicas is known, unless one changes
-
-
-class NoReplica(Exception):
-    """No replica can take the request. A sentence."""
-
-
-class Preview(NamedTuple):
-    """A choice that was made to know what a request asks for. It holds if the request has its place at
-    once."""
-
-    usable: Sequence[Replica]
-    choice: Choice
-    at: float
-    seconds: float  # that it took
-
-
-@dataclass(slots=True, eq=False)
-class Asking:
-    """A request on its way through the brain. `arrived` and all times of it are of a monotonic clock;
-    `at` is in seconds since 1970. `tokens`: of its prompt, or of its first one; None where they are not
-    known."""
-
-    id: str
-    org: OrgSpec
-    model: ServedModel
-    request: Generation
-    arrived: float
-    at: float
-    deadline_seconds: float | None = None
-    size: int = 0  # bytes of its body
-    tokens: Tokens | None = None
-    prompt_tokens: int = 0  # of all its prompts; an estimate if they are not known
-    prompts: Mapping[ModelSpec, Prompt] = field(default_factory=dict)
-    affinity: bytes = b""
-    preview: Preview | None = None
-    followed: Followed | None = None  # where its prefix was computed just now
-
-
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """Where a request goes. `excluded`: replicas that were no candidates, and why."""
-
-    replica: Replica
-    choice: Choice
-    seconds: float  # that the decision took
-    excluded: Mapping[str, str]
 
 
 class Router:
@@ -117,9 +72,19 @@ class Router:
         self._clock = clock
         self._wall = wall
         self._rng = rng or random.Random()  # noqa: S311 - which replica is tried is no secret
-        self._keys: dict[tuple[str, bytes, ModelSpec], Keys] = {}
-        self._rooms: dict[str, tuple[float, Room]] = {}
+        self._keys: dict[tuple[str, bytes, ModelSpec | str], Keys] = {}
+        self._guessed: dict[tuple[str, str], GuessedMap] = {}  # by model and replica
+        self._rooms: dict[str, tuple[float, Room]] = {}  # until when, by model
+        self._decisions = 0
         fleet.on_change(self._changed)
+
+    def _changed(self) -> None:
+        """Replicas have come, gone or returned."""
+        self._rooms.clear()
+        for replica in self.fleet:
+            if replica.health.unreachable:  # when it returns, its cache is empty
+                self._guessed.pop((replica.model, replica.name), None)
+        self.admission.changed()
 
     def follow(self, told: Desired) -> None:
         """Take over a document."""
@@ -143,6 +108,8 @@ class Router:
         )
         self.prompts.follow(told.models)
         self.fleet.follow(told)
+        present = {(one.model, one.name) for one in self.fleet}
+        self._guessed = {key: one for key, one in self._guessed.items() if key in present}
 
     def sent(self, key: tuple[str, str]) -> int:
         """How many requests of all brains are at a replica of a model, as far as it is known."""
@@ -168,7 +135,7 @@ class Router:
         asking.tokens = tokens = found.tokens
         asking.prompt_tokens = found.total or max(1, asking.size // CHARACTERS_PER_TOKEN)
         if tokens is None:
-            asking.affinity = _affinity_of_text(asking)
+            asking.affinity = affinity_of_text(asking)
             return
         self.counts.time(metrics.TOKENIZE, self._clock() - started)
         self.counts.add(metrics.TOKENIZED, "reused", amount=tokens.reused)
@@ -183,7 +150,9 @@ class Router:
                 one.driver.model for one in model.replicas if one.driver is not None
             )
         }
-        asking.affinity = _affinity(asking) or _affinity_of_text(asking)
+        if any(one.driver is None for one in model.replicas):
+            asking.guess = tokens.prompt(self._guess_keys_of(asking.org, model))
+        asking.affinity = affinity(asking) or affinity_of_text(asking)
 
     def _keys_of(self, org: OrgSpec, spec: ModelSpec) -> Keys:
         secret = org.secret_of(spec.name)
@@ -193,6 +162,14 @@ class Router:
                 self._keys.clear()
             found = Keys(org.name, secret, spec.namespace(), spec.unit_tokens)
             self._keys[org.name, secret, spec] = found
+        return found
+
+    def _guess_keys_of(self, org: OrgSpec, model: ServedModel) -> Keys:
+        """For what is remembered here only: a model's name stands for all that there may be to it."""
+        found = self._keys.get((org.name, org.secret, model.name))
+        if found is None:
+            found = Keys(org.name, org.secret, Namespace(model.name, "", "", ""))
+            self._keys[org.name, org.secret, model.name] = found
         return found
 
     # The queue
@@ -217,15 +194,15 @@ class Router:
     def _ticket(self, asking: Asking) -> Ticket:
         request = asking.request
         started = time.perf_counter()
-        usable = self.fleet.usable(asking.model.name)
-        candidates = self._candidates(asking, usable)
+        replicas = self.fleet.usable(asking.model.name)
+        candidates = self._candidates(asking, replicas)
         cached = max((one.hit_tokens + one.tier2_tokens for one in candidates), default=0)
         expected = None
         if candidates:
             choice = self._chosen(asking, candidates)
             expected = choice.chosen
             seconds = time.perf_counter() - started
-            asking.preview = Preview(usable, choice, self._clock(), seconds)
+            asking.preview = Preview(choice, replicas, self._decisions, self._clock(), seconds)
         answer = request.answer_tokens_max
         if answer is None:
             answer = max(1, asking.model.tokens_max - asking.prompt_tokens)
@@ -244,16 +221,13 @@ class Router:
             compute_rate=_compute_rate(candidates),
         )
 
-    def _changed(self) -> None:
-        self._rooms.clear()
-        self.admission.changed()
-
     def room(self, model: str) -> Room:
         """What all replicas of a model can have at once: the capacity that admission asks for."""
-        until, room = self._rooms.get(model, _NO_ROOM)
-        if self._clock() >= until:
+        now = self._clock()
+        until, room = self._rooms.get(model, (0.0, _NO_ROOM))
+        if now >= until:
             room = self._room(model)
-            self._rooms[model] = self._clock() + ROOM_SECONDS, room
+            self._rooms[model] = now + ROOM_SECONDS, room
         return room
 
     def _room(self, model: str) -> Room:
@@ -272,20 +246,41 @@ class Router:
     def choose(self, asking: Asking, without: Collection[str] = ()) -> Routed:
         """Where it goes now. Raises NoReplica."""
         started = time.perf_counter()
-        model = asking.model.name
-        preview, asking.preview = asking.preview, None
-        seconds = 0.0
-        if preview and not without and self._clock() - preview.at < PREVIEW_SECONDS:
-            usable, choice, seconds = preview.usable, preview.choice, preview.seconds
+        model, preview, asking.preview = asking.model.name, asking.preview, None
+        if preview and not without and self._holds(preview) and not asking.followed:
+            choice, usable = preview.choice, preview.replicas
+            started -= preview.seconds
         else:
             usable = self.fleet.usable(model, without)
             if not usable:
                 raise NoReplica(self._why_none(model, without))
             choice = self._chosen(asking, self._candidates(asking, usable))
+        self._decisions += 1
         replica = next(one for one in usable if one.name == choice.replica)
-        seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
         self.counts.time(metrics.DECISION, seconds)
         return Routed(replica, choice, seconds, self._excluded(model, usable, without))
+
+    def _holds(self, preview: Preview) -> bool:
+        """Whether nothing has been decided since, and hardly any time has passed."""
+        return preview.decision == self._decisions and self._clock() - preview.at < PREVIEW_SECONDS
+
+    def note_sent(self, asking: Asking, replica: Replica) -> None:
+        """The request was sent there: what may be cached of it is remembered, where no driver says."""
+        if asking.guess is None or replica.spec.driver is not None:
+            return
+        key = replica.model, replica.name
+        found = self._guessed.get(key)
+        if found is None:
+            found = self._guessed[key] = GuessedMap()
+        found.sent(asking.guess)
+
+    def forget(self, tags: Collection[bytes]) -> None:
+        """Nothing is guessed of columns with these tags."""
+        self._keys.clear()
+        for one in self._guessed.values():
+            for tag in tags:
+                one.forget(tag)
 
     def _chosen(self, asking: Asking, candidates: Sequence[Candidate]) -> Choice:
         asked = Asked(
@@ -306,7 +301,7 @@ class Router:
         for replica, hit in zip(replicas, self._hits(asking, replicas), strict=True):
             name = replica.name
             load = flights.load(name, now)
-            if other := elsewhere.get((model, name)):
+            if (other := elsewhere.get((model, name))) is not None:
                 load = load.plus(other)
             if replica.spec.driver is None and (strange := self.others((model, name))) is not IDLE:
                 load = load.plus(strange)
@@ -318,23 +313,33 @@ class Router:
                     min(max(known.tokens, _followed(asking, name)), asking.prompt_tokens),
                     min(known.tier2_tokens, asking.prompt_tokens),
                     load=load,
-                    is_guess=hit is None,
+                    is_guess=hit is None or replica.spec.driver is None,
                 )
             )
         return made
 
     def _hits(self, asking: Asking, replicas: Sequence[Replica]) -> Sequence[Hit | None]:
         if not asking.prompts:
-            return [None] * len(replicas)
+            return [self._guess(asking, one) for one in replicas]
         drivers = [one.spec.driver.name if one.spec.driver else "" for one in replicas]
         started = time.perf_counter()
         found = self.maps.hits(drivers, asking.prompts, self._wall())
         self.counts.time(metrics.LOOKUP, time.perf_counter() - started)
-        return found
+        return [
+            self._guess(asking, replica) if hit is None else hit
+            for replica, hit in zip(replicas, found, strict=True)
+        ]
+
+    def _guess(self, asking: Asking, replica: Replica) -> Hit | None:
+        """What a replica without a driver may have."""
+        known = self._guessed.get((replica.model, replica.name))
+        return known.hit(asking.guess) if known and asking.guess else None
 
     def _excluded(
         self, model: str, usable: Sequence[Replica], without: Collection[str]
     ) -> dict[str, str]:
+        if len(usable) == len(self.fleet.of(model)):
+            return {}
         now, names = self._clock(), {one.name for one in usable}
         return {
             one.name: "failed" if one.name in without else one.state(now)
@@ -356,7 +361,7 @@ class Router:
 
 
 _UNKNOWN: Final = Hit(0)
-_NO_ROOM: Final = -math.inf, Room(0, 0)
+_NO_ROOM: Final = Room(0, 0)
 
 
 def _followed(asking: Asking, replica: str) -> int:
@@ -369,27 +374,3 @@ def _compute_rate(candidates: Sequence[Candidate]) -> float:
     """Tokens of a prompt that the fastest of them computes in a second; 0 if there is none."""
     fastest = min((one.rates.seconds[TOKEN] for one in candidates), default=0.0)
     return 1.0 / fastest if fastest else 0.0
-
-
-def _affinity(asking: Asking) -> bytes:
-    """The key of the first columns: of all that prompts have, if they have fewer. Empty without a whole
-    column."""
-    prompt = next(iter(asking.prompts.values()), None)
-    if prompt is None or not prompt.keys:
-        return b""
-    return prompt.maker.tag + prompt.keys[min(AFFINITY_COLUMNS, len(prompt.keys)) - 1]
-
-
-def _affinity_of_text(asking: Asking) -> bytes:
-    """The same for prompts without keys: of as many characters."""
-    request = asking.request
-    text = ""
-    if isinstance(request, Completion):
-        text = str(request.prompts[0])[:AFFINITY_CHARACTERS]
-    elif isinstance(request, Chat):
-        for message in request.messages:
-            text += str(message.get("content"))[:AFFINITY_CHARACTERS]
-            if len(text) >= AFFINITY_CHARACTERS:
-                break
-    tag = isolation_tag(asking.org.name, asking.org.secret)
-    return tag + xxh3_128_digest(tag + text[:AFFINITY_CHARACTERS].encode(errors="replace"))

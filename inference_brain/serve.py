@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -36,6 +37,14 @@ GRACE_SECONDS: Final = 60.0  # beyond what a replica is given, for the answer to
 def main(arguments: Sequence[str]) -> int:
     _keep_freed_memory()
     return daemon.run("The brain", parse, _serve, arguments, uvloop.new_event_loop)
+
+
+def _collect_less() -> None:
+    """What is there by now stays, and what a request leaves is freed by reference counts: looking for
+    circles after each 700 objects took a tenth of all time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
 
 
 def _keep_freed_memory() -> None:
@@ -90,6 +99,7 @@ async def _serve(settings: Settings) -> int:
             await opened.enter_async_context(context)
         places = (*public.getsockname()[:2], *control.getsockname()[:2])
         log.info("Listening on %s:%s, control API on %s:%s", *places)
+        _collect_less()
         async with daemon.watched():
             await stop.wait()
             notify("STOPPING=1")

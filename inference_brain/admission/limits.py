@@ -153,8 +153,10 @@ class LimitTable:
         one.typical_tokens = max(tokens, 0.9 * one.typical_tokens)
         amounts = Amounts(1, tokens, 1)
         is_granted = self.is_fresh(now) and asked is not Asked.IN_VAIN
-        may = one.left if is_granted else self._part(one, now)
-        lacking = [kind for kind, amount in enumerate(amounts) if self._lacks(one, kind, amount, may)]
+        may, lacking = one.left, []
+        if one.is_limited:
+            may = one.left if is_granted else self._part(one, now)
+            lacking = [kind for kind in range(3) if self._lacks(one, kind, amounts[kind], may)]
         is_worth_asking = is_granted and asked is Asked.NOT_YET
         if lacking and is_worth_asking and all(now >= one.refused_until[kind] for kind in lacking):
             one.need = _sum(one.need, _only(amounts, lacking))

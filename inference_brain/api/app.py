@@ -28,11 +28,12 @@ from inference_brain.api.exchange import (
 from inference_brain.api.keys import Callers
 from inference_brain.api.requests import Generation
 from inference_brain.api.tracing import client_id, new_id, trace_headers
+from inference_brain.asking import Asking
 from inference_brain.counts import Counts
 from inference_brain.desired import OrgSpec, ServedModel
 from inference_brain.journey import Journey, Records
 from inference_brain.outbound import Claims
-from inference_brain.router import Asking, Router
+from inference_brain.router import Router
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("inference_brain.access")

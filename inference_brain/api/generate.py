@@ -12,16 +12,15 @@ from inference_brain.api import errors
 from inference_brain.api.errors import SERVER, ApiError, unavailable
 from inference_brain.api.events import DONE, EventStream, Renaming, usage_of
 from inference_brain.api.exchange import ClientLeft, ClientTooSlow, Exchange, Header
+from inference_brain.asking import NoReplica
 from inference_brain.journey import Journey, is_failure
 from inference_brain.outbound import path_of
-from inference_brain.router import NoReplica
 from inference_brain.upstream.client import Answer, Client
 from inference_brain.upstream.failures import Late, Lost, UpstreamFailed
 from inference_brain.upstream.fleet import Replica
 
 REPLICA_HEADER: Final = b"x-tidegate-replica"  # who answered, for load tools and people
 ERROR_BYTES_MAX: Final = 1 << 20  # of an engine's error
-REPLICA: Final = b"x-tidegate-replica"  # which one has answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,6 @@ class Generator:
         url, body = replica.url(path_of(request)), journey.body(replica)
         headers = [*headers, (REPLICA_HEADER, replica.name.encode())]
         sent = self._client.open("POST", url, journey.headers(replica), body, seconds)
-        headers = [*headers, (REPLICA, replica.name.encode())]
         async with sent as answer:
             if answer.status != HTTPStatus.OK:
                 error = errors.of_replica(answer.status, await answer.whole(ERROR_BYTES_MAX))

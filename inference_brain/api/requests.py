@@ -8,7 +8,8 @@ fields never reach an engine: those that would say whose cache a request may use
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -210,6 +211,7 @@ class Detokenize(Struct, kw_only=True, forbid_unknown_fields=True):
     tokens: Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 32)]], Meta(max_length=1 << 22)]
 
 
+G = TypeVar("G", bound=Generation)
 _CHAT: Final = msgspec.json.Decoder(Chat)
 _COMPLETION: Final = msgspec.json.Decoder(Completion)
 _TOKENIZE: Final = msgspec.json.Decoder(Tokenize)
@@ -261,16 +263,12 @@ def detokenize(raw: Raw) -> Detokenize:
     return _decoded(raw, _DETOKENIZE)
 
 
-def sent_on(request: Generation, more: Mapping[str, Any]) -> bytes:
-    """The body for an engine: without what clients may not set, and with what we add. Does not change
-    the request."""
-    told = {
-        name: value
-        for name in request.__struct_fields__
-        if name not in _REMOVED and (value := getattr(request, name)) is not UNSET
-    }
-    told.update(more)
-    return msgspec.json.encode(told)
+def sent_on(request: G) -> G:
+    """A copy for an engine, without what clients may not set. The messages in it are the same."""
+    made = copy.copy(request)
+    for name in _REMOVED:
+        setattr(made, name, UNSET)
+    return made
 
 
 def _number(value: int | UnsetType | None) -> int | None:

@@ -16,11 +16,12 @@ from urllib.parse import urlsplit
 from inference_brain.api.errors import of_replica, unavailable
 from inference_brain.api.events import DONE, EventStream, Renaming, Usage, usage_of
 from inference_brain.api.exchange import ClientLeft, Exchange, Header
+from inference_brain.asking import NoReplica
 from inference_brain.journey import Journey, is_failure
 from inference_brain.outbound import path_of
 from inference_brain.picker.addresses import Addresses, allows
 from inference_brain.picker.routing import Answer, Asked, Place
-from inference_brain.router import NoReplica, Router
+from inference_brain.router import Router
 from inference_brain.upstream.failures import Lost, Unreachable
 from inference_brain.upstream.fleet import Replica
 

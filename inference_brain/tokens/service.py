@@ -15,7 +15,7 @@ from typing import Final
 from inference_brain.tokens.lanes import Lanes
 from inference_brain.tokens.messages import Chat, has_media
 from inference_brain.tokens.tokenizer import Added, PromptTokenizer
-from inference_brain.tokens.turns import Cut, Tokens, Turns, cut
+from inference_brain.tokens.turns import Piece, Place, Tokens, Turns, cut
 
 RENDERED_AT_ONCE: Final = 256 << 10  # characters: a millisecond
 TOKENIZED_AT_ONCE: Final = 4 << 10
@@ -48,12 +48,14 @@ class TokenService:
         if has_media(chat.messages):
             return None
 
-        def render() -> Cut:
-            return cut(tokenizer.render(chat, tokens_max), tokenizer.cuts)
+        forgotten = self.turns.forgotten
+
+        def render() -> bytes:
+            return tokenizer.raw(tokenizer.render(chat, tokens_max))
 
         is_long = _size(chat) > RENDERED_AT_ONCE
-        made = await self._lanes.run(org, render) if is_long else render()
-        return await self._tokens(tokenizer, org, made)
+        raw = await self._lanes.run(org, render) if is_long else render()
+        return await self._tokens(tokenizer, org, raw, _NOTHING_ADDED, forgotten)
 
     async def text(
         self,
@@ -70,11 +72,7 @@ class TokenService:
         if added is None:  # it depends on the text as a whole
             ids = await self._lanes.run(org, lambda: tokenizer.encode(text, add_special_tokens=True))
             return Tokens(self.turns, ids, 0, [])
-        if len(text) > RENDERED_AT_ONCE:
-            made = await self._lanes.run(org, lambda: cut(text, tokenizer.cuts, added.before))
-        else:
-            made = cut(text, tokenizer.cuts, added.before)
-        return await self._tokens(tokenizer, org, made, added)
+        return await self._tokens(tokenizer, org, tokenizer.raw(text), added, self.turns.forgotten)
 
     def given(self, ids: Sequence[int]) -> Tokens:
         """Of a prompt that came as tokens."""
@@ -85,28 +83,33 @@ class TokenService:
         self._lanes.close()
 
     async def _tokens(
-        self,
-        tokenizer: PromptTokenizer,
-        org: str,
-        prompt: Cut,
-        added: Added = _NOTHING_ADDED,
+        self, tokenizer: PromptTokenizer, org: str, raw: bytes, added: Added, forgotten: int
     ) -> Tokens:
         now = self._clock()
         if now >= self._sweep_at:  # of orgs that ask nothing any more
             self._sweep_at = now + SWEEP_SECONDS
             self.turns.sweep_all(now)
-        found = self.turns.find(org, tokenizer.number, prompt.pieces, now)
+        place = Place(org, tokenizer.number, added.before)
+        begun = self.turns.begin(place, raw, tokenizer.cuts)
+
+        def cut_rest() -> list[Piece]:
+            return cut(raw, tokenizer.cuts, begun.end)
+
+        is_long = len(raw) - begun.end > RENDERED_AT_ONCE
+        pieces = await self._lanes.run(org, cut_rest) if is_long else cut_rest()
+        found = self.turns.find(place, begun, pieces)
+        left = pieces[len(found.path) - len(begun.path) :]
 
         def encode() -> list[array[int]]:
-            made = tokenizer.encode_each(prompt.texts(found.pieces))
-            if not found.pieces:
+            made = tokenizer.encode_each([raw[one.start : one.end].decode() for one in left])
+            if not found.path:
                 made[0] = array("I", added.before) + made[0]
             made[-1].extend(added.after)
             return made
 
-        is_long = len(prompt.raw) - prompt.pieces[found.pieces].start > TOKENIZED_AT_ONCE
+        is_long = len(raw) - found.end > TOKENIZED_AT_ONCE
         new = await self._lanes.run(org, encode) if is_long else encode()
-        return self.turns.add(org, tokenizer.number, prompt.pieces, found, new, self._clock())
+        return self.turns.add(place, raw, found, left, new, self._clock(), forgotten)
 
 
 def _size(chat: Chat) -> int:

@@ -26,6 +26,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from telemetry.decoder import Limits, decode
 
+TOKEN_CHARACTERS_MAX: Final = 256  # no model has longer ones
 CUTS_MAX: Final = 2  # different tokens that texts are cut before: beginnings, or ends, of turns
 _DESCRIBED: Final = Limits(512 << 20, 1 << 26, 200)
 _LONG_BYTES: Final = 4 << 10
@@ -39,7 +40,9 @@ def safe_tokens(tokenizer: Tokenizer) -> list[str]:
     added = list(tokenizer.get_added_tokens_decoder().values())
     skips_special = bool(tokenizer.encode_special_tokens)
     found = [one for one in added if one.content and not (skips_special and one.special)]
-    texts = [one.content for one in found]
+    if any(len(one.content) > TOKEN_CHARACTERS_MAX for one in found):
+        return []
+    overlapping = _overlapping({one.content for one in found})
     is_normalized = not _is_nothing(_normalizer(tokenizer))
     has_words = any(one.single_word for one in found)
     return [
@@ -47,7 +50,7 @@ def safe_tokens(tokenizer: Tokenizer) -> list[str]:
         for one in found
         if not (one.normalized and is_normalized)
         and _stands_alone(one, has_words=has_words)
-        and not _overlaps_any(one.content, texts)
+        and one.content not in overlapping
     ]
 
 
@@ -58,18 +61,26 @@ def _stands_alone(token: AddedToken, *, has_words: bool) -> bool:
     return not has_words or _NO_WORD.issuperset(ends)
 
 
-def _overlaps_any(token: str, others: Sequence[str]) -> bool:
-    return any(_overlap(token, other) for other in others)
-
-
-def _overlap(token: str, other: str) -> bool:
-    """Whether an occurrence of the one may have characters of an occurrence of the other."""
-    if token != other and (token in other or other in token):
-        return True
-    shorter = min(len(token), len(other))
-    return any(
-        token[-size:] == other[:size] or other[-size:] == token[:size] for size in range(1, shorter)
-    )
+def _overlapping(tokens: Collection[str]) -> set[str]:
+    """Those of which an occurrence may have characters of another's, or of another of their own.
+    Models have thousands: so they are not compared in pairs."""
+    begins = {token[:size] for token in tokens for size in range(1, len(token))}
+    ends = {token[-size:] for token in tokens for size in range(1, len(token))}
+    whole = set(tokens)
+    found = set()
+    for token in tokens:
+        inner = {
+            token[start:end]
+            for start in range(len(token))
+            for end in range(start + 1, len(token) + 1)
+            if token[start:end] in whole
+        }
+        if inner != {token}:  # also what is within it is not always found
+            found |= inner
+        sizes = range(1, len(token))
+        if any(token[:size] in ends or token[-size:] in begins for size in sizes):
+            found.add(token)
+    return found
 
 
 def _normalizer(tokenizer: Tokenizer) -> Any:
@@ -97,7 +108,7 @@ def cuts(safe: Collection[str], templates: Collection[str], ends: Collection[str
 
 def places(raw: bytes, tokens: Sequence[bytes], start: int = 0) -> Iterator[int]:
     """Where these tokens begin in a text, from `start` on, in order."""
-    if len(raw) < _LONG_BYTES or any(len(token) < _HEAD.itemsize for token in tokens):
+    if len(raw) - start < _LONG_BYTES or any(len(token) < _HEAD.itemsize for token in tokens):
         return iter(sorted(at for token in tokens for at in _found(raw, token, start)))
     sought = tuple(tokens)
     return (at for at in _candidates(raw, tokens, start) if raw.startswith(sought, at))

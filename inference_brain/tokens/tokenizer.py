@@ -114,6 +114,13 @@ class PromptTokenizer:
         self.check_length(text, tokens_max)
         return text
 
+    def raw(self, text: str) -> bytes:
+        """A text in UTF-8. Raises BadMessages."""
+        try:
+            return text.encode()
+        except UnicodeEncodeError:
+            raise BadMessages(HALF_A_CHARACTER) from None
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
         """The tokens of any text, which is tokenized as a whole. Raises TokensError."""
         return self.encode_each([text], add_special_tokens=add_special_tokens)[0]

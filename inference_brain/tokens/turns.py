@@ -1,12 +1,14 @@
 """What is kept of conversations, so that their earlier turns are neither tokenized nor hashed again.
 
-A text is cut into pieces where `splits` allows it, and pieces are found by their digests, each below the
-piece that it follows: so what is found is a prefix of the text, whatever conversation it was from. A
-piece has its tokens and, for each of its org's keys that asked, what the columns in it are hashed to.
-Orgs have trees of their own and never see each other's. Who has most gives way first, so that an org
-has its fair share of the memory whatever others do; within an org the longest unused goes first.
+A text is cut into pieces where `splits` allows it, and pieces are kept below the piece that they follow:
+so what is found is a prefix of the text, whatever conversation it was from. A piece has its bytes, its
+tokens and, for each of its org's keys that asked, what the columns in it are hashed to. It is found by
+comparing bytes with the piece that was there last, which is that of the same conversation as a rule, and
+else by a digest. Orgs have trees of their own and never see each other's. Who has most gives way first,
+so that an org has its fair share of the memory whatever others do; within an org the longest unused goes
+first.
 
-For one thread. Texts are kept nowhere; tokens are, for as long as they are used.
+For one thread. Prompts are kept as long as they are used, and an hour longer.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from inference_brain.tokens.errors import HALF_A_CHARACTER, BadMessages
 from inference_brain.tokens.splits import places
 from swdriver_shim.keys import Keys, Known, Prompt
 
@@ -40,68 +41,100 @@ class Piece(NamedTuple):
     digest: bytes | None
 
 
-class Cut(NamedTuple):
-    """A text in UTF-8, and its pieces: where each begins and ends in it."""
-
-    raw: bytes
-    pieces: list[Piece]
-
-    def texts(self, first: int) -> list[str]:
-        """Of the pieces from the one with this number on."""
-        return [self.raw[one.start : one.end].decode() for one in self.pieces[first:]]
-
-
-def cut(text: str, tokens: Sequence[bytes], before: Sequence[int] = ()) -> Cut:
-    """Where a text is cut, before some of these tokens. What is cut off does not depend on what
-    follows. `before`: tokens that the first piece gets besides its own. Raises BadMessages."""
-    try:
-        raw = text.encode()
-    except UnicodeEncodeError:
-        raise BadMessages(HALF_A_CHARACTER) from None
-    ends, last = [0], 0
-    for place in places(raw, tokens, PIECE_BYTES_MIN):
+def cut(raw: bytes, tokens: Sequence[bytes], start: int = 0) -> list[Piece]:
+    """The pieces of a text in UTF-8, which ends before some of these tokens. What is cut off does not
+    depend on what follows. `start`: the end of a piece."""
+    ends, last = [start], start
+    for place in places(raw, tokens, start + PIECE_BYTES_MIN):
         if place - last >= PIECE_BYTES_MIN:
             ends.append(place)
             last = place
-    # With its length, so that no text begins with what another's tokens before it are.
-    mixed = sha256(b"%d:" % len(before) + array("I", before).tobytes())
-    made = []
     with memoryview(raw) as whole:
-        for start, end in pairwise(ends):
-            mixed.update(whole[start:end])
-            made.append(Piece(start, end, mixed.digest()[:DIGEST_BYTES]))
-            mixed = sha256()
+        made = [
+            Piece(first, end, sha256(whole[first:end]).digest()[:DIGEST_BYTES])
+            for first, end in pairwise(ends)
+        ]
     made.append(Piece(last, len(raw), None))
-    return Cut(raw, made)
+    return made
 
 
-class _Node:
-    __slots__ = ("after", "digest", "known", "parent", "size", "tokens", "total", "tree", "used_at")
+class _Below:
+    """The pieces that follow another, by their digests; `last`: those that were used last, by what their
+    first bytes are hashed to."""
 
-    def __init__(self, tree: _Tree, parent: _Node | None, digest: bytes, tokens: bytes) -> None:
-        self.tree = tree
-        self.parent = parent
-        self.digest = digest
-        self.tokens = tokens
-        self.total: int = (parent.total if parent else 0) + len(tokens) // 4
-        self.after: dict[bytes, _Node] = {}
-        # For each identity of keys: states of the units that end in this piece, and keys of their
-        # columns where they are not the states' beginnings.
-        self.known: dict[bytes, tuple[bytes, tuple[bytes, ...]]] = {}
-        self.size = _PIECE_BYTES + len(tokens)
-        self.used_at = 0.0
-
-
-class _Tree:
-    """Of one org and one tokenizer: the first pieces of its texts, and all by when they were used."""
-
-    __slots__ = ("after", "order", "size")
+    __slots__ = ("after", "last")
 
     def __init__(self) -> None:
         self.after: dict[bytes, _Node] = {}
+        self.last: dict[int, _Node] = {}
+
+
+class _Node(_Below):
+    __slots__ = (
+        "digest",
+        "head",
+        "known",
+        "parent",
+        "size",
+        "text",
+        "tokens",
+        "total",
+        "tree",
+        "used_at",
+    )
+
+    def __init__(
+        self, tree: _Tree, parent: _Node | None, digest: bytes, text: bytes, tokens: bytes
+    ) -> None:
+        super().__init__()
+        self.tree = tree
+        self.parent = parent
+        self.digest = digest
+        self.text = text
+        self.head = _head(text, 0)
+        self.tokens = tokens
+        self.total: int = (parent.total if parent else 0) + len(tokens) // 4
+        # For each identity of keys: states of the units that end in this piece, and keys of their
+        # columns where they are not the states' beginnings.
+        self.known: dict[bytes, tuple[bytes, tuple[bytes, ...]]] = {}
+        self.size = _PIECE_BYTES + len(text) + len(tokens)
+        self.used_at = 0.0
+
+    @property
+    def above(self) -> _Below:
+        return self.parent or self.tree
+
+
+def _head(raw: bytes, start: int) -> int:
+    """Of a piece that begins there: each has so many bytes."""
+    return hash(raw[start : start + PIECE_BYTES_MIN])
+
+
+class _Tree(_Below):
+    """Of one org and one tokenizer: the first pieces of its texts, and all by when they were used."""
+
+    __slots__ = ("order", "size")
+
+    def __init__(self) -> None:
+        super().__init__()
         # A piece is used with all before it, and they are put behind it: so the first has none below.
         self.order: OrderedDict[_Node, None] = OrderedDict()
         self.size = 0
+
+
+class Place(NamedTuple):
+    """Whose texts are kept apart. `before`: the tokens that a text of these gets before its own."""
+
+    org: str
+    tokenizer: int
+    before: tuple[int, ...] = ()
+
+
+class Found(NamedTuple):
+    """What is known of a text: its first pieces, up to one of its bytes."""
+
+    path: list[_Node]
+    end: int
 
 
 class Tokens:
@@ -135,48 +168,65 @@ class Turns:
         self.idle_seconds = idle_seconds
         self.bytes = 0
         self.dropped = 0  # pieces, because memory was short
-        self._trees: dict[tuple[str, int], _Tree] = {}
+        self.forgotten = 0  # how often something was forgotten on demand
+        self._trees: dict[Place, _Tree] = {}
 
-    def find(self, org: str, tokenizer: int, pieces: Sequence[Piece], now: float) -> Found:
-        """The longest prefix of these pieces that is known."""
-        tree = self._trees.get((org, tokenizer))
+    def begin(self, place: Place, raw: bytes, tokens: Sequence[bytes]) -> Found:
+        """The prefix of a text that is of the conversation it follows: no byte of it is hashed.
+        `tokens`: before which texts are cut."""
+        below: _Below | None = self._trees.get(place)
         path: list[_Node] = []
-        after = tree.after if tree else {}
+        at, sought = 0, tuple(tokens)
+        while below and (node := below.last.get(_head(raw, at))):
+            end = at + len(node.text)
+            # A piece ends where one may be cut, in this text too.
+            if not (raw.startswith(node.text, at) and raw.startswith(sought, end)):
+                break
+            path.append(node)
+            below, at = node, end
+        return Found(path, at)
+
+    def find(self, place: Place, begun: Found, pieces: Sequence[Piece]) -> Found:
+        """What follows of it that is known from elsewhere. `pieces`: of what follows."""
+        below: _Below | None = begun.path[-1] if begun.path else self._trees.get(place)
+        path, at = [*begun.path], begun.end
         for piece in pieces:
-            node = after.get(piece.digest) if piece.digest is not None else None
+            node = below.after.get(piece.digest) if below and piece.digest is not None else None
             if node is None:
                 break
             path.append(node)
-            after = node.after
-        if tree:
-            _use(tree, path, now)
-        return Found(path, len(path))
+            below, at = node, piece.end
+        return Found(path, at)
 
     def add(
         self,
-        org: str,
-        tokenizer: int,
-        pieces: Sequence[Piece],
+        place: Place,
+        raw: bytes,
         found: Found,
+        pieces: Sequence[Piece],
         new: Sequence[array[int]],
         now: float,
+        forgotten: int,
     ) -> Tokens:
         """Keeps the pieces that were not found, with their tokens, and puts all together. `new`: the
-        tokens of each, in order."""
-        tree = self._trees.get((org, tokenizer))
+        tokens of each, in order. `forgotten`: as it was when the request came; what was asked before
+        a purge is not kept after it."""
+        tree = self._trees.get(place)
         if tree is None:
-            tree = self._trees[org, tokenizer] = _Tree()
+            tree = self._trees[place] = _Tree()
         ids = array("I", b"".join([node.tokens for node in found.path]))
         reused = len(ids)
         # What was found may have been dropped while the rest was tokenized: then nothing hangs on it.
         path = found.path if all(node in tree.order for node in found.path) else []
-        is_whole = len(path) == len(found.path)
-        for piece, tokens in zip(pieces[found.pieces :], new, strict=True):
+        is_whole = len(path) == len(found.path) and forgotten == self.forgotten
+        for piece, tokens in zip(pieces, new, strict=True):
             ids += tokens
             if is_whole and piece.digest is not None:
-                path.append(self._node(tree, path[-1] if path else None, piece.digest, tokens))
-        _use(tree, path, now)
-        self.sweep(now, org, tokenizer)
+                above = path[-1] if path else None
+                text = raw[piece.start : piece.end]
+                path.append(self._node(tree, above, piece.digest, text, tokens))
+        _use(path, now)
+        self.sweep(now, place)
         self._make_room()
         return Tokens(self, ids, reused, path)
 
@@ -196,9 +246,9 @@ class Turns:
             self._grow(node, _known_size(made))
         self._make_room()
 
-    def sweep(self, now: float, org: str, tokenizer: int) -> None:
-        """Forgets what an org has not used for long."""
-        tree = self._trees.get((org, tokenizer))
+    def sweep(self, now: float, place: Place) -> None:
+        """Forgets what was not used for long."""
+        tree = self._trees.get(place)
         while tree and tree.order:
             node = next(iter(tree.order))
             if node.used_at >= now - self.idle_seconds:
@@ -207,28 +257,31 @@ class Turns:
 
     def sweep_all(self, now: float) -> None:
         """For whoever calls it now and then: orgs that ask nothing any more are forgotten too."""
-        for org, tokenizer in list(self._trees):
-            self.sweep(now, org, tokenizer)
-            if not self._trees[org, tokenizer].order:
-                del self._trees[org, tokenizer]
+        for place in list(self._trees):
+            self.sweep(now, place)
+            if not self._trees[place].order:
+                del self._trees[place]
 
     def forget(self, org: str | None = None, tokenizer: int | None = None) -> None:
         """Forget what is kept of an org, or of a tokenizer; of all without either."""
-        for key in list(self._trees):
-            if org in (None, key[0]) and tokenizer in (None, key[1]):
-                tree = self._trees.pop(key)
+        self.forgotten += 1
+        for place in list(self._trees):
+            if org in (None, place.org) and tokenizer in (None, place.tokenizer):
+                tree = self._trees.pop(place)
                 self.bytes -= tree.size
                 tree.order.clear()
 
     def size_of(self, org: str) -> int:
         """Bytes kept of an org."""
-        return sum(tree.size for key, tree in self._trees.items() if key[0] == org)
+        return sum(tree.size for place, tree in self._trees.items() if place.org == org)
 
-    def _node(self, tree: _Tree, parent: _Node | None, digest: bytes, tokens: array[int]) -> _Node:
-        after = parent.after if parent else tree.after
+    def _node(
+        self, tree: _Tree, parent: _Node | None, digest: bytes, text: bytes, tokens: array[int]
+    ) -> _Node:
+        after = (parent or tree).after
         node = after.get(digest)  # another request may have been sooner
         if node is None:
-            node = after[digest] = _Node(tree, parent, digest, tokens.tobytes())
+            node = after[digest] = _Node(tree, parent, digest, text, tokens.tobytes())
             tree.order[node] = None
             tree.size += node.size
             self.bytes += node.size
@@ -242,17 +295,20 @@ class Turns:
     def _drop(self, node: _Node) -> None:
         tree = node.tree
         del tree.order[node]
-        del (node.parent.after if node.parent else tree.after)[node.digest]
+        above = node.above
+        del above.after[node.digest]
+        if above.last.get(node.head) is node:
+            del above.last[node.head]
         tree.size -= node.size
         self.bytes -= node.size
 
     def _make_room(self) -> None:
         while self.bytes > self.bytes_max:
             sizes: dict[str, int] = {}
-            for (org, _), tree in self._trees.items():
-                sizes[org] = sizes.get(org, 0) + tree.size
+            for place, tree in self._trees.items():
+                sizes[place.org] = sizes.get(place.org, 0) + tree.size
             most = max(sizes, key=lambda one: sizes[one])
-            trees = [tree for (org, _), tree in self._trees.items() if org == most and tree.order]
+            trees = [tree for one, tree in self._trees.items() if one.org == most and tree.order]
             # A sixteenth at once, so that it is not looked for each time.
             until = sizes[most] - max(1, min(sizes[most], self.bytes_max) // 16)
             while trees and sizes[most] > until:
@@ -265,18 +321,12 @@ class Turns:
                     trees.remove(oldest)
 
 
-class Found(NamedTuple):
-    """What is known of a text: its first pieces."""
-
-    path: list[_Node]
-    pieces: int
-
-
-def _use(tree: _Tree, path: Sequence[_Node], now: float) -> None:
+def _use(path: Sequence[_Node], now: float) -> None:
     for node in reversed(path):
         node.used_at = now
-        if node in tree.order:
-            tree.order.move_to_end(node)
+        if node in node.tree.order:
+            node.tree.order.move_to_end(node)
+            node.above.last[node.head] = node
 
 
 def _known(path: Sequence[_Node], keys: Keys) -> tuple[Known, int]:

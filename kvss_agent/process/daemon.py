@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 EX_CONFIG: Final = 78
 WATCHDOG_SECONDS: Final = 1.0
+EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared with
 
 S = TypeVar("S", bound=ProcessSettings)
 
@@ -164,17 +165,23 @@ def listen(place: tuple[str, int]) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket, tls: ssl.SSLContext | None = None) -> str:
-    """Where others reach what listens here."""
+def url_of(
+    listener: socket.socket,
+    tls: ssl.SSLContext | None = None,
+    own_address: Callable[[], str | None] = socket.gethostname,
+) -> str:
+    """Where others reach what listens here: where that is all addresses of the machine, at the one that
+    `own_address` says, if it knows one."""
     host, port = listener.getsockname()[:2]
-    host = host_for_others(host)
+    if host in EVERYWHERE:
+        host = own_address() or socket.gethostname()
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def host_for_others(host: str) -> str:
     """The address that is listened on; for all of them, the machine's name."""
-    return socket.gethostname() if host in ("", "0.0.0.0", "::") else host  # noqa: S104 - compared with
+    return socket.gethostname() if host in EVERYWHERE else host
 
 
 def software() -> str:

@@ -15,7 +15,7 @@ import logging
 import random
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -104,6 +104,8 @@ class JoiningProcess:
     once: Mapping[str, Any]  # sent when it joins
     trust: Trust | None = None  # our certificate and trusted authorities, from the console
     is_new: bool = False  # no console knows this process yet
+    # Facts that are looked up anew for each heartbeat, in a thread.
+    look_up: Callable[[], Mapping[str, Any]] = dict
 
     def path(self, verb: str) -> str:
         return f"/api/v1/{self.kind}/{self.name}/{verb}"
@@ -178,7 +180,7 @@ class Member:
 
     async def _beat(self, client: httpx.AsyncClient) -> httpx.Response:
         """Send a heartbeat, or join if the console does not know us and there is a join token."""
-        answer = await self._ask(client, "heartbeat", self._credential, self._facts())
+        answer = await self._ask(client, "heartbeat", self._credential, await self._facts())
         if answer.status_code == HTTPStatus.UNAUTHORIZED:
             self._why_unknown = _detail_of(answer) or "It does not know us."
             if self.console.join_token:
@@ -187,12 +189,13 @@ class Member:
 
     async def _join(self, client: httpx.AsyncClient) -> httpx.Response:
         us = self.identity
-        told = {**self._facts(), **us.once, "control_token": us.token}
+        told = {**await self._facts(), **us.once, "control_token": us.token}
         return await self._ask(client, "join", self.console.join_token, told)
 
-    def _facts(self) -> Mapping[str, Any]:
+    async def _facts(self) -> Mapping[str, Any]:
         us = self.identity
-        facts = {**us.facts, "mover": native.current().name}
+        looked_up = await asyncio.to_thread(us.look_up)
+        facts = {**us.facts, **looked_up, "mover": native.current().name}
         return {**facts, "trusts": us.trust.digest} if us.trust and us.trust.digest else facts
 
     async def _renew(self, client: httpx.AsyncClient, beat: httpx.Response) -> bool:

@@ -13,13 +13,11 @@ import contextlib
 import logging
 import os
 import re
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Self, TypeAlias
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -29,6 +27,7 @@ from kvss_agent.desired import Document
 from kvss_agent.http.api import Invalid
 from kvss_agent.process import daemon
 from kvss_agent.process.options import WrongSettings
+from kvss_agent.process.own_address import own_address
 from swdriver_shim.daemon.host import DriverHost, HostThread
 from swdriver_shim.daemon.settings import Settings, parse
 from swdriver_shim.daemon.shim import Shim
@@ -43,7 +42,7 @@ from swdriver_shim.prefixes import LocalPrefixes
 log = logging.getLogger(__name__)
 
 RANK: Final = "{rank}"
-PORTS: Final = {"http": 80, "https": 443}
+ANYWHERE: Final = "0.0.0.0"  # noqa: S104 - over TLS, and it wants the console's certificate
 FIELDS: Final = {"console_ca": "ca", "join_token": "join"}  # that have other names than a daemon's
 
 RemoteShards: TypeAlias = Callable[[str, int, Home, PathSpec | None], RemoteShard]
@@ -98,7 +97,7 @@ class JoinConfig(Document, frozen=True):
             "join_token": token,
             "console_ca": self.ca,
             "plain_console": "yes" if self.plain_console else None,
-            "control": self.control or f"{_host(own_address(self.console))}:0",
+            "control": self.control or self._place(),
             "control_url": self.control_url,
             "telemetry": self.telemetry,
             "state_dir": self.state_dir or str(default_state_dir() / self.name),
@@ -114,6 +113,16 @@ class JoinConfig(Document, frozen=True):
         if found.is_new and token is None:
             log.warning("It has not joined %s yet: %s", self.console, self._missing_token())
         return replace(found, model=model, engine=engine)
+
+    def _place(self) -> str:
+        """Any port, at the address that the console reaches; at all of them while it is not known."""
+        address = own_address(self.console)
+        if address is None:
+            log.warning(
+                "%s can't be reached: the driver's API listens at all addresses of this machine",
+                self.console,
+            )
+        return f"{_host(address or ANYWHERE)}:0"
 
     def _missing_token(self) -> str:
         if self.join is None:
@@ -178,23 +187,6 @@ class JoinedDriver:
 def _as_field(flag: re.Match[str]) -> str:
     name = flag[1].replace("-", "_")
     return f"`{FIELDS.get(name, name)}`{' true' if flag[2] else ''}"
-
-
-def own_address(url: str) -> str:
-    """The address of this machine from which it reaches that URL; loopback if it does not.
-
-    Nothing is sent: this asks the routing table only.
-    """
-    try:
-        parts = urlsplit(url)
-        port = parts.port or PORTS.get(parts.scheme, 443)
-        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_DGRAM)
-        family, kind, _, _, place = found[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(place)
-            return str(probe.getsockname()[0])
-    except (OSError, ValueError):  # which is for others to tell
-        return "127.0.0.1"
 
 
 def _host(address: str) -> str:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -17,6 +18,7 @@ import msgspec
 
 from kvss_agent.process import daemon
 from kvss_agent.process.membership import JoiningProcess, member
+from kvss_agent.process.own_address import own_address
 from kvss_agent.process.state_dir import locked
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
@@ -77,9 +79,8 @@ class DriverHost:
         """What the console is told about this process. The model of an engine can change between its
         starts, so it is told each time; that of a daemon is only proposed."""
         settings = self.settings
-        url = settings.control_url or daemon.url_of(self.listener, self._tls)
         model = {"model": msgspec.to_builtins(settings.model)} if settings.model else {}
-        facts: Mapping[str, Any] = {"control_url": url, "software_version": tidegate_version()}
+        facts: Mapping[str, Any] = {"software_version": tidegate_version()}
         once: Mapping[str, Any] = {"certificate_request": self.identity.certificate_request()}
         if settings.engine:
             facts = {**facts, **model, "engine": settings.engine}
@@ -94,7 +95,17 @@ class DriverHost:
             once,
             self.trust,
             is_new=settings.is_new,
+            look_up=self._control_url,
         )
+
+    def _control_url(self) -> Mapping[str, Any]:
+        """Of an engine that did not know its address when it started: where it is reached by now."""
+        settings, console = self.settings, self.settings.console
+        if settings.control_url:
+            return {"control_url": settings.control_url}
+        is_engine = console is not None and settings.engine
+        address = partial(own_address, console.url) if console and is_engine else socket.gethostname
+        return {"control_url": daemon.url_of(self.listener, self._tls, address)}
 
 
 class HostThread:
@@ -122,7 +133,7 @@ class HostThread:
     def _run(self) -> None:
         while not self._is_closed.is_set():
             try:
-                asyncio.run(self._serve())
+                self._run_once()
             except (Exception, SystemExit) as error:
                 if not self._started.done():
                     self._started.set_exception(error)
@@ -134,6 +145,15 @@ class HostThread:
                 )
                 self._is_closed.wait(RESTART_SECONDS)
 
+    def _run_once(self) -> None:
+        """As `asyncio.run`, but for waiting until threads end that look up names."""
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(self._serve())
+        finally:
+            loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))
+            loop.close()
+
     async def _serve(self) -> None:
         self._stop, self._loop = asyncio.Event(), asyncio.get_running_loop()
         if self._is_closed.is_set():
@@ -142,3 +162,9 @@ class HostThread:
             if not self._started.done():
                 self._started.set_result(None)
             await self._stop.wait()
+
+
+async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -66,7 +66,7 @@ class Server:
 def serving(
     model: Path, told: object, log: Path, *options: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """`told`: what `kv_connector_extra_config` says as `tidegate`."""
+    """`told`: what `kv_connector_extra_config` says as `tidegate`; None: it has nothing of Tidegate."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -83,7 +83,7 @@ def serving(
         *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--max-model-len", "2048", "--block-size", "32", "--enforce-eager"),
         *("--no-enable-prefix-caching", "--skip-tokenizer-init", "--enable-prompt-tokens-details"),
-        *("--kv-transfer-config", json.dumps(transfer)),
+        *(("--kv-transfer-config", json.dumps(transfer)) if told is not None else ()),
         *options,
     ]
     with log.open("a") as said:

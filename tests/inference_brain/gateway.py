@@ -35,6 +35,17 @@ def documented() -> dict[str, Any]:
     return found
 
 
+def configured(port: int, picker: int, backends: Sequence[int]) -> dict[str, Any]:
+    """The same with ports of this machine."""
+    config = documented()
+    resources = config["static_resources"]
+    _address(resources["listeners"][0]["address"], port)
+    served, picking = resources["clusters"]
+    served["load_assignment"]["endpoints"] = [{"lb_endpoints": [_host(one) for one in backends]}]
+    picking["load_assignment"]["endpoints"] = [{"lb_endpoints": [_host(picker)]}]
+    return config
+
+
 def subset(endpoints: Sequence[str]) -> Mapping[str, Any]:
     """A filter that tells the picker which endpoints are allowed."""
     kind = "envoy.extensions.filters.http.set_metadata.v3.Config"
@@ -154,19 +165,14 @@ async def envoy(
 ) -> AsyncIterator[str]:
     """The URL where it listens. `before`: filters that see a request before the picker does;
     `transport`: to the picker, with TLS; `changes`: of the `ext_proc` filter."""
-    config = documented()
-    resources = config["static_resources"]
     port = free_port()
-    listener = resources["listeners"][0]
-    _address(listener["address"], port)
-    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    config = configured(port, picker, [one.port for one in backends])
+    resources = config["static_resources"]
+    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     manager["http_filters"][0]["typed_config"].update(changes)
     manager["http_filters"][:0] = before
-    served, picking = resources["clusters"]
-    served["load_assignment"]["endpoints"] = [{"lb_endpoints": [_host(one.port) for one in backends]}]
-    picking["load_assignment"]["endpoints"] = [{"lb_endpoints": [_host(picker)]}]
     if transport:
-        picking["transport_socket"] = transport
+        resources["clusters"][1]["transport_socket"] = transport
     path = directory / f"envoy-{port}.json"
     path.write_text(json.dumps(config))
     command = [

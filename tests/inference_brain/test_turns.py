@@ -136,26 +136,43 @@ def test_whatever_was_asked_before_tokens_and_keys_are_the_same(
 @given(texts, texts)
 def test_what_follows_does_not_change_where_a_text_is_cut(text: str, more: str) -> None:
     tokens = (b"</s>", b"[INST]")
-    shorter, longer = cut(text, tokens), cut(text + more, tokens)
+    raw = (text + more).encode()
+    shorter, longer = cut(text.encode(), tokens), cut(raw, tokens)
     # The last piece of the shorter one may go on.
-    assert longer.pieces[: len(shorter.pieces) - 1] == shorter.pieces[:-1]
-    assert "".join(longer.texts(0)) == text + more
-
-
-def test_no_text_looks_like_another_with_tokens_before_it() -> None:
-    text = "the weather " * 40 + "</s>"
-    before = (0x41414141,)
-    other = "1:AAAA" + text
-    digests = {
-        cut(one, (b"</s>",), tokens).pieces[0].digest
-        for one, tokens in ((text, before), (text, ()), (other, ()))
-    }
-    assert len(digests) == 3
+    assert longer[: len(shorter) - 1] == shorter[:-1]
+    assert b"".join(raw[one.start : one.end] for one in longer) == raw
+    for piece in longer:  # nor does what was before a piece
+        assert cut(raw, tokens, piece.start)[0] == piece
 
 
 def test_many_special_tokens_are_not_many_pieces() -> None:
-    text = "</s>" * 10_000
-    assert len(cut(text, (b"</s>",)).pieces) <= len(text) / PIECE_BYTES_MIN + 1
+    raw = b"</s>" * 10_000
+    assert len(cut(raw, (b"</s>",))) <= len(raw) / PIECE_BYTES_MIN + 1
+
+
+async def test_texts_that_begin_in_the_same_way_are_told_apart(qwen: PromptTokenizer) -> None:
+    service = TokenService()
+    system = {"role": "system", "content": "of use to people " * 40}
+    chats = [
+        Chat([{**system, "content": f"{system['content']} {number}"}, *conversation(5, 300)])
+        for number in range(4)
+    ]
+    reused = []
+    for chat in (*chats, *chats):
+        tokens = await service.chat(qwen, "red", chat)
+        assert tokens is not None
+        assert tokens.ids == qwen.chat(chat)
+        reused.append(tokens.reused / len(tokens))
+    assert min(reused[4:]) > 0.9
+
+
+async def test_a_piece_that_goes_on_is_another(qwen: PromptTokenizer) -> None:
+    """Its text begins as one that is known, and does not end where that does."""
+    service = TokenService()
+    text = "<|im_start|>" + "the weather " * 50
+    for end in ("<|im_end|>", "<|im_", "s", "", "<|im_end|> "):
+        tokens = await service.text(qwen, "red", text + end + "word", add_special_tokens=False)
+        assert tokens.ids == qwen.text(text + end + "word", add_special_tokens=False)
 
 
 async def test_who_has_most_gives_way(qwen: PromptTokenizer) -> None:
@@ -191,6 +208,16 @@ async def test_an_org_is_forgotten_when_it_is_asked_for(qwen: PromptTokenizer) -
     assert red is not None
     assert red.prompt(KEYS).keys == KEYS.prompt(red.ids).keys  # of one that is still being served
     assert service.turns.size_of("red") == 0
+
+
+async def test_what_was_asked_before_a_purge_is_not_kept_after_it(qwen: PromptTokenizer) -> None:
+    service = TokenService()
+    asking = asyncio.ensure_future(service.chat(qwen, "red", Chat(conversation(9, 3000))))
+    await asyncio.sleep(0)  # it is tokenized in a thread
+    service.turns.forget("red")
+    tokens = await asking
+    assert tokens is not None
+    assert service.turns.bytes == 0
 
 
 async def test_an_org_with_much_work_waits_for_itself() -> None:

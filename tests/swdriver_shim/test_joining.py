@@ -9,6 +9,8 @@ import json
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +21,9 @@ import pytest
 
 from kvss_agent.http.api import Invalid
 from kvss_agent.process import state_dir
+from kvss_agent.process.own_address import own_address
 from swdriver_shim.adapters.claims import mint
-from swdriver_shim.adapters.joining import JoinConfig, JoinedDriver, NameSpec, own_address
+from swdriver_shim.adapters.joining import JoinConfig, JoinedDriver, NameSpec
 from swdriver_shim.adapters.vllm.config import GovernedConfig, config_of
 from swdriver_shim.adapters.vllm.engine_driver import (
     EngineDriver,
@@ -30,7 +33,7 @@ from swdriver_shim.adapters.vllm.engine_driver import (
     weights_of,
 )
 from swdriver_shim.daemon import host
-from swdriver_shim.daemon.host import HostThread
+from swdriver_shim.daemon.host import DriverHost, HostThread
 from swdriver_shim.data_plane.worker.protocol import WorkerAddress
 from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.desired import GroupSpec, ModelSpec
@@ -147,8 +150,33 @@ def test_vllm_names_a_console_or_a_file() -> None:
 def test_the_own_address_is_the_one_that_routes_to_the_console() -> None:
     assert own_address("http://127.0.0.1:9") == "127.0.0.1"
     assert own_address("https://[::1]:9") in ("::1", "127.0.0.1")  # without IPv6
-    assert own_address("https://no-such-host.invalid") == "127.0.0.1"
-    assert own_address("https://no..such-host") == "127.0.0.1"
+    assert own_address("https://no-such-host.invalid") is None
+    assert own_address("https://no..such-host") is None
+
+
+def test_an_engine_that_starts_while_nobody_knows_its_console_is_reached_when_somebody_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while names can't be looked up. On loopback the console would never reach it."""
+    ask, is_away = socket.getaddrinfo, [True]
+
+    def look_up(host: str, *given: Any, **more: Any) -> Any:
+        if host == "console.example.org":
+            if is_away[0]:
+                raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+            host = "127.0.0.1"
+        return ask(host, *given, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    told = config(tmp_path, console="https://console.example.org").settings(MODEL, "vllm")
+    assert told.control == ("0.0.0.0", 0)  # noqa: S104
+    assert "listens at all addresses" in caplog.text
+    made = DriverHost(told)
+    port = made.listener.getsockname()[1]
+    assert made._joining().look_up() == {"control_url": f"https://{socket.gethostname()}:{port}"}
+    is_away[0] = False
+    assert made._joining().look_up() == {"control_url": f"https://127.0.0.1:{port}"}
+    made.close()
 
 
 def test_before_a_document_nothing_is_cached_and_then_it_is(tmp_path: Path) -> None:
@@ -214,6 +242,22 @@ def test_what_is_beside_a_driver_is_there_when_it_starts_or_the_start_fails() ->
 
     with pytest.raises(OSError, match="illegal IP address"):
         HostThread(fails)
+
+
+def test_an_engine_ends_though_a_name_is_still_being_looked_up() -> None:
+    """Which takes as long as it takes, in a thread of the loop; vLLM waits for five seconds."""
+    found = threading.Event()
+
+    @contextlib.asynccontextmanager
+    async def service() -> AsyncIterator[None]:
+        asyncio.get_running_loop().run_in_executor(None, found.wait, 60)
+        yield
+
+    thread = HostThread(service)
+    began = time.monotonic()
+    thread.close()
+    found.set()
+    assert time.monotonic() - began < 30
 
 
 def test_what_is_beside_a_driver_is_started_again_when_it_has_ended(

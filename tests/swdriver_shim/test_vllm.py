@@ -256,6 +256,42 @@ def test_requests_wait_from_when_an_agent_is_over_a_network(tmp_path: Path) -> N
         one.settle()
 
 
+def test_a_load_beside_a_step_waits_for_none_that_comes_over_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such may still be under way when agents are on this node again."""
+    goes_on, load = threading.Event(), worker_module.StepLoads.wait_for_all
+
+    def load_late(loads: worker_module.StepLoads) -> None:
+        goes_on.wait(60)
+        load(loads)
+
+    monkeypatch.setattr(worker_module.StepLoads, "wait_for_all", load_late)
+    with engine(tmp_path, FULL, is_far=True) as one:
+        one.scheduling.use(one.driver, is_far=False)
+        one.serve(request(some(1, 200)))
+        one.scheduling.use(one.driver, is_far=True)
+        far = [request(some(1, 200)) for _ in range(2 * worker_module.LOADS_AHEAD_AT_ONCE)]
+        for each in far:
+            assert one.begin(each) == 192
+        one.run({})
+        one.scheduling.use(one.driver, is_far=False)
+        near = request(some(1, 200))
+        assert one.begin(near) == 192
+        step = threading.Thread(target=one.run, args=({near: 8},))
+        step.start()
+        step.join(10)
+        is_over = not step.is_alive()
+        goes_on.set()
+        step.join()
+        assert is_over
+        for each in far:
+            assert not one.scheduling.finished(each, each.tables)
+        one.end(near)
+        wait_until("they are over", lambda: not one.run({}).ending and not one.scheduling._loads)
+        one.settle()
+
+
 def test_what_takes_longer_to_load_than_to_compute_is_computed(tmp_path: Path) -> None:
     with engine(tmp_path, FULL) as one:
         one.scheduling._clock = lambda: 0.0  # an engine that takes no time

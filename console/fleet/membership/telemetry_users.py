@@ -9,7 +9,7 @@ a round. Passwords follow from the processes' own tokens; Redis keeps their hash
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import redis
@@ -28,6 +28,10 @@ USERS_AT_ONCE: Final = 200
 _KINDS: Final = frozenset(ProcessKind.values)
 _ORDERS: Final = frozenset({"reset"})  # what is done and not told again
 _UNASKED: Final = frozenset({"sanitize-payload"})  # what Redis tells by itself
+# Some versions tell commands back as categories. So what a server tells right after it was given rules
+# is remembered, by user and rules.
+_told_back: Final[dict[tuple[str, ...], set[str]]] = {}
+_TOLD_BACK_MAX: Final = 20_000
 
 
 def keep_users() -> int:
@@ -52,7 +56,7 @@ def _apply(client: redis.Redis) -> int:
     commands: list[tuple[str, ...]] = [
         ("ACL", "SETUSER", name, *its)
         for name, its in wanted.items()
-        if not _is_as(there.get(name), its)
+        if not _is_as(name, there.get(name), its)
     ]
     for gone in sorted(there.keys() - wanted.keys()):
         commands.append(("ACL", "DELUSER", gone))
@@ -63,6 +67,7 @@ def _apply(client: redis.Redis) -> int:
             pipe.execute_command(*command)
         pipe.execute()
     if commands:
+        _remember(_there(client), wanted)
         log.info("Redis users of %d processes, after %d commands", len(wanted), len(commands))
     return len(commands)
 
@@ -78,6 +83,14 @@ def _there(client: redis.Redis) -> dict[str, set[str]]:
     return found
 
 
-def _is_as(there: set[str] | None, its: list[str]) -> bool:
+def _is_as(user: str, there: set[str] | None, its: list[str]) -> bool:
     """Whether the user may do just this: an older version may have made it, or somebody changed it."""
-    return there is not None and there - _UNASKED == set(its) - _ORDERS
+    if there is None:
+        return False
+    return there - _UNASKED == set(its) - _ORDERS or there == _told_back.get((user, *its))
+
+
+def _remember(there: Mapping[str, set[str]], wanted: Mapping[str, list[str]]) -> None:
+    if len(_told_back) > _TOLD_BACK_MAX:
+        _told_back.clear()
+    _told_back.update({(user, *its): there[user] for user, its in wanted.items() if user in there})

@@ -15,6 +15,7 @@ from django.shortcuts import redirect, render
 from console.accounts.browser import SignedInRequest, form_page, post_page, read_page
 from console.accounts.principal import Refused
 from console.accounts.roles import Role
+from console.control.models import Kind, Target
 from console.fleet.insight import activity
 from console.fleet.membership.joins import lost_after
 from console.fleet.membership.versions import skew
@@ -41,11 +42,15 @@ def list_brains(request: SignedInRequest) -> HttpResponse:
         "lost_after": lost_after(),
         "tab": "brains",
     }
-    shown: Any = context["page"]
+    shown: Any = list(context["page"])
+    names = [brain.name for brain in shown]
+    rows = Target.objects.filter(kind=Kind.BRAIN, name__in=names, generation__gt=0)
+    targets = {target.name: target for target in rows.defer("secret", "claims_key")}
     for brain in shown:
         brain.look, brain.said = _look_of(brain)
         brain.skew = skew(settings.VERSION, brain.software_version)
-        brain.target = activity.target_of("brain", brain.name)
+        brain.target = targets.get(brain.name)
+    context["brains"] = shown
     return render_live(request, "routing/brains", context)
 
 

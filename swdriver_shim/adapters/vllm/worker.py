@@ -104,7 +104,8 @@ class Worker:
         self._ahead_count = 0  # loads ahead that have not been told yet
         self._is_idle = False  # the step
         self._has_ended = threading.Event()  # a load ahead, or a save
-        self._loaders = ThreadPoolExecutor(LOADS_AHEAD_AT_ONCE + 1, thread_name_prefix="load")
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")  # of the step
+        self._loaders_ahead = ThreadPoolExecutor(LOADS_AHEAD_AT_ONCE, thread_name_prefix="load ahead")
         self._saves: dict[int, Save] = {}  # that are not over
         self._by_request: dict[str, set[int]] = {}
         self._ending: set[str] = set()
@@ -121,7 +122,8 @@ class Worker:
     def close(self) -> None:
         self._waiting.put(None)
         self._saver.join()
-        self._loaders.shutdown()
+        self._loader.shutdown()
+        self._loaders_ahead.shutdown()
         self._half.close()
 
     def shard(self, group: int) -> Shard | None:
@@ -147,9 +149,9 @@ class Worker:
         self._loading, self._is_idle = StepLoads(self, step), step.is_idle
         self._ahead_count += len(step.loads_ahead)
         if step.loads:
-            self._loaders.submit(self._loading.run)
+            self._loader.submit(self._loading.run)
         for order in step.loads_ahead:
-            self._loaders.submit(self._load_ahead, StepLoads(self, Step(loads=[order])))
+            self._loaders_ahead.submit(self._load_ahead, StepLoads(self, Step(loads=[order])))
 
     def wait_for_layer(self, name: str) -> None:
         self._loading.wait_for_layer(name)

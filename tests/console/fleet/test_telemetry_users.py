@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from console.fleet.membership import telemetry_users
 from console.fleet.membership.telemetry_users import keep_users
-from console.fleet.models import Driver
+from console.fleet.models import Brain, Driver
 from console.stack import redis as redis_server
 from console.stack import redis_users
 from console.stack.embedded import running
@@ -42,7 +42,7 @@ def _registrar(server: redis_server.RedisServer, settings: Any) -> Iterator[None
     with redis.Redis.from_url(server.url) as admin:
         admin.flushall()
         for name in admin.acl_users():
-            if name.startswith("driver:"):
+            if name.startswith(("driver:", "brain:")):
                 admin.acl_deluser(name)
 
 
@@ -143,4 +143,17 @@ def test_roles_of_the_console_are_left_alone(server: redis_server.RedisServer) -
 def test_without_an_address_nothing_is_done(settings: Any) -> None:
     settings.REGISTRAR_URL = None
     driver("job4", "token")
+    assert keep_users() == 0
+
+
+def test_users_that_the_server_tells_back_in_other_words_are_made_once() -> None:
+    """Brains may run scripts: Redis 6.2 tells that back as a category of commands."""
+    Brain.objects.create(
+        name="brain-1",
+        control_token="t" * 40,
+        control_url="http://127.0.0.1:1",
+        heartbeat_sha256=b"x" * 32,
+        joined_at=timezone.now(),
+    )
+    assert keep_users() == 1
     assert keep_users() == 0

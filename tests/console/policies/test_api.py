@@ -260,7 +260,7 @@ def test_a_caller_is_made_and_removed_in_a_browser(
     assert b"already exists" in olga.post(path, {"name": "vllm"}).content
     public_id = token.split("_")[1]
     assert olga.post(f"{path}{public_id}/remove/").status_code == 302
-    assert b"No tokens yet" in olga.get(path).content
+    assert b"No keys yet" in olga.get(path).content
 
 
 def test_a_list_of_policies_takes_as_many_statements_for_many_orgs_as_for_few(

@@ -105,8 +105,8 @@ def test_page_fragment_and_api_find_the_same(
     assert told[0]["found"] == [{"name": "Acme", "detail": "acme", "address": "/orgs/acme/"}]
     assert "No results for “nobody”" in browser.get("/search/?q=nobody").content.decode()
     assert set(kinds()) == {
-        *("alerts", "boxes", "drivers", "nodes", "operations", "orgs", "prompts", "requests"),
-        "sessions",
+        *("alerts", "boxes", "brains", "drivers", "models", "nodes", "operations", "orgs", "prompts"),
+        *("requests", "sessions"),
     }
 
 

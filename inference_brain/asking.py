@@ -1,0 +1,99 @@
+"""A request on its way through the brain: what is known of it, and where it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_128_digest
+
+from inference_brain.admission import Followed
+from inference_brain.api.requests import Chat, Completion, Generation
+from inference_brain.choice import Choice
+from inference_brain.desired import OrgSpec, ServedModel
+from inference_brain.tokens.turns import Tokens
+from inference_brain.upstream.fleet import Replica
+from swdriver_shim.desired import ModelSpec
+from swdriver_shim.keys import COLUMN_TOKENS, Prompt, isolation_tag
+
+CHARACTERS_PER_TOKEN: Final = 4  # of a prompt that is not tokenized here, about
+AFFINITY_COLUMNS: Final = 16  # that prompts have to share to belong together
+AFFINITY_CHARACTERS: Final = AFFINITY_COLUMNS * COLUMN_TOKENS * CHARACTERS_PER_TOKEN
+
+
+class NoReplica(Exception):
+    """No replica can take the request. A sentence."""
+
+
+@dataclass(slots=True, eq=False)
+class Asking:
+    """A request on its way through the brain. `arrived` and all times of it are of a monotonic clock;
+    `at` is in seconds since 1970. `tokens`: of its prompt, or of its first one; None where they are not
+    known."""
+
+    id: str
+    org: OrgSpec
+    model: ServedModel
+    request: Generation
+    arrived: float
+    at: float
+    deadline_seconds: float | None = None
+    size: int = 0  # bytes of its body
+    tokens: Tokens | None = None
+    prompt_tokens: int = 0  # of all its prompts; an estimate if they are not known
+    prompts: Mapping[ModelSpec, Prompt] = field(default_factory=dict)
+    affinity: bytes = b""
+    guess: Prompt | None = None  # for replicas without a driver
+    followed: Followed | None = None  # where its prefix was computed just now
+    preview: Preview | None = None
+
+
+class Preview(NamedTuple):
+    """Where a request would go when it came. `decision`: how many had been made before."""
+
+    choice: Choice
+    replicas: Sequence[Replica]
+    decision: int
+    at: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Where a request goes. `excluded`: replicas that were no candidates, and why."""
+
+    replica: Replica
+    choice: Choice
+    seconds: float  # that the decision took
+    excluded: Mapping[str, str]
+
+
+def affinity(asking: Asking) -> bytes:
+    """The key of the first columns: of all that prompts have, if they have fewer. Empty without a whole
+    column."""
+    prompt = next(iter(asking.prompts.values()), None)
+    if prompt is None or not prompt.keys:
+        return b""
+    return prompt.maker.tag + prompt.keys[min(AFFINITY_COLUMNS, len(prompt.keys)) - 1]
+
+
+def affinity_of_text(asking: Asking) -> bytes:
+    """The same for prompts without keys: of as many characters."""
+    request = asking.request
+    text = ""
+    if isinstance(request, Completion):
+        text = str(request.prompts[0])[:AFFINITY_CHARACTERS]
+    elif isinstance(request, Chat):
+        for message in request.messages:
+            text += str(message.get("content"))[:AFFINITY_CHARACTERS]
+            if len(text) >= AFFINITY_CHARACTERS:
+                break
+    tag = _tag(asking.org.name, asking.org.secret)
+    return tag + xxh3_128_digest(tag + text[:AFFINITY_CHARACTERS].encode(errors="replace"))
+
+
+@lru_cache(maxsize=4096)
+def _tag(org: str, secret: bytes) -> bytes:
+    return isolation_tag(org, secret)

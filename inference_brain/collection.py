@@ -1,0 +1,59 @@
+"""All numbers of a brain, for Prometheus and for telemetry. Their names: `metrics`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from inference_brain import metrics
+from inference_brain.choice import Mode
+from inference_brain.maps import figures
+from inference_brain.upstream.health import State
+from kvss_agent.metrics import put_http
+from telemetry.metrics import Sink, put
+
+if TYPE_CHECKING:
+    from inference_brain.brain import Brain
+
+
+def collect(brain: Brain, into: Sink) -> None:
+    """May be called from any thread."""
+    told = brain.desired
+    generations = {
+        "desired": told.generation if told else 0,
+        "observed": brain.observed_generation,
+    }
+    put(into, metrics.UP_SINCE, brain.started_at)
+    put(into, metrics.READY, int(brain.is_ready))
+    put(into, metrics.GENERATION, generations)
+    put(into, metrics.CONSOLE, brain.membership_status.calls)
+    put_http(into, brain.http, metrics.HTTP_CONNECTIONS, metrics.HTTP_REFUSED)
+    brain.counts.collect(into)
+    _replicas(brain, into)
+    brain.router.admission.collect(into)
+    figures.collect(brain.maps, time.time(), into)
+    if brain.reads_maps is not None:
+        put(into, metrics.REDIS, int(brain.reads_maps))
+
+
+def _replicas(brain: Brain, into: Sink) -> None:
+    now, replicas = time.monotonic(), list(brain.fleet)
+    states = [(one, one.state(now)) for one in replicas]
+    into.put(
+        metrics.REPLICA_STATE,
+        [
+            ({"model": one.model, "replica": one.name, "state": state}, int(found is state))
+            for one, found in states
+            for state in State
+        ],
+    )
+    into.put(
+        metrics.REPLICA_REQUESTS,
+        [({"model": one.model, "replica": one.name}, one.in_progress) for one in replicas],
+    )
+    rates = dict(brain.router.rates)
+    put(
+        into,
+        metrics.FALLBACK,
+        {model: int(one.mode is Mode.AFFINITY) for model, one in rates.items()},
+    )
