@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 EXTRAS = --extra console --extra brain --extra embedded
 
 .DEFAULT_GOAL := help
-.PHONY: help up down incident check test contract test-models test-engines lint fmt bench bench-models bench-engines sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment
+.PHONY: help up down incident check test contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -41,7 +41,7 @@ test: dev-environment ## all tests; as root it installs Chromium and iproute2 wh
 	$(IN) -m pytest -n 3 --dist loadgroup $(ARGS)
 
 test-models: models-environment ## the tests with real models; installs torch in an environment of its own
-	$(IN_MODELS) -m pytest -n 2 -m models tests/swdriver_shim tests/inference_brain $(ARGS)
+	$(IN_MODELS) -m pytest -n 2 -m models tests/swdriver_shim tests/inference_brain/test_transformers_templates.py $(ARGS)
 
 test-engines: engines-environment ## the tests with real engines; installs vLLM in an environment of its own
 	$(IN_ENGINES) -m pytest -m engines tests/engines $(ARGS)
@@ -58,6 +58,9 @@ fmt: dev-environment ## format the code and fix what ruff can fix
 
 bench: dev-environment ## measure: make bench NAME=console ARGS="--quick --json rows.json"
 	$(IN) -m benchmarks.$(NAME) $(ARGS)
+
+bench-routing: dev-environment routers-environment ## compare with other routers; installs them in an environment of their own
+	$(IN) -m benchmarks.routing $(ARGS)
 
 bench-models: models-environment ## measure what refilled prefixes save with real models
 	$(IN_MODELS) -m benchmarks.models $(ARGS)
@@ -107,6 +110,7 @@ lock: dev-environment ## resolve and lock the dependencies
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/run.txt pyproject.toml $(EXTRAS) --group dev -o requirements/dev.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt pyproject.toml --extra console --group fuzz -o requirements/fuzz.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --group audit -o requirements/audit.txt
+	$(UV) pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --group routers -o requirements/routers.txt
 	echo torch | $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt --excludes - pyproject.toml $(EXTRAS) --group models --extra transformers -o requirements/models.txt
 	printf 'opencv-python-headless\nsetuptools\ntorch\ntorchaudio\ntorchcodec\ntorchvision\nintel-openmp\n' | $(UV) pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt --excludes - pyproject.toml $(EXTRAS) --group engines -o requirements/engines.txt
 
@@ -127,3 +131,6 @@ fuzz-environment:
 
 engines-environment:
 	@$(PYTHON) console/stack/bootstrap.py engines
+
+routers-environment:
+	@$(PYTHON) console/stack/bootstrap.py routers

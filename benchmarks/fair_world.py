@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,6 +65,7 @@ class Replica:
     def __init__(self) -> None:
         self.prefill_free_at = 0.0
         self.running = 0
+        self.waiting: deque[tuple[str, Waiting]] = deque()  # where nobody queued before
 
 
 class Board:
@@ -94,7 +95,7 @@ class World:
         is_fair: bool = True,
     ) -> None:
         """What happens before `warm` seconds is not counted. `is_fair`: else every request is sent on at
-        once, and replicas serve them in the order of arrival."""
+        once to the replica with the fewest, which serves them in the order of arrival."""
         self.now = 0.0
         self.orgs = {org.name: org for org in orgs}
         self.served: dict[str, Served] = {org.name: Served() for org in orgs}
@@ -198,14 +199,22 @@ class World:
     def _pump(self, name: str) -> None:
         for waiting in self.pools[name].pump(self.now):
             self.served[waiting.ticket.org].order.append(waiting.sequence)
-            replica = min(
-                self.replicas, key=lambda one: (max(one.prefill_free_at, self.now), one.running)
-            )
-            begins = max(replica.prefill_free_at, self.now)
-            replica.prefill_free_at = begins + waiting.ticket.prompt_tokens / PREFILL_RATE
-            replica.running += 1
-            wait = replica.prefill_free_at - self.now
-            self._after(wait, partial(self._first_token, name, waiting, replica))
+            replica = min(self.replicas, key=self._busy)
+            if replica.running < PLACES or self._is_fair:
+                self._begin(name, waiting, replica)
+            else:
+                replica.waiting.append((name, waiting))
+
+    def _busy(self, replica: Replica) -> tuple[int, float, int]:
+        begins = max(replica.prefill_free_at, self.now)
+        return len(replica.waiting), begins, replica.running
+
+    def _begin(self, name: str, waiting: Waiting, replica: Replica) -> None:
+        begins = max(replica.prefill_free_at, self.now)
+        replica.prefill_free_at = begins + waiting.ticket.prompt_tokens / PREFILL_RATE
+        replica.running += 1
+        wait = replica.prefill_free_at - self.now
+        self._after(wait, partial(self._first_token, name, waiting, replica))
 
     def _first_token(self, name: str, waiting: Waiting, replica: Replica) -> None:
         served = self.served[waiting.ticket.org]
@@ -222,6 +231,8 @@ class World:
 
     def _done(self, name: str, waiting: Waiting, replica: Replica, answer: int) -> None:
         replica.running -= 1
+        if replica.waiting:
+            self._begin(*replica.waiting.popleft(), replica)
         served = self.served[waiting.ticket.org]
         prompt = waiting.ticket.prompt_tokens
         if self.now >= self.warm:

@@ -37,6 +37,7 @@ from inference_brain.prompts import Prompts
 from inference_brain.router import Router
 from inference_brain.upstream import Client, Fleet, Timeouts
 from inference_brain.upstream.engine_metrics import EngineMetrics, fetching, targets
+from inference_brain.upstream.probes import Probes
 from kvss_agent.http.api import CONTROLLER, Conflict
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.process.membership import MembershipStatus
@@ -124,6 +125,7 @@ class Brain:
         self._document = None
         if state_dir:
             self._document = SealedDocument(state_dir / "desired.json", token, documents.parse)
+        self._changing = asyncio.Lock()
         self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
         self._reader: ReaderTask | None = None
 
@@ -149,7 +151,7 @@ class Brain:
         """Follow the stored document, and do what has to be done beside requests. Raises OSError."""
         self.start()
         tasks = [
-            asyncio.create_task(self.fleet.probe(self.client), name="probes"),
+            asyncio.create_task(Probes(self.fleet, self.client, self._clock).run(), name="probes"),
             asyncio.create_task(self.engines.run(), name="engines"),
             asyncio.create_task(self.router.admission.run(), name="admission"),
         ]
@@ -176,21 +178,37 @@ class Brain:
 
     # Documents
 
+    async def change_desired(self, raw: bytes) -> Desired:
+        """As `set_desired`, for a document as it came: what takes long is done beside the event loop.
+        Raises Invalid, too."""
+        async with self._changing:
+            told = await asyncio.to_thread(self._parsed, raw)
+            if self._is_new(told):
+                await asyncio.to_thread(self._store, told)
+                self._follow(self._without_purged(told))  # a purge may have come meanwhile
+            self.document_at = time.time()
+        return told
+
     def set_desired(self, told: Desired) -> Desired:
         """Store a document and follow it. Setting an equal document again changes nothing.
 
         Raises Conflict for an older generation, for the current one with other contents, and for another
         brain; OSError if it can't be stored."""
-        if told.brain != self.name:
-            raise Conflict(ANOTHER_BRAIN.format(told.brain, self.name))
         told = self._without_purged(told)
-        if self.desired and told.repeats(self.desired):
-            self.document_at = time.time()
-            return told
-        self._store(told)
-        self._follow(told)
+        if self._is_new(told):
+            self._store(told)
+            self._follow(told)
         self.document_at = time.time()
         return told
+
+    def _parsed(self, raw: bytes) -> Desired:
+        return self._without_purged(documents.parse(raw))
+
+    def _is_new(self, told: Desired) -> bool:
+        """Raises Conflict."""
+        if told.brain != self.name:
+            raise Conflict(ANOTHER_BRAIN.format(told.brain, self.name))
+        return self.desired is None or not told.repeats(self.desired)
 
     def _store(self, told: Desired) -> None:
         if self._document:
@@ -208,6 +226,8 @@ class Brain:
 
     def _without_purged(self, told: Desired) -> Desired:
         """Without the orgs of which a tag was purged: an older document can't restore them."""
+        if not self._purged_tags:
+            return told
         orgs = tuple(
             org for org in told.orgs if not any(tag.hex() in self._purged_tags for tag in org.tags)
         )

@@ -155,6 +155,8 @@ class Journey:
         self._sent_at = self._clock()
         self._place.routed(routed.replica.name)
         self._router.flights[model].begin(self.asking.id, routed.choice, self._sent_at)
+        if not routed.replica.in_progress:
+            routed.replica.heard_at = self._sent_at
         routed.replica.in_progress += 1
         self._router.note_sent(self.asking, routed.replica)
         return routed.replica
@@ -190,11 +192,16 @@ class Journey:
         self._router.counts.add(metrics.RETRIES, model, reason)
         return True
 
+    def heard(self) -> None:
+        """The replica has said something."""
+        if self.routed:
+            self.routed.replica.heard_at = self._clock()
+
     def first_token(self) -> None:
         """The answer has begun. Once is enough."""
         if self._first_at is not None or self.routed is None:
             return
-        self._first_at = now = self._clock()
+        self._first_at = self.routed.replica.heard_at = now = self._clock()
         self._router.flights[self.asking.model.name].first_token(self.asking.id, now)
         self._place.first_token()
         self._router.fleet.succeeded(self.routed.replica)

@@ -27,7 +27,11 @@ from tests.prepared import DIRECTORY as PREPARED
 STARTED = "SERVERS_OF_THE_TESTS"
 # Files and folders of tests that want an environment of their own, by the marker that asks for them.
 APART = {
-    "models": {"test_transformers.py", "test_transformers_states.py"},
+    "models": {
+        "test_transformers.py",
+        "test_transformers_states.py",
+        "test_transformers_templates.py",
+    },
     "engines": {"engines"},
 }
 SECRET_KEY = "a-secret-of-the-tests-that-is-long-enough-for-django"

@@ -60,7 +60,7 @@ def test_every_dependency_is_justified() -> None:
     assert documented == names
 
 
-@pytest.mark.parametrize("name", ["run", "dev", "models", "engines", "uv"])
+@pytest.mark.parametrize("name", ["run", "dev", "models", "engines", "routers", "uv"])
 def test_a_lock_is_hashed_and_names_no_index(name: str) -> None:
     text = (PROJECT / "requirements" / f"{name}.txt").read_text()
     assert "://" not in text

@@ -2,8 +2,8 @@
 
 `run` installs what the product needs, `dev` what its tests and checks need as well, `models` what the
 tests of real models need, beside it, `engines` likewise for those of real engines, `fuzz` what looks for
-inputs that break a decoder, `audit` what looks for known vulnerabilities, `machine` what the tests want
-of Debian: a Chromium and tools for networks. Each says how long it took, and does nothing the second
+inputs that break a decoder, `audit` what looks for known vulnerabilities, `routers` the routers that ours
+is compared with, `machine` what the tests want of Debian: a Chromium and tools for networks. Each says how long it took, and does nothing the second
 time.
 """
 
@@ -27,7 +27,12 @@ ENVIRONMENT = PROJECT / ".venv"
 # Of those that want torch, which is large, and nobody else does.
 APART = {"models": STATE / "models", "engines": STATE / "engines"}
 # All that have an environment of their own.
-BESIDE = {**APART, "fuzz": STATE / "fuzz", "audit": STATE / "audit"}
+BESIDE = {
+    **APART,
+    "audit": STATE / "audit",
+    "fuzz": STATE / "fuzz",
+    "routers": STATE / "routers",
+}
 LOCKS = PROJECT / "requirements"
 UV_LOCK = LOCKS / "uv.txt"
 ALONE = LOCKS / "engines.alone.txt"  # engines that ask for far more than what we use of them needs
@@ -48,7 +53,8 @@ class Failed(Exception):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["run", "dev", "models", "engines", "fuzz", "audit", "machine"])
+    kinds = ["run", "dev", "models", "engines", "fuzz", "audit", "routers", "machine"]
+    parser.add_argument("what", choices=kinds)
     what = parser.parse_args().what
     try:
         machine() if what == "machine" else environment(what)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
@@ -15,7 +16,7 @@ from inference_brain.api.exchange import ClientLeft, ClientTooSlow, Exchange, He
 from inference_brain.asking import NoReplica
 from inference_brain.journey import Journey, is_failure
 from inference_brain.outbound import path_of
-from inference_brain.upstream.client import Answer, Client
+from inference_brain.upstream.client import Answer, Client, Sent
 from inference_brain.upstream.failures import Late, Lost, UpstreamFailed
 from inference_brain.upstream.fleet import Replica
 
@@ -96,7 +97,7 @@ class Generator:
         url, body = replica.url(path_of(request)), journey.body(replica)
         headers = [*headers, (REPLICA_HEADER, replica.name.encode())]
         sent = self._client.open("POST", url, journey.headers(replica), body, seconds)
-        async with sent as answer:
+        async with _unanswered(replica, sent), sent as answer:
             if answer.status != HTTPStatus.OK:
                 error = errors.of_replica(answer.status, await answer.whole(ERROR_BYTES_MAX))
                 if not is_failure(answer.status):
@@ -151,6 +152,7 @@ class Generator:
         if first:
             await self._send(exchange, first)
         while (piece := await answer.piece()) is not None:
+            journey.heard()
             if passed := events.feed(piece):
                 await self._send(exchange, passed)
             journey.usage = events.usage
@@ -164,6 +166,16 @@ class Generator:
                 await exchange.send(piece)
         except TimeoutError:
             raise ClientTooSlow from None
+
+
+@contextlib.asynccontextmanager
+async def _unanswered(replica: Replica, sent: Sent) -> AsyncIterator[None]:
+    """The request may be given up as long as nothing of an answer has come."""
+    replica.unanswered.add(sent)
+    try:
+        yield
+    finally:
+        replica.unanswered.discard(sent)
 
 
 async def _first_events(answer: Answer, events: EventStream) -> bytes:

@@ -16,17 +16,17 @@ No clock, no I/O, no randomness of its own: the same arguments give the same cho
 
 from inference_brain.choice.candidates import Asked, Candidate, Load, Path
 from inference_brain.choice.choice import Choice, Estimate, Mode, Why, choose
-from inference_brain.choice.decisions import Decisions
+from inference_brain.choice.explanation import sentence
 from inference_brain.choice.flights import Flights
 from inference_brain.choice.model_rates import ModelRates
 from inference_brain.choice.outcome import Outcome, Regret, regret
 from inference_brain.choice.rates import Rates
+from inference_brain.choice.sent import SentPrefixes
 
 __all__ = [
     "Asked",
     "Candidate",
     "Choice",
-    "Decisions",
     "Estimate",
     "Flights",
     "Load",
@@ -36,7 +36,9 @@ __all__ = [
     "Path",
     "Rates",
     "Regret",
+    "SentPrefixes",
     "Why",
     "choose",
     "regret",
+    "sentence",
 ]

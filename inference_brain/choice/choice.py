@@ -55,10 +55,12 @@ class Mode(StrEnum):
 
 
 class Estimate(NamedTuple):
-    """Expected seconds to the first token at a candidate, and its parts. `pairs`: what attention over
-    the missed tokens takes."""
+    """Expected seconds to the first token at a candidate, and its parts. `cost`: with the seconds that
+    later requests wait longer there, since it is busy with this one. `pairs`: what attention over the
+    missed tokens takes."""
 
     name: str
+    cost: float
     seconds: float
     wait_seconds: float
     fetch_seconds: float
@@ -128,9 +130,22 @@ def estimate(asked: Asked, candidate: Candidate) -> Estimate:
     fetch = seconds[_FETCH[path]] * hit_tokens + seconds[TIER2] * tier2_tokens
     compute = seconds[EACH] + seconds[DECODE] * running + each_token * missed + seconds[PAIR] * pairs
     whole = wait + fetch + compute
-    noise = rates.noise(whole)
+    turn = fetch + compute
+    cost = whole + rates.traffic.pressure * turn * (turn + 2.0 * wait)
+    noise = rates.noise(cost)
     return Estimate(
-        name, whole, wait, fetch, compute, noise, hit_tokens, tier2_tokens, missed, pairs, candidate
+        name,
+        cost,
+        whole,
+        wait,
+        fetch,
+        compute,
+        noise,
+        hit_tokens,
+        tier2_tokens,
+        missed,
+        pairs,
+        candidate,
     )
 
 
@@ -141,7 +156,8 @@ def choose(
     rng: random.Random,
     mode: Mode = Mode.ESTIMATE,
 ) -> Choice:
-    """The candidate where the first token is expected soonest. Raises ValueError without candidates.
+    """The candidate where the first token is expected soonest, for this request and those after it.
+    Raises ValueError without candidates.
 
     `rng` is asked whether, and for very many candidates which, to try. The order of candidates does not
     matter; their names are different.
@@ -168,8 +184,8 @@ def _decide(
         return (second if _queue(second) < _queue(first) else first), Why.FALLBACK
     if rng.random() < TRIAL_SHARE and (trial := _trial(estimates, now)):
         return trial, Why.TRIAL
-    bound = best.seconds + best.noise_seconds
-    equal = [one for one in estimates if one.seconds <= bound]
+    bound = best.cost + best.noise_seconds
+    equal = [one for one in estimates if one.cost <= bound]
     if len(equal) == 1:
         return best, Why.LEAST
     return preferred(asked.affinity, equal), Why.AFFINITY
@@ -182,9 +198,9 @@ def _queue(one: Estimate) -> int:
 
 def _trial(estimates: Sequence[Estimate], now: float) -> Estimate | None:
     """The uncertain candidate that is expected to cost least, if it is not expected to cost much."""
-    bound = estimates[0].seconds * TRIAL_TIMES
+    bound = estimates[0].cost * TRIAL_TIMES
     for one in estimates:
-        if one.seconds > bound:
+        if one.cost > bound:
             return None
         if one.candidate.rates.observations_at(now) < CERTAIN:
             return one

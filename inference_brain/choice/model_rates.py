@@ -10,7 +10,7 @@ from typing import Final
 
 from inference_brain.choice.choice import Choice, Mode
 from inference_brain.choice.outcome import Outcome
-from inference_brain.choice.rates import CLOSE, SECONDS_MIN, SIZE, Prior, Rates, prior
+from inference_brain.choice.rates import CLOSE, SECONDS_MIN, SIZE, Prior, Rates, Traffic, prior
 
 REPLICAS_MAX: Final = 4096
 KNOWN: Final = 4.0  # observations from which on a replica counts for the others
@@ -32,6 +32,7 @@ class ModelRates:
         self._until_refresh = REFRESH
         self._turn: list[str] = []  # replicas that are brought up to date next, one at a time
         self.error = Error()
+        self.traffic = Traffic()
 
     def __len__(self) -> int:
         return len(self._rates)
@@ -46,7 +47,7 @@ class ModelRates:
         if found is None:
             if len(self._rates) >= REPLICAS_MAX:
                 raise ValueError(f"a model has at most {REPLICAS_MAX} replicas")
-            found = self._rates[name] = Rates(self._prior)
+            found = self._rates[name] = Rates(self._prior, self.traffic)
         return found
 
     def keep_only(self, names: Iterable[str]) -> None:
@@ -61,6 +62,8 @@ class ModelRates:
             return
         self.error.add(choice.chosen.seconds, seconds)
         rates = self.of(choice.replica)
+        turn = choice.chosen.fetch_seconds + choice.chosen.compute_seconds
+        self.traffic.add(turn, choice.candidates, now)
         promised = choice.chosen.candidate.hit_tokens + choice.chosen.candidate.tier2_tokens
         if outcome.cached_tokens is not None and promised:
             rates.observe_hits(promised, outcome.cached_tokens)

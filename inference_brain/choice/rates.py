@@ -36,6 +36,8 @@ HALF_LIFE_SECONDS: Final = 600.0
 DRIFT_TIMES: Final = 8.0  # that much faster is forgotten when all observations err on one side
 PRIOR_OBSERVATIONS: Final = 8.0  # that the other replicas count for
 DEFAULT_OBSERVATIONS: Final = 0.01  # that the default counts for
+TRAFFIC_SECONDS: Final = 60.0  # after which a request counts half
+BUSY_MAX: Final = 0.9
 HUBER: Final = 2.0  # spreads
 SPREAD_STEP: Final = 1 / 16
 SPREAD_MIN: Final = 1e-3
@@ -64,6 +66,41 @@ def prior(rates: Sequence[float], gram: Sequence[Sequence[float]], observations:
     return Prior(rates, of, [sum(map(float.__mul__, row, known)) for row in of])
 
 
+class Traffic:
+    """How many requests come to each replica of a model, and how busy they are with them. Both forget.
+
+    A replica that is busy for longer lets later requests wait longer. By how much follows from the
+    theory of queues: with `arrivals` a second, and a part `busy` of the time that it is busy, `seconds`
+    more work on top of a queue of `wait` seconds cost all later requests together
+
+        arrivals / (2 (1 - busy)) * seconds * (seconds + 2 wait)
+    """
+
+    __slots__ = ("_at", "_began", "_busy", "_requests", "pressure")
+
+    def __init__(self) -> None:
+        self._at = self._began = -math.inf
+        self._requests = self._busy = 0.0
+        self.pressure = 0.0  # the first factor
+
+    def add(self, seconds: float, replicas: int, now: float) -> None:
+        """A request that so many seconds of work belong to, to one of so many replicas."""
+        if not math.isfinite(self._at):
+            self._at = self._began = now
+        fade = 0.5 ** (max(0.0, now - self._at) / TRAFFIC_SECONDS)
+        self._at = max(now, self._at)
+        self._requests = self._requests * fade + 1.0
+        self._busy = self._busy * fade + seconds
+        elapsed = self._at - self._began
+        if elapsed <= 0.0:
+            return
+        # Of a stream that has lasted forever so many seconds' worth are remembered.
+        window = TRAFFIC_SECONDS / math.log(2) * (1.0 - 0.5 ** (elapsed / TRAFFIC_SECONDS))
+        arrivals = self._requests / window / replicas
+        busy = min(self._busy / window / replicas, BUSY_MAX)
+        self.pressure = arrivals / (2.0 * (1.0 - busy))
+
+
 class Rates:
     """Of one replica. `seconds` are seconds of each amount."""
 
@@ -79,10 +116,12 @@ class Rates:
         "observations",
         "seconds",
         "spread",
+        "traffic",
         "trust",
     )
 
-    def __init__(self, prior: Prior | None = None) -> None:
+    def __init__(self, prior: Prior | None = None, traffic: Traffic | None = None) -> None:
+        self.traffic = traffic or Traffic()
         self._gram = [[0.0] * SIZE for _ in range(SIZE)]
         self._moment = [0.0] * SIZE
         self._prior = prior

@@ -156,7 +156,7 @@ class CacheMaps:
 
     def _group(self, model: ModelSpec, drivers: Sequence[str], places: list[int]) -> _Group:
         mirrors = [self._followed[drivers[place]].mirror for place in places]
-        lanes = Drivers.of([mirror.lane for mirror in mirrors])
+        lanes = Drivers([mirror.lane for mirror in mirrors])
         return _Group(model, model.shape(), lanes, mirrors, places)
 
     def _take_lane(self, model: ModelSpec) -> int:

@@ -7,7 +7,9 @@ has expired by the time that is asked for is not there.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -20,26 +22,37 @@ from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Group, Layout
 
 FEW_BLOCKS: Final = 16  # for so many, everything is looked up at once
+PLACES_KEPT: Final = 1 << 12
 FIRST_CHUNKS: Final = 8  # for more, these first: few drivers have what follows
 _DETAIL: Final = np.uint32(0xFF)
+_INSIDE: Final = np.arange(CHUNK - 1)  # the columns of a chunk but the last
+_hit: Callable[[tuple[int, int, float]], Hit] = partial(tuple.__new__, Hit)  # without a call for each
 Codes = npt.NDArray[np.uint32]
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
 class Drivers:
-    """Lanes of drivers, and how they lie in blocks."""
+    """Lanes of drivers, and how they lie in blocks. `columns`: of each, in what is found for the
+    blocks."""
 
-    lanes: Numbers
-    blocks: npt.NDArray[np.uint64]
-    columns: Numbers  # of each lane, in what is found for the blocks
+    def __init__(self, lanes: list[int]) -> None:
+        self.lanes = np.array(lanes, np.int64)
+        self.of_block, self.at_lane = self.lanes // LANES, self.lanes % LANES
+        blocks, self.block_places = np.unique(self.of_block, return_inverse=True)
+        self.blocks = blocks.astype(np.uint64)
+        self.columns: Numbers = self.block_places * LANES + self.at_lane
+        self.count = len(lanes)
+        self._places: dict[tuple[int, int], Names] = {}
 
-    @classmethod
-    def of(cls, lanes: list[int]) -> Drivers:
-        numbers = np.array(lanes, np.int64)
-        blocks, places = np.unique(numbers // LANES, return_inverse=True)
-        return cls(numbers, blocks.astype(np.uint64), places * LANES + numbers % LANES)
+    def places(self, table: MapTable, space: int, kind: int) -> Names:
+        """Of the blocks."""
+        found = self._places.get((space, kind))
+        if found is None:
+            if len(self._places) >= PLACES_KEPT:
+                self._places.clear()
+            found = self._places[space, kind] = table.places(space, kind, self.blocks)
+        return found
 
 
 def look_up(
@@ -47,7 +60,7 @@ def look_up(
 ) -> list[Hit]:
     """What each of these drivers can serve of the prompt at this wall time."""
     if not prompt.keys:
-        return [NOTHING] * len(drivers.lanes)
+        return [NOTHING] * drivers.count
     at = _Asked(table, space, layout, prompt, drivers, max(0, math.floor(now - table.epoch)))
     if not any(group.linked for group in layout.groups):
         return _single_columns(at)
@@ -65,24 +78,33 @@ class _Asked:
         prompt: Prompt,
         drivers: Drivers,
         served_after: int,
+        names: Names | None = None,
     ) -> None:
         self.table, self.space, self.layout = table, space, layout
         self.prompt, self.drivers, self.served_after = prompt, drivers, served_after
         self.unit = prompt.maker.unit_columns
-        self.names: Names = np.frombuffer(b"".join(prompt.keys), "<u8")[::2].astype(np.uint64)
+        if names is None:
+            names = np.frombuffer(b"".join(prompt.keys), np.uint64)[::2]
+        self.names = names
+
+    def at(self, drivers: Drivers) -> _Asked:
+        """The same at other drivers."""
+        return _Asked(
+            self.table, self.space, self.layout, self.prompt, drivers, self.served_after, self.names
+        )
 
     def of_all(self, kind: int, names: Names) -> Values:
         """The values of these names at all drivers: a row for each name."""
         drivers = self.drivers
-        found = self.table.find(self.space, kind, names[:, None], drivers.blocks[None, :])
-        return found.reshape(names.size, -1)[:, drivers.columns]
+        found = self.table.find(names[:, None], drivers.places(self.table, self.space, kind))
+        return found.reshape(names.size, drivers.blocks.size * LANES).take(drivers.columns, axis=1)
 
     def of_each(self, kind: int, names: Names, which: Numbers) -> Values:
         """The values of the names in each row at one driver each, which is given by its number."""
-        lanes = self.drivers.lanes[which]
-        blocks = (lanes // LANES).astype(np.uint64)[:, None]
-        found = self.table.find(self.space, kind, names, blocks)
-        return np.take_along_axis(found, (lanes % LANES)[:, None, None], axis=2)[:, :, 0]
+        drivers = self.drivers
+        places = drivers.places(self.table, self.space, kind).take(drivers.block_places[which])
+        found = self.table.find(names, places[:, None])
+        return found[np.arange(which.size), :, drivers.at_lane[which]]
 
     def is_served(self, values: Values) -> Flags:
         return values >> CODE_SHIFT > self.served_after
@@ -92,39 +114,48 @@ class _Asked:
 
 
 def _prefixes(at: _Asked) -> list[Hit]:
-    chunks = _Chunks(at)
+    """Where there are many drivers, all first chunks, and then the whole prompt at those that have all
+    of these."""
+    ends = at.names[CHUNK - 1 :: CHUNK]
+    if at.drivers.blocks.size <= FEW_BLOCKS or ends.size <= FIRST_CHUNKS:
+        return _hits_of(at, _Chunks(at, ends))
+    chunks = _Chunks(at, ends[:FIRST_CHUNKS])
+    further = np.flatnonzero(chunks.is_there[-1])
+    hits = _hits_of(at, chunks)
+    if further.size:
+        some = at.at(Drivers(at.drivers.lanes[further].tolist()))
+        for place, hit in zip(further.tolist(), _hits_of(some, _Chunks(some, ends)), strict=True):
+            hits[place] = hit
+    return hits
+
+
+def _hits_of(at: _Asked, chunks: _Chunks) -> list[Hit]:
     everywhere = chunks.is_there.sum(axis=0)
     in_memory = everywhere
     if has_tier2 := bool((chunks.in_tier2 & chunks.is_there).any()):
         is_there = np.logical_and.accumulate(chunks.is_there & ~chunks.in_tier2, axis=0)
         in_memory = is_there.sum(axis=0)
-    parts = _parts(at, in_memory, np.arange(in_memory.size))
-    dram = _reach(at, chunks.values, in_memory, parts, tier2=False)
+    parts = _parts_of_all(at, in_memory)
+    dram = _reach(at, chunks, in_memory, parts, tier2=False)
     total = dram
     if has_tier2 or bool((at.is_served(parts) & (parts & np.uint32(IN_TIER2) != 0)).any()):
         if (further := np.flatnonzero(everywhere > in_memory)).size:
             parts = parts.copy()
             parts[further] = _parts(at, everywhere[further], further)
-        total = _reach(at, chunks.values, everywhere, parts, tier2=True)
+        total = _reach(at, chunks, everywhere, parts, tier2=True)
     if any(not group.linked for group in at.layout.groups):
-        return [_with_details(at, dram, one) for one in range(at.drivers.lanes.size)]
+        return [_with_details(at, dram, one) for one in range(at.drivers.count)]
     return _hits(at, dram, total)
 
 
 class _Chunks:
-    """Which chunks of the prompt are there, at each driver. `is_there`: with all before them."""
+    """Which of these chunks of the prompt are there, at each driver. `is_there`: with all before
+    them."""
 
-    def __init__(self, at: _Asked) -> None:
-        ends = at.names[CHUNK - 1 :: CHUNK]
-        first = ends.size if at.drivers.blocks.size <= FEW_BLOCKS else min(ends.size, FIRST_CHUNKS)
-        self.values: Values = np.zeros((ends.size, at.drivers.lanes.size), np.uint32)
-        if first:
-            self.values[:first] = at.of_all(PREFIX, ends[:first])
-        if first < ends.size:
-            alive = np.flatnonzero(at.is_served(self.values[:first]).all(axis=0))
-            rest = np.broadcast_to(ends[first:], (alive.size, ends.size - first))
-            self.values[first:, alive] = at.of_each(PREFIX, rest, alive).T
-        self.is_there = np.logical_and.accumulate(at.is_served(self.values), axis=0)
+    def __init__(self, at: _Asked, ends: Names) -> None:
+        self.values: Values = at.of_all(PREFIX, ends)
+        self.codes: Codes = self.values >> np.uint32(CODE_SHIFT)
+        self.is_there = np.logical_and.accumulate(self.codes > at.served_after, axis=0)
         self.in_tier2: Flags = (self.values & np.uint32(IN_TIER2)) != 0
 
 
@@ -138,31 +169,44 @@ class _Reach:
     tails: Numbers
 
 
+def _parts_of_all(at: _Asked, chunks: Numbers) -> Values:
+    """The same at all drivers. Most have the same number of chunks, and are looked up together."""
+    drivers = at.drivers
+    if drivers.blocks.size <= FEW_BLOCKS:
+        return _parts(at, chunks, np.arange(drivers.count))
+    asked, which = np.unique(drivers.block_places << 32 | chunks, return_inverse=True)
+    places = drivers.places(at.table, at.space, PREFIX).take(asked >> 32)
+    columns = ((asked & 0xFFFFFFFF) * CHUNK)[:, None] + _INSIDE
+    found = at.table.find(at.names.take(columns, mode="clip"), places[:, None])
+    found[columns >= at.names.size] = 0
+    return found[which, :, drivers.at_lane]
+
+
 def _parts(at: _Asked, chunks: Numbers, drivers: Numbers) -> Values:
     """The entries of the columns of the next chunk, behind so many whole ones, at each of these
     drivers."""
-    places = (chunks * CHUNK)[:, None] + np.arange(CHUNK - 1)
-    parts = at.of_each(PREFIX, at.names[np.minimum(places, at.names.size - 1)], drivers)
-    parts[places >= at.names.size] = 0
+    columns = (chunks * CHUNK)[:, None] + _INSIDE
+    parts = at.of_each(PREFIX, at.names.take(columns, mode="clip"), drivers)
+    parts[columns >= at.names.size] = 0
     return parts
 
 
-def _reach(at: _Asked, values: Values, count: Numbers, parts: Values, *, tier2: bool) -> _Reach:
+def _reach(at: _Asked, chunks: _Chunks, count: Numbers, parts: Values, *, tier2: bool) -> _Reach:
     """With so many chunks, and these parts of the next one."""
-    drivers = np.arange(count.size)
     columns = count * CHUNK
     codes = np.full(count.size, NEVER_CODE, np.uint32)
     tails = np.zeros(count.size, np.int64)
-    if values.size:
-        is_there = np.arange(len(values))[:, None] < count
-        codes = np.where(is_there, values >> CODE_SHIFT, np.uint32(NEVER_CODE)).min(axis=0)
-        last = values[np.maximum(count - 1, 0), drivers] & np.uint32(TAIL_BITS)
-        tails = np.where(count > 0, last, 0).astype(np.int64)
+    if len(chunks.values):
+        is_there = np.arange(len(chunks.values))[:, None] < count
+        codes = np.where(is_there, chunks.codes, np.uint32(NEVER_CODE)).min(axis=0)
+        last = chunks.values[np.maximum(count - 1, 0), np.arange(count.size)]
+        tails = np.where(count > 0, last & np.uint32(TAIL_BITS), 0).astype(np.int64)
     is_part = at.is_served(parts)
     if not tier2:
         is_part &= (parts & np.uint32(IN_TIER2)) == 0
-    longest = np.where(is_part, np.arange(1, CHUNK), 0).max(axis=1)
-    if (has := np.flatnonzero(longest)).size:
+    if is_part.any():
+        longest = (is_part * (_INSIDE + 1)).max(axis=1)
+        has = np.flatnonzero(longest)
         found = parts[has, longest[has] - 1]
         columns[has] += longest[has]
         codes[has] = np.minimum(codes[has], found >> CODE_SHIFT)
@@ -173,15 +217,18 @@ def _reach(at: _Asked, values: Values, count: Numbers, parts: Values, *, tier2: 
 def _hits(at: _Asked, dram: _Reach, total: _Reach) -> list[Hit]:
     unit = at.unit
     tokens = (dram.columns - dram.columns % unit) * COLUMN_TOKENS
-    more = (total.columns - total.columns % unit) * COLUMN_TOKENS - tokens
-    codes = np.where(more > 0, total.codes, dram.codes)
-    if unit == 1:
+    codes = dram.codes
+    if unit == 1 and dram.tails.any():
+        codes = codes.copy()
         _add_tails(at, dram, tokens, codes)
-        more = np.maximum(0, total.columns * COLUMN_TOKENS - tokens)
-    return [
-        Hit(its, its_more, at.expiry(code)) if its or its_more else NOTHING
-        for its, its_more, code in zip(tokens.tolist(), more.tolist(), codes.tolist(), strict=True)
-    ]
+    more = np.zeros(tokens.size, np.int64)
+    if total is not dram:
+        further = (total.columns - total.columns % unit) * COLUMN_TOKENS
+        more = np.maximum(0, further - tokens)
+        codes = np.where(more > 0, total.codes, codes)
+    expires = np.where(codes == NEVER_CODE, NEVER, at.table.epoch + codes.astype(np.float64))
+    expires[(tokens == 0) & (more == 0)] = NEVER
+    return list(map(_hit, zip(tokens.tolist(), more.tolist(), expires.tolist(), strict=True)))
 
 
 def _add_tails(at: _Asked, dram: _Reach, tokens: Numbers, codes: Codes) -> None:
@@ -197,7 +244,7 @@ def _add_tails(at: _Asked, dram: _Reach, tokens: Numbers, codes: Codes) -> None:
 def _tail(at: _Asked, columns: int, count: int, driver: int) -> int:
     """The value of the tail of so many tokens behind so many columns; 0 for none."""
     key = at.prompt.tail(columns, count)
-    name = np.frombuffer(key[:8], "<u8").astype(np.uint64)[None, :]
+    name = np.frombuffer(key[:8], np.uint64)[None, :]
     value = at.of_each(PREFIX, name, np.array([driver]))
     return int(value[0, 0]) if bool(at.is_served(value)[0, 0]) else 0
 
@@ -262,7 +309,7 @@ def _single_columns(at: _Asked) -> list[Hit]:
     """For layouts of nothing but windows and states, each of whose columns has an entry."""
     all_values = [at.of_all(1 + index, at.names) for index in range(len(at.layout.groups))]
     hits = []
-    for driver in range(at.drivers.lanes.size):
+    for driver in range(at.drivers.count):
         paths: list[_Path] = []
         for group, values in zip(at.layout.groups, all_values, strict=True):
             its = values[:, driver]

@@ -180,11 +180,11 @@ class Mirror:
     def _apply_section(self, section: Section, space: int, shift: int) -> None:
         table = self._table
         if section.removed:
-            removed = np.frombuffer(section.removed, "<u8").astype(np.uint64, copy=False)
+            removed = np.frombuffer(section.removed, np.uint64)
             self.entries -= table.remove(space, section.kind, removed, self.lane)
         if not section.names:
             return
-        names = np.frombuffer(section.names, "<u8").astype(np.uint64, copy=False)
+        names = np.frombuffer(section.names, np.uint64)
         values = _values(np.frombuffer(section.values, "<u4"), shift)
         room = ENTRIES_MAX - self.entries
         if names.size > room:

@@ -85,6 +85,8 @@ class MapReader:
                 except (RedisError, OSError, Malformed) as error:
                     self._note(is_connected=False, why=error)
                     await asyncio.sleep(RETRY_SECONDS)
+                if (this := asyncio.current_task()) and this.cancelling():
+                    raise asyncio.CancelledError  # which the client has swallowed
         finally:
             await self._redis.aclose()
 

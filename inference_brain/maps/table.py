@@ -34,7 +34,7 @@ LANES: Final = 4  # of a block
 BUCKET: Final = 8  # rows
 BLOCKS_MAX: Final = 1 << 12
 SPACES_MAX: Final = 1 << 20
-LOAD_MAX: Final = 0.76
+LOAD_MAX: Final = 0.7
 BUCKETS_MIN: Final = 1 << 8
 OVERFLOW_MAX: Final = 1 << 12
 ROWS_MAX: Final = 1 << 25
@@ -61,8 +61,7 @@ class MapTable:
         self.epoch = epoch
         self.rows = 0  # that are used
         self.refused = 0  # entries for which there was no room
-        self._buckets = [BUCKETS_MIN, BUCKETS_MIN]  # of each file
-        self._levels = [BUCKETS_MIN, BUCKETS_MIN]  # the largest power of two that is not more
+        self._set_sizes([BUCKETS_MIN, BUCKETS_MIN], [BUCKETS_MIN, BUCKETS_MIN])
         self._buckets_max = max(2 * BUCKETS_MIN, int(rows_max / LOAD_MAX / BUCKET))
         self._second = self._buckets_max  # where the second file begins: one is at most twice as large
         size = 2 * self._buckets_max * BUCKET + OVERFLOW_MAX
@@ -82,42 +81,51 @@ class MapTable:
 
     # Look-up
 
-    def find(self, space: int, kind: int, names: Names, blocks: npt.NDArray[np.uint64]) -> Values:
-        """The values of these names in these blocks, one beside the other, with zero for none. The two
-        arrays are broadcast; the result has one dimension more, for the lanes."""
-        hashed = self._hash(space, kind, names, blocks)
+    def places(self, space: int, kind: int, blocks: npt.NDArray[np.uint64]) -> Names:
+        """What the names of this space and kind are mixed with in each of these blocks."""
+        return _mixed((blocks << _PLACE_BITS | np.uint64(space << 8 | kind)) ^ self._salt)
+
+    def find(self, names: Names, places: Names) -> Values:
+        """The values of these names in these places, with zero for none. The two arrays are broadcast;
+        the result has one dimension more, for the lanes."""
+        hashed = _hashed(names, places)
         found = np.zeros((hashed.size, LANES), np.uint32)
         at, rows = self._rows_of(hashed.ravel())
-        found[at] = self._values[rows]
+        found[at] = self._values.take(rows, axis=0)
         return found.reshape((*hashed.shape, LANES))
 
-    def _hash(self, space: int, kind: int, names: Names, blocks: npt.NDArray[np.uint64]) -> Names:
-        """What the rows of these names are called: 64 bits, never zero."""
-        place = blocks << _PLACE_BITS | np.uint64(space << 8 | kind)
-        mixed = _mixed(names ^ _mixed(place ^ self._salt))
-        np.maximum(mixed, _ONE, out=mixed)
-        return mixed
-
     def _buckets_of(self, hashed: Names) -> Indexes:
-        """The bucket of each in the first file, and behind all of those that of each in the second."""
-        second = self._bucket_in(1, hashed) + self._second
-        return np.concatenate((self._bucket_in(0, hashed), second))
+        """The buckets of each: in a row those in the first file, and in another those in the second."""
+        numbers = np.empty((2, hashed.size), np.uint64)
+        np.bitwise_and(hashed, _LOW, out=numbers[0])
+        np.right_shift(hashed, _32, out=numbers[1])
+        signed = numbers.view(np.int64)
+        at = signed & self._high_masks
+        is_split = at < self._counts
+        np.bitwise_and(signed, self._low_masks, out=signed)
+        buckets: Indexes = np.where(is_split, at, signed)
+        buckets[1] += self._second
+        return buckets
 
     def _bucket_in(self, file: int, hashed: Names) -> Indexes:
-        level = self._levels[file]
-        numbers = (hashed >> _32 if file else hashed & _LOW).view(np.int64)
-        at = numbers & (2 * level - 1)
-        return np.where(at < self._buckets[file], at, at & (level - 1))
+        buckets: Indexes = self._buckets_of(hashed)[file]
+        return buckets - file * self._second
+
+    def _set_sizes(self, buckets: list[int], levels: list[int]) -> None:
+        """How many buckets each file has; and the largest power of two that is not more."""
+        self._buckets, self._levels = buckets, levels
+        self._counts = np.array(buckets, np.int64)[:, None]
+        self._low_masks = np.array(levels, np.int64)[:, None] - 1
+        self._high_masks = 2 * self._low_masks + 1
 
     def _rows_of(self, hashed: Names) -> tuple[Indexes, Indexes]:
         """Which of these are in the table, and in which rows."""
         count = hashed.size
         buckets = self._buckets_of(hashed)
-        there = self._by_bucket.take(buckets, axis=0)
-        hits = np.flatnonzero(there == np.concatenate((hashed, hashed))[:, None])
+        hits = np.flatnonzero(self._by_bucket.take(buckets, axis=0) == hashed[None, :, None])
         which = hits // BUCKET
-        rows = buckets[which] * BUCKET + hits % BUCKET
-        at = np.where(which < count, which, which - count)
+        rows = buckets.ravel().take(which) * BUCKET + hits % BUCKET
+        at = which % count
         if self._overflow and at.size < count:
             is_missing = np.ones(count, bool)
             is_missing[at] = False
@@ -136,7 +144,7 @@ class MapTable:
         """Set the values of these names in one lane; of two for one name, any. None is zero. Returns how
         many names had none before, less those for which there is no room."""
         block, at_lane = divmod(lane, LANES)
-        hashed = self._hash(space, kind, names, np.array([block], np.uint64))
+        hashed = _hashed(names, self.places(space, kind, np.array([block], np.uint64)))
         at, rows = self._rows_of(hashed)
         more = int(np.count_nonzero(self._values[rows, at_lane] == 0))
         self._values[rows, at_lane] = values[at]
@@ -160,7 +168,7 @@ class MapTable:
     def remove(self, space: int, kind: int, names: Names, lane: int) -> int:
         """There is nothing of these names in this lane any more. Returns how many there were."""
         block, at_lane = divmod(lane, LANES)
-        _, rows = self._rows_of(self._hash(space, kind, names, np.array([block], np.uint64)))
+        _, rows = self._rows_of(_hashed(names, self.places(space, kind, np.array([block], np.uint64))))
         return self._clear(np.unique(rows), at_lane)
 
     def remove_lane(self, lane: int) -> None:
@@ -242,7 +250,7 @@ class MapTable:
                 return count
             names, values, owners = names[is_left], values[is_left], owners[is_left]
             file = self._random.integers(2, size=names.size)
-            buckets = self._buckets_of(names).reshape(2, -1)[file, np.arange(names.size)]
+            buckets = self._buckets_of(names)[file, np.arange(names.size)]
             slots = buckets * BUCKET + self._random.integers(BUCKET, size=names.size)
             slots, which = np.unique(slots, return_index=True)
             for array, its in ((self._names, names), (self._values, values), (self._owners, owners)):
@@ -261,7 +269,7 @@ class MapTable:
         self, names: Names, values: Values, owners: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.bool_]:
         """Put these where one of their buckets has room. Returns which are left."""
-        buckets = self._buckets_of(names).reshape(2, -1)
+        buckets = self._buckets_of(names)
         free = np.count_nonzero(self._by_bucket.take(buckets, axis=0) == 0, axis=2)
         is_first = free[0] >= free[1]
         rows = self._slots_in(np.where(is_first, buckets[0], buckets[1]))
@@ -299,9 +307,11 @@ class MapTable:
             file = int(self._levels[0] > self._levels[1])
             level, had = self._levels[file], self._buckets[file]
             count = min(lacking, 2 * level - had)
-            self._buckets[file] += count
-            if self._buckets[file] == 2 * level:
-                self._levels[file] *= 2
+            buckets, levels = self._buckets.copy(), self._levels.copy()
+            buckets[file] += count
+            if buckets[file] == 2 * level:
+                levels[file] *= 2
+            self._set_sizes(buckets, levels)
             self._split(file, had - level, had, count)
 
     def _split(self, file: int, old: int, new: int, count: int) -> None:
@@ -333,8 +343,19 @@ class MapTable:
         self._settle(hashed, values, owners)
 
 
+def _hashed(names: Names, places: Names) -> Names:
+    """What the rows of these names are called: 64 bits, never zero."""
+    mixed = _mixed(names ^ places)
+    np.maximum(mixed, _ONE, out=mixed)
+    return mixed
+
+
 def _mixed(numbers: Names) -> Names:
     """Each 64 bits from all 64 bits, one to one (the finalizer of SplitMix64)."""
-    mixed = (numbers ^ numbers >> _32) * _MIX1
-    mixed = (mixed ^ mixed >> _29) * _MIX2
-    return mixed ^ mixed >> _32
+    mixed = numbers >> _32
+    mixed ^= numbers
+    mixed *= _MIX1
+    mixed ^= mixed >> _29
+    mixed *= _MIX2
+    mixed ^= mixed >> _32
+    return mixed

@@ -124,6 +124,11 @@ class Sent:
         self._seconds = seconds
         self._connection: Connection | None = None
 
+    def give_up(self, why: str) -> None:
+        """Fail it, if nothing of an answer has come."""
+        if self._connection:
+            self._connection.give_up(why)
+
     async def __aenter__(self) -> Answer:
         while True:
             connection = self._place.kept()

@@ -193,6 +193,11 @@ class Connection(asyncio.Protocol):
         if self._transport:
             self._transport.abort()
 
+    def give_up(self, why: str) -> None:
+        """Fail the request, unless its answer has begun."""
+        if self._incoming and not self._incoming.has_bytes:
+            self._fail(why)
+
     def pause(self) -> None:
         if self._transport and not self._is_paused:
             self._is_paused = True

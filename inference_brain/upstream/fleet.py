@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -10,29 +9,37 @@ from typing import Final
 
 from inference_brain.desired import Desired, ReplicaSpec, ServedModel
 from inference_brain.upstream.budget import RetryBudget
-from inference_brain.upstream.client import Client
+from inference_brain.upstream.client import Sent
 from inference_brain.upstream.failures import UpstreamFailed
 from inference_brain.upstream.health import Health, State
 
 log = logging.getLogger(__name__)
 
-PROBE_SECONDS: Final = 0.5  # between two probes of a replica that can't be reached
-PROBE_ANSWER_SECONDS: Final = 2.0
-PROBES_AT_ONCE: Final = 64
-_PROBED: Final = {"vllm": "/health", "sglang": "/health", "other": "/v1/models"}
+SILENT: Final = "The replica has fallen silent."
 ROOT: Final = "/v1"
 
 
 class Replica:
     """One replica, and what this brain has sent there."""
 
-    __slots__ = ("health", "in_progress", "model", "spec")
+    __slots__ = (
+        "health",
+        "heard_at",
+        "in_progress",
+        "model",
+        "silent_probes",
+        "spec",
+        "unanswered",
+    )
 
     def __init__(self, model: str, spec: ReplicaSpec, health: Health) -> None:
         self.model = model
         self.spec = spec
         self.health = health
         self.in_progress = 0  # requests
+        self.heard_at = 0.0  # when it last said anything, or got work after a pause
+        self.silent_probes = 0  # in a row
+        self.unanswered: set[Sent] = set()  # requests of which nothing has come back
 
     @property
     def name(self) -> str:
@@ -129,28 +136,23 @@ class Fleet:
             log.warning("Replica %s of %s is ejected: it keeps failing", replica.name, replica.model)
             self._changed()
 
-    # Replicas that can't be reached
-
-    async def probe(self, client: Client) -> None:
-        """Probe replicas that can't be reached, until this is cancelled."""
-        while True:
-            lost = [one for one in self if one.health.unreachable]
-            for start in range(0, len(lost), PROBES_AT_ONCE):
-                some = lost[start : start + PROBES_AT_ONCE]
-                await asyncio.gather(*(self._probe(client, one) for one in some))
-            await asyncio.sleep(PROBE_SECONDS)
-
-    async def _probe(self, client: Client, replica: Replica) -> None:
-        url = replica.url(_PROBED[replica.spec.engine])
-        try:
-            async with client.open("GET", url, {}, seconds=PROBE_ANSWER_SECONDS) as answer:
-                is_alive = answer.status < 500
-        except UpstreamFailed:
-            return
-        if is_alive:
+    def answered(self, replica: Replica) -> None:
+        """It answers a probe."""
+        replica.heard_at = self._clock()
+        replica.silent_probes = 0
+        if replica.health.unreachable:
             replica.health.probed(self._clock())
             log.info("Replica %s of %s answers again", replica.name, replica.model)
             self._changed()
+
+    def fell_silent(self, replica: Replica) -> None:
+        """It takes connections, and answers neither requests nor probes: what it has not begun to answer
+        goes to others."""
+        if replica.health.lost(SILENT):
+            log.warning("Replica %s of %s has fallen silent", replica.name, replica.model)
+            self._changed()
+        for one in list(replica.unanswered):
+            one.give_up(SILENT)
 
 
 def _nothing() -> None:

@@ -373,6 +373,9 @@ class Ledger:
         """Notify this listener as well when columns can be served, and when they can't any more."""
         self._stock.listeners.append(listener)
 
+    def remove_listener(self, listener: Listener) -> None:
+        self._stock.listeners.remove(listener)
+
     def reuse(self, org: str, now: float) -> Sample | None:
         """A sample of the org's reuse of columns, to try other policies on. None for an unknown org. May
         be called without the lock."""

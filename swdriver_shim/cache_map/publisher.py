@@ -1,4 +1,4 @@
-"""Adds the messages of a driver's cache map to its stream in Redis, about once a second, from a thread
+"""Adds the messages of a driver's cache map to its stream in Redis, about twice a second, from a thread
 of its own.
 
 Without Redis what changes is kept as changes of entries, of which there are no more than entries; when
@@ -23,7 +23,7 @@ from telemetry.records import MAP_STREAM
 
 log = logging.getLogger(__name__)
 
-PERIOD_SECONDS: Final = 1.0
+PERIOD_SECONDS: Final = 0.5
 PERIOD_SECONDS_MIN: Final = 0.05  # after a purge, which is reported at once
 BUSY_PART: Final = 0.2  # of the time is spent on it, at most
 REDIS_SECONDS_MAX: Final = 2.0  # for an answer

@@ -85,6 +85,10 @@ class FakeEngine:
         """As if the process were killed: connections are reset, and nobody listens."""
         self._run(self._kill())
 
+    def freeze(self, seconds: float) -> None:
+        """As if the process were stopped: the system takes connections, and nothing answers."""
+        self._loop.call_soon_threadsafe(time.sleep, seconds)
+
     def _run(self, what: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(what, self._loop).result(10)
 

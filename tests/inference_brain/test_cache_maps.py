@@ -453,7 +453,7 @@ def test_a_full_table_refuses_and_counts() -> None:
     names = np.random.default_rng(1).integers(1, 2**63, 10_000).astype(np.uint64)
     added = table.put(1, 0, names, 0, np.full(names.size, 1 << 8, np.uint32))
     assert 2900 <= added == table.rows == names.size - table.refused <= 3200
-    found = table.find(1, 0, names[:, None], np.zeros((1, 1), np.uint64))
+    found = table.find(names[:, None], table.places(1, 0, np.zeros(1, np.uint64)))
     assert np.count_nonzero(found[..., 0]) == added
 
 
@@ -499,7 +499,7 @@ def test_the_table_is_a_table_whatever_is_done_to_it() -> None:
                 model = {name: value for name, value in model.items() if name[:2] != (space, lane)}
         assert table.rows == len({(space, lane // 4, name) for space, lane, name in model})
     for space in range(3):
-        found = table.find(space, 0, names[:, None], np.arange(3, dtype=np.uint64)[None, :])
+        found = table.find(names[:, None], table.places(space, 0, np.arange(3, dtype=np.uint64)))
         found = found.reshape(names.size, 12)
         for lane in range(10):
             expected = [model.get((space, lane, name), 0) for name in names.tolist()]

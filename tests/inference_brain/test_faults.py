@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -66,9 +67,10 @@ def test_a_killed_replica_costs_no_request(
     assert ask(brain, stream=stream).status_code == 200
     used, other = sorted(engines, key=lambda one: -len(one.asked))
     used.kill()
-    answers = [ask(brain, stream=stream) for _ in range(10)]
-    assert [one.status_code for one in answers] == [200] * 10
-    assert len(other.asked) == 10
+    # Of many prompts, some belong to each replica.
+    answers = [ask(brain, stream=stream, prompt=f"Hi {number}") for number in range(30)]
+    assert [one.status_code for one in answers] == [200] * 30
+    assert len(other.asked) == 30
     assert State.UNREACHABLE in states(brain)
     used.start()
     wait_until("the replica is used again", lambda: State.UNREACHABLE not in states(brain))
@@ -100,6 +102,35 @@ def test_requests_that_had_not_begun_to_answer_go_to_another_replica(
     assert [one.status_code for one in answers] == [200] * 20
     whole = '"tok"' if stream else '"toktoktoktok"'
     assert {one.text.count(whole) for one in answers} == {4 if stream else 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_silent_replica_has_not_begun_to_answer_goes_to_another_one(
+    brain: RunningBrain,
+    engines: list[FakeEngine],
+    stream: bool,  # noqa: FBT001
+) -> None:
+    document = told([one.url for one in engines], 2)
+    [served] = document.models
+    other = replace_struct(served.replicas[1], draining=True)
+    one_left = replace_struct(served, replicas=(served.replicas[0], other))
+    brain.set_desired(replace_struct(document, models=(one_left,)))
+    engines[0].freeze(12.0)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, brain, stream=stream)
+        wait_until("it is sent", lambda: in_progress(brain, "r0") == 1)
+        brain.set_desired(replace_struct(document, generation=3))
+        assert answer.result(11.0).status_code == 200, "it was not waited for"
+    assert len(engines[1].asked) == 1
+    assert State.UNREACHABLE in states(brain)
+    wait_until("it is used again when it answers", lambda: State.UNREACHABLE not in states(brain), 60)
+
+
+def in_progress(brain: RunningBrain, name: str) -> int:
+    replica = brain.brain.fleet.replica("m", name)
+    assert replica
+    return replica.in_progress
 
 
 def test_a_replica_that_keeps_failing_is_ejected_and_returns(

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,10 +24,15 @@ from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache_map.codec import FIELD
 from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.cache_map.publisher import MapPublisher
+from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from telemetry.credentials import own_url, rules
 from telemetry.records import MAP_STREAM
 from tests.inference_brain.map_worlds import SECRET, model_of, tokens_of
+from tests.kvss_agent.plane import DRIVER
+from tests.kvss_agent.process import agent, document, spec
+from tests.live import wait_until
+from tests.swdriver_shim.daemons import ACME, CONTROL, EACH, Daemon, kv, told
 from tests.swdriver_shim.prompts import FULL
 
 C = COLUMN_TOKENS
@@ -83,9 +89,11 @@ def hit(maps: CacheMaps, asked: Prompt) -> Hit | None:
 
 
 @asynccontextmanager
-async def brain(server: redis_server.RedisServer) -> AsyncIterator[CacheMaps]:
+async def brain(
+    server: redis_server.RedisServer, place: DriverPlace | None = None
+) -> AsyncIterator[CacheMaps]:
     maps = CacheMaps()
-    maps.follow({"job": DriverPlace("driver:job", MODEL)})
+    maps.follow({"job": place or DriverPlace("driver:job", MODEL)})
     reader = MapReader(maps, own_url(server.url_of("own", ""), "brain:one", TOKEN))
     task = asyncio.create_task(reader.run())
     try:
@@ -208,6 +216,36 @@ async def test_a_redis_that_stops_answering_costs_nothing_but_news(
             assert tokens(maps, one) == 20 * C
     finally:
         await asyncio.to_thread(job.publisher.stop)
+
+
+@pytest.mark.slow
+async def test_a_daemon_reports_what_its_callers_store(
+    server: redis_server.RedisServer, admin: redis.Redis, tmp_path: Path
+) -> None:
+    topic = f"driver:{DRIVER}"
+    admin.execute_command("ACL", "SETUSER", topic, *rules(topic, CONTROL))  # type: ignore[no-untyped-call]
+    told_model = ModelSpec(name="llama", groups=(GroupSpec(name="full", bytes_per_token=(EACH,)),))
+    asked = Keys("acme", b"acme".ljust(32, b"!"), told_model.namespace()).prompt(tokens_of([1] * 10, 5))
+    with agent(tmp_path / "agent") as one:
+        one.tell(document(1, spec("s", 20, EACH * C)))
+        options = ("--name", DRIVER, "--telemetry", server.url_of("own", ""))
+        daemon = Daemon(tmp_path / "driver", *options)
+        try:
+            assert daemon.control("desired", told([one])).status_code == 202
+            await asyncio.to_thread(wait_until, "it is ready", daemon.is_ready)
+            raw = tokens_of([1] * 10, 5)
+            assert daemon.store(ACME, raw, kv(len(raw))).json()["failed"] == 0
+            async with brain(server, DriverPlace(topic, told_model)) as maps:
+
+                def known() -> int | None:
+                    [found] = maps.hits(["job"], {told_model: asked}, time.time())
+                    return found.tokens if found else None
+
+                await until(lambda: known() == len(raw))
+                one.kill()
+                await until(lambda: known() == 0)  # it promises nothing that it can't serve
+        finally:
+            daemon.kill()
 
 
 def test_a_driver_may_write_its_own_map_only_and_a_brain_reads_all(

@@ -244,10 +244,12 @@ def test_wrong_settings(tmp_path: Path, arguments: tuple[str, ...], why: str) ->
 
 
 def test_the_docs_name_every_setting_that_matters_as_it_is() -> None:
-    flags = set(re.findall(r"`(--[a-z-]+)", DOC.read_text()))
+    [table] = re.findall(r"^## Run it\n(.*?)(?=^## |\Z)", DOC.read_text(), re.DOTALL | re.MULTILINE)
+    flags = set(re.findall(r"`(--[a-z-]+)", table))
+    assert "--listen" in flags
     from inference_brain.settings import KIND
 
     source = (PROJECT / "inference_brain" / "settings.py").read_text()
     common = {f for action in KIND.parser()._actions for f in action.option_strings}
     known = {*re.findall(r'"(--[a-z-]+)"', source), *common}
-    assert flags <= known
+    assert flags <= known | {"--enable-metrics"}  # of SGLang

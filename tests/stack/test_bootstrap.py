@@ -61,7 +61,7 @@ def installed(checkout: Path) -> None:
         digest = bootstrap._digest(requirements / f"{kind}.txt")
         stamp = f"{digest} {sys.version} {bootstrap.TORCH}{more}"
         (home / f".{kind}-installed").write_text(stamp)
-    for kind in ("fuzz", "audit"):
+    for kind in ("fuzz", "audit", "routers"):
         home = checkout / ".tidegate" / kind
         (home / "bin").mkdir(parents=True)
         (home / "bin" / "python").symlink_to(sys.executable)
@@ -79,7 +79,7 @@ def test_without_a_network_it_is_said_in_a_sentence(checkout: Path) -> None:
 
 def test_what_is_installed_is_left_alone(checkout: Path) -> None:
     installed(checkout)
-    for kind in ("run", "dev", "models", "engines", "fuzz", "audit"):
+    for kind in ("run", "dev", "models", "engines", "fuzz", "audit", "routers"):
         done = run(checkout, kind)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

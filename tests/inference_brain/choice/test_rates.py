@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from inference_brain.choice import Mode, Outcome
+from inference_brain.choice import Asked, Candidate, Load, Mode, Outcome, Rates, choose
+from inference_brain.choice.rates import Traffic
 from tests.inference_brain.choice.worlds import Truth, World, error
 
 
@@ -63,3 +66,31 @@ def test_times_that_are_none_are_left_out() -> None:
     for seconds in (None, float("nan"), float("inf"), -1.0):
         world.rates.observe(choice, Outcome(seconds), world.now)
     assert world.rates.of("r0").seconds == before
+
+
+def test_a_busy_stream_of_requests_makes_work_cost_more_than_it_takes() -> None:
+    idle, busy = Traffic(), Traffic()
+    for number in range(200):
+        idle.add(0.1, 4, 100.0 * number)
+        busy.add(3.0, 4, float(number))  # each of four replicas is busy for three quarters of the time
+    assert idle.pressure < 0.01
+    assert busy.pressure == pytest.approx(0.25 / (2 * 0.25), rel=0.1)
+    busy.add(1e6, 4, 201.0)
+    assert busy.pressure < 2  # it is bounded
+
+
+def test_a_prompt_stays_with_its_cache_where_others_would_wait_for_its_work() -> None:
+    """It would have its own first token a little sooner at the idle replica."""
+
+    def chosen(traffic: Traffic) -> str:
+        candidates = [
+            Candidate("has it", Rates(traffic=traffic), 20_000, load=Load(24_000)),
+            Candidate("idle", Rates(traffic=traffic)),
+        ]
+        return choose(Asked(21_000), candidates, 0.0, random.Random(1)).replica
+
+    assert chosen(Traffic()) == "idle"
+    busy = Traffic()
+    for number in range(200):
+        busy.add(2.0, 4, float(number))
+    assert chosen(busy) == "has it"

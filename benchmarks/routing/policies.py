@@ -1,0 +1,193 @@
+"""Who places requests, as far as it runs in this process: ours, exact knowledge, and two simple ones."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Sequence
+from typing import Final
+
+from benchmarks.routing.fleet import Fleet, Placing
+from benchmarks.routing.timing import Timing, Work
+from benchmarks.routing.traffic import Asking
+from inference_brain.choice import (
+    Asked,
+    Candidate,
+    Choice,
+    Flights,
+    ModelRates,
+    Outcome,
+    Path,
+    SentPrefixes,
+    choose,
+)
+from swdriver_shim.cache.prefix_map import Column
+from swdriver_shim.keys import COLUMN_TOKENS
+
+MAP_LAG_SECONDS: Final = 1.0
+MAP_COLUMNS: Final = 8  # a map names every eighth column
+
+
+class RoundRobin(Placing):
+    def __init__(self) -> None:
+        self._next = 0
+        self._replicas = 0
+
+    async def begin(self, fleet: Fleet) -> None:
+        self._replicas = len(fleet.replicas)
+
+    async def place(self, asking: Asking, now: float) -> int:  # noqa: ARG002
+        self._next += 1
+        return self._next % self._replicas
+
+
+class LeastLoaded(Placing):
+    """Fewest requests in flight; of those by chance."""
+
+    def __init__(self) -> None:
+        self._flying: list[int] = []
+        self._places: dict[int, int] = {}
+        self._rng = random.Random(0)
+
+    async def begin(self, fleet: Fleet) -> None:
+        self._flying = [0] * len(fleet.replicas)
+
+    async def place(self, asking: Asking, now: float) -> int:  # noqa: ARG002
+        least = min(self._flying)
+        place = self._rng.choice([at for at, count in enumerate(self._flying) if count == least])
+        self._flying[place] += 1
+        self._places[asking.number] = place
+        return place
+
+    async def end(self, asking: Asking, now: float) -> None:  # noqa: ARG002
+        self._flying[self._places.pop(asking.number)] -= 1
+
+
+class Exact(Placing):
+    """Knows the caches and queues of all replicas as they are, and the constants of their timing; takes
+    the replica with the soonest first token."""
+
+    def __init__(self) -> None:
+        self._fleet: Fleet | None = None
+
+    async def begin(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    async def place(self, asking: Asking, now: float) -> int:
+        assert self._fleet
+        timing = self._fleet.timing
+        best, least = 0, float("inf")
+        for replica in self._fleet.replicas:
+            running = replica.engine.running
+            seconds = 0.0
+            for work in replica.work.values():
+                seconds += left_seconds(timing, work, replica.hit(_asking(work), now), running)
+            hit = replica.hit(asking, now)
+            own = Work(asking.tokens, 1, now)
+            seconds += left_seconds(timing, own, hit, running)
+            if seconds < least:
+                best, least = replica.number, seconds
+        return best
+
+
+def _asking(work: Work) -> Asking:
+    assert isinstance(work.tag, Asking)
+    return work.tag
+
+
+def left_seconds(timing: Timing, work: Work, hit: int, running: int) -> float:
+    """What it takes until a prompt is computed, beside so many running requests."""
+    done = work.done if work.begun else min(hit, work.tokens - 1)
+    tokens = work.tokens - done
+    steps = tokens / timing.step_tokens
+    return (
+        timing.token * tokens
+        + timing.pair * tokens * (done + (tokens + 1) / 2)
+        + steps * (timing.step + timing.running * running)
+    )
+
+
+class LaggedMaps:
+    """What a brain knows of caches: every eighth column, after a second."""
+
+    def __init__(self, replicas: int) -> None:
+        self._known: list[set[bytes]] = [set() for _ in range(replicas)]
+        self._coming: list[tuple[float, int, int, bytes, bool]] = []
+        self._order = 0
+
+    def arrived(self, replica: int, column: Column, now: float) -> None:
+        self._add(replica, column, now, is_there=True)
+
+    def removed(self, replica: int, column: Column, now: float) -> None:
+        self._add(replica, column, now, is_there=False)
+
+    def _add(self, replica: int, column: Column, now: float, *, is_there: bool) -> None:
+        if column.depth % MAP_COLUMNS == MAP_COLUMNS - 1:
+            self._order += 1
+            heapq.heappush(
+                self._coming, (now + MAP_LAG_SECONDS, self._order, replica, column.key, is_there)
+            )
+
+    def hits(self, keys: Sequence[bytes], now: float) -> list[int]:
+        """Tokens, by replica."""
+        while self._coming and self._coming[0][0] <= now:
+            _, _, replica, key, is_there = heapq.heappop(self._coming)
+            (self._known[replica].add if is_there else self._known[replica].discard)(key)
+        ends = keys[MAP_COLUMNS - 1 :: MAP_COLUMNS]
+        found = []
+        for known in self._known:
+            count = 0
+            for key in ends:
+                if key not in known:
+                    break
+                count += 1
+            found.append(count * MAP_COLUMNS * COLUMN_TOKENS)
+        return found
+
+
+class Ours(Placing):
+    """The brain's choice, with rates that it learns, what it has sent, and maps that lag."""
+
+    def __init__(self) -> None:
+        self.rates = ModelRates()
+        self.flights = Flights()
+        self.choices: dict[int, Choice] = {}
+        self._names: list[str] = []
+        self._maps = LaggedMaps(0)
+        self._rng = random.Random(0)
+        self._sent = SentPrefixes()
+        self._numbers: dict[str, int] = {}
+
+    async def begin(self, fleet: Fleet) -> None:
+        self._names = [f"replica-{index}" for index in range(len(fleet.replicas))]
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+        self._maps = LaggedMaps(len(fleet.replicas))
+        for replica in fleet.replicas:
+            replica.watch(self._maps)
+
+    async def place(self, asking: Asking, now: float) -> int:
+        hits = self._maps.hits(asking.columns, now)
+        for name, hit in self._sent.hits(asking.columns, now).items():
+            at = self._numbers[name]
+            hits[at] = max(hits[at], hit)
+        candidates = [
+            Candidate(name, self.rates.of(name), hit, 0, Path.LOCAL, self.flights.load(name, now))
+            for name, hit in zip(self._names, hits, strict=True)
+        ]
+        first = asking.columns[: 2 * MAP_COLUMNS]
+        asked = Asked(asking.tokens, asking.keys.tag + (first[-1] if first else b""))
+        choice = choose(asked, candidates, now, self._rng, self.rates.mode)
+        self.flights.begin(str(asking.number), choice, now)
+        self.choices[asking.number] = choice
+        until = now + choice.chosen.seconds + 2 * MAP_LAG_SECONDS
+        self._sent.add(choice.replica, asking.columns, until)
+        return self._numbers[choice.replica]
+
+    async def first_token(self, asking: Asking, cached: int, now: float) -> None:
+        self.flights.first_token(str(asking.number), now)
+        choice = self.choices.pop(asking.number)
+        self._sent.add(choice.replica, asking.columns, now + 2 * MAP_LAG_SECONDS)
+        self.rates.observe(choice, Outcome(now - choice.at, cached), now)
+
+    async def end(self, asking: Asking, now: float) -> None:  # noqa: ARG002
+        self.flights.end(str(asking.number))

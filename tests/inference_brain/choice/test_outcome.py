@@ -1,0 +1,106 @@
+"""Why tokens had to be computed: each has one cause."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference_brain.choice import (
+    Asked,
+    Candidate,
+    Choice,
+    Load,
+    Mode,
+    Outcome,
+    Path,
+    Rates,
+    Regret,
+    Why,
+    choose,
+    regret,
+    sentence,
+)
+from swdriver_shim.cache.reasons import Reason
+
+
+def chosen(*candidates: Candidate, tokens: int = 10_000, mode: Mode = Mode.ESTIMATE) -> Choice:
+    return choose(Asked(tokens, b"prefix"), candidates, 0.0, random.Random(1), mode)
+
+
+def candidate(name: str, hit: int = 0, load: Load = Load(), path: Path = Path.RAIL) -> Candidate:  # noqa: B008
+    return Candidate(name, Rates(), hit, load=load, path=path)
+
+
+def test_what_nobody_has_is_cold() -> None:
+    choice = chosen(candidate("r1", 4_000), candidate("r2"))
+    assert regret(choice, Outcome(cached_tokens=4_000)) == {Regret.COLD: 6_000}
+
+
+def test_what_a_busy_replica_has_is_lost_to_load() -> None:
+    busy = candidate("busy", 8_000, Load(50_000.0, waiting=5))
+    choice = chosen(busy, candidate("idle", 1_000))
+    assert choice.replica == "idle"
+    found = regret(choice, Outcome(cached_tokens=1_000))
+    assert found == {Regret.OVERLOADED: 7_000, Regret.COLD: 2_000}
+
+
+def test_what_is_too_far_away_is_lost_to_the_spine() -> None:
+    slow = Rates()
+    slow.seconds = tuple(1e-3 if index == 7 else rate for index, rate in enumerate(slow.seconds))
+    far = Candidate("far", slow, 8_000, path=Path.SPINE)
+    choice = chosen(far, candidate("near"))
+    assert choice.replica == "near"
+    assert regret(choice, Outcome(cached_tokens=0)) == {Regret.SPINE: 8_000, Regret.COLD: 2_000}
+
+
+def test_what_the_map_promised_and_was_not_there_is_displaced_unless_the_driver_knows_better() -> None:
+    choice = chosen(candidate("r1", 4_000))
+    assert regret(choice, Outcome(cached_tokens=1_000)) == {
+        Regret.DISPLACED: 3_000,
+        Regret.COLD: 6_000,
+    }
+    missed: dict[str, int] = {Reason.EXPIRED: 2_000, Reason.PURGED: 500, Reason.NEVER_STORED: 6_500}
+    assert regret(choice, Outcome(cached_tokens=1_000, missed=missed)) == {
+        Regret.EXPIRED: 2_000,
+        Regret.PURGED: 500,
+        Regret.DISPLACED: 3_000,
+        Regret.COLD: 3_500,
+    }
+
+
+@given(
+    hits=st.lists(st.integers(0, 10_000), min_size=1, max_size=5),
+    waiting=st.lists(st.floats(0, 1e5), min_size=5, max_size=5),
+    cached=st.none() | st.integers(0, 10_000),
+    missed=st.dictionaries(st.sampled_from(list(Reason)), st.integers(0, 20_000)),
+)
+def test_each_token_that_was_not_cached_has_one_cause(
+    hits: list[int], waiting: list[float], cached: int | None, missed: dict[str, int]
+) -> None:
+    candidates = [candidate(f"r{index}", hit, Load(waiting[index])) for index, hit in enumerate(hits)]
+    choice = chosen(*candidates)
+    found = regret(choice, Outcome(cached_tokens=cached, missed=missed))
+    actual = choice.chosen.candidate.hit_tokens if cached is None else cached
+    assert sum(found.values()) == 10_000 - actual
+    assert all(count > 0 for count in found.values())
+
+
+@pytest.mark.parametrize(
+    ("choice", "why", "words"),
+    [
+        (chosen(candidate("r1")), Why.ONLY, "r1 was the only candidate."),
+        (chosen(candidate("r1", 9_000), candidate("r2")), Why.LEAST, "at r2, the next best."),
+        (chosen(candidate("r1"), candidate("r2")), Why.AFFINITY, "the prefix belongs to"),
+        (
+            chosen(candidate("r1"), candidate("r2"), mode=Mode.AFFINITY),
+            Why.FALLBACK,
+            "Estimates are off",
+        ),
+    ],
+)
+def test_a_choice_is_explained_in_a_sentence(choice: Choice, why: Why, words: str) -> None:
+    assert choice.why is why
+    assert words in sentence(choice)

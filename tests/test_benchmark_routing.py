@@ -1,0 +1,117 @@
+"""Emulated replicas take the time that their constants say, and every router's requests are answered."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks.routing.fleet import Fleet, Router
+from benchmarks.routing.policies import Exact, LeastLoaded, Ours, RoundRobin
+from benchmarks.routing.timing import Engine, Timing, Work, constants, served
+from benchmarks.routing.traffic import Asking, orgs, spread
+from swdriver_shim.replay.traces import Request
+
+TIMING = Timing(
+    step=0.01,
+    token=1e-4,
+    pair=1e-8,
+    running=1e-3,
+    context=1e-7,
+    request=0.001,
+    cached_token=0.0,
+    step_tokens=1000,
+    running_max=64,
+)
+COLUMNS = 4_000
+
+
+def answered(*works: Work) -> dict[object, float]:
+    """When each has its first token."""
+    found: dict[object, float] = {}
+
+    def first(work: Work, now: float) -> None:
+        found[work.tag] = now
+
+    engine = Engine(TIMING, lambda _work, _now: 0, first, lambda _work, _now: None)
+    for work in works:
+        while engine.due <= work.arrived:
+            engine.advance()
+        engine.arrive(work, work.arrived)
+    while engine.due < math.inf:
+        engine.advance()
+    return found
+
+
+def test_a_prompt_takes_its_steps_its_tokens_and_its_attention() -> None:
+    [seconds] = answered(Work(2_500, 1, 0.0, tag="one")).values()
+    assert seconds == pytest.approx(3 * 0.01 + 2_500 * 1e-4 + 2_500 * 2_501 / 2 * 1e-8)
+
+
+def test_prompts_are_computed_in_the_order_of_arrival_and_share_steps() -> None:
+    found = answered(
+        *(Work(1_500, 1, 0.0, tag="first"), Work(300, 1, 0.001, tag="second")),
+        Work(900, 1, 0.002, tag="third"),
+    )
+    assert found["first"] == found["second"] < found["third"]
+
+
+def test_running_requests_slow_prompts_down_and_a_prompt_waits_for_one_step() -> None:
+    alone = answered(Work(900, 1, 1.0, tag="asked"))["asked"]
+    runs = [Work(10, 400, 0.0, tag=number) for number in range(20)]
+    beside = answered(*runs, Work(900, 1, 1.0, tag="asked"))["asked"]
+    step = 0.01 + 20 * (1e-3 + 1e-7 * 410)
+    assert alone < beside < alone + 2 * step
+
+
+def test_the_constants_are_there_and_the_model_that_is_served_is_wider() -> None:
+    assert 0 < served().pair < constants().pair
+    assert served().token == constants().token
+
+
+def requests(count: int) -> list[Asking]:
+    """Conversations of four turns, each longer by three blocks."""
+    made, keys = [], orgs()
+    for number in range(count):
+        conversation, turn = number % 10, number // 10 % 4
+        blocks = tuple(1000 * conversation + block for block in range(3 * turn + 3))
+        request = Request(number / 10, str(conversation), blocks, 512, 512 * len(blocks), 20, "made up")
+        made.append(Asking(number, request.at_s, request, keys[conversation % len(keys)]))
+    return made
+
+
+@pytest.mark.parametrize("router", [Exact, LeastLoaded, Ours, RoundRobin])
+async def test_every_request_is_answered_and_hits_what_its_replica_has(router: type[Router]) -> None:
+    fleet = Fleet(TIMING, 3, COLUMNS, [keys.org for keys in orgs()])
+    result = await fleet.play(requests(40), router(), speed=0.5)
+    assert len(result.seconds) == 40
+    assert min(result.seconds) > 0
+    assert 0 <= result.cached < result.asked
+
+
+async def test_ours_finds_what_was_sent_before_any_map_knows() -> None:
+    """Four times faster than maps."""
+    hits = {}
+    for router in (Ours, RoundRobin):
+        fleet = Fleet(TIMING, 3, COLUMNS, [keys.org for keys in orgs()])
+        hits[router] = (await fleet.play(requests(40), router(), speed=4.0)).hit_rate
+    assert hits[Ours] > 1.5 * hits[RoundRobin]
+
+
+async def test_at_capacity_no_session_gets_ahead_of_itself() -> None:
+    fleet = Fleet(TIMING, 2, COLUMNS, [keys.org for keys in orgs()])
+    asked = requests(40)
+    result = await fleet.play(asked, Exact(), speed=1.0, at_once=16)
+    assert len(result.seconds) == 40
+    for one in asked:
+        later = [other for other in asked if other.request.session == one.request.session]
+        assert [other.sent for other in later] == sorted(other.sent for other in later)
+
+
+def test_requests_of_one_moment_are_spread_until_the_next() -> None:
+    keys = orgs()[0]
+    at = [0.0, 0.0, 0.0, 3.0, 3.0, 9.0]
+    request = Request(0.0, "one", (1,), 512, 512, 1, "made up")
+    found = spread([Asking(number, one, request, keys) for number, one in enumerate(at)])
+    assert [one.at for one in found] == [0.0, 1.0, 2.0, 3.0, 6.0, 9.0]
+    assert [one.number for one in found] == list(range(6))
