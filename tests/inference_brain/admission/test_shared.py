@@ -17,10 +17,12 @@ from django.conf import settings
 from console.stack import embedded
 from console.stack import redis as redis_server
 from inference_brain.admission import Admission, Place, Reason, Rejected, Shared
-from inference_brain.admission.shared import WAIT_SECONDS
+from inference_brain.admission.shared import PREFIX, WAIT_SECONDS
 from inference_brain.choice.candidates import Load
+from telemetry.credentials import own_url, rules
 from tests.inference_brain.admission.tickets import MODEL, Rooms, ticket
 
+TOKEN = "token-of-the-control-api"
 LOADS: Mapping[str, Mapping[str, Load]] = {MODEL: {"r1": Load(100.0, 2, 1), "idle": Load()}}
 
 
@@ -127,6 +129,19 @@ def own_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = redis_server.prepare(home, users=(), durable=False)
     with embedded.running(server, home.parent / "log"):
         yield server.url
+
+
+async def test_a_brain_may_do_what_it_needs_with_its_own_redis_user(own_redis: str) -> None:
+    client = redis.Redis.from_url(own_redis)
+    client.execute_command("ACL", "SETUSER", "brain:east", *rules("brain:east", TOKEN))  # type: ignore[no-untyped-call]
+    path = client.connection_pool.connection_kwargs.get("path")
+    at = {key: client.connection_pool.connection_kwargs.get(key) for key in ("host", "port")}
+    place = f"unix://own@{path}" if path else f"redis://own@{at['host']}:{at['port']}/0"
+    url = own_url(place, "brain:east", TOKEN)
+    async with running(url, PREFIX, Rooms(10)) as admission:
+        assert isinstance((await entered(admission, 1, requests_per_minute=10))[0], Place)
+        assert admission.is_connected
+    client.close()
 
 
 @contextlib.contextmanager
