@@ -158,7 +158,7 @@ class Journey:
         if not routed.replica.in_progress:
             routed.replica.heard_at = self._sent_at
         routed.replica.in_progress += 1
-        self._router.note_sent(self.asking, routed.replica)
+        self._router.note_sent(self.asking, routed)
         return routed.replica
 
     def body(self, replica: Replica) -> bytes:
