@@ -25,7 +25,7 @@ from inference_brain import desired as documents
 from inference_brain.admission import Shared
 from inference_brain.api.app import Api, Bounds
 from inference_brain.api.generate import Generator, Patience
-from inference_brain.api.keys import Callers
+from inference_brain.api.keys import Callers, owner_of
 from inference_brain.counts import Counts
 from inference_brain.decisions import RequestRecord
 from inference_brain.desired import Desired
@@ -55,6 +55,7 @@ from telemetry.units import duration
 
 log = logging.getLogger(__name__)
 
+OWNERS_MAX: Final = 256
 ANOTHER_BRAIN: Final = "It is of brain {}, and this is {}."
 
 
@@ -125,6 +126,7 @@ class Brain:
         self._document = None
         if state_dir:
             self._document = SealedDocument(state_dir / "desired.json", token, documents.parse)
+        self._changing = asyncio.Lock()
         self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
         self._reader: ReaderTask | None = None
 
@@ -175,23 +177,45 @@ class Brain:
     def is_ready(self) -> bool:
         return self.desired is not None
 
+    def owners(self) -> list[str]:
+        """The owners that have reserved places among clients' connections: orgs, if they are few enough
+        to look at all of them with each connection."""
+        orgs = self.desired.orgs if self.desired else ()
+        return [owner_of(org) for org in orgs] if len(orgs) <= OWNERS_MAX else []
+
     # Documents
+
+    async def change_desired(self, raw: bytes) -> Desired:
+        """As `set_desired`, for a document as it came: what takes long is done beside the event loop.
+        Raises Invalid, too."""
+        async with self._changing:
+            told = await asyncio.to_thread(self._parsed, raw)
+            if self._is_new(told):
+                await asyncio.to_thread(self._store, told)
+                self._follow(self._without_purged(told))  # a purge may have come meanwhile
+            self.document_at = time.time()
+        return told
 
     def set_desired(self, told: Desired) -> Desired:
         """Store a document and follow it. Setting an equal document again changes nothing.
 
         Raises Conflict for an older generation, for the current one with other contents, and for another
         brain; OSError if it can't be stored."""
-        if told.brain != self.name:
-            raise Conflict(ANOTHER_BRAIN.format(told.brain, self.name))
         told = self._without_purged(told)
-        if self.desired and told.repeats(self.desired):
-            self.document_at = time.time()
-            return told
-        self._store(told)
-        self._follow(told)
+        if self._is_new(told):
+            self._store(told)
+            self._follow(told)
         self.document_at = time.time()
         return told
+
+    def _parsed(self, raw: bytes) -> Desired:
+        return self._without_purged(documents.parse(raw))
+
+    def _is_new(self, told: Desired) -> bool:
+        """Raises Conflict."""
+        if told.brain != self.name:
+            raise Conflict(ANOTHER_BRAIN.format(told.brain, self.name))
+        return self.desired is None or not told.repeats(self.desired)
 
     def _store(self, told: Desired) -> None:
         if self._document:
@@ -209,6 +233,8 @@ class Brain:
 
     def _without_purged(self, told: Desired) -> Desired:
         """Without the orgs of which a tag was purged: an older document can't restore them."""
+        if not self._purged_tags:
+            return told
         orgs = tuple(
             org for org in told.orgs if not any(tag.hex() in self._purged_tags for tag in org.tags)
         )

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from inference_brain import desired as documents
 from inference_brain.brain import Brain
 from kvss_agent.http import controller
 from kvss_agent.http.api import Refused, as_json, body_of, guarded
@@ -60,7 +59,7 @@ class Control:
 
     async def set_desired(self, request: Request) -> Response:
         raw = await body_of(request, DOCUMENT_BYTES_MAX)
-        told = self.brain.set_desired(await asyncio.to_thread(documents.parse, raw))
+        told = await self.brain.change_desired(raw)
         followed = self.brain.observed_generation
         return as_json({"generation": told.generation, "observed_generation": followed}, 202)
 

@@ -39,7 +39,7 @@ class Prompts:
     """The tokenizers of all models that are served. Used from one event loop."""
 
     def __init__(self, service: TokenService | None = None) -> None:
-        self._service = service or TokenService()
+        self.service = service or TokenService()
         self._loading: dict[str, asyncio.Task[PromptTokenizer]] = {}  # by folder
         self.broken: dict[str, str] = {}  # why a folder can't be used
 
@@ -58,10 +58,10 @@ class Prompts:
 
     def forget(self, org: str | None) -> None:
         """Forget what is kept of an org's prompts; of all orgs' without one."""
-        self._service.turns.forget(org)
+        self.service.turns.forget(org)
 
     def close(self) -> None:
-        self._service.close()
+        self.service.close()
 
     async def _load(self, folder: str) -> PromptTokenizer:
         try:
@@ -93,11 +93,11 @@ class Prompts:
         """The tokens of a request's prompt. Raises ApiError."""
         tokenizer = await self.tokenizer(model)
         if tokenizer is None:
-            return _given(request, self._service)
+            return _given(request, self.service)
         try:
             if isinstance(request, Chat):
                 chat = _messages(request)
-                tokens = await self._service.chat(tokenizer, org, chat, model.tokens_max)
+                tokens = await self.service.chat(tokenizer, org, chat, model.tokens_max)
                 return Found(tokens, len(tokens)) if tokens else _UNKNOWN
             assert isinstance(request, Completion)  # noqa: S101 - there are two kinds
             return await self._of_completion(tokenizer, org, model, request)
@@ -112,12 +112,12 @@ class Prompts:
             if isinstance(prompt, str):
                 adds = request.add_special_tokens is not False
                 found.append(
-                    await self._service.text(
+                    await self.service.text(
                         tokenizer, org, prompt, model.tokens_max, add_special_tokens=adds
                     )
                 )
             else:
-                found.append(self._service.given(prompt))
+                found.append(self.service.given(prompt))
         return Found(found[0], sum(map(len, found)))
 
     async def count(self, org: str, model: ServedModel, request: Tokenize) -> Sequence[int] | None:
@@ -129,7 +129,7 @@ class Prompts:
             if request.prompt is not None:
                 adds = request.add_special_tokens is not False
                 text = request.prompt
-                told: Tokens | None = await self._service.text(
+                told: Tokens | None = await self.service.text(
                     tokenizer, org, text, model.tokens_max, add_special_tokens=adds
                 )
             else:
@@ -142,7 +142,7 @@ class Prompts:
                     None,
                     request.chat_template_kwargs or {},
                 )
-                told = await self._service.chat(tokenizer, org, chat, model.tokens_max)
+                told = await self.service.chat(tokenizer, org, chat, model.tokens_max)
         except TokensError as error:
             raise invalid(f"{error}.", "prompt" if request.messages is None else "messages") from None
         return None if told is None else told.ids

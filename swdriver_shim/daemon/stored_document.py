@@ -112,6 +112,9 @@ class PurgedTags:
             write_durably(self._file, "\n".join(kept).encode())
         self._tags = kept
 
+    def __len__(self) -> int:
+        return len(self._tags)
+
     def __contains__(self, tag: str) -> bool:
         return tag in self._tags
 

@@ -12,7 +12,11 @@ from inference_brain.tokens import Chat, TokensError, load
 from tests.inference_brain.chat_shapes import CHATS, SHAPES, write_folder
 
 # What engines import warns of much.
-pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(600),
+]
 # As a request to vLLM has it.
 FIELDS = {"template_kwargs": "chat_template_kwargs"}
 

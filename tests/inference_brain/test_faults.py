@@ -67,9 +67,10 @@ def test_a_killed_replica_costs_no_request(
     assert ask(brain, stream=stream).status_code == 200
     used, other = sorted(engines, key=lambda one: -len(one.asked))
     used.kill()
-    answers = [ask(brain, stream=stream) for _ in range(10)]
-    assert [one.status_code for one in answers] == [200] * 10
-    assert len(other.asked) == 10
+    # Of many prompts, some belong to each replica.
+    answers = [ask(brain, stream=stream, prompt=f"Hi {number}") for number in range(30)]
+    assert [one.status_code for one in answers] == [200] * 30
+    assert len(other.asked) == 30
     assert State.UNREACHABLE in states(brain)
     used.start()
     wait_until("the replica is used again", lambda: State.UNREACHABLE not in states(brain))
@@ -307,6 +308,23 @@ def _much_room(_model: str) -> Any:
     from inference_brain.admission import Room
 
     return Room(100_000, 1 << 40)
+
+
+def test_one_orgs_connections_leave_places_to_others() -> None:
+    orgs = (org(), org("globex", "sk-globex"))
+    with (
+        FakeEngine() as engine,
+        RunningBrain(told([engine.url], orgs=orgs), connections=40) as brain,
+        ExitStack() as opened,
+    ):
+        statuses = []
+        for _ in range(45):
+            client = opened.enter_context(httpx.Client(headers=brain.headers))
+            statuses.append(client.get(f"{brain.url}/v1/models").status_code)
+        assert statuses.count(200) == 24, "all but those that are reserved"
+        assert set(statuses) == {200, 429}
+        other = {"authorization": "Bearer sk-globex"}
+        assert httpx.get(f"{brain.url}/v1/models", headers=other).status_code == 200
 
 
 # Documents

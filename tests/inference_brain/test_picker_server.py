@@ -1,0 +1,138 @@
+"""The picker's settings, its health, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+
+from inference_brain.picker import Answer
+from inference_brain.picker.addresses import Addresses, allows
+from inference_brain.picker.health import (
+    EXT_PROC,
+    NOT_SERVING,
+    SERVICE,
+    SERVING,
+    HealthCheckRequest,
+    HealthCheckResponse,
+)
+from inference_brain.picker.server import picking
+from inference_brain.picker.settings import PickerSettings, Tls
+from inference_brain.settings import parse
+from kvss_agent.process.options import WrongSettings
+from tests.inference_brain.routers import RecordedRouter
+from tests.kvss_agent.authority import Authority
+
+
+@pytest.fixture
+def router() -> RecordedRouter:
+    return RecordedRouter(lambda _: Answer(500, b""))
+
+
+@pytest.fixture
+async def channel(router: RecordedRouter) -> AsyncIterator[aio.Channel]:
+    async with (
+        picking(router, PickerSettings(("127.0.0.1", 0))) as picker,
+        aio.insecure_channel(f"127.0.0.1:{picker.port}") as made,
+    ):
+        yield made
+
+
+async def status(channel: aio.Channel, service: str) -> int:
+    check = channel.unary_unary(
+        f"/{SERVICE}/Check", HealthCheckRequest.SerializeToString, HealthCheckResponse.FromString
+    )
+    answer = await check(HealthCheckRequest(service=service))
+    return int(answer.status)
+
+
+async def test_it_is_alive_before_it_is_ready(channel: aio.Channel, router: RecordedRouter) -> None:
+    router.is_ready = False
+    assert await status(channel, "liveness") == SERVING
+    for service in ("", "readiness", EXT_PROC):
+        assert await status(channel, service) == NOT_SERVING
+    router.is_ready = True
+    for service in ("", "readiness", EXT_PROC):
+        assert await status(channel, service) == SERVING
+    with pytest.raises(aio.AioRpcError) as refused:
+        await status(channel, "something else")
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_who_watches_is_told_of_changes(channel: aio.Channel, router: RecordedRouter) -> None:
+    router.is_ready = False
+    watch = channel.unary_stream(
+        f"/{SERVICE}/Watch", HealthCheckRequest.SerializeToString, HealthCheckResponse.FromString
+    )
+    told = aiter(watch(HealthCheckRequest(service="readiness")))
+    assert (await anext(told)).status == NOT_SERVING
+    router.is_ready = True
+    assert (await anext(told)).status == SERVING
+
+
+async def test_a_place_that_is_taken(router: RecordedRouter) -> None:
+    async with picking(router, PickerSettings(("127.0.0.1", 0))) as picker:
+        with pytest.raises(OSError, match="cannot listen"):
+            async with picking(router, PickerSettings(("127.0.0.1", picker.port))):
+                pass
+
+
+def settings(tmp_path: Path, *arguments: str) -> PickerSettings | None:
+    return parse(["--name", "b", "--state-dir", str(tmp_path), *arguments], {}).picker
+
+
+def test_settings(tmp_path: Path) -> None:
+    certificate, key, authority = map(str, Authority.make(tmp_path / "ca").issue("picker"))
+    assert settings(tmp_path) is None
+    found = settings(tmp_path, "--picker", "127.0.0.1:9002")
+    assert found is not None
+    assert found.listen == ("127.0.0.1", 9002)
+    assert found.tls is None
+    tls = ("--picker-certificate", certificate, "--picker-key", key, "--picker-client-ca", authority)
+    found = settings(tmp_path, "--picker", "0.0.0.0:9002", "--body-max", "1MiB", *tls)
+    assert found is not None
+    assert found.tls == Tls(Path(certificate), Path(key), Path(authority))
+    assert found.bounds.body_bytes_max == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--picker", "0.0.0.0:9002"], "can be reached by others"),
+        (["--picker", "9002"], "HOST:PORT"),
+        (["--picker", "127.0.0.1:9002", "--picker-certificate", "CERTIFICATE"], "belong together"),
+        (["--picker", "127.0.0.1:9002", "--picker-client-ca", "CERTIFICATE"], "needs --picker-cert"),
+        (["--picker-certificate", "CERTIFICATE", "--picker-key", "KEY"], "needs --picker"),
+    ],
+)
+def test_settings_that_contradict_each_other(tmp_path: Path, arguments: list[str], why: str) -> None:
+    certificate, key, _ = Authority.make(tmp_path / "ca").issue("picker")
+    files = {"CERTIFICATE": str(certificate), "KEY": str(key)}
+    with pytest.raises(WrongSettings, match=why):
+        settings(tmp_path, *(files.get(one, one) for one in arguments))
+
+
+async def test_endpoints_of_replicas() -> None:
+    addresses = Addresses()
+    assert await addresses.endpoint("http://10.0.0.1:8000/v1") == "10.0.0.1:8000"
+    assert await addresses.endpoint("https://10.0.0.1") == "10.0.0.1:443"
+    assert await addresses.endpoint("http://[::1]:80") == "[::1]:80"
+    assert await addresses.endpoint("http://localhost:7") in ("127.0.0.1:7", "[::1]:7")
+    assert await addresses.endpoint("http://nobody.invalid:7") is None
+
+
+@pytest.mark.parametrize(
+    ("among", "is_allowed"),
+    [
+        (None, True),
+        (frozenset({"10.0.0.1:80"}), True),
+        (frozenset({"10.0.0.1"}), True),
+        (frozenset({"10.0.0.1:81", "10.0.0.2"}), False),
+        (frozenset(), False),
+    ],
+)
+def test_which_endpoints_a_gateway_allows(among: frozenset[str] | None, *, is_allowed: bool) -> None:
+    assert allows(among, "10.0.0.1:80") is is_allowed
