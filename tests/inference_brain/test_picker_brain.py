@@ -140,7 +140,6 @@ async def test_limits_hold_and_say_when_to_come_again(world: World) -> None:
     answers = [await world.client.post(PATH, json=BODY) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 429]
     assert int(answers[1].headers["retry-after"]) > 0
-    assert answers[1].json()["error"]["code"] == "requests_per_minute"
 
 
 async def test_a_client_that_leaves_gives_its_place_back(world: World) -> None:
