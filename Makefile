@@ -41,7 +41,7 @@ test: dev-environment ## all tests; as root it installs Chromium and iproute2 wh
 	$(IN) -m pytest -n 3 --dist loadgroup $(ARGS)
 
 test-models: models-environment ## the tests with real models; installs torch in an environment of its own
-	$(IN_MODELS) -m pytest -n 2 -m models tests/swdriver_shim tests/inference_brain $(ARGS)
+	$(IN_MODELS) -m pytest -n 2 -m models tests/swdriver_shim tests/inference_brain/test_transformers_templates.py $(ARGS)
 
 test-engines: engines-environment ## the tests with real engines; installs vLLM in an environment of its own
 	$(IN_ENGINES) -m pytest -m engines tests/engines $(ARGS)

@@ -27,7 +27,7 @@ from inference_brain.asking import (
     affinity,
     affinity_of_text,
 )
-from inference_brain.choice import Asked, Candidate, Choice, Flights, ModelRates, choose
+from inference_brain.choice import Asked, Candidate, Choice, Flights, ModelRates, SentPrefixes, choose
 from inference_brain.choice.candidates import IDLE, Load
 from inference_brain.choice.rates import TOKEN
 from inference_brain.counts import Counts
@@ -43,6 +43,7 @@ PREFILL_SECONDS: Final = 0.25  # of work that a replica may have before it
 PREFILL_TOKENS_MIN: Final = 4096  # two steps of an engine with chunked prefill
 PREVIEW_SECONDS: Final = 0.002  # after which loads and maps are looked at again
 ROOM_SECONDS: Final = 0.05  # that what replicas can take is taken to be the same
+MAP_SECONDS: Final = 2.0  # until a driver's map has reached a brain, at the most
 KEYS_MAX: Final = 4096  # makers of keys that are kept
 
 
@@ -74,6 +75,7 @@ class Router:
         self._rng = rng or random.Random()  # noqa: S311 - which replica is tried is no secret
         self._keys: dict[tuple[str, bytes, ModelSpec | str], Keys] = {}
         self._guessed: dict[tuple[str, str], GuessedMap] = {}  # by model and replica
+        self._sent = SentPrefixes()
         self._rooms: dict[str, tuple[float, Room]] = {}  # until when, by model
         self._decisions = 0
         fleet.on_change(self._changed)
@@ -265,9 +267,16 @@ class Router:
         """Whether nothing has been decided since, and hardly any time has passed."""
         return preview.decision == self._decisions and self._clock() - preview.at < PREVIEW_SECONDS
 
-    def note_sent(self, asking: Asking, replica: Replica) -> None:
-        """The request was sent there: what may be cached of it is remembered, where no driver says."""
-        if asking.guess is None or replica.spec.driver is not None:
+    def note_sent(self, asking: Asking, routed: Routed) -> None:
+        """The request was sent there: what will be cached of it is remembered, until the map of its
+        driver has it; without a driver, what may be."""
+        replica = routed.replica
+        if (driver := replica.spec.driver) is not None:
+            if (prompt := asking.prompts.get(driver.model)) is not None:
+                until = self._clock() + routed.choice.chosen.seconds + MAP_SECONDS
+                self._sent.add(_place(replica.model, replica.name), prompt.keys, until)
+            return
+        if asking.guess is None:
             return
         key = replica.model, replica.name
         found = self._guessed.get(key)
@@ -278,6 +287,7 @@ class Router:
     def forget(self, tags: Collection[bytes]) -> None:
         """Nothing is guessed of columns with these tags."""
         self._keys.clear()
+        self._sent.clear()
         for one in self._guessed.values():
             for tag in tags:
                 one.forget(tag)
@@ -297,6 +307,7 @@ class Router:
         model, now = asking.model.name, self._clock()
         rates, flights = self.rates[model], self.flights[model]
         elsewhere = self.admission.elsewhere
+        sent = self._sent_hits(asking, now)
         made = []
         for replica, hit in zip(replicas, self._hits(asking, replicas), strict=True):
             name = replica.name
@@ -306,17 +317,27 @@ class Router:
             if replica.spec.driver is None and (strange := self.others((model, name))) is not IDLE:
                 load = load.plus(strange)
             known = hit or _UNKNOWN
+            found = max(known.tokens, _followed(asking, name), sent.get(_place(model, name), 0))
+            both = min(max(found, known.tokens + known.tier2_tokens), asking.prompt_tokens)
+            in_memory = min(found, both)
             made.append(
                 Candidate(
                     name,
                     rates.of(name),
-                    min(max(known.tokens, _followed(asking, name)), asking.prompt_tokens),
-                    min(known.tier2_tokens, asking.prompt_tokens),
+                    in_memory,
+                    both - in_memory,
                     load=load,
                     is_guess=hit is None or replica.spec.driver is None,
                 )
             )
         return made
+
+    def _sent_hits(self, asking: Asking, now: float) -> dict[str, int]:
+        """What replicas are computing of it, or have computed and not reported."""
+        found: dict[str, int] = {}
+        for prompt in asking.prompts.values():
+            found |= self._sent.hits(prompt.keys, now)  # a replica has one driver, so one of them
+        return found
 
     def _hits(self, asking: Asking, replicas: Sequence[Replica]) -> Sequence[Hit | None]:
         if not asking.prompts:
@@ -362,6 +383,10 @@ class Router:
 
 _UNKNOWN: Final = Hit(0)
 _NO_ROOM: Final = Room(0, 0)
+
+
+def _place(model: str, replica: str) -> str:
+    return f"{model}\0{replica}"
 
 
 def _followed(asking: Asking, replica: str) -> int:

@@ -2,9 +2,9 @@
 
 `run` installs what the product needs, `dev` what its tests and checks need as well, `models` what the
 tests of real models need, beside it, `engines` likewise for those of real engines, `fuzz` what looks for
-inputs that break a decoder, `audit` what looks for known vulnerabilities, `routers` the routers that ours
-is compared with, `machine` what the tests want of Debian: a Chromium and tools for networks. Each says how long it took, and does nothing the second
-time.
+inputs that break a decoder, `audit` what looks for known vulnerabilities, `routers` the routers that
+ours is compared with, `machine` what the tests want of Debian: a Chromium and tools for networks. Each
+says how long it took, and does nothing the second time.
 """
 
 from __future__ import annotations

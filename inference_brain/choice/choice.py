@@ -216,17 +216,17 @@ def shortlist(asked: Asked, candidates: Sequence[Candidate], rng: random.Random)
     if len(candidates) > VERY_MANY:
         candidates = _sample(candidates, rng)
     tokens = asked.tokens
-    rough = [
-        (
-            load[4] + rates.seconds[1] * (load[0] + tokens - (hit + tier2) * rates.trust)
-            + rates.seconds[2] * load[3],
-            name,
-            index,
-        )
-        for index, (name, rates, hit, tier2, _, load, _) in enumerate(candidates)
-    ]  # fmt: skip
-    rough.sort()
-    return [candidates[index] for *_, index in rough[:EXACT]]
+    rough = []
+    for _, rates, hit, tier2, _, load, _ in candidates:
+        seconds = rates.seconds
+        missed = load[0] + tokens - (hit + tier2) * rates.trust
+        rough.append(load[4] + seconds[1] * missed + seconds[2] * load[3])
+    bound = sorted(rough)[EXACT - 1]
+    best = [one for one, value in zip(candidates, rough, strict=True) if value <= bound]
+    if len(best) > EXACT:  # equals: by name, so that the order of candidates does not matter
+        pairs = sorted(zip(rough, candidates, strict=True), key=lambda pair: (pair[0], pair[1].name))
+        best = [one for _, one in pairs[:EXACT]]
+    return best
 
 
 def _sample(candidates: Sequence[Candidate], rng: random.Random) -> list[Candidate]:

@@ -47,6 +47,10 @@ class SentPrefixes:
                 if not there:
                     del self._sent[key]
 
+    def clear(self) -> None:
+        """Forget everything, as after a purge."""
+        self._sent.clear()
+
     def hits(self, keys: Sequence[bytes], now: float) -> dict[str, int]:
         """How many tokens of a prompt with these columns each replica was sent; without those that were
         sent nothing of it."""

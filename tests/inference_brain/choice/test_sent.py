@@ -23,6 +23,8 @@ def test_prefixes_are_found_where_they_were_sent_and_for_how_long() -> None:
     assert sent.hits(asked, 15.0) == {"r2": 512}
     assert sent.hits(asked, 25.0) == {}
     assert sent.hits(keys(7), 5.0) == {}
+    sent.clear()
+    assert sent.hits(asked, 5.0) == {}
 
 
 def test_what_was_sent_again_counts_for_longer_and_what_failed_not_at_all() -> None:
