@@ -215,3 +215,12 @@ def test_orgs_that_are_away_are_forgotten() -> None:
     table.leave(use)
     table.to_ask(1000.0, 10)
     assert len(table) == 0
+
+
+def test_what_redis_was_not_told_for_long_is_forgotten() -> None:
+    table, limits = LimitTable(is_shared=True), Limits(requests_per_minute=5)
+    for now in range(1000):
+        use = table.take(ORG, limits, 1, float(now * 20))
+        assert use
+        table.leave(use)
+    assert len(table.take_unsent(ORG).seconds) <= 62
