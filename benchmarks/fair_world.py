@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +39,7 @@ class Org:
     weight: int = 100
     chances: Sequence[float] = (1.0,)
     wait_seconds: float = 30.0
+    good_seconds: float = 30.0  # after which a first token is of no use
     queued: int = 10_000
 
     @property
@@ -55,6 +56,7 @@ class Served:
     expired: int = 0
     done: int = 0
     cost: float = 0.0
+    good: int = 0  # of those that are done, how many began in time
     waits: list[float] = field(default_factory=list)
     order: list[int] = field(default_factory=list)  # in which they got their places
 
@@ -63,6 +65,7 @@ class Replica:
     def __init__(self) -> None:
         self.prefill_free_at = 0.0
         self.running = 0
+        self.waiting: deque[tuple[str, Waiting]] = deque()  # where nobody queued before
 
 
 class Board:
@@ -89,17 +92,24 @@ class World:
         replicas: int = 8,
         seed: int = 1,
         warm: float = 10.0,
+        is_fair: bool = True,
     ) -> None:
-        """What happens before `warm` seconds is not counted."""
+        """What happens before `warm` seconds is not counted. `is_fair`: else every request is sent on at
+        once to the replica with the fewest, which serves them in the order of arrival."""
         self.now = 0.0
         self.orgs = {org.name: org for org in orgs}
         self.served: dict[str, Served] = {org.name: Served() for org in orgs}
         self.replicas = [Replica() for _ in range(replicas)]
         room = Room(PLACES * replicas, int(PREFILL_SECONDS * PREFILL_RATE * replicas), replicas)
-        self.pools = {f"brain-{number}": Pool(room) for number in range(brains)}
-        self._room = room
+        self.pools = {
+            f"brain-{number}": Pool(room if is_fair else Room(1 << 30, 1 << 40))
+            for number in range(brains)
+        }
+        self._room = room if is_fair else Room(1 << 30, 1 << 40)
         self._board = Board()
-        self._warm = warm
+        self.warm = warm
+        self._is_fair = is_fair
+        self._late: set[Waiting] = set()
         self._random = random.Random(seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = itertools.count()
@@ -150,57 +160,85 @@ class World:
     def _arrive(self, org: Org) -> None:
         self._after(self._random.expovariate(org.rate), partial(self._arrive, org))
         served = self.served[org.name]
-        served.asked += self.now >= self._warm
+        served.asked += self.now >= self.warm
         names = list(self.pools)
         chances = org.chances if len(org.chances) == len(names) else [1.0] * len(names)
-        name = self._random.choices(names, chances)[0]
+        name = self._random.choices(names, chances)[0] if self._is_fair else names[0]
         prompt = max(1, int(self._random.expovariate(1 / org.prompts)))
         limits = Limits(weight=org.weight, wait_seconds=org.wait_seconds, queued=org.queued)
         ticket = Ticket(
-            org=org.name, limits=limits, model=MODEL, prompt_tokens=prompt, answer_tokens_max=4096
+            org=org.name,
+            limits=limits,
+            model=MODEL,
+            prompt_tokens=prompt,
+            answer_tokens_max=4096,
+            deadline=org.good_seconds,
+            first_token_seconds=prompt / PREFILL_RATE,
         )
         try:
-            waiting = self.pools[name].enter(ticket, self.now)
+            waiting = self._enter(self.pools[name], ticket)
         except Rejected:
-            served.refused += self.now >= self._warm
+            served.refused += self.now >= self.warm
             return
-        self._after(ticket.wait_seconds_max, partial(self._expire, name, waiting))
+        if self._is_fair:
+            self._after(waiting.wait_seconds_max, partial(self._expire, name, waiting))
         self._pump(name)
+
+    def _enter(self, pool: Pool, ticket: Ticket) -> Waiting:
+        if self._is_fair:
+            return pool.enter(ticket, self.now)
+        waiting = Waiting("all", 100, 0, 1.0, ticket=ticket, entered_at=self.now)
+        pool.queue.put(waiting)
+        return waiting
 
     def _expire(self, name: str, waiting: Waiting) -> None:
         if waiting.state is State.QUEUED:
             self.pools[name].leave(waiting, 0, 0)
-            self.served[waiting.org].expired += self.now >= self._warm
+            self.served[waiting.ticket.org].expired += self.now >= self.warm
 
     def _pump(self, name: str) -> None:
         for waiting in self.pools[name].pump(self.now):
-            self.served[waiting.org].order.append(waiting.sequence)
-            replica = min(
-                self.replicas, key=lambda one: (max(one.prefill_free_at, self.now), one.running)
-            )
-            begins = max(replica.prefill_free_at, self.now)
-            replica.prefill_free_at = begins + waiting.ticket.prompt_tokens / PREFILL_RATE
-            replica.running += 1
-            wait = replica.prefill_free_at - self.now
-            self._after(wait, partial(self._first_token, name, waiting, replica))
+            self.served[waiting.ticket.org].order.append(waiting.sequence)
+            replica = min(self.replicas, key=self._busy)
+            if replica.running < PLACES or self._is_fair:
+                self._begin(name, waiting, replica)
+            else:
+                replica.waiting.append((name, waiting))
+
+    def _busy(self, replica: Replica) -> tuple[int, float, int]:
+        begins = max(replica.prefill_free_at, self.now)
+        return len(replica.waiting), begins, replica.running
+
+    def _begin(self, name: str, waiting: Waiting, replica: Replica) -> None:
+        begins = max(replica.prefill_free_at, self.now)
+        replica.prefill_free_at = begins + waiting.ticket.prompt_tokens / PREFILL_RATE
+        replica.running += 1
+        wait = replica.prefill_free_at - self.now
+        self._after(wait, partial(self._first_token, name, waiting, replica))
 
     def _first_token(self, name: str, waiting: Waiting, replica: Replica) -> None:
-        served = self.served[waiting.org]
-        if waiting.entered_at >= self._warm:
-            served.waits.append(self.now - waiting.entered_at)
+        served = self.served[waiting.ticket.org]
+        wait = self.now - waiting.entered_at
+        if waiting.entered_at >= self.warm:
+            served.waits.append(wait)
+        if wait > self.orgs[waiting.ticket.org].good_seconds:
+            self._late.add(waiting)
         self.pools[name].first_token(waiting, self.now)
         self._pump(name)
-        answer = 1 + int(self._random.expovariate(1 / self.orgs[waiting.org].answers))
+        answer = 1 + int(self._random.expovariate(1 / self.orgs[waiting.ticket.org].answers))
         step = STEP_SECONDS + STEP_MORE * (replica.running - 1)
         self._after(answer * step, partial(self._done, name, waiting, replica, answer))
 
     def _done(self, name: str, waiting: Waiting, replica: Replica, answer: int) -> None:
         replica.running -= 1
-        served = self.served[waiting.org]
+        if replica.waiting:
+            self._begin(*replica.waiting.popleft(), replica)
+        served = self.served[waiting.ticket.org]
         prompt = waiting.ticket.prompt_tokens
-        if self.now >= self._warm:
+        if self.now >= self.warm:
             served.done += 1
             served.cost += cost(prompt, answer)
+            served.good += waiting not in self._late
         self.pools[name].leave(waiting, prompt, answer)
         self._pump(name)
 

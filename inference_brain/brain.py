@@ -25,7 +25,7 @@ from inference_brain import desired as documents
 from inference_brain.admission import Shared
 from inference_brain.api.app import Api, Bounds
 from inference_brain.api.generate import Generator, Patience
-from inference_brain.api.keys import Callers
+from inference_brain.api.keys import Callers, owner_of
 from inference_brain.counts import Counts
 from inference_brain.decisions import RequestRecord
 from inference_brain.desired import Desired
@@ -55,6 +55,7 @@ from telemetry.units import duration
 
 log = logging.getLogger(__name__)
 
+OWNERS_MAX: Final = 256
 ANOTHER_BRAIN: Final = "It is of brain {}, and this is {}."
 
 
@@ -175,6 +176,12 @@ class Brain:
     @property
     def is_ready(self) -> bool:
         return self.desired is not None
+
+    def owners(self) -> list[str]:
+        """The owners that have reserved places among clients' connections: orgs, if they are few enough
+        to look at all of them with each connection."""
+        orgs = self.desired.orgs if self.desired else ()
+        return [owner_of(org) for org in orgs] if len(orgs) <= OWNERS_MAX else []
 
     # Documents
 

@@ -30,7 +30,7 @@ def collect(brain: Brain, into: Sink) -> None:
     put_http(into, brain.http, metrics.HTTP_CONNECTIONS, metrics.HTTP_REFUSED)
     brain.counts.collect(into)
     _replicas(brain, into)
-    _queues(brain, into)
+    brain.router.admission.collect(into)
     figures.collect(brain.maps, time.time(), into)
     if brain.reads_maps is not None:
         put(into, metrics.REDIS, int(brain.reads_maps))
@@ -56,29 +56,4 @@ def _replicas(brain: Brain, into: Sink) -> None:
         into,
         metrics.FALLBACK,
         {model: int(one.mode is Mode.AFFINITY) for model, one in rates.items()},
-    )
-
-
-def _queues(brain: Brain, into: Sink) -> None:
-    pools = list(brain.router.admission.pools.values())
-    queued: dict[str, int] = {}
-    gap = 0.0
-    for pool in pools:
-        orgs = dict(pool.queue.orgs)
-        for org, count in orgs.items():
-            queued[org] = queued.get(org, 0) + count
-        served = [pool.counters[org] for org in orgs]
-        if served:
-            gap = max(gap, max(served) - min(served))
-    put(into, metrics.QUEUED, queued)
-    put(into, metrics.FAIRNESS_GAP, gap)
-    flights = [pool.flights for pool in pools]
-    put(
-        into,
-        metrics.SINGLE_FLIGHT,
-        {
-            "led": sum(one.led for one in flights),
-            "waited": sum(one.waited for one in flights),
-            "gave_up": sum(one.gave_up for one in flights),
-        },
     )

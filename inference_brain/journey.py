@@ -28,6 +28,7 @@ from inference_brain.router import Router
 from inference_brain.upstream.failures import UpstreamFailed
 from inference_brain.upstream.fleet import Replica
 
+UNSERVED: Final = {"error", "failed", "invalid"}  # results without an answer
 ATTEMPTS_MAX: Final = 3
 RECORDS_MAX: Final = 10_000
 _FAILURES: Final = frozenset({500, 502, 503, 504})  # of a replica: another one may do better
@@ -222,6 +223,8 @@ class Journey:
         cached = usage.cached_tokens if usage else None
         prompt = usage.prompt_tokens if usage else 0
         computed = None if usage is None else max(0, prompt - (cached or 0))
+        if usage is None and self._first_at is None and result in UNSERVED:
+            computed = 0  # it is not the org's fault
         self._place.leave(completed, computed)
         if usage:
             counts.add(metrics.TOKENS, org, "prompt", amount=prompt)

@@ -73,7 +73,9 @@ async def _serve(settings: Settings) -> int:
             options=settings.options,
         )
         await opened.enter_async_context(brain.running())
-        bounds = policy(settings.connections, settings.options.patience.whole + GRACE_SECONDS)
+        bounds = policy(
+            settings.connections, settings.options.patience.whole + GRACE_SECONDS, brain.owners
+        )
         listeners = [ApiServer(brain.api, public, bounds, settings.certificate, settings.key)]
         if settings.trusted and brain.trusted_api:
             private = opened.enter_context(daemon.listen(settings.trusted[1]))

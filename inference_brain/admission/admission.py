@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from inference_brain.admission.exchange import Exchange, Loads
+from inference_brain.admission.figures import NO_FIGURES, figures
 from inference_brain.admission.limits import Asked, LimitTable, Use
 from inference_brain.admission.place import Place
 from inference_brain.admission.pool import Pool, Waiting
 from inference_brain.admission.shared import Rounds, Shared
 from inference_brain.admission.ticket import Capacity, Reason, Rejected, Ticket
 from inference_brain.choice.candidates import Load
+from telemetry.metrics import Sink
 
 LOOK_SECONDS: Final = 0.1  # at what the replicas can take; others are in step as often
 NO_REPLICA_SECONDS: Final = 5.0  # after which one may be there
@@ -43,6 +45,7 @@ class Admission:
         self._exchange = Exchange(process, self.limits, self.pools, loads)
         self._rounds: Rounds | None = None
         self._has_rounds = asyncio.Event()
+        self._figures = NO_FIGURES
 
     def share(self, shared: Shared) -> None:
         """From now on there may be other brains, which use the same Redis. `run` follows them."""
@@ -87,6 +90,11 @@ class Admission:
         for model, pool in self.pools.items():
             pool.room = self._capacity.room(model)
             self._pump(pool)
+        self._figures = figures(self.pools.values())
+
+    def collect(self, into: Sink) -> None:
+        """Its metrics, a moment old. May be called from any thread."""
+        self._figures.collect(into)
 
     # Of places
 
@@ -143,7 +151,7 @@ class Admission:
             pool.leave(waiting, 0, 0)
             self._pump(pool)
             if isinstance(error, TimeoutError):
-                raise self._waited_too_long(pool, ticket) from None
+                raise self._waited_too_long(pool, waiting) from None
             raise
         finally:
             del self._futures[waiting]
@@ -171,11 +179,11 @@ class Admission:
             loop = asyncio.get_running_loop()
             self._timers[pool] = loop.call_later(max(0.0, due - now), self._pump, pool)
 
-    def _waited_too_long(self, pool: Pool, ticket: Ticket) -> Rejected:
-        seconds = ticket.wait_seconds_max
+    def _waited_too_long(self, pool: Pool, waiting: Waiting) -> Rejected:
+        seconds = waiting.wait_seconds_max
         if not pool.room.requests:
             message = f"No replica of this model is ready, and none was for {seconds:.1f} s."
             return Rejected(503, Reason.NO_REPLICA, message, NO_REPLICA_SECONDS)
-        after = pool.expected_wait(ticket, self._clock()) or 1.0
+        after = pool.expected_wait(waiting.ticket, self._clock()) or 1.0
         message = f"It has waited for {seconds:.1f} s, as long as it may."
         return Rejected(503, Reason.DEADLINE, message, max(1.0, after))

@@ -135,6 +135,10 @@ class FairQueue(Generic[I]):
         """How many items each org has."""
         return {org: len(queue.items) for org, queue in self._queues.items()}
 
+    @property
+    def orgs_count(self) -> int:
+        return len(self._queues)
+
     def count_of(self, org: str) -> int:
         queue = self._queues.get(org)
         return len(queue.items) if queue else 0

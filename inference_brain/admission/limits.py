@@ -276,6 +276,8 @@ class LimitTable:
         one.own.add(second, requests, tokens)
         if self.is_shared:
             one.unsent.add(second, requests, tokens)
+            if len(one.unsent.seconds) > WINDOW_SECONDS:  # nobody has taken it for that long
+                one.unsent.forget(second)
             one.has_changed = True
         used = Amounts(max(0, requests), max(0, tokens))
         one.left = _less(one.left, used)

@@ -22,10 +22,12 @@ from inference_brain.admission.ticket import Reason, Rejected, Room, Ticket, cos
 QUEUED_MAX: Final = 20_000  # of one model in one brain
 ANSWER_TOKENS: Final = 256.0  # of a model that has not answered yet
 LEARNED: Final = 0.05  # of the mean of answers, by each answer
+DEVIATIONS: Final = 2.0
 PACE_SECONDS: Final = 10.0  # over which the pace of a queue is measured
 PACE_SECONDS_MIN: Final = 0.5
 BURST: Final = 1.125  # times the places that there are, for orgs that have less than their share
-DIVIDED_SECONDS: Final = 0.02  # for which it holds who wants which part
+DIVIDED_SECONDS: Final = 0.005  # for which it holds who wants which part
+DIVIDED_MORE: Final = 0.00005  # for each org, so that dividing takes no more than a tenth of a processor
 
 
 class State(Enum):
@@ -48,6 +50,7 @@ class Waiting(Item):
 
     ticket: Ticket = None  # type: ignore[assignment]
     entered_at: float = 0.0
+    expires_at: float = math.inf  # unless it has a place by then
     placed_at: float = math.nan
     state: State = State.QUEUED
     prefilling: int = 0  # tokens, until its first token
@@ -57,8 +60,8 @@ class Waiting(Item):
     followed: Followed | None = None
 
     @property
-    def expires_at(self) -> float:
-        return self.entered_at + self.ticket.wait_seconds_max
+    def wait_seconds_max(self) -> float:
+        return self.expires_at - self.entered_at
 
 
 class Pool:
@@ -79,6 +82,7 @@ class Pool:
         self.flights: Flights[Waiting] = Flights()
         self._parked: dict[Waiting, float] = {}
         self._answers = Answers()
+        self._excess = Excess()
         self._pace = Pace()
         self._paces: dict[str, Pace] = {}  # of orgs that have waited without a pause
 
@@ -107,7 +111,10 @@ class Pool:
         self._refuse_if_hopeless(ticket, now)
         expected = cost(ticket.computed_tokens, self._answers.expected(ticket))
         waiting = Waiting(
-            ticket.org, ticket.limits.weight, ticket.rank, expected, ticket=ticket, entered_at=now
+            *(ticket.org, ticket.limits.weight, ticket.rank, expected),
+            ticket=ticket,
+            entered_at=now,
+            expires_at=now + ticket.wait_seconds_max(self._excess.likely),
         )
         self.queue.put(waiting)
         self._weights[ticket.org] = waiting.weight
@@ -135,6 +142,7 @@ class Pool:
 
     def first_token(self, waiting: Waiting, now: float) -> None:
         """Its prompt is computed."""
+        self._excess.learn(now - waiting.placed_at - waiting.ticket.first_token_seconds)
         self.prefilling -= waiting.prefilling
         waiting.prefilling = 0
         self._return(self.flights.landed(waiting, now))
@@ -191,7 +199,7 @@ class Pool:
             raise Rejected(
                 503, Reason.OVERLOADED, "Too many requests wait for this model.", expected or 1.0
             )
-        allowed = ticket.wait_seconds_max
+        allowed = ticket.wait_seconds_max(self._excess.likely)
         if expected is not None and expected > allowed:
             raise Rejected(
                 503,
@@ -221,7 +229,8 @@ class Pool:
         """Whether anybody who waits could have a place."""
         if not self.queue:
             return False
-        if not self._is_free() and now - self._divided_at > DIVIDED_SECONDS:
+        holds = DIVIDED_SECONDS + DIVIDED_MORE * (len(self.placed_of) + self.queue.orgs_count)
+        if not self._is_free() and now - self._divided_at > holds:
             self._divide(now)
         return self.placed < self._places * BURST and self._may_prefill(self.room.prefill_tokens * BURST)
 
@@ -273,7 +282,7 @@ class Pool:
 
     def _place(self, waiting: Waiting, now: float) -> None:
         waiting.followed = self.flights.followed(waiting.ticket, now)
-        self.flights.lead(waiting, waiting.ticket)
+        self.flights.lead(waiting, waiting.ticket, waiting.followed)
         waiting.state = State.PLACED
         waiting.placed_at = now
         waiting.prefilling = self.room.counted(waiting.ticket.computed_tokens)
@@ -319,6 +328,24 @@ class Answers:
         self._means[org] = before + LEARNED * (tokens - before)
         mean = tokens if self._mean is None else self._mean
         self._mean = mean + LEARNED * (tokens - mean)
+
+
+class Excess:
+    """How much longer first tokens take than their tickets say: a mean and a deviation that forget."""
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+        self._deviation = 0.0
+
+    @property
+    def likely(self) -> float:
+        """Few take more."""
+        return max(0.0, self._mean + DEVIATIONS * self._deviation)
+
+    def learn(self, seconds: float) -> None:
+        error = seconds - self._mean
+        self._mean += LEARNED * error
+        self._deviation += LEARNED * (abs(error) - self._deviation)
 
 
 class Pace:

@@ -80,9 +80,10 @@ class Flights(Generic[T]):
             return None
         return Followed(flight.replica, tokens)
 
-    def lead(self, leader: T, ticket: Ticket) -> None:
+    def lead(self, leader: T, ticket: Ticket, followed: Followed | None) -> None:
         """It goes ahead: whoever shares what it computes may wait for it."""
-        first = _cached(ticket) // ticket.chain_tokens
+        cached = max(_cached(ticket), followed.tokens if followed else 0)
+        first = cached // ticket.chain_tokens
         keys = [(ticket.org, key) for key in ticket.chain[first : first + KEYS_MAX]]
         if len(keys) * ticket.chain_tokens < TOKENS_MIN or len(self) >= FLIGHTS_MAX:
             return

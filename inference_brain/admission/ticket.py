@@ -85,12 +85,12 @@ class Ticket:
         uncached = self.prompt_tokens if self.uncached_tokens is None else self.uncached_tokens
         return max(1, min(uncached, self.prompt_tokens))
 
-    @property
-    def wait_seconds_max(self) -> float:
-        """How long it may wait before a replica gets it."""
+    def wait_seconds_max(self, more: float = 0.0) -> float:
+        """How long it may wait before a replica gets it, if that takes so much more than expected."""
         if self.deadline is None:
             return self.limits.wait_seconds
-        return min(self.limits.wait_seconds, max(0.0, self.deadline - self.first_token_seconds))
+        left = self.deadline - self.first_token_seconds - more
+        return min(self.limits.wait_seconds, max(0.0, left))
 
 
 class Room(NamedTuple):

@@ -18,7 +18,7 @@ class Window:
         self.seconds[second] = (before[0] + requests, before[1] + tokens)
 
     def sums(self, now: float) -> tuple[float, float]:
-        self._forget(int(now))
+        self.forget(int(now))
         values = self.seconds.values()
         return max(0, sum(one[0] for one in values)), max(0, sum(one[1] for one in values))
 
@@ -30,6 +30,7 @@ class Window:
                 return max(1.0, second + WINDOW_SECONDS - now)
         return float(WINDOW_SECONDS)
 
-    def _forget(self, second: int) -> None:
+    def forget(self, second: int) -> None:
+        """Drop what has left the window by this second."""
         for old in [one for one in self.seconds if one <= second - WINDOW_SECONDS]:
             del self.seconds[old]

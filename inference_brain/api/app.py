@@ -25,7 +25,7 @@ from inference_brain.api.exchange import (
     Scope,
     Send,
 )
-from inference_brain.api.keys import Callers
+from inference_brain.api.keys import Callers, owner_of
 from inference_brain.api.requests import Generation
 from inference_brain.api.tracing import client_id, new_id, trace_headers
 from inference_brain.asking import Asking
@@ -157,7 +157,7 @@ class Api:
             return
         org = self._org(exchange)
         line.org = org.name
-        await exchange.prove(f"org:{org.name}")
+        await exchange.prove(owner_of(org))
         if handler := self._posts.get(path):
             if exchange.method != "POST":
                 raise errors.wrong_method("POST")

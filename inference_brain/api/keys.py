@@ -9,6 +9,11 @@ from inference_brain.desired import Desired, OrgSpec, ServedModel
 from swdriver_shim.desired import token_hash
 
 
+def owner_of(org: OrgSpec) -> str:
+    """The owner that connections with keys of this org count for."""
+    return f"org:{org.name}"
+
+
 class Callers:
     """Of one desired document."""
 

@@ -13,7 +13,7 @@ import logging
 import socket
 import ssl
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,14 +38,17 @@ READ_BYTES_PER_SECOND_MIN: Final = 64  # by a client, of what is there for it
 CERTIFICATE_SECONDS: Final = 5.0  # between two looks at whether the certificate has changed
 
 
-def policy(connections: int, answer_seconds: float) -> HttpPolicy:
-    """Bounds of a listener: for so many clients with keys, and answers that take so long."""
+def policy(
+    connections: int, answer_seconds: float, owners: Callable[[], Collection[str]] = tuple
+) -> HttpPolicy:
+    """Bounds of a listener: for so many clients with keys, and answers that take so long. `owners`: for
+    whom places are reserved."""
     bounds = HttpBounds(
         request_seconds=answer_seconds,
         idle_seconds=IDLE_SECONDS,
         read_bytes_per_second_min=READ_BYTES_PER_SECOND_MIN,
     )
-    return HttpPolicy(bounds, Places(STRANGERS_MAX, STRANGERS_MAX // 2, connections))
+    return HttpPolicy(bounds, Places(STRANGERS_MAX, STRANGERS_MAX // 2, connections), owners)
 
 
 class ApiServer:

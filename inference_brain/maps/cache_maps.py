@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from inference_brain.maps.hits import NOTHING, Hit
@@ -36,6 +37,9 @@ SpaceOf = tuple[bytes, Namespace]  # an isolation tag, and the namespace of a dr
 class _Followed(NamedTuple):
     place: DriverPlace
     mirror: Mirror
+
+
+_promises: Callable[[Mirror], bool] = attrgetter("promises")
 
 
 class _Group(NamedTuple):
@@ -106,6 +110,8 @@ class CacheMaps:
             if prompt is None:
                 continue
             found = self._look_up(prompt, group, now)
+            if len(found) == len(hits) and all(map(_promises, group.mirrors)):
+                return [*found]
             for place, mirror, hit in zip(group.places, group.mirrors, found, strict=True):
                 if mirror.is_known:
                     hits[place] = hit if mirror.serves else NOTHING

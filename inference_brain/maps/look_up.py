@@ -130,19 +130,20 @@ def _prefixes(at: _Asked) -> list[Hit]:
 
 
 def _hits_of(at: _Asked, chunks: _Chunks) -> list[Hit]:
-    everywhere = chunks.is_there.sum(axis=0)
-    in_memory = everywhere
-    if has_tier2 := bool((chunks.in_tier2 & chunks.is_there).any()):
-        is_there = np.logical_and.accumulate(chunks.is_there & ~chunks.in_tier2, axis=0)
-        in_memory = is_there.sum(axis=0)
+    everywhere = in_memory = chunks.is_there.sum(axis=0)
+    there = chunks.is_there
+    if has_tier2 := _has_tier2(chunks.values):
+        in_tier2 = (chunks.values & np.uint32(IN_TIER2)) != 0
+        there = np.logical_and.accumulate(there & ~in_tier2, axis=0)
+        in_memory = there.sum(axis=0)
     parts = _parts_of_all(at, in_memory)
-    dram = _reach(at, chunks, in_memory, parts, tier2=False)
+    dram = _reach(at, chunks, there, in_memory, parts, tier2=False)
     total = dram
-    if has_tier2 or bool((at.is_served(parts) & (parts & np.uint32(IN_TIER2) != 0)).any()):
+    if has_tier2 or _has_tier2(parts):
         if (further := np.flatnonzero(everywhere > in_memory)).size:
             parts = parts.copy()
             parts[further] = _parts(at, everywhere[further], further)
-        total = _reach(at, chunks, everywhere, parts, tier2=True)
+        total = _reach(at, chunks, chunks.is_there, everywhere, parts, tier2=True)
     if any(not group.linked for group in at.layout.groups):
         return [_with_details(at, dram, one) for one in range(at.drivers.count)]
     return _hits(at, dram, total)
@@ -156,7 +157,11 @@ class _Chunks:
         self.values: Values = at.of_all(PREFIX, ends)
         self.codes: Codes = self.values >> np.uint32(CODE_SHIFT)
         self.is_there = np.logical_and.accumulate(self.codes > at.served_after, axis=0)
-        self.in_tier2: Flags = (self.values & np.uint32(IN_TIER2)) != 0
+
+
+def _has_tier2(values: Values) -> bool:
+    """Whether any of these is in tier 2."""
+    return bool(int(np.bitwise_or.reduce(values, axis=None)) & IN_TIER2)
 
 
 @dataclass(slots=True)
@@ -191,13 +196,14 @@ def _parts(at: _Asked, chunks: Numbers, drivers: Numbers) -> Values:
     return parts
 
 
-def _reach(at: _Asked, chunks: _Chunks, count: Numbers, parts: Values, *, tier2: bool) -> _Reach:
-    """With so many chunks, and these parts of the next one."""
+def _reach(
+    at: _Asked, chunks: _Chunks, is_there: Flags, count: Numbers, parts: Values, *, tier2: bool
+) -> _Reach:
+    """With so many chunks, these, and these parts of the next one."""
     columns = count * CHUNK
     codes = np.full(count.size, NEVER_CODE, np.uint32)
     tails = np.zeros(count.size, np.int64)
     if len(chunks.values):
-        is_there = np.arange(len(chunks.values))[:, None] < count
         codes = np.where(is_there, chunks.codes, np.uint32(NEVER_CODE)).min(axis=0)
         last = chunks.values[np.maximum(count - 1, 0), np.arange(count.size)]
         tails = np.where(count > 0, last & np.uint32(TAIL_BITS), 0).astype(np.int64)

@@ -103,6 +103,11 @@ class Mirror:
         self._next = 0  # sequence
         self._is_loading = False
 
+    @property
+    def promises(self) -> bool:
+        """Whether its entries are to be believed."""
+        return self.is_known and self.serves
+
     def start_over(self) -> None:
         """Its stream is read from the start."""
         self.wants_all = False

@@ -153,6 +153,10 @@ class Follower(Listener):
         pending = sum(len(space.pending) for space in self._spaces.values())
         if pending > max(PENDING_MIN, self.size):
             self.wants_snapshot = True
+        if self.wants_snapshot:  # which says all of it
+            self._dropped.clear()
+            for space in self._spaces.values():
+                space.pending.clear()
 
     def _batches(self, notes: _Notes) -> list[tuple[Space, Batch]]:
         batches: dict[Space, Batch] = {}

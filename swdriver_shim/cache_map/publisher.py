@@ -108,16 +108,18 @@ class MapPublisher:
     def _run(self) -> None:
         while not self._stopped.is_set():
             began = time.monotonic()
-            if began >= self._retry_at:
-                self._publish_or_wait()
+            self._publish_or_wait(is_due=began >= self._retry_at)
             took = time.monotonic() - began
             self._stopped.wait(max(PERIOD_SECONDS_MIN, took / BUSY_PART - took))
             self._woken.wait(max(0.0, PERIOD_SECONDS - (time.monotonic() - began)))
             self._woken.clear()
 
-    def _publish_or_wait(self) -> None:
+    def _publish_or_wait(self, *, is_due: bool) -> None:
         try:
-            self.publish()
+            if is_due:
+                self.publish()
+            elif self.log:  # what is noted must not become more and more
+                self.log.follower.follow(self._clock(), self._wall_clock())
         except redis.RedisError as error:
             is_refused = isinstance(error, redis.exceptions.NoPermissionError)
             self._retry_at = time.monotonic() + (REFUSED_SECONDS if is_refused else RETRY_SECONDS)
@@ -130,7 +132,7 @@ class MapPublisher:
                 self.log.follower.start_over()
             self._retry_at = time.monotonic() + RETRY_SECONDS
         else:
-            self._has_failed = False
+            self._has_failed = self._has_failed and not is_due
 
     def _add(self, written: Written) -> bool:
         """Whether the stream was there, unless it begins with this."""

@@ -22,7 +22,6 @@ from kvss_agent.process.own_address import own_address
 from kvss_agent.process.state_dir import locked
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
-from swdriver_shim.cache_map.publisher import MapPublisher
 from swdriver_shim.daemon import metrics
 from swdriver_shim.daemon.service import Service
 from swdriver_shim.daemon.settings import Settings
@@ -68,12 +67,19 @@ class DriverHost:
             shim.limits,
             status,
             shim.take_slowest,
-            lambda address: MapPublisher(address, self.identity.topic, shim.follow_cache).start(),
+            partial(self._publish_map, shim),
         )
         server = daemon.http_server(application, self.listener, shim.http, self._tls)
         async with telemetry, server, member(settings.console, self._joining(), status):
             log.info("Listening on %s:%s", *self.listener.getsockname()[:2])
             yield
+
+    def _publish_map(self, shim: Shim, redis_url: str) -> daemon.Stoppable:
+        """Report what is cached to brains. Raises ValueError for an address that can't be used."""
+        # The client of Redis takes a while to load, and not every driver has a Redis.
+        from swdriver_shim.cache_map.publisher import MapPublisher
+
+        return MapPublisher(redis_url, self.identity.topic, shim.follow_cache).start()
 
     def _joining(self) -> JoiningProcess:
         """What the console is told about this process. The model of an engine can change between its

@@ -23,7 +23,7 @@ from console.alerts.models import Alert, Comment, Notification
 from console.alerts.services import WHY_NOT_A_RAIL
 from console.control import services as control
 from console.control.models import Target
-from console.fleet.models import Box, Driver, Leaf, Node, RetiringStore, SpineLink
+from console.fleet.models import Box, Brain, Driver, Leaf, Node, RetiringStore, SpineLink
 from console.handover import services as handover
 from console.operations.models import Operation
 from console.operations.services import start
@@ -33,6 +33,7 @@ from console.placement.topology import Tier
 from console.policies import callers, schedule
 from console.policies import services as policies
 from console.policies.models import PurgeReceipt
+from console.routing.models import Replica, ServedModel
 from console.saved import services as saved
 from console.sessions.models import Job, Session, SessionBox, Stream
 from console.sessions.steps import relocation
@@ -134,6 +135,30 @@ def make_scene(people: People, own_driver: str, hidden_driver: str) -> Scene:
     )
 
 
+def _routing(hidden_brain: str) -> None:
+    """A brain, a model that both orgs may use, as the operator has them, and one of the other org."""
+    now = timezone.now()
+    Brain.objects.create(
+        name=f"{HIDDEN}-brain",
+        control_url=hidden_brain,
+        control_token="c" * 32,
+        api_url=f"https://{HIDDEN}.example.org",
+        heartbeat_sha256=b"x" * 32,
+        joined_at=now,
+        last_heartbeat_at=now,
+    )
+    shared = ServedModel.objects.create(
+        name=f"{HIDDEN}-name", model=f"{OWN}/shared", tokens_max=4096, tokenizer=f"/{HIDDEN}/tokenizer"
+    )
+    theirs = ServedModel.objects.create(
+        name=f"{HIDDEN}-theirs", model=f"{HIDDEN}/model", tokens_max=4096, for_all_orgs=False
+    )
+    theirs.orgs.add(*Org.objects.filter(slug__startswith=HIDDEN))
+    for model in (shared, theirs):
+        url = f"http://{HIDDEN}.example.org:8000"
+        Replica.objects.create(model=model, name=f"{HIDDEN}-replica", url=url, api_key=f"{HIDDEN}-key")
+
+
 def _fleet(own_driver: str, hidden_driver: str) -> None:
     """The other org's nodes are on the same leaves, and full: so ours are not on rails."""
     leaves = ("l1", "l2", "l3", "l4")
@@ -148,6 +173,7 @@ def _fleet(own_driver: str, hidden_driver: str) -> None:
     model = {**MODEL, "name": f"{HIDDEN}-model"}
     make_driver(f"{HIDDEN}-driver", model, control_url=hidden_driver)
     make_driver(f"{HIDDEN}-free-driver", model)
+    _routing(hidden_driver)
     for name in (f"{OWN}-driver", f"{HIDDEN}-driver"):
         told = {"generation": 1, "observed_generation": 1, "observed_change": 0}
         Target.objects.create(kind="driver", name=name, problem=f"{name} lags", **told)
@@ -326,6 +352,9 @@ def _fill(people: People, org: Org, mark: str, admin_user: User) -> Things:
             "versions": 1,
             "scheduled": planned.pk,
             "tokens": token.public_id,
+            "models": f"{HIDDEN}-name",
+            "replicas": f"{HIDDEN}-replica",
+            "brains": f"{HIDDEN}-brain",
             "join": join_token,
             "join-tokens": join_token,
         },

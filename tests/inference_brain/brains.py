@@ -94,7 +94,7 @@ class RunningBrain:
         with daemon.listen(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
             self.brain = Brain("b", self._state_dir, "test", token="t" * 20, options=self._options)
-            bounds = policy(self._connections, 3600.0)
+            bounds = policy(self._connections, 3600.0, self.brain.owners)
             api = ApiServer(self.brain.api, listener, bounds, *self._certificate)
             async with self.brain.running(), api.running():
                 if self._document:

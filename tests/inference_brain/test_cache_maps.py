@@ -27,6 +27,7 @@ from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import Policy, Rules, Tiers
 from telemetry.decoder import Malformed
 from tests.inference_brain.map_worlds import AHEAD, SECRET, MapWorld, model_of, tokens_of
+from tests.swdriver_shim.ledgers import finish
 from tests.swdriver_shim.prompts import FULL, HYBRID, PURE, STATES
 
 C = COLUMN_TOKENS
@@ -373,6 +374,28 @@ def test_notes_that_are_too_many_cost_a_look_at_everything(monkeypatch: pytest.M
     world.catch_up()
     assert world.hit(world.prompt(tokens_of([5] * 20))).tokens == 20 * C
     assert world.hit(world.prompt(tokens_of([1] * 20))) == NOBODY
+
+
+def test_without_redis_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swdriver_shim.cache_map.follower.PENDING_MIN", 10)
+    world = MapWorld(FULL, slots=100)
+    follower = world.log.follower
+    world.publish()
+    for kind in range(1, 200):
+        prompt = world.prompt(tokens_of([kind] * 20))
+        world.store(prompt)
+        world.use(prompt)
+        if kind % 10 == 0:
+            world.ledger.purge("acme")
+            finish(world.ledger)
+        follower.follow(world.now, world.wall)
+        assert not follower._notes.used
+        assert sum(len(one.pending) for one in follower._spaces.values()) <= 60
+        assert len(follower._dropped) <= 20
+    assert follower.wants_snapshot
+    world.catch_up()
+    last = world.prompt(tokens_of([199] * 20))
+    assert world.hit(last).tokens == world.truth(last) == 20 * C
 
 
 # Whoever reports nonsense

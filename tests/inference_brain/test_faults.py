@@ -310,6 +310,23 @@ def _much_room(_model: str) -> Any:
     return Room(100_000, 1 << 40)
 
 
+def test_one_orgs_connections_leave_places_to_others() -> None:
+    orgs = (org(), org("globex", "sk-globex"))
+    with (
+        FakeEngine() as engine,
+        RunningBrain(told([engine.url], orgs=orgs), connections=40) as brain,
+        ExitStack() as opened,
+    ):
+        statuses = []
+        for _ in range(45):
+            client = opened.enter_context(httpx.Client(headers=brain.headers))
+            statuses.append(client.get(f"{brain.url}/v1/models").status_code)
+        assert statuses.count(200) == 24, "all but those that are reserved"
+        assert set(statuses) == {200, 429}
+        other = {"authorization": "Bearer sk-globex"}
+        assert httpx.get(f"{brain.url}/v1/models", headers=other).status_code == 200
+
+
 # Documents
 
 

@@ -133,6 +133,15 @@ async def test_refusals_are_those_of_the_api(world: World, caplog: pytest.LogCap
     ]  # fmt: skip
 
 
+async def test_limits_hold_and_say_when_to_come_again(world: World) -> None:
+    urls = [f"http://{one.endpoint}" for one in world.replicas]
+    few = brains.org(limits=Limits(requests_per_minute=1))
+    world.brain.set_desired(brains.told(urls, generation=2, orgs=(few,)))
+    answers = [await world.client.post(PATH, json=BODY) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert int(answers[1].headers["retry-after"]) > 0
+
+
 async def test_a_client_that_leaves_gives_its_place_back(world: World) -> None:
     async with world.client.stream("POST", PATH, json={**BODY, "stream": True}) as answer:
         await anext(answer.aiter_bytes())

@@ -122,7 +122,7 @@ def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(
     ended: Ended, again: Whole
 ) -> None:
     again.up(TIDEGATE_DEMO="1")
-    assert {"demo", *places.NODES, *places.DRIVERS} <= again.rows().keys()
+    assert {"demo", *places.NODES, *places.DRIVERS, places.BRAIN} <= again.rows().keys()
     assert "TIDEGATE_DEMO=0 turns it off" in re.sub(r"[│\s]+", " ", again.said)
     with browser_of(again, ended.password) as browser:
 

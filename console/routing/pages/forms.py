@@ -164,7 +164,7 @@ class LimitsForm(ReasonMixin):
         required=False,
         label="Concurrent requests",
         widget=UNLIMITED,
-        help_text="In progress, over all brains.",
+        help_text="In progress or waiting, over all brains; further ones get 429.",
     )
     queued = forms.IntegerField(
         min_value=0,

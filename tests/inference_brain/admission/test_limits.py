@@ -50,6 +50,7 @@ class Clock:
         del self._next[brain]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("brains", [1, 2, 5])
 @pytest.mark.parametrize("limit", [1, 7, 300])
 def test_no_minute_has_more_requests_than_the_limit(world: World, brains: int, limit: int) -> None:
@@ -73,6 +74,7 @@ def test_no_minute_has_more_requests_than_the_limit(world: World, brains: int, l
     assert all(one.retry_after and 1 <= one.retry_after <= 61 for one in refused)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("brains", [1, 3])
 def test_tokens_of_a_minute_are_what_answers_really_had(world: World, brains: int) -> None:
     """All tokens are charged in the end, and none twice; only what answers have more than was expected
@@ -101,6 +103,7 @@ def test_tokens_of_a_minute_are_what_answers_really_had(world: World, brains: in
     assert 80_000 < most <= 100_000 + 60 * 900  # at most about 60 run at once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("brains", [1, 2, 5])
 @pytest.mark.parametrize("limit", [1, 3, 50])
 def test_never_more_requests_run_at_once_than_may(world: World, brains: int, limit: int) -> None:
@@ -212,3 +215,12 @@ def test_orgs_that_are_away_are_forgotten() -> None:
     table.leave(use)
     table.to_ask(1000.0, 10)
     assert len(table) == 0
+
+
+def test_what_redis_was_not_told_for_long_is_forgotten() -> None:
+    table, limits = LimitTable(is_shared=True), Limits(requests_per_minute=5)
+    for now in range(1000):
+        use = table.take(ORG, limits, 1, float(now * 20))
+        assert use
+        table.leave(use)
+    assert len(table.take_unsent(ORG).seconds) <= 62

@@ -22,7 +22,8 @@ class Rooms:
 
 
 def ticket(org: str = "acme", prompt: int = 100, answer: int = 100, **more: Any) -> Ticket:
-    """Fields of `Limits` and of `Ticket` by their names."""
-    limits = Limits(**{name: more.pop(name) for name in list(more) if name in Limits.__struct_fields__})
+    """Fields of `Limits` and of `Ticket` by their names; `priority` is the ticket's."""
+    of_limits = {*Limits.__struct_fields__} - {"priority"}
+    limits = Limits(**{name: more.pop(name) for name in list(more) if name in of_limits})
     given = {"model": MODEL, "prompt_tokens": prompt, "answer_tokens_max": answer, **more}
     return Ticket(org=org, limits=limits, **given)
