@@ -21,12 +21,13 @@ from console.alerts.models import Alert, Channel, Notification, Silence, Transit
 from console.alerts.state.transitions import fingerprint
 from console.audit.models import AuditEntry
 from console.control.models import Target
-from console.fleet.models import Box, Domain, Driver, Leaf, Nic, Node, Port, SpineLink, Stamp
+from console.fleet.models import Box, Brain, Domain, Driver, Leaf, Nic, Node, Port, SpineLink, Stamp
 from console.metrics.catalog import METRICS
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.placement.topology import State, Tier
 from console.policies.models import Caller, PolicyInForce, PolicyVersion
+from console.routing.models import Replica, ServedModel
 from console.sessions.models import DriverOrg, Job, JobBox, Session, SessionBox, Stream
 from telemetry.cells import Cells
 from telemetry.metrics import Kind, Metric
@@ -38,6 +39,8 @@ from telemetry.topics import FLEET
 NODES: Final = 1_000
 ORGS: Final = 200
 SESSIONS: Final = 500
+BRAINS: Final = 10
+REPLICAS_OF_A_MODEL: Final = 4
 BOXES_OF_A_SESSION: Final = 2
 STAMPS: Final = 20
 LEAVES_OF_A_STAMP: Final = 4
@@ -64,6 +67,7 @@ def fill(part: float = 1.0) -> dict[str, object]:
     orgs = _orgs(now)
     nodes, boxes = _fleet(now)
     _sessions(orgs, nodes, boxes, now)
+    _routing(now)
     _history(orgs, chance, now, part)
     alert = _alerts(orgs, chance, now, part)
     _numbers(part)
@@ -80,6 +84,9 @@ def fill(part: float = 1.0) -> dict[str, object]:
         "nodes": "ax-0",
         "boxes": "cs-0",
         "drivers": "job-0",
+        "brains": "brain-0",
+        "models": "model-0",
+        "replicas": "replica-0",
         "join": "none",
         "sessions": "s-0",
         "jobs": "serve",
@@ -92,6 +99,25 @@ def fill(part: float = 1.0) -> dict[str, object]:
         "stores": 1,
         "views": 1,
     }
+
+
+def _routing(now: datetime) -> None:
+    """Brains, and a replica for each driver."""
+    Brain.objects.bulk_create(Brain(name=f"brain-{number}", **_joined(now)) for number in range(BRAINS))
+    drivers = list(Driver.objects.order_by("pk"))
+    models = ServedModel.objects.bulk_create(
+        ServedModel(name=f"model-{number}", model=f"llama-{number}", tokens_max=32_768)
+        for number in range(-(-len(drivers) // REPLICAS_OF_A_MODEL))
+    )
+    Replica.objects.bulk_create(
+        Replica(
+            model=models[number // REPLICAS_OF_A_MODEL],
+            name=f"replica-{number % REPLICAS_OF_A_MODEL}",
+            url=f"http://127.0.0.1:{10_000 + number}",
+            driver=driver,
+        )
+        for number, driver in enumerate(drivers)
+    )
 
 
 def _orgs(now: datetime) -> list[Org]:

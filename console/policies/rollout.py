@@ -28,11 +28,8 @@ def reach(principal: Principal, held: ActivePolicy) -> Reach:
 
 
 def applied_on(held: ActivePolicy) -> Reach:
-    """On the drivers that serve the org, whether they did when it was saved or not. For the platform.
-
-    One without a job stores nothing and is told nothing: nobody waits for it."""
-    at_work = drivers_serving(held.org).filter(job__isnull=False)
-    serving = set(at_work.values_list("name", flat=True))
+    """On the drivers that serve the org, whether they did when it was saved or not. For the platform."""
+    serving = set(drivers_serving(held.org).values_list("name", flat=True))
     return applied(held.version.change if held.version else None, among=serving)
 
 

@@ -105,6 +105,8 @@ class Rounds:
         try:
             while True:
                 is_answered = await self._round()
+                if (this := asyncio.current_task()) and this.cancelling():
+                    raise asyncio.CancelledError  # which the client of Redis may have swallowed
                 await asyncio.sleep(SPACING_SECONDS if is_answered else RETRY_SECONDS)
                 if is_answered:
                     await self._pause()

@@ -50,6 +50,15 @@ DRIVER = {
     "model": {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [1024, 2048]}]},
 }
 
+BRAIN = {
+    "control_url": "http://127.0.0.1:8430",
+    "control_token": "t" * 32,
+    "software_version": "0.1.0",
+    "api_url": "http://127.0.0.1:8440",
+}
+SERVED = {"name": "chat", "model": "llama-chat", "tokens_max": 8192}
+REPLICA = {"name": "chat-1", "url": "http://127.0.0.1:8000", "driver": "job-7"}
+
 
 def join(api: httpx.Client, kind: str, name: str, told: dict[str, Any]) -> None:
     """As an agent or a driver does."""
@@ -73,6 +82,10 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
             api.put("/fleet/description", json={"yaml": FLEET}).raise_for_status()
             join(api, "node", "ax-1", NODE)
             join(api, "driver", "job-7", DRIVER)
+            join(api, "brain", "east", BRAIN)
+            for path, told in (("/models", SERVED), ("/models/chat/replicas", REPLICA)):
+                own = {"Idempotency-Key": path.replace("/", ".")}
+                api.post(path, json=told, headers=own).raise_for_status()
         yield console
 
 

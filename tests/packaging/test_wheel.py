@@ -15,7 +15,7 @@ from tests.packaging.wheels import Installed, build
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PACKAGES = ("console", "kvss_agent", "swdriver_shim", "telemetry")
+PACKAGES = ("console", "inference_brain", "kvss_agent", "swdriver_shim", "telemetry")
 LEFT_OUT = ("console/stack/bootstrap.py", "console/supply/", "console/write_docs.py")
 # The extras, each of which contains those before it, and what can be imported with it.
 ROLES = {
@@ -26,6 +26,8 @@ ROLES = {
 }
 # Modules for whom something else is installed as well: another extra, or an engine, which brings it.
 OF_OTHERS = {
+    "console.demo.engine_server": "tokenizers",
+    "console.demo.management.commands.demo": "tokenizers",
     "kvss_agent.tier2.s3": "obstore",
     "telemetry.emit.otlp": "opentelemetry",
     "swdriver_shim.adapters.lmcache": "lmcache",
