@@ -113,6 +113,10 @@ class Governed(Scene):
     def apply_policy(self, org: str, **more: Any) -> None:
         """Set it, and wait until the driver that most tests ask follows it."""
         self.set_policy(org, **more)
+        self.wait_until_followed(org)
+
+    def wait_until_followed(self, org: str) -> None:
+        """Drivers of other tests that have no job any more hear nothing, and are not waited for."""
 
         def is_followed() -> bool:
             applied = self.ask("GET", f"/orgs/{org}/policy")["applied"]

@@ -26,5 +26,5 @@ def test_first_tokens_come_when_the_model_says() -> None:
         check=True,
     )
     found = msgspec.json.decode(done.stdout.splitlines()[-1], type=Comparison)
-    assert found.model_seconds == pytest.approx(found.real_seconds, rel=0.35)
+    assert found.model_seconds == pytest.approx(found.real_seconds, rel=0.25)
     assert found.median_error < 0.3
