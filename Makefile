@@ -15,10 +15,10 @@ OSV ?= all.zip
 AUDITED = run dev fuzz audit uv
 # What was compiled is kept, whatever the environment says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
-EXTRAS = --extra console --extra brain --extra embedded
+EXTRAS = --extra console --extra brain --extra cluster --extra manager --extra embedded
 
 .DEFAULT_GOAL := help
-.PHONY: help up down incident check test contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
+.PHONY: help proto up down incident check test contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -134,3 +134,7 @@ engines-environment:
 
 routers-environment:
 	@$(PYTHON) console/stack/bootstrap.py routers
+
+
+proto: dev-environment ## make the code of cluster_server/proto anew
+	$(IN) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. cluster_server/proto/cluster.proto

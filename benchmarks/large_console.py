@@ -29,17 +29,20 @@ from console.placement.topology import State, Tier
 from console.policies.models import Caller, PolicyInForce, PolicyVersion
 from console.routing.models import Replica, ServedModel
 from console.sessions.models import DriverOrg, Job, JobBox, Session, SessionBox, Stream
+from console.workloads.models import Instance
 from telemetry.cells import Cells
 from telemetry.metrics import Kind, Metric
 from telemetry.models import Event
 from telemetry.shapes import Series, Shape
 from telemetry.store.storage import LEVELS, Names, Stored, copy_in, day_of, encoded, make_days
 from telemetry.topics import FLEET
+from tests.console.workloads.workloads import a_rollout, a_workload, an_instance
 
 NODES: Final = 1_000
 ORGS: Final = 200
 SESSIONS: Final = 500
 BRAINS: Final = 10
+WORKLOADS: Final = 60
 REPLICAS_OF_A_MODEL: Final = 4
 BOXES_OF_A_SESSION: Final = 2
 STAMPS: Final = 20
@@ -68,6 +71,7 @@ def fill(part: float = 1.0) -> dict[str, object]:
     nodes, boxes = _fleet(now)
     _sessions(orgs, nodes, boxes, now)
     _routing(now)
+    instance = _workloads(orgs)
     _history(orgs, chance, now, part)
     alert = _alerts(orgs, chance, now, part)
     _numbers(part)
@@ -87,6 +91,9 @@ def fill(part: float = 1.0) -> dict[str, object]:
         "brains": "brain-0",
         "models": "model-0",
         "replicas": "replica-0",
+        "workloads": instance.workload.name,
+        "revisions": 1,
+        "instances": instance.name,
         "join": "none",
         "sessions": "s-0",
         "jobs": "serve",
@@ -118,6 +125,16 @@ def _routing(now: datetime) -> None:
         )
         for number, driver in enumerate(drivers)
     )
+
+
+def _workloads(orgs: list[Org]) -> Instance:
+    """Each with two instances and a rollout. Returns one of the instances."""
+    instances = []
+    for number in range(WORKLOADS):
+        workload = a_workload(orgs[number % len(orgs)], f"workload-{number}")
+        a_rollout(workload)
+        instances += [an_instance(workload, ordinal, serving=True) for ordinal in range(2)]
+    return instances[0]
 
 
 def _orgs(now: datetime) -> list[Org]:

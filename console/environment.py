@@ -25,7 +25,8 @@ PROJECT = Path(__file__).resolve().parent.parent  # where it is installed, the f
 IS_CHECKOUT = (PROJECT / "pyproject.toml").is_file()
 HOME = PROJECT if IS_CHECKOUT else Path.cwd()  # what the paths of settings are relative to
 PREFIX = "TIDEGATE_"
-OF_CLIENTS = ("TIDEGATE_TOKEN",)  # what the API examples of pages and docs show: people export it
+# What the API examples of docs show, and `tidegatectl` reads: people export it.
+OF_CLIENTS = ("TIDEGATE_ADDRESS", "TIDEGATE_CA", "TIDEGATE_CONTEXT", "TIDEGATE_TOKEN")
 SECRET_KEY_CHARACTERS_MIN = 50  # what Django asks for
 
 T = TypeVar("T")
@@ -244,6 +245,39 @@ class Environment:
         "`rediss://own@redis.example.org:6379/0`. Each opens it as its own user.",
         default=None,
     )
+    endpoints_url: str | None = setting(
+        "TIDEGATE_ENDPOINTS_URL",
+        url("redis", "rediss", "unix"),
+        "The same, for orchestrators: user `leader`, which tells brains where replicas of workloads "
+        "are. If it is not set, `TIDEGATE_TELEMETRY_URL`.",
+        default=None,
+        secret=True,
+    )
+    cluster_url: str | None = setting(
+        "TIDEGATE_CLUSTER_URL",
+        url("unix", "https"),
+        "The Cluster Server, which runs the instances of workloads: `https://cluster.example.org:8450`, "
+        "or `unix:///run/tidegate/cluster.sock` on the same machine.",
+        default=None,
+    )
+    cluster_ca: Path | None = setting(
+        "TIDEGATE_CLUSTER_CA",
+        FOLDER,
+        "PEM file of who vouches for the Cluster Server. With `https://`.",
+        default=None,
+    )
+    cluster_certificate: Path | None = setting(
+        "TIDEGATE_CLUSTER_CERTIFICATE",
+        FOLDER,
+        "PEM file of the certificate that the console shows the Cluster Server. With `https://`.",
+        default=None,
+    )
+    cluster_key: Path | None = setting(
+        "TIDEGATE_CLUSTER_KEY",
+        FOLDER,
+        "PEM file of the key of that certificate.",
+        default=None,
+    )
     secret_key: str = setting(
         "TIDEGATE_SECRET_KEY",
         SECRET,
@@ -310,6 +344,13 @@ class Environment:
         "Where `make up` keeps data, sockets, logs and secrets. Relative to the checkout or, when "
         "installed, to the working directory.",
         default=HOME / ".tidegate",
+    )
+    tokenizers_dir: Path | None = setting(
+        "TIDEGATE_TOKENIZERS_DIR",
+        FOLDER,
+        "Where uploaded tokenizers are stored, and where brains read them: on several machines a "
+        "mount that has the same path on all. By default `tokenizers` in `TIDEGATE_STATE_DIR`.",
+        default=None,
     )
     static_dir: Path = setting(
         "TIDEGATE_STATIC_DIR",

@@ -43,6 +43,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 STRANGERS_BODY_BYTES_MAX: Final = 64 << 10  # a log-in, a joining, a heartbeat
 KNOWN_BODY_BYTES_MAX: Final = 2 * settings.DATA_UPLOAD_MAX_MEMORY_SIZE  # Django says so of half of that
+UPLOADS: Final = {"/api/v1/tokenizers": settings.TOKENIZER_BYTES_MAX}  # archives, of who is known
 WAIT_SECONDS: Final = 5.0  # for a place
 RETRY_SECONDS: Final = 5
 KNOWN_MAX: Final = 8192  # credentials that are remembered
@@ -142,8 +143,8 @@ class Guard:
             self._remember(credential, scope[KNOWN])
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, credential: bytes | None) -> None:
-        length = _length(scope)
-        if length is not None and length > KNOWN_BODY_BYTES_MAX:
+        length, most = _length(scope), _most(scope)
+        if length is not None and length > most:
             raise Refused(TOO_LARGE)
         is_large = length is None or length > STRANGERS_BODY_BYTES_MAX
         owner = self._owner_of(credential)
@@ -154,8 +155,8 @@ class Guard:
             share, origin = self.strangers, origin_of(_address(scope))
             await self._answer(share, origin, scope, receive, send, body)
             return
-        async with _held(self.bodies, owner, KNOWN_BODY_BYTES_MAX if length is None else length):
-            body = await _received(receive, length, KNOWN_BODY_BYTES_MAX, TOO_LARGE)
+        async with _held(self.bodies, owner, most if length is None else length):
+            body = await _received(receive, length, most, TOO_LARGE)
             await self._answer(self.known, owner, scope, receive, send, body)
 
     async def _answer(
@@ -240,6 +241,11 @@ def _length(scope: Scope) -> int | None:
         return None
     length = _header(scope, b"content-length")
     return int(length) if length.isdigit() else 0
+
+
+def _most(scope: Scope) -> int:
+    """How long its body may be, if its sender is known."""
+    return UPLOADS.get(scope["path"], KNOWN_BODY_BYTES_MAX)
 
 
 def _address(scope: Scope) -> str:

@@ -46,6 +46,7 @@ INSTALLED_APPS = [
     "console.sessions",
     "console.policies",
     "console.routing",
+    "console.workloads",
     "console.api",
     "console.live",
     "console.charts",
@@ -142,6 +143,12 @@ REDIS_URL = ENVIRONMENT.redis_url
 TELEMETRY_URL = ENVIRONMENT.telemetry_url or REDIS_URL
 INGEST_URL = ENVIRONMENT.ingest_url or TELEMETRY_URL
 REGISTRAR_URL = ENVIRONMENT.registrar_url
+ENDPOINTS_URL = ENVIRONMENT.endpoints_url or TELEMETRY_URL
+TOKENIZERS = ENVIRONMENT.tokenizers_dir or ENVIRONMENT.state_dir / "tokenizers"
+CLUSTER_URL = ENVIRONMENT.cluster_url or ""
+CLUSTER_CA = ENVIRONMENT.cluster_ca
+CLUSTER_CERTIFICATE = ENVIRONMENT.cluster_certificate
+CLUSTER_KEY = ENVIRONMENT.cluster_key
 OWN_TELEMETRY_URL = ENVIRONMENT.own_telemetry_url
 OTLP_URL = ENVIRONMENT.otlp_url
 STATE_DIR = ENVIRONMENT.state_dir
@@ -197,6 +204,7 @@ if ENVIRONMENT.trusted_proxies:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
+TOKENIZER_BYTES_MAX = 16 * 1024 * 1024  # of an archive that is uploaded
 DATA_UPLOAD_MAX_NUMBER_FIELDS = 200
 
 STATIC_URL = "/static/"
@@ -306,7 +314,7 @@ CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_RESULT_ACCEPT_CONTENT = ["json"]
 # In memory: a file of pickles would be one more thing to guard, and there is nothing to remember. Every
 # task looks at how things are and not at when it last ran.
-CELERY_BEAT_SCHEDULER = "celery.beat:Scheduler"
+CELERY_BEAT_SCHEDULER = "console.beat:ElectedScheduler"
 # Nobody tells workers over the broker to stop, or asks them what they run.
 CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1

@@ -29,6 +29,9 @@ from console.saved import views as saved
 from console.search import views as search
 from console.sessions.pages import actions, drivers, rules, sessions
 from console.shell import views as shell
+from console.workloads.pages import editing as workload_editing
+from console.workloads.pages import workloads
+from console.workloads.rest.tokenizers import archive
 
 
 class UserName(StringConverter):
@@ -85,6 +88,7 @@ urlpatterns = [
     ),
     path("fleet/boxes/", fleet.list_boxes, name="fleet-boxes"),
     path("fleet/boxes/<thing:name>/", fleet.show_box, name="fleet-box"),
+    path("fleet/boxes/<thing:name>/state/", fleet.set_box_state, name="fleet-box-state"),
     path("fleet/drivers/", fleet.list_drivers, name="fleet-drivers"),
     path("fleet/drivers/<thing:name>/", fleet.show_driver, name="fleet-driver"),
     path("fleet/drivers/<thing:name>/claims/", membership.show_claims, name="fleet-driver-claims"),
@@ -133,6 +137,27 @@ urlpatterns = [
     ),
     path("orgs/<slug:slug>/explain/", explain.show, name="explain"),
     path("orgs/<slug:slug>/limits/", brains.org_limits, name="org-limits"),
+    path("-/tokenizers/<str:sha256>/<str:signature>", archive, name="tokenizer-archive"),
+    path("workloads/", workloads.list_workloads, name="workloads"),
+    path("new-workload/", workload_editing.new_workload, name="workload-new"),
+    path("workloads/<thing:name>/", workloads.show_workload, name="workload"),
+    path("workloads/<thing:name>/edit/", workload_editing.edit_workload, name="workload-edit"),
+    path("workloads/<thing:name>/scale/", workload_editing.scale_workload, name="workload-scale"),
+    path("workloads/<thing:name>/restart/", workloads.restart_workload, name="workload-restart"),
+    path("workloads/<thing:name>/pause/", workloads.pause_workload, name="workload-pause"),
+    path("workloads/<thing:name>/resume/", workloads.resume_workload, name="workload-resume"),
+    path("workloads/<thing:name>/undo/", workloads.undo_workload, name="workload-undo"),
+    path("workloads/<thing:name>/delete/", workloads.delete_workload, name="workload-delete"),
+    path(
+        "workloads/<thing:name>/revisions/<int:number>/",
+        workloads.show_revision,
+        name="workload-revision",
+    ),
+    path(
+        "workloads/<thing:name>/instances/<thing:instance>/",
+        workloads.show_instance,
+        name="workload-instance",
+    ),
     path("routing/", traffic.show, name="routing"),
     path("routing/models/", served_models.list_models, name="routing-models"),
     path("routing/new-model/", served_models.new_model, name="routing-model-new"),
@@ -192,6 +217,7 @@ urlpatterns = [
     path("sessions/<slug:name>/restore-rails/", actions.restore_rails, name="session-restore-rails"),
     path("fleet/nodes/<thing:name>/drain/", actions.drain, name="node-drain"),
     path("fleet/nodes/<thing:name>/upgrade/", actions.upgrade, name="node-upgrade"),
+    path("fleet/boxes/<thing:name>/drain/", actions.drain_box, name="box-drain"),
     path("operations/", operations.list_operations, name="operations"),
     path("operations/<uuid:operation_id>/", operations.show_operation, name="operation"),
     path("operations/<uuid:operation_id>/cancel/", operations.cancel, name="operation-cancel"),

@@ -4,6 +4,7 @@
 |---|---|
 | org, its members, policy, callers, notes | its members, and who has a role on the platform |
 | session, its jobs, streams and boxes | the same of its org; of one that orgs share: the platform |
+| workload, its revisions, instances, logs | the same of its org; of one without org: the platform |
 | driver, its model and its address | who knows of the session that its job runs in; else the platform |
 | node, leaf, link to the spine | the platform; others of those that a stream of their sessions is on |
 | operation, alert, silence, channel, event | the same of its org; of one without an org: the platform |

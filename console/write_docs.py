@@ -44,6 +44,7 @@ have the thresholds `pending_seconds` and `keep_firing_seconds`. This page is ge
 def main() -> None:
     _pretend_to_be_set_up()
     from console.alerts.rules.catalogue import table as rules
+    from console.ctl.reference import BEGINS, reference
     from console.metrics.catalog import table
     from console.stack import redis_users
 
@@ -52,6 +53,8 @@ def main() -> None:
     (PROJECT / "docs" / "settings.md").write_text(SETTINGS + settings_table())
     (PROJECT / "docs" / "metrics.md").write_text(METRICS + table())
     (PROJECT / "docs" / "alert-rules.md").write_text(ALERT_RULES + rules())
+    page = PROJECT / "docs" / "tidegatectl.md"
+    page.write_text(page.read_text().partition(BEGINS)[0] + reference())
 
 
 def _pretend_to_be_set_up() -> None:

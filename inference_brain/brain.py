@@ -14,13 +14,14 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from msgspec import structs
 
-from inference_brain import collection
+from inference_brain import collection, metrics
 from inference_brain import desired as documents
 from inference_brain.admission import Shared
 from inference_brain.api.app import Api, Bounds
@@ -29,16 +30,19 @@ from inference_brain.api.keys import Callers, owner_of
 from inference_brain.counts import Counts
 from inference_brain.decisions import RequestRecord
 from inference_brain.desired import Desired
+from inference_brain.endpoints import EndpointReader, Endpoints
 from inference_brain.journey import Records
 from inference_brain.maps import CacheMaps
 from inference_brain.maps.reader import MapReader, ReaderTask
 from inference_brain.picker.brain_router import BrainRouter, Carrier
 from inference_brain.prompts import Prompts
+from inference_brain.recalls import Recalls
 from inference_brain.router import Router
-from inference_brain.upstream import Client, Fleet, Timeouts
+from inference_brain.upstream import Fleet
 from inference_brain.upstream.engine_metrics import EngineMetrics, fetching, targets
 from inference_brain.upstream.probes import Probes
 from kvss_agent.http.api import CONTROLLER, Conflict
+from kvss_agent.http.client import Client, Timeouts
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.security.confirmations import (
@@ -100,6 +104,7 @@ class Brain:
         self.records = Records()
         self.client = Client(options.timeouts, options.authorities)
         self.fleet = Fleet(clock)
+        self.endpoints = Endpoints(clock)
         self.maps = CacheMaps()
         self.prompts = Prompts()
         self.router = Router(self.fleet, self.maps, self.prompts, self.counts, clock=clock, name=name)
@@ -113,15 +118,18 @@ class Brain:
             )
         self.engines = EngineMetrics(fetching(self.client), self.router.sent, clock=clock)
         self.router.others = self.engines.others
+        self._probes = Probes(self.fleet, self.client, clock)
         self._gateway_api = Api(
             self.router,
-            Carrier(self.router, self._stream),
+            Carrier(self.router, self._stream, self._probes.why_gone),
             self.counts,
             self.records,
             options.bounds,
             logs_access=options.logs_access,
         )
-        self.for_gateways = BrainRouter(self._gateway_api, lambda: self.is_ready)
+        self.for_gateways = BrainRouter(
+            self._gateway_api, lambda: self.is_ready, self._gateway_api.knows
+        )
         self._clock = clock
         self._document = None
         if state_dir:
@@ -129,6 +137,7 @@ class Brain:
         self._changing = asyncio.Lock()
         self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
         self._reader: ReaderTask | None = None
+        self._finding: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Follow the document that was stored last. Raises OSError."""
@@ -152,7 +161,7 @@ class Brain:
         """Follow the stored document, and do what has to be done beside requests. Raises OSError."""
         self.start()
         tasks = [
-            asyncio.create_task(Probes(self.fleet, self.client, self._clock).run(), name="probes"),
+            asyncio.create_task(self._probes.run(), name="probes"),
             asyncio.create_task(self.engines.run(), name="engines"),
             asyncio.create_task(self.router.admission.run(), name="admission"),
         ]
@@ -164,14 +173,23 @@ class Brain:
             await asyncio.gather(*tasks, return_exceptions=True)
             if self._reader:
                 self._reader.stop()
+                await self._reader.ended()
+            if self.router.recalls:
+                await self.router.recalls.close()
+            if self._finding:
+                self._finding.cancel()
+                await asyncio.gather(self._finding, return_exceptions=True)
             self.prompts.close()
             await self.client.close()
 
     def use_redis(self, url: str) -> None:
         """Share limits, fairness and loads with all brains that use this Redis, and follow the cache
-        maps that drivers report there. Raises ValueError."""
+        maps that drivers report there, and the endpoints of workloads. Raises ValueError."""
         self.router.admission.share(Shared(url))
         self._reader = ReaderTask(MapReader(self.maps, url))
+        self.router.recalls = Recalls(url, partial(self.counts.add, metrics.PREFETCH))
+        reader = EndpointReader(self.endpoints, url, self._endpoints_changed)
+        self._finding = asyncio.create_task(reader.run(), name="endpoints")
 
     @property
     def is_ready(self) -> bool:
@@ -224,12 +242,24 @@ class Brain:
     def _follow(self, told: Desired) -> None:
         self.desired = told
         callers = Callers(told)
-        self.router.follow(told)
+        self.endpoints.follow(told)
+        self.router.follow(self.endpoints.resolved(told))
         self.api.callers = self._gateway_api.callers = callers
         self.engines.follow(targets(self.fleet))
         if self.trusted_api:
             self.trusted_api.callers = callers
         self.observed_generation = told.generation
+
+    def _endpoints_changed(self) -> None:
+        """Replicas have moved to other addresses, or are to get no new requests."""
+        if self.desired is None:
+            return
+        before = {(one.model, one.name): one.spec.url for one in self.fleet}
+        self.fleet.follow(self.endpoints.resolved(self.desired))
+        for one in self.fleet:
+            if before.get((one.model, one.name)) not in ("", one.spec.url):
+                self.router.renew((one.model, one.name))
+        self.engines.follow(targets(self.fleet))
 
     def _without_purged(self, told: Desired) -> Desired:
         """Without the orgs of which a tag was purged: an older document can't restore them."""
@@ -310,6 +340,7 @@ class Brain:
     def observed(self) -> dict[str, Any]:
         """The state of the brain, beside what is desired."""
         told, now = self.desired, self._clock()
+        ages = self.endpoints.ages(now)
         return {
             "generation": told.generation if told else 0,
             "observed_generation": self.observed_generation,
@@ -326,6 +357,7 @@ class Brain:
                 {
                     "name": model.name,
                     "tokenizer": self._tokenizer_state(model.tokenizer),
+                    "endpoints_age_seconds": ages.get(model.name),
                     "replicas": [
                         {
                             "name": replica.name,

@@ -26,6 +26,8 @@ def collect(brain: Brain, into: Sink) -> None:
     put(into, metrics.UP_SINCE, brain.started_at)
     put(into, metrics.READY, int(brain.is_ready))
     put(into, metrics.GENERATION, generations)
+    ages = brain.endpoints.ages(time.monotonic())
+    into.put(metrics.ENDPOINTS_AGE, [({"model": model}, age) for model, age in ages.items()])
     put(into, metrics.CONSOLE, brain.membership_status.calls)
     put_http(into, brain.http, metrics.HTTP_CONNECTIONS, metrics.HTTP_REFUSED)
     brain.counts.collect(into)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -21,14 +20,19 @@ class Counts:
     def __init__(self) -> None:
         self.limits = LabelLimits()
         self.streams = 0
-        self._numbers: dict[Metric, Counter[Labels]] = {}
+        self._numbers: dict[Metric, dict[Labels, int]] = {}
         self._times: dict[Metric, dict[Labels, Histogram]] = {}
 
     def add(self, metric: Metric, *labels: str, amount: int = 1) -> None:
-        self._numbers.setdefault(metric, Counter())[labels] += amount
+        numbers = self._numbers.get(metric)
+        if numbers is None:
+            numbers = self._numbers[metric] = {}
+        numbers[labels] = numbers.get(labels, 0) + amount
 
     def time(self, metric: Metric, seconds: float, *labels: str) -> None:
-        times = self._times.setdefault(metric, {})
+        times = self._times.get(metric)
+        if times is None:
+            times = self._times[metric] = {}
         found = times.get(labels)
         if found is None:
             found = times[labels] = Histogram()

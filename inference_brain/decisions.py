@@ -19,7 +19,8 @@ class CandidateEstimate(Struct, frozen=True):
     """What a replica was expected to need until its first token: the sum of the three parts.
 
     `guessed`: its cache is not known, only what was sent to it. `excluded`: why it was no candidate
-    (ejected, draining); it has no estimate then.
+    (ejected, draining); it has no estimate then. `path`: how most bytes of its cache reach it: local,
+    rail, leaf or spine.
     """
 
     replica: Text
@@ -30,6 +31,7 @@ class CandidateEstimate(Struct, frozen=True):
     computing_seconds: Seconds = 0.0
     guessed: bool = False
     excluded: Text = ""
+    path: Text = ""
 
     @property
     def seconds(self) -> float:

@@ -31,7 +31,7 @@ TOKENS_MAX: Final = 1 << 24  # of a prompt and its answer
 SECONDS_MAX: Final = 24 * 3600
 PER_MINUTE_MAX: Final = 1 << 40
 Text = Annotated[str, Meta(min_length=1, max_length=500, pattern=PRINTED)]
-Url = Annotated[str, Meta(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$", max_length=500)]
+Url = Annotated[str, Meta(pattern=r"^(https?://[^\s/?#@]+(/[^\s?#]*)?)?$", max_length=500)]
 PerMinute = Annotated[int, Meta(ge=1, le=PER_MINUTE_MAX)]
 
 
@@ -47,15 +47,17 @@ class DriverSpec(Document, frozen=True, omit_defaults=True):
 class ReplicaSpec(Document, frozen=True, omit_defaults=True):
     """One engine that serves a model, over OpenAI's API at `url`. Without a driver its cache is guessed
     at. `draining`: it gets no new requests. `served_as`: what the engine calls the model, if that is
-    another name. `api_key`: what the engine wants to be shown."""
+    another name. `api_key`: what the engine wants to be shown. `endpoint`: where its address is: here,
+    or in Redis, where the orchestrator's leader puts it and changes it more often than documents."""
 
     name: Name
-    url: Url
+    url: Url = ""
     engine: Literal["vllm", "sglang", "other"] = "vllm"
     driver: DriverSpec | None = None
     draining: bool = False
     served_as: Annotated[str, Meta(max_length=500, pattern=PRINTED)] = ""
     api_key: Annotated[str, Meta(max_length=4000, pattern=r"^[\x21-\x7e]*$")] = ""
+    endpoint: Literal["document", "redis"] = "document"
 
 
 class ServedModel(Document, frozen=True, omit_defaults=True):
@@ -143,6 +145,8 @@ def _problems(desired: Desired) -> Iterator[str]:
         for name in sorted(set(model.orgs or ()) - orgs):
             yield f"Model {model.name} is for org {name}, of which nothing is said."
         for replica in model.replicas:
+            if not replica.url and replica.endpoint == "document":
+                yield f"Replica {replica.name} of model {model.name} has no URL."
             try:
                 if replica.driver:
                     replica.driver.model.shape()

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from inference_brain import metrics
 from inference_brain.admission import Place
-from inference_brain.api.events import Usage
+from inference_brain.api.events import Details, Usage
 from inference_brain.asking import Asking, Routed
 from inference_brain.choice import Outcome as Observed
 from inference_brain.choice import regret
@@ -25,8 +25,8 @@ from inference_brain.choice.explanation import sentence
 from inference_brain.decisions import CANDIDATES_MAX, CandidateEstimate, Outcome, RequestRecord
 from inference_brain.outbound import Claims, body_for, headers_for
 from inference_brain.router import Router
-from inference_brain.upstream.failures import UpstreamFailed
 from inference_brain.upstream.fleet import Replica
+from kvss_agent.http.client.failures import UpstreamFailed
 
 UNSERVED: Final = {"error", "failed", "invalid"}  # results without an answer
 ATTEMPTS_MAX: Final = 3
@@ -59,6 +59,7 @@ class Remembered(NamedTuple):
                     one.fetch_seconds,
                     one.compute_seconds,
                     one.candidate.is_guess,
+                    path=one.candidate.path,
                 )
                 for one in routed.choice.estimates
             ]
@@ -121,6 +122,7 @@ class Journey:
     ) -> None:
         self.asking = asking
         self.usage: Usage | None = None
+        self.events_passed = 0  # of a stream, to the client
         self.attempts = 0
         self.routed: Routed | None = None
         self.result = ""
@@ -216,19 +218,24 @@ class Journey:
         self.result = result
         self._ended_at = self._clock()
         replica = self._leave_replica()
-        asking, usage, counts = self.asking, self.usage, self._router.counts
+        asking, counts = self.asking, self._router.counts
+        most = asking.model.tokens_max * asking.request.answers
+        self.usage = usage = self.usage and _believed(self.usage, most)
         org, model = asking.org.name, asking.model.name
         counts.add(metrics.REQUESTS, org, model, replica.name if replica else "", result)
-        completed = usage.completion_tokens or 0 if usage else 0
+        completed = usage.completion_tokens if usage else None
+        if completed is None:  # it ended before the engine has said so
+            completed = min(self.events_passed, most)
         cached = usage.cached_tokens if usage else None
         prompt = usage.prompt_tokens if usage else 0
-        computed = None if usage is None else max(0, prompt - (cached or 0))
+        computed = None if usage is None else max(1, prompt - (cached or 0))
         if usage is None and self._first_at is None and result in UNSERVED:
             computed = 0  # it is not the org's fault
         self._place.leave(completed, computed)
         if usage:
             counts.add(metrics.TOKENS, org, "prompt", amount=prompt)
             counts.add(metrics.TOKENS, org, "cached", amount=cached or 0)
+        if completed:
             counts.add(metrics.TOKENS, org, "completion", amount=completed)
         self._learn(cached)
 
@@ -251,7 +258,9 @@ class Journey:
         asking, counts, choice = self.asking, self._router.counts, self.routed.choice
         seconds = self._first_at - self._sent_at_last
         labels = asking.org.name, asking.model.name, self.routed.replica.name
-        counts.time(metrics.ESTIMATE_ERROR, abs(seconds - choice.chosen.seconds), *labels[1:])
+        is_stream = asking.request.is_stream  # else nobody knows when the first token came
+        if is_stream:
+            counts.time(metrics.ESTIMATE_ERROR, abs(seconds - choice.chosen.seconds), *labels[1:])
         if cached is not None and asking.prompts:
             promised = choice.chosen.candidate.hit_tokens + choice.chosen.candidate.tier2_tokens
             counts.add(metrics.PREDICTED_HIT, *labels, amount=promised)
@@ -259,8 +268,10 @@ class Journey:
             for cause, tokens in regret(choice, self._observed(seconds, cached)).items():
                 counts.add(metrics.REGRET, asking.org.name, cause, amount=tokens)
         rates = self._router.rates.get(asking.model.name)
-        if rates and asking.request.is_stream:
+        if rates and is_stream:
             rates.observe(choice, self._observed(seconds, cached), self._clock())
+        elif rates:
+            rates.answered(choice, seconds)
 
     def _observed(self, seconds: float, cached: int | None) -> Observed:
         completed = self.usage.completion_tokens if self.usage else None
@@ -303,6 +314,18 @@ class Journey:
             return {}
         found = regret(self.routed.choice, self._observed(0.0, cached))
         return {str(cause): tokens for cause, tokens in found.items()}
+
+
+def _believed(usage: Usage, most: int) -> Usage:
+    """What an engine says of one request, as far as it can be: `most` tokens of prompts, and of answers.
+    An org is charged for it, and all brains add it up."""
+    prompt = min(max(0, usage.prompt_tokens), most)
+    completed, cached = usage.completion_tokens, usage.cached_tokens
+    return Usage(
+        prompt,
+        None if completed is None else min(max(0, completed), most),
+        None if cached is None else Details(min(max(0, cached), prompt)),
+    )
 
 
 def is_failure(status: int) -> bool:

@@ -113,7 +113,10 @@ SINGLE_FLIGHT = _counter(
     "what",
 )
 PREFETCH = _counter(
-    "brain_prefetch_total", "Prefetches from tier 2 while requests were queued, by result.", "what"
+    "brain_prefetch_total",
+    "Prompts that drivers were asked to recall from tier 2 while requests were queued: asked, repeated, "
+    "too_many or failed.",
+    "what",
 )
 
 # Of queues
@@ -129,13 +132,19 @@ FAIRNESS_GAP = _gauge(
 
 REPLICA_STATE = _gauge(
     "brain_replica_state",
-    "1 for the state that a replica is in: ready, slow_start, ejected, draining or unreachable.",
+    "1 for the state that a replica is in: ready, slow_start, ejected, draining, unreachable or "
+    "no_endpoint.",
     "model",
     "replica",
     "state",
 )
 REPLICA_REQUESTS = _gauge(
     "brain_replica_requests", "Requests of this brain in progress on a replica.", "model", "replica"
+)
+ENDPOINTS_AGE = _gauge(
+    "brain_endpoints_age_seconds",
+    "Time since endpoints of a model's replicas were last read from Redis; without Redis they stay.",
+    "model",
 )
 MAP_AGE = _gauge(
     "brain_map_age_seconds", "Time since the cache map of a driver was last updated.", "driver"

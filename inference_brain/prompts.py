@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +22,7 @@ from inference_brain.tokens.turns import Tokens
 
 log = logging.getLogger(__name__)
 
+PROMPTS_AT_ONCE: Final = 8
 LOAD_SECONDS: Final = 20.0  # that a request waits for its model's tokenizer
 
 
@@ -108,7 +110,9 @@ class Prompts:
         self, tokenizer: PromptTokenizer, org: str, model: ServedModel, request: Completion
     ) -> Found:
         found: list[Tokens] = []
-        for prompt in request.prompts:
+        for number, prompt in enumerate(request.prompts, 1):
+            if not number % PROMPTS_AT_ONCE:
+                await asyncio.sleep(0)  # others have their turn
             if isinstance(prompt, str):
                 adds = request.add_special_tokens is not False
                 found.append(
@@ -147,15 +151,15 @@ class Prompts:
             raise invalid(f"{error}.", "prompt" if request.messages is None else "messages") from None
         return None if told is None else told.ids
 
-    async def decode(self, model: ServedModel, ids: Sequence[int]) -> str | None:
+    async def decode(self, org: str, model: ServedModel, ids: Sequence[int]) -> str | None:
         """The text of tokens; None if the model has no tokenizer here. Raises ApiError."""
         tokenizer = await self.tokenizer(model)
         try:
-            return await asyncio.to_thread(tokenizer.decode, ids) if tokenizer else None
+            return await self.service.run(org, partial(tokenizer.decode, ids)) if tokenizer else None
         except TokensError as error:
             raise invalid(f"{error}.", "tokens") from None
 
-    async def texts(self, model: ServedModel, ids: Sequence[int]) -> list[str] | None:
+    async def texts(self, org: str, model: ServedModel, ids: Sequence[int]) -> list[str] | None:
         """The text of each token."""
         tokenizer = await self.tokenizer(model)
         if tokenizer is None:
@@ -165,7 +169,7 @@ class Prompts:
         def each() -> list[str]:
             return [decode([one], skip_special_tokens=False) for one in ids]
 
-        return await asyncio.to_thread(each)
+        return await self.service.run(org, each)
 
 
 def _given(request: Generation, service: TokenService) -> Found:

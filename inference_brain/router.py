@@ -16,6 +16,7 @@ from typing import Final
 
 from inference_brain import metrics
 from inference_brain.admission import Admission, Place, Rejected, Room, Ticket
+from inference_brain.admission.ticket import Reason
 from inference_brain.api.errors import RATE_LIMITED, SERVER, ApiError, too_long, unavailable
 from inference_brain.api.requests import Chat
 from inference_brain.asking import (
@@ -28,12 +29,13 @@ from inference_brain.asking import (
     affinity_of_text,
 )
 from inference_brain.choice import Asked, Candidate, Choice, Flights, ModelRates, SentPrefixes, choose
-from inference_brain.choice.candidates import IDLE, Load
+from inference_brain.choice.candidates import IDLE, Load, Path
 from inference_brain.choice.rates import TOKEN
 from inference_brain.counts import Counts
 from inference_brain.desired import Desired, OrgSpec, ServedModel
-from inference_brain.maps import CacheMaps, DriverPlace, GuessedMap, Hit
+from inference_brain.maps import CacheMaps, DriverPlace, GuessedMap
 from inference_brain.prompts import Prompts
+from inference_brain.recalls import Recalls
 from inference_brain.upstream.fleet import Fleet, Replica
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, isolation_tag
@@ -78,6 +80,7 @@ class Router:
         self._sent = SentPrefixes()
         self._rooms: dict[str, tuple[float, Room]] = {}  # until when, by model
         self._decisions = 0
+        self.recalls: Recalls | None = None  # until there is a Redis
         fleet.on_change(self._changed)
 
     def _changed(self) -> None:
@@ -112,6 +115,13 @@ class Router:
         self.fleet.follow(told)
         present = {(one.model, one.name) for one in self.fleet}
         self._guessed = {key: one for key, one in self._guessed.items() if key in present}
+
+    def renew(self, key: tuple[str, str]) -> None:
+        """Another process serves this replica of a model. It has the driver, and so the cache map, of
+        the one before it; what was sent to that one is no load of it."""
+        model, name = key
+        if flights := self.flights.get(model):
+            flights.renew(name)
 
     def sent(self, key: tuple[str, str]) -> int:
         """How many requests of all brains are at a replica of a model, as far as it is known."""
@@ -181,17 +191,29 @@ class Router:
         if not self.fleet.of(asking.model.name):
             raise unavailable("The model has no replica.", "no_replica", 30)
         try:
-            place = await self.admission.enter(self._ticket(asking))
+            ticket = self._ticket(asking)
+            place = await self.admission.enter(ticket, lambda: self._recall_ahead(asking))
         except Rejected as error:
             self.counts.add(metrics.REJECTED, asking.org.name, error.code)
             retry = {} if error.header is None else {"retry-after": error.header}
             kind = RATE_LIMITED if error.status == 429 else SERVER
-            raise ApiError(
-                error.status, error.message, kind=kind, code=error.code, headers=retry
-            ) from None
+            message = error.message
+            if error.code == Reason.NO_REPLICA:
+                message = f"{message} {self._why_none(asking.model.name, ())}"
+            raise ApiError(error.status, message, kind=kind, code=error.code, headers=retry) from None
         asking.followed = place.followed
         self.counts.time(metrics.QUEUE, place.waited_seconds, asking.org.name)
         return place
+
+    def _recall_ahead(self, asking: Asking) -> None:
+        """It waits: where it is likely to go, tier 2 is asked for it meanwhile."""
+        if self.recalls is None or asking.preview is None:
+            return
+        candidate = asking.preview.choice.chosen.candidate
+        replica = self.fleet.replica(asking.model.name, candidate.name)
+        driver = replica.spec.driver if replica else None
+        if driver and (prompt := asking.prompts.get(driver.model)):
+            self.recalls.ask(driver.name, prompt, candidate.hit_tokens, candidate.tier2_tokens)
 
     def _ticket(self, asking: Asking) -> Ticket:
         request = asking.request
@@ -238,8 +260,7 @@ class Router:
         if rates is None:  # it is served no more, and its last requests leave
             return Room(0, 0)
         tokens = sum(
-            max(PREFILL_TOKENS_MIN, int(PREFILL_SECONDS / max(rates.of(one.name).seconds[TOKEN], 1e-9)))
-            for one in replicas
+            max(PREFILL_TOKENS_MIN, int(PREFILL_SECONDS * rates.pace(one.name))) for one in replicas
         )
         return Room(REQUESTS_AT_ONCE * len(replicas), tokens, len(replicas))
 
@@ -306,19 +327,22 @@ class Router:
     def _candidates(self, asking: Asking, replicas: Sequence[Replica]) -> list[Candidate]:
         model, now = asking.model.name, self._clock()
         rates, flights = self.rates[model], self.flights[model]
+        rates.settle(now)
         elsewhere = self.admission.elsewhere
         sent = self._sent_hits(asking, now)
         made = []
-        for replica, hit in zip(replicas, self._hits(asking, replicas), strict=True):
+        for replica, tokens, tier2_tokens in zip(replicas, *self._hits(asking, replicas), strict=True):
             name = replica.name
+            is_guess = tokens < 0
+            if is_guess:
+                tokens = self._guess(asking, replica)
             load = flights.load(name, now)
             if (other := elsewhere.get((model, name))) is not None:
                 load = load.plus(other)
             if replica.spec.driver is None and (strange := self.others((model, name))) is not IDLE:
                 load = load.plus(strange)
-            known = hit or _UNKNOWN
-            found = max(known.tokens, _followed(asking, name), sent.get(_place(model, name), 0))
-            both = min(max(found, known.tokens + known.tier2_tokens), asking.prompt_tokens)
+            found = max(tokens, _followed(asking, name), sent.get(_place(model, name), 0))
+            both = min(max(found, tokens + tier2_tokens), asking.prompt_tokens)
             in_memory = min(found, both)
             made.append(
                 Candidate(
@@ -326,8 +350,9 @@ class Router:
                     rates.of(name),
                     in_memory,
                     both - in_memory,
-                    load=load,
-                    is_guess=hit is None or replica.spec.driver is None,
+                    self._path(replica),
+                    load,
+                    is_guess=is_guess,
                 )
             )
         return made
@@ -339,22 +364,26 @@ class Router:
             found |= self._sent.hits(prompt.keys, now)  # a replica has one driver, so one of them
         return found
 
-    def _hits(self, asking: Asking, replicas: Sequence[Replica]) -> Sequence[Hit | None]:
-        if not asking.prompts:
-            return [self._guess(asking, one) for one in replicas]
+    def _hits(self, asking: Asking, replicas: Sequence[Replica]) -> tuple[list[int], list[int]]:
+        """Of each replica: tokens that it has in memory, and further ones in tier 2, as its cache map
+        says. Fewer than none where no map is known."""
         drivers = [one.spec.driver.name if one.spec.driver else "" for one in replicas]
+        if not asking.prompts:
+            return [-1] * len(drivers), [0] * len(drivers)
         started = time.perf_counter()
         found = self.maps.hits(drivers, asking.prompts, self._wall())
         self.counts.time(metrics.LOOKUP, time.perf_counter() - started)
-        return [
-            self._guess(asking, replica) if hit is None else hit
-            for replica, hit in zip(replicas, found, strict=True)
-        ]
+        return found.tokens.tolist(), found.tier2_tokens.tolist()
 
-    def _guess(self, asking: Asking, replica: Replica) -> Hit | None:
-        """What a replica without a driver may have."""
+    def _path(self, replica: Replica) -> Path:
+        """As its driver reports it."""
+        mirror = self.maps.mirror(replica.spec.driver.name) if replica.spec.driver else None
+        return Path(mirror.path) if mirror and mirror.path else Path.LOCAL
+
+    def _guess(self, asking: Asking, replica: Replica) -> int:
+        """What a replica without a map may have: tokens that were sent there before."""
         known = self._guessed.get((replica.model, replica.name))
-        return known.hit(asking.guess) if known and asking.guess else None
+        return known.hit(asking.guess).tokens if known and asking.guess else 0
 
     def _excluded(
         self, model: str, usable: Sequence[Replica], without: Collection[str]
@@ -381,7 +410,6 @@ class Router:
         return prompt.keys if prompt else ()
 
 
-_UNKNOWN: Final = Hit(0)
 _NO_ROOM: Final = Room(0, 0)
 
 

@@ -12,7 +12,7 @@ from inference_brain.api.generate import Patience
 from inference_brain.brain import Options as BrainOptions
 from inference_brain.picker.exchange import Bounds as PickerBounds
 from inference_brain.picker.settings import PickerSettings, Tls
-from inference_brain.upstream import Timeouts
+from kvss_agent.http.client import Timeouts
 from kvss_agent.process.options import Options, file, name, place
 from kvss_agent.process.settings import (
     YES_OR_NO,

@@ -13,7 +13,14 @@ import hmac
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from telemetry.records import MAP_STREAM, OWN_STREAM, ROUTING
+from telemetry.records import (
+    ENDPOINTS,
+    ENDPOINTS_CHANNEL,
+    MAP_STREAM,
+    OWN_STREAM,
+    RECALL_STREAM,
+    ROUTING,
+)
 from telemetry.topics import kind_of
 
 OWN: Final = "own"
@@ -24,7 +31,7 @@ _COUNTING: Final = (
     *("+eval", "+evalsha", "+time", "+get", "+set", "+zadd", "+zrange", "+zremrangebyscore"),
     *("+hget", "+hset", "+expire"),
 )
-_CONSOLE_KINDS: Final = frozenset({"web", "worker", "beat", "ingest", "rollup"})
+_CONSOLE_KINDS: Final = frozenset({"web", "worker", "beat", "ingest", "rollup", "orchestrator"})
 
 
 def user_of(url: str) -> str:
@@ -52,19 +59,22 @@ def own_url(url: str, topic: str, token: str) -> str:
 def rules(topic: str, token: str) -> list[str]:
     """What its user is and may do, as `ACL SETUSER` wants it. The password itself is not among it.
 
-    Every process adds to its own stream. A driver adds its cache map to another one of its own. A brain
-    reads all cache maps, and shares what it counts with other brains.
+    Every process adds to its own stream. A driver adds its cache map to another one of its own, and
+    reads from a third one what brains ask it for. A brain reads all cache maps and endpoints, asks all
+    drivers, and shares what it counts with other brains.
     """
-    keys, commands = [f"~{OWN_STREAM}{topic}"], ["+xadd"]
+    keys, commands, channels = [f"~{OWN_STREAM}{topic}"], ["+xadd"], []
     match kind_of(topic):
         case "driver":
-            keys.append(f"~{MAP_STREAM}{topic}")
-            commands.append("+xtrim")
+            keys += [f"~{MAP_STREAM}{topic}", f"~{RECALL_STREAM}{topic}"]
+            commands += ["+xtrim", "+xread"]
         case "brain":
-            keys += [f"~{MAP_STREAM}*", f"~{ROUTING}*"]
-            commands += ["+xread", *_COUNTING]
+            keys += [f"~{MAP_STREAM}*", f"~{ROUTING}*", f"~{RECALL_STREAM}*", f"~{ENDPOINTS}*"]
+            commands += ["+xread", "+mget", "+subscribe", *_COUNTING]
+            channels.append(f"&{ENDPOINTS_CHANNEL}")
     digest = hashlib.sha256(password(token, topic).encode()).hexdigest()
-    return ["reset", "on", f"#{digest}", "resetchannels", *keys, "-@all", *commands, "+ping"]
+    rights = [*channels, *keys, "-@all", *commands, "+ping"]
+    return ["reset", "on", f"#{digest}", "resetchannels", *rights]
 
 
 def may_tell(writer: str, kind: str, topic: str) -> bool:

@@ -31,8 +31,10 @@ class Kind(enum.IntEnum):
     HISTOGRAM = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
+    """There is one object of each: it is equal to itself only, which makes it a fast key of tables."""
+
     name: str
     kind: Kind
     text: str

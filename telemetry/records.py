@@ -26,6 +26,12 @@ OWN_STREAM_LENGTH_MAX: Final = 1_200
 # Beside telemetry, in the same Redis: cache maps of drivers, which brains read, and what brains share.
 MAP_STREAM: Final = "tidegate:map:of:"  # and the driver's topic
 ROUTING: Final = "tidegate:routing:"
+RECALL_STREAM: Final = "tidegate:recall:of:"  # and the driver's topic; brains add, the driver reads
+# And where replicas of workloads are: a key for each model, as clients name it, and a channel on which
+# the leader names those that have changed.
+ENDPOINTS: Final = "tidegate:endpoints:"
+ENDPOINTS_CHANNEL: Final = "tidegate:endpoints"
+ENDPOINTS_SECONDS: Final = 90  # for how long a key stays that no leader writes again
 GROUP: Final = "ingest"
 SHAPE_KEY: Final = "tidegate:telemetry:shape:"  # and a digest, in hex; of the shared stream
 SHAPE_SECONDS: Final = 2 * 86_400  # for how long Redis keeps one that nobody tells again

@@ -9,8 +9,22 @@ import sys
 from pathlib import Path
 from typing import Final
 
-SCRIPTS: Final = ("kvss-agent", "swdriver", "tidegate")
-OURS: Final = ("console", "kvss_agent", "swdriver_shim", "telemetry")
+SCRIPTS: Final = (
+    "cluster-server",
+    "kvss-agent",
+    "swdriver",
+    "tidegate",
+    "tidegatectl",
+    "workload-manager",
+)
+OURS: Final = (
+    "cluster_server",
+    "console",
+    "kvss_agent",
+    "swdriver_shim",
+    "telemetry",
+    "workload_manager",
+)
 
 
 def run(module: str, extra: str) -> int:

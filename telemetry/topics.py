@@ -4,6 +4,8 @@
                                           moved there, since shared memory passes its agent by
     org:acme                              of one org, summed up over drivers
     session:chat                          of one session: what its streams move, by path
+    workload:chat                         no numbers; what becomes of one workload
+    workloads                             no numbers; that something has become of one of them
     fleet                                 of all processes together
     operations                            no numbers; what begins and ends
 
@@ -26,8 +28,10 @@ Labels = tuple[tuple[str, str], ...]
 FLEET: Final = "fleet"
 ALERTS: Final = "alerts"  # of events only
 OPERATIONS: Final = "operations"
+WORKLOADS: Final = "workloads"
 ORG: Final = "org"
 SESSION: Final = "session"
+WORKLOAD: Final = "workload"
 NODE: Final = "node"
 # What names one place only: of no use in sums over all of them.
 _OF_ONE_PLACE: Final = frozenset({"shard", "tag", "index", "stream"})
@@ -46,6 +50,10 @@ def of_org(org: str) -> str:
 
 def of_session(session: str) -> str:
     return f"{SESSION}:{session}"
+
+
+def of_workload(workload: str) -> str:
+    return f"{WORKLOAD}:{workload}"
 
 
 def kind_of(topic: str) -> str:

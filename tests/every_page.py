@@ -8,6 +8,7 @@ from typing import Final
 
 from django.urls import URLPattern, get_resolver
 
+TOKENIZER_ARCHIVE: Final = "tokenizer-archive"  # what managers fetch, by a signed address
 _PARAMETER: Final = re.compile(r"([^/<>]+)/<[^>]+>")
 
 
@@ -19,7 +20,7 @@ def addresses(things: Mapping[str, object]) -> dict[str, str]:
     return {
         str(route.name): _filled(str(route.pattern), things)
         for route in get_resolver().url_patterns
-        if isinstance(route, URLPattern)
+        if isinstance(route, URLPattern) and str(route.name) != TOKENIZER_ARCHIVE
     }
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
+from benchmarks.routing.calibrate import of_model, raised, requests_at
 from benchmarks.routing.fleet import Fleet, Router
 from benchmarks.routing.policies import Exact, LeastLoaded, Ours, RoundRobin
 from benchmarks.routing.timing import Engine, Timing, Work, constants, served
@@ -54,6 +56,28 @@ def test_prompts_are_computed_in_the_order_of_arrival_and_share_steps() -> None:
         Work(900, 1, 0.002, tag="third"),
     )
     assert found["first"] == found["second"] < found["third"]
+
+
+def test_a_fit_takes_as_long_as_what_was_measured_although_its_errors_are_on_one_side() -> None:
+    rng = np.random.default_rng(1)
+    expected = rng.uniform(0.01, 0.2, 2_000)
+    slowed = np.where(rng.random(2_000) < 0.2, 1.5, 1.0)
+    assert raised(expected, expected * slowed) == pytest.approx(1.1, rel=0.01)
+    stalled = expected.copy()
+    stalled[::500] *= 1_000
+    assert raised(expected, stalled) == pytest.approx(1.0)
+
+
+def test_what_is_compared_is_busy_and_not_overloaded() -> None:
+    means = {}
+    for load in (0.2, 0.75, 1.5):
+        found = of_model(TIMING, requests_at(load, TIMING, 400))
+        early, late = [
+            sum(found[number] for number in half) / 200 for half in (range(200), range(200, 400))
+        ]
+        means[load] = early + late
+        assert (late < 2 * early) is (load < 1), "queues only grow beyond what it can do"
+    assert means[0.2] * 1.5 < means[0.75] < means[1.5] / 3
 
 
 def test_running_requests_slow_prompts_down_and_a_prompt_waits_for_one_step() -> None:

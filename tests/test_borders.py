@@ -14,7 +14,15 @@ import pytest
 
 from console.environment import PROJECT
 
-PACKAGES = ("console", "inference_brain", "kvss_agent", "swdriver_shim", "telemetry")
+PACKAGES = (
+    "cluster_server",
+    "console",
+    "inference_brain",
+    "kvss_agent",
+    "swdriver_shim",
+    "telemetry",
+    "workload_manager",
+)
 ALLOWED = {
     "console/stack/lock.py": "a file of `make up`, in a directory that is its user's alone",
     "console/stack/supervisor.py": "what a step of `make up` tells, which we have started",

@@ -15,7 +15,16 @@ from console.environment import PROJECT
 
 GLOSSARY = PROJECT / "docs" / "glossary.md"
 BANNED_HEADING = "## Words we do not use"
-PACKAGES = ("console", "inference_brain", "kvss_agent", "swdriver_shim", "telemetry", "benchmarks")
+PACKAGES = (
+    "cluster_server",
+    "console",
+    "inference_brain",
+    "kvss_agent",
+    "swdriver_shim",
+    "telemetry",
+    "workload_manager",
+    "benchmarks",
+)
 # What is shown to people where it is passed by these names: `--help`, forms, settings, metrics.
 SHOWN = {"description", "epilog", "help", "help_text", "label", "summary", "title", "verbose_name"}
 # Words in names of the API's schemas that are plain English. What is none of these is in the glossary.

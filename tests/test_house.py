@@ -15,12 +15,14 @@ from console.environment import PROJECT
 
 PACKAGES = {
     "benchmarks",
+    "cluster_server",
     "console",
     "inference_brain",
     "kvss_agent",
     "swdriver_shim",
     "telemetry",
     "tests",
+    "workload_manager",
 }
 OF_OTHERS = {"docs/engines/vllm.md: mamba_mixer2.py"}  # files that docs name, and that are not ours
 

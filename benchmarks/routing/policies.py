@@ -170,6 +170,7 @@ class Ours(Placing):
         for name, hit in self._sent.hits(asking.columns, now).items():
             at = self._numbers[name]
             hits[at] = max(hits[at], hit)
+        self.rates.settle(now)
         candidates = [
             Candidate(name, self.rates.of(name), hit, 0, Path.LOCAL, self.flights.load(name, now))
             for name, hit in zip(self._names, hits, strict=True)

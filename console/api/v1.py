@@ -62,6 +62,8 @@ from console.sessions.rest.drains import router as leaving
 from console.sessions.rest.drivers import router as drivers
 from console.sessions.rest.rules import router as session_rules
 from console.sessions.rest.sessions import router as sessions
+from console.workloads.rest.tokenizers import router as tokenizers
+from console.workloads.rest.workloads import router as workloads
 from telemetry.decoder import DOCUMENT, Malformed, decode
 
 DESCRIPTION = """
@@ -156,6 +158,8 @@ api.add_router("", routing_limits)
 api.add_router("", brains)
 api.add_router("", authority)
 api.add_router("", description)
+api.add_router("", workloads)
+api.add_router("", tokenizers)
 
 
 @api.exception_handler(ApiError)

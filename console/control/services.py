@@ -33,8 +33,10 @@ from console.control.sending import (
     send,
 )
 from console.fleet.models import MODELS, Brain, Driver, Node
+from console.operations import services as operations
 from telemetry.events import in_order_of_commits
 from telemetry.hints import hint
+from telemetry.topics import of_source
 
 log = logging.getLogger(__name__)
 
@@ -243,11 +245,15 @@ def _round(targets: Iterable[Address], *, also_ask: bool) -> _Done:
     claimed = _claim(due, asked_at)
     orders = [_order(*made[key], there[made[key][0].kind, made[key][0].name]) for key in claimed]
     told = {order.key for order in orders if order.document is not None}
-    overtaken = []
+    overtaken, heard = [], []
     for answer in send(orders) if orders else ():
         target = made[answer.key][0]
         if not _note(target, answer, asked_at, was_told=answer.key in told):
             overtaken.append((target.kind, target.name))
+        if answer.key in told and answer.reached:
+            heard.append(of_source(target.kind, target.name))
+    if heard:
+        operations.wake(heard)
     open_changes = list(Change.objects.filter(applied_at=None)[:OPEN_CHANGES_MAX])
     _close(open_changes)
     if told:

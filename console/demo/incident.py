@@ -21,7 +21,7 @@ from console.demo import story
 from console.environment import STACK, remove_data
 from console.fleet.models import Node
 from console.operations.models import Operation
-from console.operations.services import running_on
+from console.operations.services import running_within
 from console.placement.topology import Tier
 from console.sessions import services
 from console.sessions.changes import moves
@@ -35,7 +35,7 @@ from telemetry.units import duration
 T = TypeVar("T")
 
 REASON: Final = "make incident"
-SESSION: Final = story.ASSISTANT.session
+SESSION: Final = story.ASSISTANT.name
 TOPIC: Final = of_org(story.ORGS[0].slug)
 STEPS: Final = 6
 SLOW_SECONDS: Final = 0.1  # fifty times what a store takes on a rail
@@ -159,7 +159,7 @@ def _streams() -> list[Stream]:
 
 
 def _is_busy() -> bool:
-    return running_on(of_session(SESSION)) is not None
+    return running_within(of_session(SESSION)).exists()
 
 
 def _is_settled() -> bool:

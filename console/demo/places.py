@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 NODES: Final = ("ax-1", "ax-2", "ax-3", "ax-4")
-DRIVERS: Final = ("chat-1", "chat-2", "code-1")
 BRAIN: Final = "brain"
 MEMORY: Final = "24M"  # of each node
 SOCKET_PATH_BYTES_MAX: Final = 107  # as the kernel has it
@@ -20,7 +19,7 @@ def folder(state: Path) -> Path:
 
 
 def directory_of(state: Path, name: str) -> Path:
-    """The directory of an agent or a driver."""
+    """The directory of an agent or the brain."""
     return folder(state) / name
 
 
@@ -33,10 +32,6 @@ def over_spine(state: Path, node: str) -> Path:
     return folder(state) / f"{node}.over-spine"
 
 
-def model(state: Path, driver: str) -> Path:
-    return directory_of(state, driver) / "model.json"
-
-
 def tier2(state: Path) -> Path:
     return folder(state) / "tier2"
 
@@ -44,11 +39,6 @@ def tier2(state: Path) -> Path:
 def tokenizer(state: Path) -> Path:
     """The folder with the tokenizer of the demo's models."""
     return folder(state) / "tokenizer"
-
-
-def engine_port(state: Path, driver: str) -> Path:
-    """The file with the port that an engine listened on last."""
-    return folder(state) / f"{driver}.port"
 
 
 def join_token(state: Path, kind: str) -> Path:

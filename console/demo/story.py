@@ -6,7 +6,7 @@ same from start to start.
 - *Foundry* runs coding agents: tasks of many quick steps, each of which repeats all that was before it.
 - *Archive* has documents summed up, in waves. No document comes twice, so that it only takes room away.
 
-They ask through a brain. The assistant's model has two replicas, the other one.
+They ask through a brain. The assistant's workload has two replicas, the other one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Final
 
-from console.demo.places import DRIVERS, MEMORY, NODES
-from swdriver_shim.adapters.wafer import WIO, wafer_layout
-from swdriver_shim.desired import GroupSpec, ModelSpec
-from swdriver_shim.layout import Layout
+from console.demo.places import MEMORY, NODES
+from swdriver_shim.adapters.wafer import WIO
 from swdriver_shim.policy import Policy, Tiers
+from workload_manager.spec import EmulatorSpec
 
 SEED: Final = 7
 VOCABULARY: Final = 32_000
@@ -39,33 +38,25 @@ PLACES: Final = (0, 2, 0)  # the first of the two leaves of each box
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A session of one box, and the job on it: a driver, and the model that it serves."""
+    """A workload. Each of its replicas has a box."""
 
-    session: str
-    driver: str
+    name: str
     model: str
-    layout: Layout
-
-    @property
-    def spec(self) -> ModelSpec:
-        groups = tuple(map(GroupSpec.of, self.layout.groups))
-        return ModelSpec(name=self.model, groups=groups, revision="demo")
-
-    @property
-    def name(self) -> str:
-        """Of the model, short."""
-        return self.model.removeprefix("demo-")
-
-    @property
-    def bytes_per_token(self) -> int:
-        return self.layout.token_bytes
+    replicas: int
+    emulator: EmulatorSpec
 
 
-ASSISTANT: Final = Served("assistants", DRIVERS[0], "demo-chat", wafer_layout(1, 720))
-ASSISTANT_2: Final = replace(ASSISTANT, session="assistants-2", driver=DRIVERS[1])
-CODING: Final = Served("coding", DRIVERS[2], "demo-code", wafer_layout(1, 720, window_tokens=1024))
-SERVED: Final = (ASSISTANT, ASSISTANT_2, CODING)
-MODELS: Final = (ASSISTANT, CODING)  # each with its first replica
+# So large a model, on accelerators that are not a wafer, that a cache is worth it.
+ASSISTANT: Final = Served(
+    "chat", "demo-chat", 2, EmulatorSpec(domains=len(WIO), bytes_per_token=180, parameters=70e9)
+)
+CODING: Final = Served(
+    "code",
+    "demo-code",
+    1,
+    EmulatorSpec(domains=len(WIO), bytes_per_token=90, window_tokens=1024, parameters=70e9),
+)
+SERVED: Final = (ASSISTANT, CODING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +91,7 @@ def _some(randomness: Random, least: int, most: int) -> list[int]:
 
 
 def answer_to(tokens: Sequence[int], count: int) -> list[int]:
-    """What the demo's engines answer: always the same to the same prompt."""
+    """What somebody goes on with, whatever the engine has answered: always the same after the same."""
     last = " ".join(map(str, tokens[-ANSWERED_TOKENS:]))
     randomness = Random(f"{len(tokens)} {last}")  # noqa: S311 - a story, no secret
     return [randomness.randrange(VOCABULARY) for _ in range(count)]

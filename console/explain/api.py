@@ -111,6 +111,11 @@ class CandidateOut(Schema):
     hit_tokens: int = Field(validation_alias="estimate.hit_tokens")
     tier2_tokens: int = Field(validation_alias="estimate.tier2_tokens")
     guessed: bool = Field(validation_alias="estimate.guessed", description="Its cache was guessed at.")
+    path: str = Field(
+        validation_alias="estimate.path",
+        description="How most bytes of its cache reach it: local, rail, leaf or spine. Empty without "
+        "access to the fleet.",
+    )
     excluded: str = Field(
         validation_alias="estimate.excluded", description="Why it was no candidate; else empty."
     )

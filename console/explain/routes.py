@@ -134,6 +134,7 @@ def _unnamed(route: Route) -> Route:
             estimate=structs.replace(
                 one.estimate,
                 replica=names[one.replica],
+                path="",
                 excluded="not available" if one.estimate.excluded else "",
             ),
         )

@@ -14,6 +14,7 @@ from telemetry.topics import of_source
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"  # what host names look like, too
 DOMAINS_MAX = 4
+BOX_STATES = [(one.value, one.value) for one in (State.READY, State.CORDONED, State.DRAINING)]
 STATES = [(state.value, state.value) for state in State]
 HELD_STATES = [state.value for state in State if state is not State.LOST]
 NOT_JOINED = "It has not joined yet."
@@ -261,12 +262,25 @@ class Nic(models.Model):
 
 
 class Box(Named):
-    """A CS-X: four domains, each with WIO streams and ports on leaves."""
+    """A CS-X: four domains, each with WIO streams and ports on leaves. Sessions get, and jobs start on,
+    those that are ready only; one that is draining is to be left by the jobs that it has."""
 
     stamp = models.ForeignKey(Stamp, on_delete=models.PROTECT, related_name="boxes")
+    state = models.CharField(max_length=16, choices=BOX_STATES, default=State.READY.value)
+    state_reason = models.CharField(max_length=500, blank=True)
 
     class Meta(Named.Meta):
         verbose_name_plural = "boxes"
+        constraints = [
+            *Named.Meta.constraints,
+            models.CheckConstraint(
+                name="box_state", condition=Q(state__in=[value for value, _ in BOX_STATES])
+            ),
+        ]
+
+    @property
+    def is_usable(self) -> bool:
+        return self.state == State.READY.value
 
 
 class Domain(models.Model):

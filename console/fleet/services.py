@@ -50,6 +50,11 @@ def visible_boxes(principal: Principal) -> QuerySet[Box]:
     return Box.objects.select_related("stamp").prefetch_related(domains)
 
 
+def closed_boxes() -> QuerySet[Box]:
+    """Those that take nothing new."""
+    return Box.objects.exclude(state=State.READY.value)
+
+
 def visible_leaves(principal: Principal) -> QuerySet[Leaf]:
     check_fleet(principal)
     return Leaf.objects.select_related("stamp")

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.contrib.auth import HASH_SESSION_KEY, SESSION_KEY
-from django.http import Http404, parse_cookie
+from django.http import Http404, HttpRequest, parse_cookie
 from django.http.request import validate_host
 from django.utils.crypto import constant_time_compare
 
@@ -51,6 +51,14 @@ def credential_of(scope: Scope) -> Credential:
         return Credential(token=offered[0].removeprefix(BEARER))
     cookies = parse_cookie(headers.get("cookie", ""))
     return Credential(session=cookies.get(settings.SESSION_COOKIE_NAME, ""))
+
+
+def credential_of_request(request: HttpRequest) -> Credential:
+    """The same of a request over HTTP, for what lasts longer than a request should."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return Credential(token=token.strip())
+    return Credential(session=request.COOKIES.get(settings.SESSION_COOKIE_NAME, ""))
 
 
 def subprotocol_of(scope: Scope) -> str | None:

@@ -8,6 +8,7 @@ from typing import Final
 from console import guard
 from console.live import counts as live
 from console.metrics import own
+from console.workloads.leader import figures as orchestrator
 from inference_brain import metrics as brain
 from kvss_agent import metrics as agent
 from swdriver_shim.daemon import metrics as driver
@@ -21,6 +22,7 @@ CATALOGS: Final = {
     "Agents": agent.METRICS,
     "Drivers": driver.METRICS,
     "Brains": brain.METRICS,
+    "Orchestrators": orchestrator.METRICS,
     "Ingest": ingest_service.METRICS,
     "Roll-up": rollup.METRICS,
     "Every process with telemetry": emitter.METRICS,

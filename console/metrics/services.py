@@ -12,23 +12,28 @@ from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.orgs.services import get_org
 from console.sessions.services import get_session
+from console.workloads.services import get_workload
 from telemetry.metrics import Metric
 from telemetry.models import Topic
 from telemetry.queries import Fold, Question, ResultSeries, ask
-from telemetry.topics import ORG, SESSION
+from telemetry.topics import ORG, SESSION, WORKLOAD
 
 _OF_AN_ORG: Final = f"{ORG}:"
 _OF_A_SESSION: Final = f"{SESSION}:"
+_OF_A_WORKLOAD: Final = f"{WORKLOAD}:"
 
 
 def check_topic(principal: Principal, topic: str) -> None:
-    """The one access function for metrics. Members see their orgs and sessions; nodes, drivers and the
-    fleet, which all orgs share, need a role on the platform. Raises Http404."""
+    """The one access function for metrics. Members see their orgs, sessions and workloads; nodes,
+    drivers and the fleet, which all orgs share, need a role on the platform. Raises Http404."""
     if topic.startswith(_OF_AN_ORG) and not topic.endswith("*"):
         get_org(principal, topic.removeprefix(_OF_AN_ORG))
         return
     if topic.startswith(_OF_A_SESSION) and not topic.endswith("*"):
         get_session(principal, topic.removeprefix(_OF_A_SESSION))
+        return
+    if topic.startswith(_OF_A_WORKLOAD) and not topic.endswith("*"):
+        get_workload(principal, topic.removeprefix(_OF_A_WORKLOAD))
         return
     if not principal.on_platform(Role.VIEWER):
         raise Http404("There is no such topic, or you may not see it.")

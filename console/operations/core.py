@@ -42,11 +42,16 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Not yet: look again after a while. `part` is how much of the step is done, from 0 to 1."""
+    """Not yet: look again after a while. `part` is how much of the step is done, from 0 to 1.
+
+    `topics`: whose news may be what it waits for. Who has some wakes it (`services.wake`), so that it
+    need not wait for the while to be over.
+    """
 
     message: str
     part: float = 0.0
     seconds: float = 1.0
+    topics: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

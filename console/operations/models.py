@@ -49,6 +49,7 @@ class Operation(models.Model):
     attempts = models.PositiveSmallIntegerField(default=0, help_text="Of this step, without an outcome.")
     step_since = models.DateTimeField(default=timezone.now)
     wake_at = models.DateTimeField(default=timezone.now, help_text="When to look at it again.")
+    awaits = models.JSONField(default=list, help_text="Topics whose news wake it before that.")
     cancel_requested = models.BooleanField(default=False)
 
     plan = models.JSONField(encoder=DjangoJSONEncoder, default=dict)

@@ -14,6 +14,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.http import Http404
 from django.utils import timezone
+from kombu.exceptions import OperationalError
 
 from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
@@ -114,6 +115,11 @@ def running_on(target: str) -> Operation | None:
     return Operation.objects.filter(target=target, done=False).first()
 
 
+def running_within(topic: str) -> QuerySet[Operation]:
+    """The operations on this topic and on parts of it, the first ones first."""
+    return Operation.objects.filter(_on(topic), done=False).order_by("pk")
+
+
 def _on(topic: str) -> Q:
     """Operations on this topic, or on parts of it."""
     return Q(target=topic) | Q(target__startswith=f"{topic}{PART}")
@@ -125,6 +131,14 @@ def waiting_for(topic: str) -> list[Operation]:
     return [
         one for one in running if is_known(one.kind) and topic in machine_of(one.kind).waits_for(one)
     ]
+
+
+def wake(topics: Collection[str]) -> None:
+    """Have those looked at again that wait for news of one of these. Robust: else the sweep does it."""
+    waiting = Operation.objects.filter(state__in=MOVING).exclude(awaits=[])
+    for pk, awaits in waiting.values_list("pk", "awaits")[:SWEEP_MAX]:
+        if not set(topics).isdisjoint(awaits):
+            _advance_soon(pk)
 
 
 def pause(running: Collection[UUID]) -> None:
@@ -211,15 +225,18 @@ def advance(operation_id: UUID) -> bool:
             return False
         now = timezone.now()
         shown = operation.step, operation.percent, operation.message
-        position, wait_seconds = _stepped(operation, machine_of(operation.kind), now)
+        position, waiting = _stepped(operation, machine_of(operation.kind), now)
         _put(operation, position, now)
-        operation.wake_at = now + timedelta(seconds=wait_seconds)
+        operation.wake_at = now + timedelta(seconds=waiting.seconds if waiting else 0)
+        operation.awaits = sorted(waiting.topics) if waiting else []
         operation.save()
         if not position.state.moves:
             _note_end(operation)
+            # Who waits for what it had.
+            transaction.on_commit(partial(wake, [operation.topic]), robust=True)
         elif (operation.step, operation.percent, operation.message) != shown:
             hint([operation.topic, OPERATIONS], "operation")
-    return position.state.moves and not wait_seconds
+    return position.state.moves and not (waiting and waiting.seconds)
 
 
 def take_due(now: datetime) -> list[UUID]:
@@ -238,11 +255,13 @@ def forget_old_operations(now: datetime) -> int:
     return deleted
 
 
-def _stepped(operation: Operation, machine: type[Machine], now: datetime) -> tuple[Position, float]:
-    """Where it is after its next step, and how many seconds that waits."""
+def _stepped(
+    operation: Operation, machine: type[Machine], now: datetime
+) -> tuple[Position, Waiting | None]:
+    """Where it is after its next step, and what that waits for."""
     shape, position = machine.shape(), _position(operation)
     if operation.attempts > core.ATTEMPTS_MAX:
-        return core.worn_out(position, shape, now), 0
+        return core.worn_out(position, shape, now), None
     if operation.cancel_requested:
         position = core.cancelled(position, shape, now)
     step = machine.steps[position.step]
@@ -251,8 +270,8 @@ def _stepped(operation: Operation, machine: type[Machine], now: datetime) -> tup
     if after.state is State.SUCCEEDED:
         operation.response = machine.response(operation)
     if isinstance(outcome, Waiting) and after.state is position.state:
-        return after, outcome.seconds
-    return after, 0
+        return after, outcome
+    return after, None
 
 
 def _outcome(doing: Doing, operation: Operation) -> Outcome:
@@ -320,8 +339,14 @@ def _put(operation: Operation, position: Position, now: datetime) -> None:
 
 def _advance_on_commit(operation: Operation) -> None:
     """Robust: where Redis is away, the sweep finds it later."""
-    send = partial(current_app.send_task, ADVANCE, (str(operation.pk),))
-    transaction.on_commit(send, robust=True)
+    transaction.on_commit(partial(_advance_soon, operation.pk), robust=True)
+
+
+def _advance_soon(operation_id: UUID) -> None:
+    try:
+        current_app.send_task(ADVANCE, (str(operation_id),), retry=False)
+    except OperationalError as error:
+        log.warning("No task could be sent, so the sweep goes on with %s: %s", operation_id, error)
 
 
 def _note_end(operation: Operation) -> None:

@@ -16,7 +16,7 @@ from console.operations.models import Operation
 from console.shell.pages import Telling, paged, render_live
 from console.visibility import without_places
 
-PAGES = {"session": "session", "node": "fleet-node", "org": "org"}
+PAGES = {"session": "session", "node": "fleet-node", "box": "fleet-box", "org": "org"}
 
 
 class FilterForm(forms.Form):

@@ -1,14 +1,16 @@
 """What is asked for: the streams of a session, and how much memory each gets.
 
-A session's fair share is the memory of all nodes times its boxes, divided by all boxes. Its jobs divide
-it by their boxes. All shards of a job keep the same columns, so a job's share is split in proportion to
-the bytes per token: an equal split would be as good as its largest shard allows, and waste the rest. A
-state group stores one state for several columns, and gets as many slots fewer. No shard gets more than
-the largest node has.
+A session's fair share is the memory of all nodes times its boxes, divided by all boxes. A job that keeps
+to its boxes has the parts of those, so such jobs come and go without changing each other's memory. The
+other jobs divide the rest by their boxes. All shards of a job keep the same columns, so a job's share is
+split in proportion to the bytes per token: an equal split would be as good as its largest shard allows,
+and waste the rest. A state group stores one state for several columns, and gets as many slots fewer. No
+shard gets more than the largest node has.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,6 +51,7 @@ class Shard:
 class Job:
     name: str
     shards: tuple[Shard, ...]
+    keeps_to_boxes: bool = False
 
     def __post_init__(self) -> None:
         if not self.shards or min(shard.payload_bytes for shard in self.shards) <= 0:
@@ -139,13 +142,21 @@ def fair_share_bytes(fleet: Fleet, session: Session) -> int:
 
 
 def job_bytes(fleet: Fleet, session: Session, job: Job) -> int:
-    """A job's part of its session's share, by boxes. Boxes that jobs have in common count for each.
+    """A job's part of its session's share, by boxes. Boxes that several divide count for each; of jobs
+    that keep to a box each has an equal part of it.
 
     No more than what lets the largest shard fit on the largest node: a few boxes can't use all memory of
     many nodes.
     """
-    parts = sum(len(one.boxes) for one in session.jobs)
-    share = fair_share_bytes(fleet, session) * len(job.boxes) // parts
+    keeping = [one for one in session.jobs if one.keeps_to_boxes]
+    others = [one for one in session.jobs if not one.keeps_to_boxes]
+    jobs_on = Counter(box for one in keeping for box in one.boxes)
+    a_box = fair_share_bytes(fleet, session) // len(session.boxes)
+    if job.keeps_to_boxes:
+        share = sum(a_box // jobs_on[box] for box in job.boxes)
+    else:
+        left = fair_share_bytes(fleet, session) - a_box * len(jobs_on)
+        share = left * len(job.boxes) // sum(len(one.boxes) for one in others)
     largest = max((node.memory_bytes for node in fleet.nodes), default=0)
     return min(share, job.bytes_of(_columns_of_each(job, largest)))
 

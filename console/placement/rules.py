@@ -25,6 +25,7 @@ class Cause(Enum):
     WAITING_FOR_RAIL = "WaitingForRail"
     SPINE_REFUSED_BY_RULE = "SpineRefusedByRule"
     NODE_CORDONED = "NodeCordoned"
+    BOX_CORDONED = "BoxCordoned"
     WAITING_FOR_DRAIN = "WaitingForDrain"
     PENDING_EVALUATION = "PendingEvaluation"
 

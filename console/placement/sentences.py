@@ -43,6 +43,7 @@ _CAUSES: Final = {
         "there is room across the spine, which the rules refuse: add a node on its leaf, or allow it"
     ),
     Cause.NODE_CORDONED: "a cordoned node has room: uncordon it",
+    Cause.BOX_CORDONED: "a cordoned box would do: uncordon it",
     Cause.WAITING_FOR_DRAIN: "a node that is being drained has room: it waits for that to end",
 }
 

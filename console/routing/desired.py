@@ -18,7 +18,7 @@ from console.orgs.models import Org
 from console.policies.models import Caller
 from console.policies.org_keys import keys_of, secrets_of
 from console.routing.limits import limits_of
-from console.routing.models import Engine, Replica, ServedModel
+from console.routing.models import EndpointSource, Engine, Replica, ServedModel
 from inference_brain.desired import DriverSpec, OrgSpec, ReplicaSpec
 from inference_brain.desired import ServedModel as ModelTold
 from swdriver_shim.desired import ModelSpec
@@ -49,6 +49,7 @@ def _model(model: ServedModel, keys: Mapping[str, bytes]) -> ModelTold:
                 draining=one.draining,
                 served_as=one.served_as,
                 api_key=str(one.api_key),
+                endpoint=EndpointSource(one.endpoint).told,
             )
             for one in model.replicas.all()
         ),

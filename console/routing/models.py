@@ -37,6 +37,16 @@ class Engine(models.TextChoices):
         return "sglang" if self is Engine.SGLANG else "other"
 
 
+class EndpointSource(models.TextChoices):
+    DOCUMENT = "document", "here"
+    REDIS = "redis", "in Redis"
+
+    @property
+    def told(self) -> Literal["document", "redis"]:
+        """As brains hear of it."""
+        return "redis" if self is EndpointSource.REDIS else "document"
+
+
 class ServedModel(Named):
     """A model that brains serve. `name` is short, for addresses of pages and of the API."""
 
@@ -89,8 +99,15 @@ class Replica(models.Model):
     version = models.PositiveIntegerField(default=1, help_text="Counts changes; the ETag.")
     url = models.CharField(
         max_length=500,
+        blank=True,
         validators=[RegexValidator(URL, "http:// or https://, a host, and no query or user.")],
         help_text="Without /v1.",
+    )
+    endpoint = models.CharField(
+        max_length=8,
+        choices=EndpointSource,
+        default=EndpointSource.DOCUMENT,
+        help_text="Where brains find its address: here, or in Redis for replicas of workloads.",
     )
     engine = models.CharField(max_length=8, choices=Engine, default=Engine.VLLM)
     driver = models.ForeignKey(
@@ -112,7 +129,13 @@ class Replica(models.Model):
         constraints = [
             models.UniqueConstraint(name="replica_once", fields=["model", "name"]),
             models.CheckConstraint(name="replica_name", condition=Q(name__regex=NAME)),
-            models.CheckConstraint(name="replica_url", condition=Q(url__regex=r"^https?://")),
+            models.CheckConstraint(
+                name="replica_url",
+                condition=Q(url__regex=r"^https?://") | Q(url="", endpoint=EndpointSource.REDIS),
+            ),
+            models.CheckConstraint(
+                name="replica_endpoint", condition=Q(endpoint__in=EndpointSource.values)
+            ),
             models.CheckConstraint(name="replica_engine", condition=Q(engine__in=Engine.values)),
         ]
 

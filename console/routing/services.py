@@ -14,11 +14,12 @@ from django.db import transaction
 from django.db.models import Prefetch, Q, QuerySet
 from django.http import Http404
 
-from console.accounts.principal import Principal
+from console.accounts.principal import SYSTEM, Principal
 from console.accounts.roles import Role
 from console.audit.services import Subject, record
 from console.control.services import ALL_BRAINS, changed
 from console.fleet.models import Driver
+from console.fleet.nodes import Impossible
 from console.fleet.services import check_fleet
 from console.orgs.models import Org
 from console.routing.models import Replica, ServedModel
@@ -51,13 +52,26 @@ def get_model(principal: Principal, name: str) -> ServedModel:
 
 
 def for_change(principal: Principal, name: str) -> ServedModel:
-    """A model, locked until the end of the transaction, for somebody who may change it."""
+    """A model, locked until the end of the transaction, for somebody who may change it.
+
+    One that belongs to a workload is changed by that, with its replicas: Impossible for people.
+    """
     principal.check_may_change()
     check_fleet(principal, Role.PLATFORM_ADMIN)
     found = ServedModel.objects.select_for_update(no_key=True).filter(name=name).first()
     if found is None:
         raise Http404(NO_MODEL)
+    if principal is not SYSTEM and (workload := workload_of(found)):
+        raise Impossible(
+            f"Model {name} and its replicas belong to workload {workload}. Change the workload instead."
+        )
     return found
+
+
+def workload_of(model: ServedModel) -> str:
+    """The name of the workload that it belongs to; empty if it is people's."""
+    found = getattr(model, "workload", None)  # the other end is the workload's: routing knows none
+    return str(found.name) if found else ""
 
 
 def check_may_add(principal: Principal) -> None:

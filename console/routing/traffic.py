@@ -96,6 +96,13 @@ def by_replica() -> list[ReplicaRow]:
     return sorted(rows, key=lambda row: (not row.states, row.model, row.replica))[:ROWS_MAX]
 
 
+def expected_hits(org: str, seconds: int) -> dict[str, float]:
+    """Prompt tokens of the org that brains expected in the caches of the replicas that they chose, by
+    what clients call the model, in the last so many seconds."""
+    found = _asked(f"{ORG}:{org}", brain.PREDICTED_HIT, Fold.SUM, ("model",), seconds)
+    return {key[0]: sum(values) for key, values in found.items()}
+
+
 def _sums(topic: str, metric: Metric, *by: str) -> dict[Key, float]:
     return {key: sum(values) for key, values in _asked(topic, metric, Fold.SUM, by).items()}
 

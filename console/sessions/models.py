@@ -186,6 +186,8 @@ class Job(models.Model):
     name = models.CharField(max_length=48, validators=[named])
     driver = models.OneToOneField(Driver, on_delete=models.PROTECT, related_name="job")
     running = models.BooleanField(default=False)  # its driver has been told its homes
+    # It was started on boxes by name, and has the memory of just those, whoever else there is.
+    keeps_to_boxes = models.BooleanField(default=False)
     created_at = models.DateTimeField(default=timezone.now)
 
     class Meta:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from django.contrib.postgres.expressions import ArraySubquery
 from django.db.models import (
     Aggregate,
     BigIntegerField,
@@ -27,10 +28,10 @@ from console.accounts.roles import Role
 from console.fleet.models import Driver, Node
 from console.fleet.nodes import Kind, tells_streams
 from console.fleet.services import lock_fleet
-from console.operations.models import Operation
+from console.operations.models import PART, Operation
 from console.orgs.models import Org
 from console.orgs.services import get_org
-from console.placement.topology import Tier
+from console.placement.topology import State, Tier
 from console.search.services import Found, finder, nearest
 from console.sessions.models import Job, JobBox, Loss, Session, SessionBox, Stream
 from console.sessions.plans import proposals
@@ -65,11 +66,13 @@ def visible_sessions(principal: Principal) -> QuerySet[Session]:
     found = Session.objects.select_related("org").prefetch_related(boxes, losses)
     topic = Concat(Value(of_session("")), OuterRef("name"))
     running = Operation.objects.filter(target=topic, done=False).values("pk")
+    of_parts = Operation.objects.filter(target__startswith=Concat(topic, Value(PART)), done=False)
     found = found.annotate(
         job_count=Count("jobs"),
         memory_bytes=_of_streams(Sum(F("slots") * F("slot_bytes"))),
         spine_count=_of_streams(Count("pk", filter=Q(tier=Tier.SPINE))),
         operation_id=Subquery(running),
+        part_operation_ids=ArraySubquery(of_parts.order_by("pk").values("pk")),
     )
     return found.filter(of_orgs(principal))
 
@@ -166,6 +169,35 @@ def get_job(session: Session, name: str) -> Job:
 def jobs_of(session: Session) -> QuerySet[Job]:
     boxes = Prefetch("boxes", JobBox.objects.select_related("session_box__box"))
     return session.jobs.select_related("driver").prefetch_related(boxes).order_by("name")
+
+
+Mover = Callable[[Job], str]
+_movers: list[Mover] = []
+
+
+def moves_jobs(function: Mover) -> Mover:
+    """Register who moves jobs by itself to other boxes: what it says of a job in a sentence, or nothing
+    where the job is none of its own."""
+    _movers.append(function)
+    return function
+
+
+def who_moves(job: Job) -> str:
+    """Who has to take a job off a box that is drained, in a sentence."""
+    said = next(filter(None, (move(job) for move in _movers)), "")
+    return said or f"Job {job.name} of session {job.session.name} runs there: end it."
+
+
+def jobs_on(held: SessionBox) -> list[Job]:
+    found = Job.objects.filter(boxes__session_box=held).select_related("session", "driver")
+    return list(found.order_by("name"))
+
+
+def boxes_to_leave(session: Session) -> dict[str, list[str]]:
+    """The names of the jobs on each box of it that is being drained. Who moves jobs ends them and starts
+    them on other boxes. The drain gives the session another box once no job runs there."""
+    draining = session.boxes.filter(box__state=State.DRAINING.value).select_related("box")
+    return {held.box.name: [job.name for job in jobs_on(held)] for held in draining}
 
 
 def get_stream(session: Session, name: str) -> Stream:

@@ -30,6 +30,7 @@ THEMES = ("auto", "light", "dark")
 HOME = NavigationItem("Overview", "home", "h")
 ORGS = NavigationItem("Orgs", "orgs", "o")
 SESSIONS = NavigationItem("Sessions", "sessions", "s")
+WORKLOADS = NavigationItem("Workloads", "workloads", "w")
 ALERTS = NavigationItem("Alerts", "alerts", "e")
 OPERATIONS = NavigationItem("Operations", "operations", "p")
 LATENCY = NavigationItem("Latency", "latency", "l")
@@ -50,10 +51,10 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     commands = {"manage": MANAGE, "stack": STACK if settings.EMBEDDED else ""}
     if principal is None:
         return {"principal": None, "navigation": [], "theme": theme, **commands}
-    navigation = [HOME, ALERTS, SESSIONS, ROUTING, LATENCY, ORGS, POLICIES, OPERATIONS]
+    navigation = [HOME, ALERTS, WORKLOADS, SESSIONS, ROUTING, LATENCY, ORGS, POLICIES, OPERATIONS]
     navigation += [HAND_OVER, AUDIT, TOKENS]
     if principal.on_platform(Role.VIEWER):
-        navigation.insert(3, FLEET)
+        navigation.insert(4, FLEET)
     if principal.on_platform(Role.PLATFORM_ADMIN):
         navigation.append(USERS)
     section = request.path.strip("/").split("/")[0]

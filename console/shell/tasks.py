@@ -13,6 +13,7 @@ from console.accounts import throttle
 from console.api import idempotency
 from console.control.services import forget_old_changes
 from console.operations.services import forget_old_operations
+from console.workloads.lifecycle import forget_old as forget_old_instances
 from telemetry.events import forget_old_events
 from telemetry.ingest.dead_letters import forget_old_letters
 from telemetry.ingest.slowest import forget_old_transfers
@@ -28,7 +29,7 @@ def forget_what_is_over() -> None:
     sessions, _ = Session.objects.filter(expire_date__lt=now).delete()
     log.info(
         "forgot %d sessions, %d log-in windows, %d stored answers, %d processes, %d events, "
-        "%d changes, %d operations, %d slow transfers, %d dead letters",
+        "%d changes, %d operations, %d instances, %d slow transfers, %d dead letters",
         sessions,
         throttle.drop_ended_windows(now),
         idempotency.drop_old(now),
@@ -36,6 +37,7 @@ def forget_what_is_over() -> None:
         forget_old_events(now, settings.TELEMETRY_DAYS_1H),
         forget_old_changes(now),
         forget_old_operations(now),
+        forget_old_instances(now),
         forget_old_transfers(now, settings.TELEMETRY_HOURS_SLOWEST),
         forget_old_letters(now),
     )

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from console import manage
 from console.environment import command, env_file
-from console.stack import lock, snapshot
+from console.stack import cluster, lock, snapshot
 from console.stack.errors import StackError, sentences
 from console.stack.folders import Folders
 from console.stack.remembered import Remembered
@@ -66,7 +66,7 @@ def _sweep(folders: Folders) -> int:
         return os.EX_OK
     try:
         with lock.held(folders.state), sentences("clean up", folders.state):
-            left = Remembered(folders.run).stop_all()
+            left = [*Remembered(folders.run).stop_all(), *cluster.end_leftovers(folders.state)]
             env_file(folders.state).unlink(missing_ok=True)
             folders.status.unlink(missing_ok=True)
     except lock.HeldError as error:

@@ -21,7 +21,7 @@ from console.stack.core import Service, State
 from telemetry.units import duration
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
-NAME_WIDTH = 9
+NAME_WIDTH = 12
 CRASH_LOOP_EXITS = 3
 PLAIN_WIDTH = 100  # where there is no terminal to ask
 QUEUE_MAX = 5_000

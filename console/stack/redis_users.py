@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from telemetry.credentials import CONSOLE, SHARED
-from telemetry.records import MAP_STREAM, OWN_STREAM, SHAPE_KEY, STREAM
+from telemetry.records import (
+    ENDPOINTS,
+    ENDPOINTS_CHANNEL,
+    MAP_STREAM,
+    OWN_STREAM,
+    RECALL_STREAM,
+    SHAPE_KEY,
+    STREAM,
+)
 
 BROKER_KEYS: Final = "tidegate:celery:*"
 _CONNECTED: Final = ("+ping",)
@@ -78,10 +86,19 @@ TELEMETRY: Final = (
         (f"~{STREAM}", f"~{OWN_STREAM}*", "-@all", "+scan", "+xlen", "+info", *_CONNECTED),
     ),
     User(
+        "leader",
+        "orchestrators: the leader writes where replicas of workloads are",
+        (
+            *(f"~{ENDPOINTS}*", f"&{ENDPOINTS_CHANNEL}", "-@all", *_CONNECTED),
+            *("+get", "+mget", "+set", "+del", "+publish", "+eval", "+evalsha"),
+        ),
+    ),
+    User(
         "registrar",
         "worker: it makes the users of processes that have joined, and removes them",
         (
-            *(f"~{OWN_STREAM}*", f"~{MAP_STREAM}*", "-@all", *_CONNECTED, "+unlink"),
+            *(f"~{OWN_STREAM}*", f"~{MAP_STREAM}*", f"~{RECALL_STREAM}*"),
+            *("-@all", *_CONNECTED, "+unlink"),
             *("+acl|setuser", "+acl|deluser", "+acl|list"),
         ),
     ),

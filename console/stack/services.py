@@ -6,8 +6,10 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from console.demo import places
+from console.stack import cluster
 from console.stack.core import Spec
 from console.stack.embedded import Server
 from console.stack.privileges import launcher
@@ -16,11 +18,13 @@ WATCHDOG_SECONDS = 10.0
 PREPARE_SECONDS_MAX = 300.0
 SERVER_ATTEMPTS_MAX = 3
 SERVER_STOP_SECONDS_MAX = 30.0
+STOP_SECONDS_MAX = 15.0
 WEB_SOCKET = "{web socket}"  # in a command, stands for the number of the descriptor
 
 PYTHON = sys.executable
 MANAGE = (PYTHON, "-m", "console.manage")
 CELERY = (PYTHON, "-m", "celery", "--quiet", "-A", "console.celery")
+ALONE = (PYTHON, "-m", "console.stack.alone")
 LEAN = {"DJANGO_SETTINGS_MODULE": "console.settings_lean"}
 # One machine, one user, JSON only: Celery's warning about root has nothing to warn of here.
 NO_WARNING_ABOUT_ROOT = {"PYTHONWARNINGS": "ignore:You're running the worker with superuser privileges"}
@@ -79,10 +83,16 @@ def ours(
     after: tuple[str, ...] = ("prepare",),
     listens: bool = False,
     environment: dict[str, str] | None = None,
+    stop_seconds_max: float = STOP_SECONDS_MAX,
 ) -> Service:
     """A process of Tidegate, which tells by itself when it is ready and that it is alive."""
     return Service(
-        Spec(name, after=after, watchdog_seconds=WATCHDOG_SECONDS),
+        Spec(
+            name,
+            after=after,
+            watchdog_seconds=WATCHDOG_SECONDS,
+            stop_seconds_max=stop_seconds_max,
+        ),
         (*launcher(dies_with_us=signal.SIGTERM), *command),
         listens=listens,
         environment=environment or {},
@@ -108,15 +118,33 @@ def console_services(servers: tuple[str, ...], worker_processes: int) -> list[Se
     ]
 
 
+def workload_services(state: Path) -> list[Service]:
+    """Who runs workloads on this machine: the Cluster Server, whose instances end with it and begin with
+    the next one, and the orchestrator, which tells it what to run."""
+    return [
+        ours(
+            "cluster",
+            *(*ALONE, "cluster_server", "--state", str(cluster.folder(state))),
+            *("--listen", f"unix:{cluster.socket(state)}"),
+            *("--end-instances", "--end-time", f"{cluster.END_SECONDS}s"),
+            stop_seconds_max=cluster.END_SECONDS + STOP_SECONDS_MAX,
+        ),
+        orchestrator_service(after=("cluster",)),
+    ]
+
+
+def orchestrator_service(after: tuple[str, ...] = ("prepare",)) -> Service:
+    return ours("orchestrator", *MANAGE, "orchestrate", after=after)
+
+
 def demo_services(address: str, listen: str) -> list[Service]:
-    """A fleet that joins the console at `address`, and whoever makes it and is its engines and clients.
-    `listen`: where its brain serves clients."""
-    launched = (*places.NODES, *places.DRIVERS)
+    """A fleet that joins the console at `address`, and whoever makes it, with its workloads, and is its
+    clients. `listen`: where its brain serves them."""
     return [
         ours("demo", *MANAGE, "demo"),
         *(
             ours(name, PYTHON, "-m", "console.demo.launch", name, address, after=("demo",))
-            for name in launched
+            for name in places.NODES
         ),
         ours(
             places.BRAIN,

@@ -12,14 +12,21 @@ from dataclasses import dataclass, replace
 
 from console.demo import places
 from console.environment import Environment, Mode, command, env_file
-from console.stack import elsewhere, keys, lock, postgres, redis, redis_users
+from console.stack import cluster, elsewhere, keys, lock, postgres, redis, redis_users
 from console.stack.display import Display
 from console.stack.endpoint import LOOPBACK, address, first_free_port, listening_socket
 from console.stack.errors import sentences
 from console.stack.folders import Folders
 from console.stack.logs import Logs
 from console.stack.remembered import Remembered
-from console.stack.services import Service, console_services, demo_services, server
+from console.stack.services import (
+    Service,
+    console_services,
+    demo_services,
+    orchestrator_service,
+    server,
+    workload_services,
+)
 from console.stack.supervisor import Supervisor
 from telemetry.credentials import CONSOLE, OWN
 
@@ -27,10 +34,12 @@ from telemetry.credentials import CONSOLE, OWN
 WRITTEN = (
     "DATABASE_URL",
     "REDIS_URL",
+    "TIDEGATE_CLUSTER_URL",
     "TIDEGATE_DEMO",
     "TIDEGATE_INGEST_URL",
     "TIDEGATE_MODE",
     "TIDEGATE_OWN_TELEMETRY_URL",
+    "TIDEGATE_PUBLIC_URL",
     "TIDEGATE_SECRET_KEY",
     "TIDEGATE_STATIC_DIR",
     "TIDEGATE_TELEMETRY_URL",
@@ -39,7 +48,7 @@ WRITTEN = (
 
 # Who asks for work or does it, and who only has to know that the broker is there. All others are of the
 # demo: agents and drivers, which reach telemetry and nothing else.
-ASKING = ("prepare", "web", "worker", "beat", "demo")
+ASKING = ("prepare", "web", "worker", "beat", "orchestrator", "demo")
 READING = ("ingest", "rollup")
 ANY_OTHER = "*"
 BRAIN_AFTER = 40  # its port, after the console's
@@ -68,7 +77,7 @@ def up() -> int:
 
 def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Held) -> int:
     # What a killed supervisor left runs over the same files: first of all it has to go.
-    left = Remembered(folders.run).stop_all()
+    left = [*Remembered(folders.run).stop_all(), *cluster.end_leftovers(folders.state)]
     notes = [f"Stopped processes of an earlier start: {', '.join(left)}."] if left else []
     for written_before in folders.state.glob("beat-schedule*"):  # pickles, which nobody reads any more
         written_before.unlink()
@@ -89,11 +98,19 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
     made_ready = time.monotonic() - began
     with listening_socket(settings.host, settings.port) as web_socket:
         where = address(settings.host, web_socket)
+        environment.setdefault("TIDEGATE_PUBLIC_URL", where)  # drivers of workloads reach it there
         port = web_socket.getsockname()[1]
         if port != settings.port:
             notes.append(f"Port {settings.port} is in use; using port {port}.")
         names = tuple(service.name for service in servers.started)
         ours = console_services(names, settings.worker_processes)
+        if "TIDEGATE_CLUSTER_URL" in given:
+            ours.append(orchestrator_service())
+        elif cluster_url := cluster.url(folders.state):
+            environment["TIDEGATE_CLUSTER_URL"] = cluster_url
+            ours += workload_services(folders.state)
+        else:
+            notes.append("Workloads are off: the path of the Cluster Server's socket can't be used.")
         brain = ""
         if settings.demo and (why_not := _why_no_demo(folders)):
             notes.append(f"The demo is off: {why_not}")
@@ -184,6 +201,7 @@ def _add_telemetry(found: _Servers, folders: Folders) -> None:
         "web": {**own, **telling, **observing},
         "worker": {**telling, "TIDEGATE_REGISTRAR_URL": run.url_of("registrar")},
         "beat": telling,
+        "orchestrator": {**telling, "TIDEGATE_ENDPOINTS_URL": run.url_of("leader")},
         "ingest": {**telling, "TIDEGATE_INGEST_URL": run.url_of("ingest")},
         "rollup": telling,
         ANY_OTHER: own,

@@ -13,7 +13,7 @@ from inference_brain.admission.exchange import Exchange, Loads
 from inference_brain.admission.figures import NO_FIGURES, figures
 from inference_brain.admission.limits import Asked, LimitTable, Use
 from inference_brain.admission.place import Place
-from inference_brain.admission.pool import Pool, Waiting
+from inference_brain.admission.pool import Pool, State, Waiting
 from inference_brain.admission.shared import Rounds, Shared
 from inference_brain.admission.ticket import Capacity, Reason, Rejected, Ticket
 from inference_brain.choice.candidates import Load
@@ -21,6 +21,10 @@ from telemetry.metrics import Sink
 
 LOOK_SECONDS: Final = 0.1  # at what the replicas can take; others are in step as often
 NO_REPLICA_SECONDS: Final = 5.0  # after which one may be there
+
+
+def _nothing() -> None:
+    """Nobody has to know."""
 
 
 class Admission:
@@ -72,13 +76,13 @@ class Admission:
                     await self._has_rounds.wait()
         await self._rounds.run()
 
-    async def enter(self, ticket: Ticket) -> Place:
+    async def enter(self, ticket: Ticket, queued: Callable[[], None] = _nothing) -> Place:
         """Wait until a replica has room for the request. Raises Rejected. Whoever cancels it, or is
-        refused, has nothing to give back."""
+        refused, has nothing to give back. `queued` is called if it has to wait."""
         pool = self._pool(ticket.model)
         use = await self._take(ticket, pool)
         try:
-            waiting = await self._wait(ticket, pool)
+            waiting = await self._wait(ticket, pool, queued)
         except BaseException:
             self.limits.leave(use)
             self.limits.settle(use, 0, 0, self._clock())
@@ -138,13 +142,14 @@ class Admission:
             raise RuntimeError("a second answer is never that it is not known")
         return use
 
-    async def _wait(self, ticket: Ticket, pool: Pool) -> Waiting:
+    async def _wait(self, ticket: Ticket, pool: Pool, queued: Callable[[], None]) -> Waiting:
         now = self._clock()
         waiting = pool.enter(ticket, now)
-        future = self._futures[waiting] = asyncio.get_running_loop().create_future()
         try:
             self._pump(pool)
-            if not future.done():
+            if waiting.state is not State.PLACED:
+                future = self._futures[waiting] = asyncio.get_running_loop().create_future()
+                queued()
                 async with asyncio.timeout(max(0.0, waiting.expires_at - now)):
                     await future
         except BaseException as error:
@@ -154,7 +159,7 @@ class Admission:
                 raise self._waited_too_long(pool, waiting) from None
             raise
         finally:
-            del self._futures[waiting]
+            self._futures.pop(waiting, None)
         return waiting
 
     def _pool(self, model: str) -> Pool:
@@ -166,8 +171,8 @@ class Admission:
     def _pump(self, pool: Pool) -> None:
         now = self._clock()
         for waiting in pool.pump(now):
-            future = self._futures[waiting]
-            if not future.done():  # else it was cancelled just now, and gives its place back
+            future = self._futures.get(waiting)  # none: it enters just now
+            if future and not future.done():  # else it was cancelled just now, and gives its place back
                 future.set_result(None)
         self._set_timer(pool, now)
 
@@ -175,7 +180,7 @@ class Admission:
         """For who waits for another request to compute its prefix."""
         if timer := self._timers.pop(pool, None):
             timer.cancel()
-        if (due := pool.next_pump()) is not None:
+        if (due := pool.next_pump()) is not None:  # mostly there is none
             loop = asyncio.get_running_loop()
             self._timers[pool] = loop.call_later(max(0.0, due - now), self._pump, pool)
 

@@ -54,11 +54,12 @@ class Grant(NamedTuple):
 
 
 class Use(NamedTuple):
-    """One request that has been counted, for when it is settled."""
+    """One request that has been counted, for when it is settled. `is_limited`: its org had limits."""
 
     org: str
     second: int
     tokens: int
+    is_limited: bool = True
 
 
 class Asked(Enum):
@@ -114,7 +115,12 @@ class _Org:
 
     @property
     def is_limited(self) -> bool:
-        return any(one is not None for one in self.most)
+        limits = self.limits
+        return not (
+            limits.requests_per_minute is None
+            and limits.tokens_per_minute is None
+            and limits.concurrent is None
+        )
 
 
 class LimitTable:
@@ -151,12 +157,14 @@ class LimitTable:
         if limits.tokens_per_minute is not None:
             tokens = min(tokens, limits.tokens_per_minute)
         one.typical_tokens = max(tokens, 0.9 * one.typical_tokens)
+        if not one.is_limited:
+            one.running += 1
+            self._count(one, int(now), 1, tokens)
+            return Use(org, int(now), tokens, is_limited=False)
         amounts = Amounts(1, tokens, 1)
         is_granted = self.is_fresh(now) and asked is not Asked.IN_VAIN
-        may, lacking = one.left, []
-        if one.is_limited:
-            may = one.left if is_granted else self._part(one, now)
-            lacking = [kind for kind in range(3) if self._lacks(one, kind, amounts[kind], may)]
+        may = one.left if is_granted else self._part(one, now)
+        lacking = [kind for kind in range(3) if self._lacks(one, kind, amounts[kind], may)]
         is_worth_asking = is_granted and asked is Asked.NOT_YET
         if lacking and is_worth_asking and all(now >= one.refused_until[kind] for kind in lacking):
             one.need = _sum(one.need, _only(amounts, lacking))
@@ -175,8 +183,9 @@ class LimitTable:
         """The request has ended. To be called once for each use."""
         one = self._orgs[use.org]
         one.running -= 1
-        one.left = _sum(one.left, Amounts(running=1))
-        one.used_since = _less(one.used_since, Amounts(running=1))
+        if use.is_limited:
+            one.left = _sum(one.left, Amounts(running=1))
+            one.used_since = _less(one.used_since, Amounts(running=1))
         one.has_changed = True
 
     def settle(self, use: Use, requests: int, tokens: int, now: float) -> None:
@@ -279,6 +288,8 @@ class LimitTable:
             if len(one.unsent.seconds) > WINDOW_SECONDS:  # nobody has taken it for that long
                 one.unsent.forget(second)
             one.has_changed = True
+        if not one.is_limited:
+            return
         used = Amounts(max(0, requests), max(0, tokens))
         one.left = _less(one.left, used)
         one.used_since = _sum(one.used_since, used)

@@ -122,6 +122,10 @@ class Pool:
 
     def pump(self, now: float) -> list[Waiting]:
         """Give places as long as there is room. Returns those that have one now."""
+        if not self.queue and not self._parked:
+            if self._pace.is_measured:
+                self._pace.note(now, 0.0, is_backlogged=False)
+            return []
         self._return([one for one, until in self._parked.items() if until <= now], gave_up=True)
         given: list[Waiting] = []
         while self._may_have_room(now) and (head := self.queue.head()):
@@ -138,7 +142,7 @@ class Pool:
 
     def next_pump(self) -> float | None:
         """When `pump` has something to do even if nothing else happens."""
-        return min(self._parked.values(), default=None)
+        return min(self._parked.values()) if self._parked else None
 
     def first_token(self, waiting: Waiting, now: float) -> None:
         """Its prompt is computed."""
@@ -355,6 +359,11 @@ class Pace:
         self._amount = 0.0
         self._seconds = 0.0
         self._since: float | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether somebody waited the last time."""
+        return self._since is not None
 
     def note(self, now: float, amount: float, *, is_backlogged: bool) -> None:
         """So much has left; `is_backlogged`: others wait still."""

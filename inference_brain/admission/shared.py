@@ -20,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
 from inference_brain.admission.exchange import Exchange
+from inference_brain.cancellation import raise_if_cancelled
 from telemetry.decoder import Malformed
 
 log = logging.getLogger(__name__)
@@ -105,8 +106,7 @@ class Rounds:
         try:
             while True:
                 is_answered = await self._round()
-                if (this := asyncio.current_task()) and this.cancelling():
-                    raise asyncio.CancelledError  # which the client of Redis may have swallowed
+                raise_if_cancelled()
                 await asyncio.sleep(SPACING_SECONDS if is_answered else RETRY_SECONDS)
                 if is_answered:
                     await self._pause()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
+from urllib.parse import quote
 
 import msgspec
 
@@ -41,6 +42,7 @@ access = logging.getLogger("inference_brain.access")
 DEADLINE: Final = b"x-tidegate-deadline-seconds"
 BODY_SECONDS: Final = 60.0
 HEADER_BYTES_MAX: Final = 64 << 10
+_PLAIN: Final = "/:"  # in a path as it is logged: a blank would begin another field
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class Api:
             log.exception("Request %s failed with an internal error", line.request)
             await self._fail(exchange, line, errors.internal(line.request))
         finally:
-            self.room.give_back(line.held)
+            self.room.give_back(line.org, line.held)
             self._log(exchange, line)
 
     async def _fail(self, exchange: Exchange, line: Line, error: ApiError) -> None:
@@ -180,6 +182,13 @@ class Api:
             return found
         return callers.of_key(authorization)
 
+    def knows(self, authorization: str) -> bool:
+        """Whether this header has a key that is valid now."""
+        try:
+            return bool(self._known().of_key(authorization))
+        except ApiError:
+            return False
+
     def _known(self) -> Callers:
         if self.callers is None:
             raise errors.unavailable("The brain has no desired document yet.", "no_document", 5)
@@ -191,7 +200,7 @@ class Api:
         return found
 
     async def _body(self, exchange: Exchange, line: Line) -> bytes | memoryview:
-        raw = await exchange.body(self._bounds.body_bytes_max, BODY_SECONDS, self.room)
+        raw = await exchange.body(self._bounds.body_bytes_max, BODY_SECONDS, self.room, line.org)
         line.held = len(raw)
         return raw
 
@@ -215,7 +224,7 @@ class Api:
     async def _generate(
         self, exchange: Exchange, org: OrgSpec, line: Line, request: Generation, size: int
     ) -> None:
-        async with exchange.watched():
+        with exchange.watched():
             journey = await self._begin(exchange, org, line, request, size)
             line.journey = journey
             self._records.begin(journey)
@@ -255,13 +264,13 @@ class Api:
             "token_strs": None,
         }
         if request.return_token_strs:
-            told["token_strs"] = await self.router.prompts.texts(model, ids)
+            told["token_strs"] = await self.router.prompts.texts(org.name, model, ids)
         await _answer_json(exchange, told, line.headers)
 
     async def _detokenize(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
         request = requests.detokenize(await self._body(exchange, line))
         model = self._model(org, self._named(request.model, org), line)
-        text = await self.router.prompts.decode(model, request.tokens)
+        text = await self.router.prompts.decode(org.name, model, request.tokens)
         if text is None:
             raise errors.invalid("This model's tokens are not known here.", "model")
         await _answer_json(exchange, {"prompt": text}, line.headers)
@@ -287,7 +296,7 @@ class Api:
             "%s %s %d request=%s client=%s org=%s model=%s replica=%s result=%s attempts=%d "
             "prompt_tokens=%s cached_tokens=%s completion_tokens=%s seconds=%.4f",
             exchange.method,
-            exchange.path[:200],
+            quote(exchange.path[:200], _PLAIN),
             exchange.status,
             line.request,
             line.client or "-",

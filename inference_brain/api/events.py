@@ -11,12 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
-from inference_brain.upstream.failures import Lost
+from kvss_agent.http.client.failures import Lost
 from telemetry.decoder import ANSWER, Malformed, decode
 
 EVENT_BYTES_MAX: Final = 16 << 20
 DONE: Final = b"data: [DONE]\n\n"
 _END: Final = re.compile(rb"\r?\n\r?\n")
+_END_BYTES_BEFORE: Final = 3  # of an event's end, which may have come with the piece before
 _DONE: Final = re.compile(rb"^data: ?\[DONE\]\s*$")
 _TO_LOOK_INTO: Final = (b'"usage"', b'"error"', b"[DONE]")
 
@@ -65,15 +66,17 @@ class Renaming:
 
 class EventStream:
     """Of one answer. `is_done`: its end has come, as engines announce it. `has_failed`: the engine has
-    sent an error in place of more tokens."""
+    sent an error in place of more tokens. `passed`: how many events the client got, each of which has a
+    token at least."""
 
-    __slots__ = ("_renaming", "_tail", "_wants_usage", "has_failed", "is_done", "usage")
+    __slots__ = ("_renaming", "_tail", "_wants_usage", "has_failed", "is_done", "passed", "usage")
 
     def __init__(self, renaming: Renaming, *, wants_usage: bool) -> None:
         self._renaming = renaming
         self._wants_usage = wants_usage
-        self._tail = b""
+        self._tail = bytearray()
         self.is_done = False
+        self.passed = 0
         self.has_failed = False
         self.usage: Usage | None = None
 
@@ -82,18 +85,29 @@ class EventStream:
         event without an end."""
         is_whole = not self._tail and piece.endswith(b"\n\n")
         if is_whole and not self._renaming and not any(mark in piece for mark in _TO_LOOK_INTO):
+            self.passed += piece.count(b"\n\n")
             return piece
-        text = self._tail + piece
+        # What came before has no end in it: a long event is not searched again with each of its pieces.
+        if self._tail and not _END.search(bytes(self._tail[-_END_BYTES_BEFORE:]) + piece):
+            self._keep(piece)
+            return b""
+        text = bytes(self._tail) + piece
         passed, start = [], 0
         for end in _END.finditer(text):
             event = text[start : end.start()]
             if self._passes(event):
                 passed.append(self._renaming(event) + b"\n\n")
             start = end.end()
-        self._tail = text[start:]
+        self._tail.clear()
+        self._keep(text[start:])
+        self.passed += len(passed)
+        return b"".join(passed)
+
+    def _keep(self, piece: bytes) -> None:
+        """For the rest of the event. Raises Lost."""
+        self._tail += piece
         if len(self._tail) > EVENT_BYTES_MAX:
             raise Lost("The replica sent an event without an end.")
-        return b"".join(passed)
 
     def _passes(self, event: bytes) -> bool:
         if not any(mark in event for mark in _TO_LOOK_INTO):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from types import TracebackType
 from typing import Any, Final
 
 from inference_brain.api.errors import RATE_LIMITED, ApiError, too_large, unavailable
@@ -29,20 +30,27 @@ class ClientTooSlow(ClientLeft):
 
 
 class BodyRoom:
-    """Memory for bodies of requests that are being read or served, all together."""
+    """Memory for bodies of requests that are being read or served, all together. However many an org
+    sends, and however slowly, it leaves others as much as it has."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.used = 0
+        self._held: Counter[str] = Counter()  # by org
 
-    def take(self, size: int) -> None:
+    def take(self, org: str, size: int) -> None:
         """Raises ApiError when there is no more."""
-        if self.used + size > self.most:
+        held, left = self._held[org], self.most - self.used - size
+        if left < 0 or (held and held + size > left):
             raise unavailable("There are too many long requests at once. Try again.", "bodies")
+        self._held[org] += size
         self.used += size
 
-    def give_back(self, size: int) -> None:
+    def give_back(self, org: str, size: int) -> None:
         self.used -= size
+        self._held[org] -= size
+        if not self._held[org]:
+            del self._held[org]
 
 
 class Exchange:
@@ -92,33 +100,40 @@ class Exchange:
 
     # What comes
 
-    async def body(self, most: int, seconds: float, room: BodyRoom) -> bytes | memoryview:
-        """All of it, for which memory is taken from `room`; whoever has it gives that back. Raises
-        ApiError, ClientLeft."""
+    async def body(self, most: int, seconds: float, room: BodyRoom, org: str) -> bytes | memoryview:
+        """All of it, for which memory is taken from `room` for this org; whoever has it gives that back.
+        Raises ApiError, ClientLeft."""
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > most:
             raise too_large(most)
         connection = connection_of(self.scope)
+        if connection and (whole := connection.take_body(self.scope)) is not None:
+            if len(whole) > most:
+                raise too_large(most)
+            room.take(org, len(whole))
+            return whole
         if connection and announced.isdigit() and int(announced) > SMALL_BYTES:
-            return await self._receive_into(connection, int(announced), room)
+            return await self._receive_into(connection, int(announced), room, org)
         pieces: list[bytes] = []
         try:
             async with asyncio.timeout(seconds):
-                await self._receive_body(pieces, most, room)
+                await self._receive_body(pieces, most, room, org)
             if announced.isdigit() and int(announced) != sum(map(len, pieces)):
                 raise ClientLeft  # noqa: TRY301 - what has come is given back below
         except BaseException as error:
-            room.give_back(sum(map(len, pieces)))
+            room.give_back(org, sum(map(len, pieces)))
             if isinstance(error, TimeoutError):
                 message = f"The body did not come within {seconds:g} s."
                 raise ApiError(408, message, code="body_too_slow") from None
             raise
         return b"".join(pieces) if len(pieces) != 1 else bytes(pieces[0])
 
-    async def _receive_into(self, connection: HttpConnection, size: int, room: BodyRoom) -> memoryview:
+    async def _receive_into(
+        self, connection: HttpConnection, size: int, room: BodyRoom, org: str
+    ) -> memoryview:
         """A long body, straight to where it stays. Whoever sends it too slowly is cut off by the
         connection."""
-        room.take(size)
+        room.take(org, size)
         try:
             place = memoryview(bytearray(size))
             connection.receive_into(self.scope, place)
@@ -133,10 +148,10 @@ class Exchange:
                 if not message.get("more_body"):
                     return place[:left]
         except BaseException:
-            room.give_back(size)
+            room.give_back(org, size)
             raise
 
-    async def _receive_body(self, pieces: list[bytes], most: int, room: BodyRoom) -> None:
+    async def _receive_body(self, pieces: list[bytes], most: int, room: BodyRoom, org: str) -> None:
         size, is_whole = 0, False
         while not is_whole:
             message = await self._receive()
@@ -147,40 +162,25 @@ class Exchange:
             size += len(piece)
             if size > most:
                 raise too_large(most)
-            room.take(len(piece))
+            room.take(org, len(piece))
             pieces.append(piece)
 
-    @contextlib.asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    def watched(self) -> Watch:
         """Cancel what happens in this context when the client leaves, and raise ClientLeft instead. Only
         after the body."""
-        task = asyncio.current_task()
-        left = False
-
-        async def watch() -> None:
-            nonlocal left
-            while (await self._receive())["type"] == "http.request":
-                pass  # an empty one; the body has been read
-            left = True
-            if task:
-                task.cancel()
-
-        watching = asyncio.create_task(watch())
-        try:
-            yield
-        except asyncio.CancelledError:
-            if left and task and task.uncancel() == 0:
-                raise ClientLeft from None
-            raise
-        finally:
-            watching.cancel()
+        return Watch(connection_of(self.scope), self._receive)
 
     # What goes
 
     async def answer(
         self, status: int, body: bytes, headers: Iterable[Header] = (), kind: bytes = JSON
     ) -> None:
-        await self._head(status, [(b"content-length", b"%d" % len(body)), *headers], kind)
+        headers = [(b"content-type", kind), *headers]
+        connection = connection_of(self.scope)
+        if connection and connection.answer(self.scope, status, headers, body):
+            self.has_begun, self.status = True, status
+            return
+        await self._head(status, [(b"content-length", b"%d" % len(body)), *headers])
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def fail(self, error: ApiError, headers: Iterable[Header] = ()) -> None:
@@ -196,7 +196,7 @@ class Exchange:
             await asyncio.sleep(0)  # until the server knows
 
     async def begin_stream(self, headers: Iterable[Header] = ()) -> None:
-        await self._head(200, [(b"cache-control", b"no-cache"), *headers], EVENTS)
+        await self._head(200, [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), *headers])
 
     async def send(self, piece: bytes) -> None:
         """Part of a stream. Waits for a slow client."""
@@ -205,13 +205,58 @@ class Exchange:
     async def end_stream(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _head(self, status: int, headers: list[Header], kind: bytes) -> None:
+    async def _head(self, status: int, headers: list[Header]) -> None:
         self.has_begun = True
         self.status = status
         await self._send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [(b"content-type", kind), *headers],
+                "headers": headers,
             }
         )
+
+
+class Watch:
+    """While it is entered, what the current task does is cancelled when the client leaves. A connection
+    of ours says so; of others, ASGI is asked."""
+
+    __slots__ = ("_asking", "_connection", "_has_left", "_receive", "_task")
+
+    def __init__(self, connection: HttpConnection | None, receive: Receive) -> None:
+        self._connection = connection
+        self._receive = receive
+        self._has_left = False
+        self._task: asyncio.Task[Any] | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        if self._connection:
+            self._connection.watch(self._left)
+        else:
+            self._asking = asyncio.create_task(self._ask())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._connection:
+            self._connection.unwatch(self._left)
+        if self._asking:
+            self._asking.cancel()
+        is_ours = isinstance(error, asyncio.CancelledError) and self._has_left
+        if is_ours and self._task and self._task.uncancel() == 0:
+            raise ClientLeft from None
+
+    def _left(self) -> None:
+        if not self._has_left and self._task:
+            self._has_left = True
+            self._task.cancel()
+
+    async def _ask(self) -> None:
+        while (await self._receive())["type"] == "http.request":
+            pass  # an empty one; the body has been read
+        self._left()

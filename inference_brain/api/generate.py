@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
@@ -16,12 +15,13 @@ from inference_brain.api.exchange import ClientLeft, ClientTooSlow, Exchange, He
 from inference_brain.asking import NoReplica
 from inference_brain.journey import Journey, is_failure
 from inference_brain.outbound import path_of
-from inference_brain.upstream.client import Answer, Client, Sent
-from inference_brain.upstream.failures import Late, Lost, UpstreamFailed
 from inference_brain.upstream.fleet import Replica
+from kvss_agent.http.client.client import Answer, Client
+from kvss_agent.http.client.failures import Late, Lost, UpstreamFailed
 
 REPLICA_HEADER: Final = b"x-tidegate-replica"  # who answered, for load tools and people
 ERROR_BYTES_MAX: Final = 1 << 20  # of an engine's error
+STATUS_MAX: Final = 599
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +97,39 @@ class Generator:
         url, body = replica.url(path_of(request)), journey.body(replica)
         headers = [*headers, (REPLICA_HEADER, replica.name.encode())]
         sent = self._client.open("POST", url, journey.headers(replica), body, seconds)
-        async with _unanswered(replica, sent), sent as answer:
-            if answer.status != HTTPStatus.OK:
-                error = errors.of_replica(answer.status, await answer.whole(ERROR_BYTES_MAX))
-                if not is_failure(answer.status):
-                    raise _passed_on(error)
-                journey.failed(None)
-                return error
-            renaming = Renaming(replica.served_as, journey.asking.model.name)
-            if request.is_stream:
-                await self._stream(exchange, journey, answer, renaming, headers)
-            else:
-                raw = await answer.whole()
-                journey.first_token()
-                journey.usage = usage_of(raw)
-                await exchange.answer(200, renaming(raw), headers)
+        replica.unanswered.add(sent)  # it may be given up as long as nothing of an answer has come
+        try:
+            async with sent as answer:
+                return await self._take(exchange, journey, replica, answer, headers)
+        finally:
+            replica.unanswered.discard(sent)
+
+    async def _take(
+        self,
+        exchange: Exchange,
+        journey: Journey,
+        replica: Replica,
+        answer: Answer,
+        headers: Sequence[Header],
+    ) -> ApiError | None:
+        """Pass an answer on; what `_try` returns and raises."""
+        request = journey.asking.request
+        if answer.status != HTTPStatus.OK:
+            if not HTTPStatus.BAD_REQUEST <= answer.status <= STATUS_MAX:
+                raise Lost(f"The replica answered with the unexpected status {answer.status}.")
+            error = errors.of_replica(answer.status, await answer.whole(ERROR_BYTES_MAX))
+            if not is_failure(answer.status):
+                raise _passed_on(error)
+            journey.failed(None)
+            return error
+        renaming = Renaming(replica.served_as, journey.asking.model.name)
+        if request.is_stream:
+            await self._stream(exchange, journey, answer, renaming, headers)
+        else:
+            raw = await answer.whole()
+            journey.first_token()
+            journey.usage = usage_of(raw)
+            await exchange.answer(200, renaming(raw), headers)
         return None
 
     async def _stream(
@@ -149,14 +167,15 @@ class Generator:
         first: bytes,
     ) -> None:
         """All events of an answer. Raises UpstreamFailed if it has no end."""
+        journey.usage, journey.events_passed = events.usage, events.passed
         if first:
             await self._send(exchange, first)
         while (piece := await answer.piece()) is not None:
             journey.heard()
-            if passed := events.feed(piece):
+            passed = events.feed(piece)
+            journey.usage, journey.events_passed = events.usage, events.passed
+            if passed:
                 await self._send(exchange, passed)
-            journey.usage = events.usage
-        journey.usage = events.usage
         if not events.is_done:
             raise _ended_early()
 
@@ -166,16 +185,6 @@ class Generator:
                 await exchange.send(piece)
         except TimeoutError:
             raise ClientTooSlow from None
-
-
-@contextlib.asynccontextmanager
-async def _unanswered(replica: Replica, sent: Sent) -> AsyncIterator[None]:
-    """The request may be given up as long as nothing of an answer has come."""
-    replica.unanswered.add(sent)
-    try:
-        yield
-    finally:
-        replica.unanswered.discard(sent)
 
 
 async def _first_events(answer: Answer, events: EventStream) -> bytes:

@@ -35,6 +35,7 @@ class Http2Server:
 
     def __init__(self, app: Any, path: Path, connections: int) -> None:
         self.path = path
+        self.places = max(1, connections // 2)  # free ones: strangers have them, too
         self._server = Server(
             app,
             uds=path,
@@ -75,14 +76,17 @@ class Splice(asyncio.Protocol):
         self._first = first
         self._inner: asyncio.Transport | None = None
         self._is_over = False
+        self._server: Http2Server | None = None  # of whose places it has one
 
     def connect(self, server: Http2Server) -> None:
         """From here on the connection is granian's."""
         self._transport.set_protocol(self)
         self._transport.pause_reading()
-        if not self._connection.prove(OWNER):
+        if not server.places or not self._connection.prove(OWNER):
             self._transport.abort()
             return
+        server.places -= 1
+        self._server = server
         self._connecting = asyncio.get_running_loop().create_task(self._connect(server.path))
 
     async def _connect(self, path: Path) -> None:
@@ -116,6 +120,8 @@ class Splice(asyncio.Protocol):
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._is_over = True
+        if self._server:
+            self._server.places += 1
         self._connection.leave()
         if self._inner:
             self._inner.abort()

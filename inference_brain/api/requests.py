@@ -16,12 +16,14 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from inference_brain.api.errors import ApiError, invalid, of_malformed
+from inference_brain.tokens.messages import RESERVED
 from swdriver_shim.policy import AS_USUAL, Rules
 from telemetry.decoder import Limits, Malformed, decode
 
 BODY: Final = Limits(1 << 30, 1 << 23, depth_max=64)  # the bytes are bounded while they are read
 STOPS_MAX: Final = 16
 MESSAGES_MAX: Final = 100_000
+PROMPTS_MAX: Final = 2048  # of one request
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _SEPARATE: Final = ("kv_transfer_params", "cache_salt", "vllm_xargs", "request_id")
 _OURS: Final = ("priority", "tidegate")
@@ -224,6 +226,10 @@ def chat(raw: Raw) -> Chat:
     _check(request)
     for index, message in enumerate(request.messages):
         _check_message(index, message)
+    given = request.chat_template_kwargs
+    if isinstance(given, dict) and (refused := sorted(RESERVED & given.keys())):
+        reason = f"'chat_template_kwargs' may not have {', '.join(refused)}."
+        raise invalid(reason, "chat_template_kwargs", "invalid_value")
     if request.top_logprobs not in (None, UNSET, 0) and request.logprobs is not True:
         raise invalid("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs", "invalid_value")
     return request
@@ -236,6 +242,8 @@ def completion(raw: Raw) -> Completion:
     prompts = request.prompts
     if not prompts:
         raise invalid("'prompt' is an empty list.", "prompt", "invalid_value")
+    if len(prompts) > PROMPTS_MAX:
+        raise invalid(f"'prompt' has more than {PROMPTS_MAX} prompts.", "prompt", "invalid_value")
     for prompt in prompts:
         if isinstance(prompt, str):
             continue

@@ -8,8 +8,9 @@ from typing import Final
 
 from inference_brain.api.exchange import Exchange
 
-_TRACE: Final = re.compile(r"^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$")
-_PRINTABLE: Final = re.compile(r"^[\x20-\x7e]+$")
+_TRACE: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_PRINTABLE: Final = re.compile(r"[\x20-\x7e]+")
+_WORD: Final = re.compile(r"[\x21-\x7e]+")  # what may stand in a line of fields
 TRACE_STATE_MAX: Final = 512
 CLIENT_ID_MAX: Final = 128
 DRAWN_BYTES: Final = 4096
@@ -42,7 +43,7 @@ def client_id(exchange: Exchange) -> str:
     """What the client calls its request; empty if it does not say, or nothing that can be logged."""
     for header in (b"x-client-request-id", b"x-request-id"):
         name = exchange.header(header)
-        if name and len(name) <= CLIENT_ID_MAX and _PRINTABLE.match(name):
+        if name and len(name) <= CLIENT_ID_MAX and _WORD.fullmatch(name):
             return name
     return ""
 
@@ -50,9 +51,9 @@ def client_id(exchange: Exchange) -> str:
 def trace_headers(exchange: Exchange) -> dict[str, str]:
     """For the engine: the client's trace, or a new one."""
     parent = exchange.header(b"traceparent").strip()
-    if not _TRACE.match(parent):
+    if not _TRACE.fullmatch(parent):
         return {"traceparent": f"00-{_RANDOM.hex(16)}-{_RANDOM.hex(8)}-00"}
     state = exchange.header(b"tracestate").strip()
-    if state and len(state) <= TRACE_STATE_MAX and _PRINTABLE.match(state):
+    if state and len(state) <= TRACE_STATE_MAX and _PRINTABLE.fullmatch(state):
         return {"traceparent": parent, "tracestate": state}
     return {"traceparent": parent}

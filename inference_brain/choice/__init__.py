@@ -2,6 +2,7 @@
 
     rates = ModelRates()                                    # one for each model that is served
     flights = Flights()                                     # requests that were sent and not finished
+    rates.settle(now)
     candidates = [
         Candidate("r1", hit_tokens=4096, load=flights.load("r1", now), rates=rates.of("r1"))
     ]

@@ -107,6 +107,10 @@ class Flights:
         """Of all replicas that something was sent to: what other brains are told."""
         return {name: replica.load(now) for name, replica in self._replicas.items()}
 
+    def renew(self, name: str) -> None:
+        """Another process serves this replica. Requests that the one before it has are no load of it."""
+        self._replicas.pop(name, None)
+
     def keep_only(self, names: frozenset[str]) -> None:
         """Forget replicas that are not served any more and have nothing in flight."""
         for name in [name for name in self._replicas if name not in names]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from inference_brain.choice.choice import Choice, Mode
 from inference_brain.choice.outcome import Outcome
-from inference_brain.choice.rates import CLOSE, SECONDS_MIN, SIZE, Prior, Rates, Traffic, prior
+from inference_brain.choice.rates import CLOSE, SECONDS_MIN, SIZE, TOKEN, Prior, Rates, Traffic, prior
 
 REPLICAS_MAX: Final = 4096
 KNOWN: Final = 4.0  # observations from which on a replica counts for the others
@@ -20,6 +20,7 @@ JUDGED: Final = 32.0  # observations from which on estimates may be called off
 # mean for an estimate. They hold again when it is below so much of either.
 OFF: Final = 0.5
 AGAIN: Final = 0.8
+PACE_KEPT: Final = 0.98  # of the pace that was seen, with each answer
 _STEP: Final = 1 / 64
 
 
@@ -27,10 +28,12 @@ class ModelRates:
     """Of one model."""
 
     def __init__(self) -> None:
+        self._paces: dict[str, float] = {}  # as whole answers have shown them
         self._rates: dict[str, Rates] = {}
         self._prior: Prior | None = None
         self._until_refresh = REFRESH
         self._turn: list[str] = []  # replicas that are brought up to date next, one at a time
+        self._behind: set[str] = set()  # replicas of which something observed is not solved
         self.error = Error()
         self.traffic = Traffic()
 
@@ -50,10 +53,29 @@ class ModelRates:
             found = self._rates[name] = Rates(self._prior, self.traffic)
         return found
 
+    def answered(self, choice: Choice, seconds: float) -> None:
+        """A whole answer came after so many seconds: the replica computes no slower than that. Of an
+        answer that is no stream nothing else is known."""
+        pace = choice.chosen.missed_tokens / max(seconds, SECONDS_MIN)
+        self._paces[choice.replica] = max(PACE_KEPT * self._paces.get(choice.replica, 0.0), pace)
+
+    def pace(self, name: str) -> float:
+        """Tokens of prompts that a replica computes in a second, at least. What may be sent to it at
+        once is bounded by that; where it is better to be is not: then the first one to answer would get
+        all requests."""
+        return max(1.0 / max(self.of(name).seconds[TOKEN], 1e-9), self._paces.get(name, 0.0))
+
     def keep_only(self, names: Iterable[str]) -> None:
         """Forget replicas that are not served any more."""
         kept = set(names)
+        self._paces = {name: pace for name, pace in self._paces.items() if name in kept}
         self._rates = {name: rates for name, rates in self._rates.items() if name in kept}
+        self._behind &= kept
+
+    def settle(self, now: float) -> None:
+        """Take what was observed into the rates, as far as that is due; before they are used."""
+        if self._behind:
+            self._behind = {name for name in self._behind if not self.of(name).settle(now)}
 
     def observe(self, choice: Choice, outcome: Outcome, now: float) -> None:
         """The first token of a request came. What failed before it is not observed."""
@@ -68,6 +90,7 @@ class ModelRates:
         if outcome.cached_tokens is not None and promised:
             rates.observe_hits(promised, outcome.cached_tokens)
         rates.observe(choice.amounts(outcome.cached_tokens), seconds, now)
+        self._behind.add(choice.replica)
         self._refresh(now)
 
     def _refresh(self, now: float) -> None:
@@ -80,8 +103,10 @@ class ModelRates:
             return
         if not self._turn:
             self._turn = list(self._rates)
-        if rates := self._rates.get(self._turn.pop()):
+        name = self._turn.pop()
+        if rates := self._rates.get(name):
             rates.follow(self._prior, now)
+            self._behind.add(name)
 
     def _common(self, now: float) -> Prior | None:
         """The median of each rate, so that no single replica spoils the others' estimates."""

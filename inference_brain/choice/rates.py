@@ -11,6 +11,9 @@ half after `HALF_LIFE` others, sooner while all err on one side, or after `HALF_
 not known from this replica is taken from the others of its model (`prior`), the less the more is known.
 An observation far from what was expected counts less (Huber), so that one stalled request does not
 change the picture, and several do.
+
+Solving takes as long as a whole decision. So what was observed within `SOLVE_SECONDS` is solved at once,
+by the next observation after that or by `settle`, which comes before a decision.
 """
 
 from __future__ import annotations
@@ -45,6 +48,8 @@ NOISE_SHARE_MAX: Final = 0.05
 SWEEPS_MAX: Final = 12
 CLOSE: Final = 1e-4  # of a rate: it changes no further
 SECONDS_MIN: Final = 1e-4  # shorter times are weighed like this
+SOLVE_SECONDS: Final = 0.1  # between two solutions
+EAGER: Final = 8.0  # observations up to which each one is solved
 _KEEP: Final = 0.5 ** (1 / HALF_LIFE)
 
 Amounts = Sequence[float]
@@ -110,9 +115,11 @@ class Rates:
         "_gram",
         "_hits",
         "_hits_expected",
+        "_is_behind",
         "_moment",
         "_prior",
         "_seen",
+        "_solved_at",
         "observations",
         "seconds",
         "spread",
@@ -129,6 +136,8 @@ class Rates:
         self._seen = 0.0  # observations that time has not made old, however many came since
         self._bias = 0.0  # like `spread`, with its sign
         self._hits = self._hits_expected = 0.0
+        self._is_behind = False  # something observed is not solved
+        self._solved_at = -math.inf
         self.observations = 0.0  # that are not forgotten
         self.spread = 0.5  # of observed around expected, relative to the square root of the expected
         self.trust = 1.0  # part of the expected hits that were hits
@@ -171,7 +180,14 @@ class Rates:
         self.spread = max(SPREAD_MIN, self.spread + SPREAD_STEP * (deviation - self.spread))
         self._bias += SPREAD_STEP * (math.copysign(deviation, signed) - self._bias)
         self._add(amounts, seconds, weight, keep)
-        self._solve()
+        self._is_behind = True
+        self.settle(now)
+
+    def settle(self, now: float) -> bool:
+        """Solve what was observed, if that is due. Whether nothing is left to be solved."""
+        if self._is_behind and (self._seen <= EAGER or not 0.0 <= now - self._solved_at < SOLVE_SECONDS):
+            self._solve(now)
+        return not self._is_behind
 
     def observe_hits(self, expected: float, actual: float) -> None:
         """How many of the tokens that the map promised were hits."""
@@ -193,7 +209,8 @@ class Rates:
             for row in self._gram:
                 row[:] = [value * fade for value in row]
             self._moment = [value * fade for value in self._moment]
-        self._solve()
+        self._is_behind = True
+        self.settle(now)
 
     def add_to(self, gram: list[list[float]]) -> None:
         """Add what was observed here to a sum over replicas."""
@@ -221,8 +238,9 @@ class Rates:
         by = weight * seconds
         self._moment = [value * keep + by * one for value, one in zip(self._moment, scaled, strict=True)]
 
-    def _solve(self) -> None:
+    def _solve(self, now: float) -> None:
         """The rates that fit best and are not negative, by coordinate descent from those of before."""
+        self._is_behind, self._solved_at = False, now
         gram, moment = self._gram, self._moment
         toward: tuple[float, ...] = DEFAULT
         if prior := self._prior:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from inference_brain.maps.cache_maps import CacheMaps, DriverPlace
 from inference_brain.maps.guessed import GuessedMap
-from inference_brain.maps.hits import NEVER, Hit
+from inference_brain.maps.hits import NEVER, Hit, Hits
 
-__all__ = ["NEVER", "CacheMaps", "DriverPlace", "GuessedMap", "Hit"]
+__all__ = ["NEVER", "CacheMaps", "DriverPlace", "GuessedMap", "Hit", "Hits"]

@@ -6,17 +6,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from operator import attrgetter
 from typing import Final, NamedTuple
 
-from inference_brain.maps.hits import NOTHING, Hit
+import numpy as np
+
+from inference_brain.maps.hits import NOTHING, Hits
 from inference_brain.maps.look_up import Drivers, look_up
-from inference_brain.maps.mirror import Mirror, Scope, Spaces
+from inference_brain.maps.mirror import Mirror, Scope, Spaces, Trust
 from inference_brain.maps.table import BLOCKS_MAX, LANES, ROWS_MAX, MapTable
 from swdriver_shim.cache_map.codec import SPACE_BYTES
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import Namespace, Prompt
-from swdriver_shim.layout import Layout
 
 DRIVERS_MAX: Final = LANES * BLOCKS_MAX
 REBASE_SECONDS: Final = 1 << 22  # so often, times count from a later second on
@@ -39,17 +39,25 @@ class _Followed(NamedTuple):
     mirror: Mirror
 
 
-_promises: Callable[[Mirror], bool] = attrgetter("promises")
+class _Group:
+    """Drivers of one model, among those that are asked for. `places`: of each, among all."""
 
+    def __init__(self, model: ModelSpec, mirrors: Sequence[Mirror], places: Sequence[int]) -> None:
+        self.model, self.layout = model, model.shape()
+        self.drivers = Drivers([mirror.lane for mirror in mirrors])
+        self.places = np.array(places, np.int64)
+        self.unknown = self.silent = self.places  # whose map is not known, and who serves nothing
+        self._mirrors = mirrors
+        self._changes = -1
 
-class _Group(NamedTuple):
-    """Drivers of one model, among those that are asked for."""
-
-    model: ModelSpec
-    layout: Layout
-    drivers: Drivers
-    mirrors: list[Mirror]
-    places: list[int]
+    def update(self, changes: int) -> None:
+        """Note whose entries are to be believed, if that has changed: there were so many changes."""
+        if changes != self._changes:
+            self._changes = changes
+            is_known = np.array([mirror.is_known for mirror in self._mirrors], bool)
+            serves = np.array([mirror.serves for mirror in self._mirrors], bool)
+            self.unknown = np.flatnonzero(~is_known)
+            self.silent = np.flatnonzero(is_known & ~serves)
 
 
 @lru_cache(maxsize=4096)
@@ -63,6 +71,7 @@ class CacheMaps:
     def __init__(self, wall_clock: Callable[[], float] = time.time, rows_max: int = ROWS_MAX) -> None:
         self.table = MapTable(int(wall_clock()) - 1, rows_max)
         self._spaces = Spaces()
+        self._trust = Trust()
         self._followed: dict[str, _Followed] = {}
         self._free: dict[ModelSpec, list[int]] = {}  # lanes in blocks of drivers of this model
         self._blocks = 0
@@ -76,7 +85,7 @@ class CacheMaps:
             self._leave(name)
         for name, place in drivers.items():
             if name not in self._followed and len(self._followed) < DRIVERS_MAX:
-                mirror = Mirror(self.table, self._spaces, self._take_lane(place.model))
+                mirror = Mirror(self.table, self._spaces, self._take_lane(place.model), self._trust)
                 self._followed[name] = _Followed(place, mirror)
         self._grouped.clear()
         if self._spaces.remember(tag + _space_of(namespace) for tag, namespace in makers):
@@ -99,22 +108,19 @@ class CacheMaps:
                 by_driver[name] = count
         return by_driver
 
-    def hits(
-        self, drivers: Sequence[str], prompts: Mapping[ModelSpec, Prompt], now: float
-    ) -> list[Hit | None]:
+    def hits(self, drivers: Sequence[str], prompts: Mapping[ModelSpec, Prompt], now: float) -> Hits:
         """What each driver can serve of a prompt at this wall time; None where its map is not known.
         `prompts`: the same tokens, by the model whose keys they have."""
-        hits: list[Hit | None] = [None] * len(drivers)
-        for group in self._groups_of(tuple(drivers)):
-            prompt = prompts.get(group.model)
-            if prompt is None:
-                continue
-            found = self._look_up(prompt, group, now)
-            if len(found) == len(hits) and all(map(_promises, group.mirrors)):
-                return [*found]
-            for place, mirror, hit in zip(group.places, group.mirrors, found, strict=True):
-                if mirror.is_known:
-                    hits[place] = hit if mirror.serves else NOTHING
+        groups = self._groups_of(tuple(drivers))
+        if len(groups) == 1 and len(groups[0].places) == len(drivers):
+            prompt = prompts.get(groups[0].model)
+            return (
+                Hits.unknown(len(drivers)) if prompt is None else self._look_up(prompt, groups[0], now)
+            )
+        hits = Hits.unknown(len(drivers))
+        for group in groups:
+            if (prompt := prompts.get(group.model)) is not None:
+                hits.put(group.places, self._look_up(prompt, group, now))
         return hits
 
     def age(self, driver: str, now: float) -> float | None:
@@ -141,11 +147,18 @@ class CacheMaps:
 
     # Inside
 
-    def _look_up(self, prompt: Prompt, group: _Group, now: float) -> list[Hit]:
+    def _look_up(self, prompt: Prompt, group: _Group, now: float) -> Hits:
         space = self._spaces.find(prompt.maker.tag + _space_of(prompt.maker.namespace))
         if space is None:
-            return [NOTHING] * len(group.places)
-        return look_up(self.table, space, group.layout, prompt, group.drivers, now)
+            hits = Hits.of([NOTHING] * len(group.places))
+        else:
+            hits = look_up(self.table, space, group.layout, prompt, group.drivers, now)
+        group.update(self._trust.changes)
+        if group.silent.size:
+            hits.set(group.silent, NOTHING)
+        if group.unknown.size:
+            hits.set(group.unknown, None)
+        return hits
 
     def _groups_of(self, drivers: tuple[str, ...]) -> list[_Group]:
         found = self._grouped.get(drivers)
@@ -154,16 +167,14 @@ class CacheMaps:
             for place, name in enumerate(drivers):
                 if followed := self._followed.get(name):
                     by_model.setdefault(followed.place.model, []).append(place)
-            found = [self._group(model, drivers, places) for model, places in by_model.items()]
+            found = [
+                _Group(model, [self._followed[drivers[place]].mirror for place in places], places)
+                for model, places in by_model.items()
+            ]
             if len(self._grouped) >= GROUPS_KEPT:
                 self._grouped.clear()
             self._grouped[drivers] = found
         return found
-
-    def _group(self, model: ModelSpec, drivers: Sequence[str], places: list[int]) -> _Group:
-        mirrors = [self._followed[drivers[place]].mirror for place in places]
-        lanes = Drivers([mirror.lane for mirror in mirrors])
-        return _Group(model, model.shape(), lanes, mirrors, places)
 
     def _take_lane(self, model: ModelSpec) -> int:
         """A lane beside those of other drivers of the model: they are looked up together."""

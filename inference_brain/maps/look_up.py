@@ -7,15 +7,13 @@ has expired by the time that is asked for is not there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from copy import deepcopy
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from inference_brain.maps.hits import NEVER, NOTHING, Hit
+from inference_brain.maps.hits import NEVER, NOTHING, Hit, Hits, Numbers
 from inference_brain.maps.table import CODE_SHIFT, LANES, NEVER_CODE, MapTable, Names, Values
 from swdriver_shim.cache_map.codec import CHUNK, IN_TIER2, PREFIX, TAIL_BITS
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
@@ -23,23 +21,24 @@ from swdriver_shim.layout import Group, Layout
 
 FEW_BLOCKS: Final = 16  # for so many, everything is looked up at once
 PLACES_KEPT: Final = 1 << 12
-FIRST_CHUNKS: Final = 8  # for more, these first: few drivers have what follows
-_DETAIL: Final = np.uint32(0xFF)
+FIRST_CHUNKS: Final = 2  # for more, these first: few drivers have what follows
+_IN_TIER2: Final = np.uint32(IN_TIER2)
+_LATEST: Final = np.uint32(0xFFFFFFFF)
+_NONE: Final = np.zeros(0, np.int64)
 _INSIDE: Final = np.arange(CHUNK - 1)  # the columns of a chunk but the last
-_hit: Callable[[tuple[int, int, float]], Hit] = partial(tuple.__new__, Hit)  # without a call for each
-Codes = npt.NDArray[np.uint32]
 Flags = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[np.int64]
 
 
 class Drivers:
     """Lanes of drivers, and how they lie in blocks. `columns`: of each, in what is found for the
-    blocks."""
+    blocks. `firsts`: the number of one driver of each block."""
 
     def __init__(self, lanes: list[int]) -> None:
         self.lanes = np.array(lanes, np.int64)
         self.of_block, self.at_lane = self.lanes // LANES, self.lanes % LANES
-        blocks, self.block_places = np.unique(self.of_block, return_inverse=True)
+        blocks, self.firsts, self.block_places = np.unique(
+            self.of_block, return_index=True, return_inverse=True
+        )
         self.blocks = blocks.astype(np.uint64)
         self.columns: Numbers = self.block_places * LANES + self.at_lane
         self.count = len(lanes)
@@ -57,18 +56,18 @@ class Drivers:
 
 def look_up(
     table: MapTable, space: int, layout: Layout, prompt: Prompt, drivers: Drivers, now: float
-) -> list[Hit]:
+) -> Hits:
     """What each of these drivers can serve of the prompt at this wall time."""
-    if not prompt.keys:
-        return [NOTHING] * drivers.count
     at = _Asked(table, space, layout, prompt, drivers, max(0, math.floor(now - table.epoch)))
+    if not prompt.keys:
+        return Hits.of([NOTHING] * drivers.count)
     if not any(group.linked for group in layout.groups):
         return _single_columns(at)
     return _prefixes(at)
 
 
 class _Asked:
-    """A prompt at one time. `served_after`: codes above it have not expired."""
+    """A prompt at one time. `served_from`: values from there on have not expired."""
 
     def __init__(
         self,
@@ -78,24 +77,15 @@ class _Asked:
         prompt: Prompt,
         drivers: Drivers,
         served_after: int,
-        names: Names | None = None,
     ) -> None:
         self.table, self.space, self.layout = table, space, layout
-        self.prompt, self.drivers, self.served_after = prompt, drivers, served_after
+        self.prompt, self.drivers = prompt, drivers
+        self.served_from = np.uint32(min(served_after + 1, NEVER_CODE) << CODE_SHIFT)
         self.unit = prompt.maker.unit_columns
-        if names is None:
-            names = np.frombuffer(b"".join(prompt.keys), np.uint64)[::2]
-        self.names = names
+        self.names: Names = np.frombuffer(b"".join(prompt.keys), np.uint64)[::2]
 
-    def at(self, drivers: Drivers) -> _Asked:
-        """The same at other drivers."""
-        return _Asked(
-            self.table, self.space, self.layout, self.prompt, drivers, self.served_after, self.names
-        )
-
-    def of_all(self, kind: int, names: Names) -> Values:
-        """The values of these names at all drivers: a row for each name."""
-        drivers = self.drivers
+    def of_all(self, drivers: Drivers, kind: int, names: Names) -> Values:
+        """The values of these names at all of these drivers: a row for each name."""
         found = self.table.find(names[:, None], drivers.places(self.table, self.space, kind))
         return found.reshape(names.size, drivers.blocks.size * LANES).take(drivers.columns, axis=1)
 
@@ -106,57 +96,105 @@ class _Asked:
         found = self.table.find(names, places[:, None])
         return found[np.arange(which.size), :, drivers.at_lane[which]]
 
+    def behind(self, counts: Numbers) -> Values:
+        """The entries of the columns of the next chunk, behind so many whole ones at each driver. Most
+        drivers of a block have as many as its first one, and are looked up with it."""
+        drivers = self.drivers
+        places = drivers.places(self.table, self.space, PREFIX)
+        of_block = counts[drivers.firsts]
+        which = drivers.block_places
+        others = np.flatnonzero(counts != of_block[which])
+        if others.size:
+            places = np.concatenate((places, places[which[others]]))
+            of_block = np.concatenate((of_block, counts[others]))
+            which = which.copy()
+            which[others] = drivers.blocks.size + np.arange(others.size)
+        columns = (of_block * CHUNK)[:, None] + _INSIDE
+        names = self.names.take(columns, mode="clip")
+        found = self.table.find(names, places[:, None])
+        found[columns >= self.names.size] = 0
+        return found[which, :, drivers.at_lane]
+
     def is_served(self, values: Values) -> Flags:
-        return values >> CODE_SHIFT > self.served_after
+        return values >= self.served_from
 
     def expiry(self, code: int) -> float:
         return NEVER if code == NEVER_CODE else float(self.table.epoch + code)
 
 
-def _prefixes(at: _Asked) -> list[Hit]:
-    """Where there are many drivers, all first chunks, and then the whole prompt at those that have all
-    of these."""
-    ends = at.names[CHUNK - 1 :: CHUNK]
-    if at.drivers.blocks.size <= FEW_BLOCKS or ends.size <= FIRST_CHUNKS:
-        return _hits_of(at, _Chunks(at, ends))
-    chunks = _Chunks(at, ends[:FIRST_CHUNKS])
-    further = np.flatnonzero(chunks.is_there[-1])
-    hits = _hits_of(at, chunks)
-    if further.size:
-        some = at.at(Drivers(at.drivers.lanes[further].tolist()))
-        for place, hit in zip(further.tolist(), _hits_of(some, _Chunks(some, ends)), strict=True):
-            hits[place] = hit
-    return hits
+class _Reach:
+    """How far each driver has the prefix: whole columns, when the first of it expires, and the length of
+    a tail that may follow."""
 
+    __slots__ = ("codes", "columns", "tails")
 
-def _hits_of(at: _Asked, chunks: _Chunks) -> list[Hit]:
-    everywhere = in_memory = chunks.is_there.sum(axis=0)
-    there = chunks.is_there
-    if has_tier2 := _has_tier2(chunks.values):
-        in_tier2 = (chunks.values & np.uint32(IN_TIER2)) != 0
-        there = np.logical_and.accumulate(there & ~in_tier2, axis=0)
-        in_memory = there.sum(axis=0)
-    parts = _parts_of_all(at, in_memory)
-    dram = _reach(at, chunks, there, in_memory, parts, tier2=False)
-    total = dram
-    if has_tier2 or _has_tier2(parts):
-        if (further := np.flatnonzero(everywhere > in_memory)).size:
-            parts = parts.copy()
-            parts[further] = _parts(at, everywhere[further], further)
-        total = _reach(at, chunks, chunks.is_there, everywhere, parts, tier2=True)
-    if any(not group.linked for group in at.layout.groups):
-        return [_with_details(at, dram, one) for one in range(at.drivers.count)]
-    return _hits(at, dram, total)
+    def __init__(self, columns: Numbers, codes: Numbers, tails: Numbers) -> None:
+        self.columns, self.codes, self.tails = columns, codes, tails
 
 
 class _Chunks:
-    """Which of these chunks of the prompt are there, at each driver. `is_there`: with all before
-    them."""
+    """How many chunks each driver has from the first one on, the least value of theirs, and the value of
+    the last."""
 
-    def __init__(self, at: _Asked, ends: Names) -> None:
-        self.values: Values = at.of_all(PREFIX, ends)
-        self.codes: Codes = self.values >> np.uint32(CODE_SHIFT)
-        self.is_there = np.logical_and.accumulate(self.codes > at.served_after, axis=0)
+    __slots__ = ("count", "last", "least")
+
+    def __init__(self, drivers: int) -> None:
+        self.count = np.zeros(drivers, np.int64)
+        self.least = np.full(drivers, _LATEST, np.uint32)
+        self.last = np.zeros(drivers, np.uint32)
+
+    def add(self, drivers: Numbers | slice, is_there: Flags, values: Values) -> None:
+        """These drivers have all chunks before these, and of these those that are there."""
+        count = np.add.reduce(is_there, axis=0, dtype=np.int64)
+        least = np.minimum.reduce(np.where(is_there, values, _LATEST), axis=0)
+        last = values[count - 1, np.arange(count.size)]
+        self.count[drivers] += count
+        self.least[drivers] = np.minimum(self.least[drivers], least)
+        self.last[drivers] = np.where(count > 0, last, self.last[drivers])
+
+
+def _prefixes(at: _Asked) -> Hits:
+    """For layouts with a group that has the whole prefix."""
+    everywhere, in_memory = _chunks(at)
+    parts = at.behind(in_memory.count)
+    dram = total = _reach(at, in_memory, parts, tier2=False)
+    if in_memory is not everywhere or _has_tier2(parts):
+        if in_memory is not everywhere:
+            parts = at.behind(everywhere.count)
+        total = _reach(at, everywhere, parts, tier2=True)
+    if any(not group.linked for group in at.layout.groups):
+        return Hits.of([_with_details(at, dram, one) for one in range(at.drivers.count)])
+    return _hits(at, dram, total)
+
+
+def _chunks(at: _Asked) -> tuple[_Chunks, _Chunks]:
+    """What there is in all tiers, and in memory: the same object if nothing is in tier 2.
+
+    At few drivers, all chunks at once. At many, the first chunks of all, and then twice as many each
+    time at those that have all before, until those are few: most have the beginning of a prompt only.
+    """
+    drivers, ends = at.drivers, at.names[CHUNK - 1 :: CHUNK]
+    everywhere = in_memory = _Chunks(drivers.count)
+    which: Numbers | slice = slice(None)
+    start, stop = 0, ends.size if drivers.blocks.size <= FEW_BLOCKS else FIRST_CHUNKS
+    while start < ends.size:
+        values = at.of_all(drivers, PREFIX, ends[start:stop])
+        is_there = np.logical_and.accumulate(values >= at.served_from, axis=0)
+        if in_memory is everywhere and _has_tier2(values):
+            in_memory = deepcopy(everywhere)
+        if in_memory is not everywhere:
+            is_near = np.logical_and.accumulate(is_there & ((values & _IN_TIER2) == 0), axis=0)
+            is_near &= in_memory.count[which] == start
+            in_memory.add(which, is_near, values)
+        everywhere.add(which, is_there, values)
+        further = np.flatnonzero(is_there[-1]) if stop < ends.size else _NONE
+        if not further.size:
+            break
+        if further.size < drivers.count:
+            which = further if isinstance(which, slice) else which[further]
+            drivers = Drivers(at.drivers.lanes[which].tolist())
+        start, stop = stop, 2 * stop if drivers.blocks.size > FEW_BLOCKS else ends.size
+    return everywhere, in_memory
 
 
 def _has_tier2(values: Values) -> bool:
@@ -164,65 +202,29 @@ def _has_tier2(values: Values) -> bool:
     return bool(int(np.bitwise_or.reduce(values, axis=None)) & IN_TIER2)
 
 
-@dataclass(slots=True)
-class _Reach:
-    """How far each driver has the prefix: whole columns, when the first of it expires, and the length of
-    a tail that may follow."""
-
-    columns: Numbers
-    codes: Codes
-    tails: Numbers
-
-
-def _parts_of_all(at: _Asked, chunks: Numbers) -> Values:
-    """The same at all drivers. Most have the same number of chunks, and are looked up together."""
-    drivers = at.drivers
-    if drivers.blocks.size <= FEW_BLOCKS:
-        return _parts(at, chunks, np.arange(drivers.count))
-    asked, which = np.unique(drivers.block_places << 32 | chunks, return_inverse=True)
-    places = drivers.places(at.table, at.space, PREFIX).take(asked >> 32)
-    columns = ((asked & 0xFFFFFFFF) * CHUNK)[:, None] + _INSIDE
-    found = at.table.find(at.names.take(columns, mode="clip"), places[:, None])
-    found[columns >= at.names.size] = 0
-    return found[which, :, drivers.at_lane]
-
-
-def _parts(at: _Asked, chunks: Numbers, drivers: Numbers) -> Values:
-    """The entries of the columns of the next chunk, behind so many whole ones, at each of these
-    drivers."""
-    columns = (chunks * CHUNK)[:, None] + _INSIDE
-    parts = at.of_each(PREFIX, at.names.take(columns, mode="clip"), drivers)
-    parts[columns >= at.names.size] = 0
-    return parts
-
-
-def _reach(
-    at: _Asked, chunks: _Chunks, is_there: Flags, count: Numbers, parts: Values, *, tier2: bool
-) -> _Reach:
-    """With so many chunks, these, and these parts of the next one."""
-    columns = count * CHUNK
-    codes = np.full(count.size, NEVER_CODE, np.uint32)
-    tails = np.zeros(count.size, np.int64)
-    if len(chunks.values):
-        codes = np.where(is_there, chunks.codes, np.uint32(NEVER_CODE)).min(axis=0)
-        last = chunks.values[np.maximum(count - 1, 0), np.arange(count.size)]
-        tails = np.where(count > 0, last & np.uint32(TAIL_BITS), 0).astype(np.int64)
-    is_part = at.is_served(parts)
+def _reach(at: _Asked, chunks: _Chunks, parts: Values, *, tier2: bool) -> _Reach:
+    """With these chunks, and these parts of the next one."""
+    columns = chunks.count * CHUNK
+    least, last = chunks.least, chunks.last
+    is_part = parts >= at.served_from
     if not tier2:
-        is_part &= (parts & np.uint32(IN_TIER2)) == 0
+        is_part &= (parts & _IN_TIER2) == 0
     if is_part.any():
         longest = (is_part * (_INSIDE + 1)).max(axis=1)
         has = np.flatnonzero(longest)
         found = parts[has, longest[has] - 1]
         columns[has] += longest[has]
-        codes[has] = np.minimum(codes[has], found >> CODE_SHIFT)
-        tails[has] = found & np.uint32(TAIL_BITS)
-    return _Reach(columns, codes, tails)
+        least, last = least.copy(), last.copy()
+        least[has] = np.minimum(least[has], found)
+        last[has] = found
+    codes = (least >> np.uint32(CODE_SHIFT)).astype(np.int64)
+    return _Reach(columns, codes, (last & np.uint32(TAIL_BITS)).astype(np.int64))
 
 
-def _hits(at: _Asked, dram: _Reach, total: _Reach) -> list[Hit]:
+def _hits(at: _Asked, dram: _Reach, total: _Reach) -> Hits:
     unit = at.unit
-    tokens = (dram.columns - dram.columns % unit) * COLUMN_TOKENS
+    columns = dram.columns if unit == 1 else dram.columns - dram.columns % unit
+    tokens = columns * COLUMN_TOKENS
     codes = dram.codes
     if unit == 1 and dram.tails.any():
         codes = codes.copy()
@@ -232,12 +234,12 @@ def _hits(at: _Asked, dram: _Reach, total: _Reach) -> list[Hit]:
         further = (total.columns - total.columns % unit) * COLUMN_TOKENS
         more = np.maximum(0, further - tokens)
         codes = np.where(more > 0, total.codes, codes)
-    expires = np.where(codes == NEVER_CODE, NEVER, at.table.epoch + codes.astype(np.float64))
-    expires[(tokens == 0) & (more == 0)] = NEVER
-    return list(map(_hit, zip(tokens.tolist(), more.tolist(), expires.tolist(), strict=True)))
+    expires = codes.astype(np.float64) + at.table.epoch
+    expires[(codes == NEVER_CODE) | (tokens + more == 0)] = NEVER
+    return Hits(tokens, more, expires)
 
 
-def _add_tails(at: _Asked, dram: _Reach, tokens: Numbers, codes: Codes) -> None:
+def _add_tails(at: _Asked, dram: _Reach, tokens: Numbers, codes: Numbers) -> None:
     """Add the tails that drivers have behind their columns."""
     left = at.prompt.tokens - tokens
     for one in np.flatnonzero((dram.tails > 0) & (dram.tails <= left)).tolist():
@@ -275,7 +277,7 @@ def _with_details(at: _Asked, reach: _Reach, driver: int) -> Hit:
         there = np.zeros(columns, bool)
         codes = np.full(columns, NEVER_CODE, np.int64)
         for end, value in zip(ends, values.tolist(), strict=True):
-            if value >> CODE_SHIFT > at.served_after:
+            if value >= at.served_from:
                 first = end - end % CHUNK
                 for column in range(first, end + 1):
                     there[column] = bool(value >> (column - first) & 1)
@@ -311,9 +313,9 @@ def _least(paths: list[_Path], whole: int, tokens: int) -> int:
     return min((int(one.min()) for one in codes if one.size), default=NEVER_CODE)
 
 
-def _single_columns(at: _Asked) -> list[Hit]:
+def _single_columns(at: _Asked) -> Hits:
     """For layouts of nothing but windows and states, each of whose columns has an entry."""
-    all_values = [at.of_all(1 + index, at.names) for index in range(len(at.layout.groups))]
+    all_values = [at.of_all(at.drivers, 1 + index, at.names) for index in range(len(at.layout.groups))]
     hits = []
     for driver in range(at.drivers.count):
         paths: list[_Path] = []
@@ -329,4 +331,4 @@ def _single_columns(at: _Asked) -> list[Hit]:
                 hit = Hit(whole * COLUMN_TOKENS, 0, at.expiry(code))
                 break
         hits.append(hit)
-    return hits
+    return Hits.of(hits)

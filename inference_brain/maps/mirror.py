@@ -9,11 +9,12 @@ from typing import Final
 import numpy as np
 
 from inference_brain.maps.table import CODE_SHIFT, NEVER_CODE, SPACES_MAX, MapTable, Values
-from swdriver_shim.cache_map.codec import NEVER_AFTER, SPACE_BYTES, Message, Section, decode
+from swdriver_shim.cache_map.codec import NEVER_AFTER, SPACE_BYTES, CachePath, Message, Section, decode
 from swdriver_shim.keys import TAG_BYTES
 from telemetry.decoder import Malformed
 
 ENTRIES_MAX: Final = 1 << 22  # of one driver: of 32 million columns
+SPACES_NEW_MAX: Final = SPACES_MAX >> 3  # that one driver may be the first to name: it may make them up
 FORGOTTEN_MAX: Final = 1 << 17  # tags
 _DETAIL: Final = np.uint32(0xFF)
 
@@ -84,15 +85,24 @@ class MapCounts:
     left_out: int = 0  # entries of a driver that reports too many, or for which there was no room
 
 
+class Trust:
+    """Counts how often any mirror has changed in whether its entries are to be believed."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+
+
 class Mirror:
     """`is_known`: whether the map is whole. `wants_all`: whether its stream has to be read from the
     start."""
 
-    def __init__(self, table: MapTable, spaces: Spaces, lane: int) -> None:
+    def __init__(self, table: MapTable, spaces: Spaces, lane: int, trust: Trust | None = None) -> None:
         self.lane = lane
-        self.is_known = False
         self.wants_all = True
-        self.serves = False
+        self._is_known = False
+        self._serves = False
+        self._trust = trust or Trust()
+        self.path: CachePath = ""  # how most bytes of the cache reach the engine
         self.entries = 0
         self.at = 0.0  # when the driver sent the last message, by its clock
         self.lag = 0.0  # seconds from then until the message was read
@@ -102,11 +112,28 @@ class Mirror:
         self._life = b""
         self._next = 0  # sequence
         self._is_loading = False
+        self._spaces_new = 0
 
     @property
-    def promises(self) -> bool:
-        """Whether its entries are to be believed."""
-        return self.is_known and self.serves
+    def is_known(self) -> bool:
+        return self._is_known
+
+    @is_known.setter
+    def is_known(self, value: bool) -> None:
+        if value is not self._is_known:
+            self._is_known = value
+            self._trust.changes += 1
+
+    @property
+    def serves(self) -> bool:
+        """Whether the driver serves any of its entries now."""
+        return self._serves
+
+    @serves.setter
+    def serves(self, value: bool) -> None:
+        if value is not self._serves:
+            self._serves = value
+            self._trust.changes += 1
 
     def start_over(self) -> None:
         """Its stream is read from the start."""
@@ -136,7 +163,7 @@ class Mirror:
         elif self.is_known:
             self._lose()
         self.at, self.lag = message.at, max(0.0, now - message.at)
-        self.serves = message.serves
+        self.serves, self.path = message.serves, message.path
         return True
 
     def clear(self) -> None:
@@ -178,9 +205,17 @@ class Mirror:
                 self.entries -= self._table.remove_space_of(self.lane, number)
         shift = message.base - self._table.epoch
         for section in message.sections:
-            number = self._spaces.number(section.space)
+            number = self._number(section.space)
             if number is not None:
                 self._apply_section(section, number, shift)
+
+    def _number(self, space: bytes) -> int | None:
+        """Of a space; None for one that was purged, or that is too many."""
+        number = self._spaces.find(space)
+        if number is None and self._spaces_new < SPACES_NEW_MAX:
+            number = self._spaces.number(space)
+            self._spaces_new += number is not None
+        return number
 
     def _apply_section(self, section: Section, space: int, shift: int) -> None:
         table = self._table

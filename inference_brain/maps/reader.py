@@ -17,6 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from inference_brain.cancellation import raise_if_cancelled
 from inference_brain.maps.cache_maps import CacheMaps
 from swdriver_shim.cache_map.codec import FIELD
 from telemetry.decoder import Malformed
@@ -85,8 +86,7 @@ class MapReader:
                 except (RedisError, OSError, Malformed) as error:
                     self._note(is_connected=False, why=error)
                     await asyncio.sleep(RETRY_SECONDS)
-                if (this := asyncio.current_task()) and this.cancelling():
-                    raise asyncio.CancelledError  # which the client has swallowed
+                raise_if_cancelled()
         finally:
             await self._redis.aclose()
 
@@ -190,6 +190,10 @@ class ReaderTask:
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._task.cancel)
+
+    async def ended(self) -> None:
+        """Until it has closed its connection, after `stop`."""
+        await asyncio.gather(self._task, return_exceptions=True)
 
 
 def _say_why_it_ended(task: asyncio.Task[None]) -> None:

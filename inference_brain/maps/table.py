@@ -4,7 +4,9 @@ drivers.
 Drivers are *lanes*, and four lanes are a *block*: a *row* has the values of one name for the lanes of
 one block. Rows are hashed. There are two files of buckets, of eight rows each, and a row is in its
 bucket of one of them. Where neither has room, a row of one moves to its other bucket (cuckoo hashing);
-what finds no room even so is in a small overflow. A row is removed by overwriting its name with zero.
+what finds no room even so is in a small overflow. Each row has a *tag* of one byte, taken from its hash;
+zero is a free row. A look-up reads the eight tags of a bucket at once, and names only where tags match,
+which is where memory is saved from: names are looked for in random places.
 
 The table grows by splitting buckets, a few with each insert, of one file and then of the other (linear
 hashing), and is never built anew. Its arrays are reserved at once, as large as they may become; memory
@@ -31,14 +33,15 @@ Indexes = npt.NDArray[np.int64]
 Test = Callable[[npt.NDArray[np.uint32]], npt.NDArray[np.bool_]]
 
 LANES: Final = 4  # of a block
-BUCKET: Final = 8  # rows
+_BUCKET_SHIFT: Final = 3
+BUCKET: Final = 1 << _BUCKET_SHIFT  # rows
 BLOCKS_MAX: Final = 1 << 12
 SPACES_MAX: Final = 1 << 20
 LOAD_MAX: Final = 0.7
 BUCKETS_MIN: Final = 1 << 8
 OVERFLOW_MAX: Final = 1 << 12
 ROWS_MAX: Final = 1 << 25
-ROW_BYTES: Final = 8 + 4 * LANES + 4
+ROW_BYTES: Final = 8 + 4 * LANES + 4 + 1
 NEVER_CODE: Final = (1 << 24) - 1
 CODE_SHIFT: Final = 8
 _SCANNED: Final = 1 << 17  # buckets at once
@@ -49,9 +52,18 @@ _MIX2: Final = np.uint64(0x94D049BB133111EB)
 _32: Final = np.uint64(32)
 _29: Final = np.uint64(29)
 _LOW: Final = np.uint64(0xFFFFFFFF)
-_ONE: Final = np.uint64(1)
+_TAG_SHIFT: Final = np.uint64(56)
+_TAG_MIN: Final = np.uint8(1)
 _KICKS: Final = 50
+_BITS: Final = 1 << np.arange(BUCKET)
+# Of each set of free rows in a bucket, as bits: how many there are, and which is the first, second ...
+_FREE_COUNTS: Final = (np.arange(1 << BUCKET)[:, None] & _BITS).astype(bool).sum(axis=1)
+_FREE_ROWS: Final = np.full((1 << BUCKET, BUCKET), -1)
+for _free in range(1 << BUCKET):
+    _FREE_ROWS[_free, : _FREE_COUNTS[_free]] = np.flatnonzero(_free & _BITS)
 _PLACE_BITS: Final = np.uint64(32)
+_ORDER_BITS: Final = 32  # of a position in an order, below the number that is put in order
+_ORDER_MASK: Final = (1 << _ORDER_BITS) - 1
 
 
 class MapTable:
@@ -69,8 +81,11 @@ class MapTable:
         self._values = np.zeros((size, LANES), np.uint32)
         self._owners = np.zeros(size, np.uint32)  # block and space
         self._by_bucket = self._names[: 2 * self._buckets_max * BUCKET].reshape(-1, BUCKET)
+        self._tags = np.zeros(2 * self._buckets_max * BUCKET, np.uint8)
+        self._bucket_tags = self._tags.view(np.uint64)  # all of a bucket in one number
         self._overflow: dict[int, int] = {}  # rows, by what their names are hashed to
         self._overflow_free = list(range(size - OVERFLOW_MAX, size))
+        self._overflow_names = np.zeros(0, np.uint64)  # in order
         self._salt = np.uint64(secrets.randbits(64))
         self._random = np.random.default_rng()
 
@@ -99,11 +114,9 @@ class MapTable:
         numbers = np.empty((2, hashed.size), np.uint64)
         np.bitwise_and(hashed, _LOW, out=numbers[0])
         np.right_shift(hashed, _32, out=numbers[1])
-        signed = numbers.view(np.int64)
-        at = signed & self._high_masks
-        is_split = at < self._counts
-        np.bitwise_and(signed, self._low_masks, out=signed)
-        buckets: Indexes = np.where(is_split, at, signed)
+        buckets: Indexes = numbers.view(np.int64)
+        buckets &= self._high_masks
+        buckets -= (buckets >= self._counts) * self._half
         buckets[1] += self._second
         return buckets
 
@@ -115,22 +128,27 @@ class MapTable:
         """How many buckets each file has; and the largest power of two that is not more."""
         self._buckets, self._levels = buckets, levels
         self._counts = np.array(buckets, np.int64)[:, None]
-        self._low_masks = np.array(levels, np.int64)[:, None] - 1
-        self._high_masks = 2 * self._low_masks + 1
+        self._half = np.array(levels, np.int64)[:, None]
+        self._high_masks = 2 * self._half - 1
 
     def _rows_of(self, hashed: Names) -> tuple[Indexes, Indexes]:
         """Which of these are in the table, and in which rows."""
         count = hashed.size
         buckets = self._buckets_of(hashed)
-        hits = np.flatnonzero(self._by_bucket.take(buckets, axis=0) == hashed[None, :, None])
-        which = hits // BUCKET
-        rows = buckets.ravel().take(which) * BUCKET + hits % BUCKET
-        at = which % count
+        tags = self._bucket_tags.take(buckets).view(np.uint8).reshape(2, count, BUCKET)
+        likely = np.flatnonzero(tags == _tags_of(hashed)[:, None])
+        which = likely >> _BUCKET_SHIFT
+        rows = buckets.ravel().take(which) << _BUCKET_SHIFT | likely & (BUCKET - 1)
+        at = np.where(which < count, which, which - count)
+        if at.size:
+            is_it = self._names.take(rows) == hashed.take(at)
+            if not is_it.all():
+                at, rows = at[is_it], rows[is_it]
         if self._overflow and at.size < count:
             is_missing = np.ones(count, bool)
             is_missing[at] = False
             missing = np.flatnonzero(is_missing)
-            known = np.sort(np.fromiter(self._overflow, np.uint64, len(self._overflow)))
+            known = self._overflow_names
             near = np.minimum(np.searchsorted(known, hashed[missing]), known.size - 1)
             more = missing[known[near] == hashed[missing]]
             at = np.concatenate((at, more))
@@ -152,10 +170,9 @@ class MapTable:
             is_new = np.ones(hashed.size, bool)
             is_new[at] = False
             new, its = hashed[is_new], values[is_new]
-            order = np.argsort(new)
-            new, its = new[order], its[order]
-            is_last = np.concatenate((new[1:] != new[:-1], [True]))
-            new, its = new[is_last], its[is_last]
+            if _has_twins(new):
+                new, where = np.unique(new, return_index=True)
+                its = its[where]
             lanes = np.zeros((new.size, LANES), np.uint32)
             lanes[:, at_lane] = its
             room = max(0, int(self._buckets_max * BUCKET * LOAD_MAX) - self.rows)
@@ -219,11 +236,15 @@ class MapTable:
         """These rows have no values."""
         self.rows -= rows.size
         edge = self._by_bucket.size
-        if self._overflow:
-            for row in rows[rows >= edge].tolist():
+        if self._overflow and (beyond := rows[rows >= edge]).size:
+            for row in beyond.tolist():
                 del self._overflow[int(self._names[row])]
                 self._overflow_free.append(row)
+            self._note_overflow()
+            self._names[beyond] = 0
+            rows = rows[rows < edge]
         self._names[rows] = 0
+        self._tags[rows] = 0
 
     def _rows_where(self, wanted: Test) -> Iterator[Indexes]:
         """The used rows with such owners, in pieces."""
@@ -232,8 +253,13 @@ class MapTable:
             end = (first + count) * BUCKET
             pieces += pairwise([*range(first * BUCKET, end, _SCANNED), end])
         for start, end in pieces:
-            is_wanted = (self._names[start:end] != 0) & wanted(self._owners[start:end])
+            is_wanted = (self._tags[start:end] != 0) & wanted(self._owners[start:end])
             rows = np.flatnonzero(is_wanted) + start
+            if rows.size:
+                yield rows
+        if self._overflow:
+            rows = np.fromiter(self._overflow.values(), np.int64, len(self._overflow))
+            rows = rows[wanted(self._owners[rows])]
             if rows.size:
                 yield rows
 
@@ -249,32 +275,47 @@ class MapTable:
             if not is_left.any():
                 return count
             names, values, owners = names[is_left], values[is_left], owners[is_left]
-            file = self._random.integers(2, size=names.size)
-            buckets = self._buckets_of(names)[file, np.arange(names.size)]
-            slots = buckets * BUCKET + self._random.integers(BUCKET, size=names.size)
+            slots = self._victims(names)
             slots, which = np.unique(slots, return_index=True)
             for array, its in ((self._names, names), (self._values, values), (self._owners, owners)):
                 array[slots], its[which] = its[which], array[slots]
+            self._tags[slots] = _tags_of(self._names[slots])
             is_left = self._place(names, values, owners)
         left = np.flatnonzero(is_left)
         fits, lost = left[: len(self._overflow_free)], left[len(self._overflow_free) :]
         for one in fits.tolist():
             row = self._overflow[int(names[one])] = self._overflow_free.pop()
             self._names[row], self._values[row], self._owners[row] = names[one], values[one], owners[one]
+        self._note_overflow()
         self.rows -= lost.size
         self.refused += lost.size
         return count - lost.size
+
+    def _victims(self, names: Names) -> Indexes:
+        """For each of these names, none of whose buckets has room, a row that leaves it its place: one
+        whose other bucket has room, if there is one, and any at random else."""
+        buckets = self._buckets_of(names).T  # of each name, one in either file
+        its = self._by_bucket.take(buckets, axis=0).reshape(-1)
+        others = self._buckets_of(its)[::-1].T.reshape(names.size, 2, BUCKET, 2)
+        # Of rows in the first file the bucket in the second counts, and the other way round.
+        other = np.stack((others[:, 0, :, 0], others[:, 1, :, 1]), axis=1).reshape(names.size, -1)
+        weights = _FREE_COUNTS[self._free_in(other.ravel())].reshape(other.shape)
+        weights = np.minimum(weights, 1) + self._random.random(other.shape)
+        chosen = weights.argmax(axis=1)
+        bucket = buckets[np.arange(names.size), chosen // BUCKET]
+        rows: Indexes = bucket * BUCKET + chosen % BUCKET
+        return rows
 
     def _place(
         self, names: Names, values: Values, owners: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.bool_]:
         """Put these where one of their buckets has room. Returns which are left."""
         buckets = self._buckets_of(names)
-        free = np.count_nonzero(self._by_bucket.take(buckets, axis=0) == 0, axis=2)
+        free = _FREE_COUNTS[self._free_in(buckets)]
         is_first = free[0] >= free[1]
         rows = self._slots_in(np.where(is_first, buckets[0], buckets[1]))
         is_left = rows < 0
-        self._names[rows[~is_left]] = names[~is_left]
+        self._tags[rows[~is_left]] = _tags_of(names[~is_left])
         if is_left.any():
             rows[is_left] = self._slots_in(np.where(is_first, buckets[1], buckets[0])[is_left])
             is_left = rows < 0
@@ -282,21 +323,26 @@ class MapTable:
         self._names[placed] = names[~is_left]
         self._values[placed] = values[~is_left]
         self._owners[placed] = owners[~is_left]
+        self._tags[placed] = _tags_of(names[~is_left])
         return is_left
+
+    def _free_in(self, buckets: Indexes) -> npt.NDArray[np.uint8]:
+        """The free rows of each bucket, as bits."""
+        tags = self._bucket_tags.take(buckets).view(np.uint8)
+        bits: npt.NDArray[np.uint8] = np.packbits(tags.ravel() == 0, bitorder="little")
+        return bits.reshape(buckets.shape)
 
     def _slots_in(self, buckets: Indexes) -> Indexes:
         """A free row for each in its bucket, as far as there are; -1 for none."""
-        order = np.argsort(buckets, kind="stable")
-        ordered = buckets[order]
+        numbers = np.arange(buckets.size)
+        keys = np.sort(buckets << _ORDER_BITS | numbers)  # faster than to ask for the order itself
+        ordered, order = keys >> _ORDER_BITS, keys & _ORDER_MASK
         is_first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
-        numbers = np.arange(ordered.size)
         rank = numbers - np.maximum.accumulate(np.where(is_first, numbers, 0))
-        is_free = self._by_bucket.take(ordered, axis=0) == 0
-        # The free row of this rank: where so many are free up to it.
-        wanted = is_free & (is_free.cumsum(axis=1, dtype=np.int8) == (rank + 1)[:, None])
-        found = np.flatnonzero(wanted)
-        rows = np.full(ordered.size, -1, np.int64)
-        rows[order[found // BUCKET]] = ordered[found // BUCKET] * BUCKET + found % BUCKET
+        at = _FREE_ROWS[self._free_in(ordered), np.minimum(rank, BUCKET - 1)]
+        at[rank >= BUCKET] = -1
+        rows = np.empty(ordered.size, np.int64)
+        rows[order] = np.where(at < 0, -1, ordered * BUCKET + at)
         return rows
 
     def _grow(self, more: int) -> None:
@@ -320,15 +366,19 @@ class MapTable:
         first = file * self._second
         names = self._by_bucket[first + old : first + old + count]
         belongs = self._bucket_in(file, names.ravel()).reshape(count, BUCKET)
-        moves = (names != 0) & (belongs != np.arange(old, old + count)[:, None])
+        is_used = self._tags[(first + old) * BUCKET : (first + old + count) * BUCKET] != 0
+        moves = is_used.reshape(count, BUCKET) & (belongs != np.arange(old, old + count)[:, None])
         places = np.flatnonzero(moves)
         source, target = places + (first + old) * BUCKET, places + (first + new) * BUCKET
-        for array in (self._names, self._values, self._owners):
+        for array in (self._names, self._values, self._owners, self._tags):
             array[target] = array[source]
-        self._values[source] = 0
         self._names[source] = 0
+        self._tags[source] = 0
         if self._overflow:
             self._empty_overflow()
+
+    def _note_overflow(self) -> None:
+        self._overflow_names = np.sort(np.fromiter(self._overflow, np.uint64, len(self._overflow)))
 
     def _empty_overflow(self) -> None:
         """Rows of the overflow go where there is room by now."""
@@ -337,6 +387,7 @@ class MapTable:
         values, owners = self._values[rows], self._owners[rows]
         self._overflow_free += rows.tolist()
         self._overflow.clear()
+        self._note_overflow()
         self._values[rows] = 0
         self._names[rows] = 0
         self.rows -= rows.size
@@ -344,17 +395,23 @@ class MapTable:
 
 
 def _hashed(names: Names, places: Names) -> Names:
-    """What the rows of these names are called: 64 bits, never zero."""
-    mixed = _mixed(names ^ places)
-    np.maximum(mixed, _ONE, out=mixed)
-    return mixed
+    """What the rows of these names are called."""
+    return _mixed(names ^ places)
+
+
+def _has_twins(hashed: Names) -> bool:
+    ordered = np.sort(hashed)
+    return bool((ordered[1:] == ordered[:-1]).any())
+
+
+def _tags_of(hashed: Names) -> npt.NDArray[np.uint8]:
+    """One byte of each, never zero, of bits that say nothing of its buckets."""
+    return np.maximum((hashed >> _TAG_SHIFT).astype(np.uint8), _TAG_MIN)
 
 
 def _mixed(numbers: Names) -> Names:
-    """Each 64 bits from all 64 bits, one to one (the finalizer of SplitMix64)."""
-    mixed = numbers >> _32
-    mixed ^= numbers
-    mixed *= _MIX1
+    """Each 64 bits from all 64 bits, one to one (the end of SplitMix64's finalizer)."""
+    mixed = numbers * _MIX1
     mixed ^= mixed >> _29
     mixed *= _MIX2
     mixed ^= mixed >> _32

@@ -22,15 +22,17 @@ from inference_brain.outbound import path_of
 from inference_brain.picker.addresses import Addresses, allows
 from inference_brain.picker.routing import Answer, Asked, Place
 from inference_brain.router import Router
-from inference_brain.upstream.failures import Lost, Unreachable
 from inference_brain.upstream.fleet import Replica
+from kvss_agent.http.client.failures import Lost, Unreachable, UpstreamFailed
 
 ENDPOINTS_MAX: Final = 3  # the chosen one, and those to try if it cannot be reached
 KEPT_BYTES_MAX: Final = 16 << 20  # of an answer that is not a stream, for its usage
+CUT_OFF: Final = "cut_off"  # in the middle of its answer, and it is not known by whom
 _PASSAGE: Final = "tidegate.passage"
 _HOP_BY_HOP: Final = frozenset({"content-length", "transfer-encoding", "connection"})
 
 Application = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
+WhyGone = Callable[[Replica], Awaitable[UpstreamFailed | None]]
 
 
 class _Passage:
@@ -81,13 +83,23 @@ class _Passage:
 class BrainRouter:
     """The router of a brain's picker."""
 
-    def __init__(self, application: Application, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        application: Application,
+        is_ready: Callable[[], bool],
+        knows: Callable[[str], bool],
+    ) -> None:
+        """`knows`: whether a header `authorization` has a key that is valid."""
         self._application = application
         self._is_ready = is_ready
+        self._knows = knows
 
     @property
     def is_ready(self) -> bool:
         return self._is_ready()
+
+    def knows(self, headers: Mapping[str, str]) -> bool:
+        return self._knows(headers.get("authorization", ""))
 
     async def route(self, asked: Asked) -> Place | Answer:
         passage = _Passage(asked)
@@ -110,9 +122,10 @@ class BrainRouter:
 class Carrier:
     """Serves requests by telling a gateway where to send them: in place of `api.generate.Generator`."""
 
-    def __init__(self, router: Router, streams: Callable[[int], None]) -> None:
+    def __init__(self, router: Router, streams: Callable[[int], None], why_gone: WhyGone) -> None:
         self._router = router
         self._streams = streams
+        self._why_gone = why_gone
         self._addresses = Addresses()
 
     async def serve(self, exchange: Exchange, journey: Journey, headers: Sequence[Header]) -> None:
@@ -123,6 +136,8 @@ class Carrier:
             place = await self._place(passage.asked, journey, headers)
             passage.placed.set_result(place)
             result = await place.over
+            if result == CUT_OFF:
+                result = await self._by_whom(journey)
             exchange.status = place.status
         except asyncio.CancelledError:
             result = "client_left"
@@ -134,6 +149,15 @@ class Carrier:
             journey.end(result)
         if result == "client_left":
             raise ClientLeft
+
+    async def _by_whom(self, journey: Journey) -> str:
+        """Who has cut an answer off: gateways say the same of a client and of a replica. So the replica
+        is asked whether it is still there."""
+        replica = journey.replica
+        if replica is None or (failure := await self._why_gone(replica)) is None:
+            return "client_left"
+        journey.failed(failure)
+        return "broken"
 
     async def _place(self, asked: Asked, journey: Journey, headers: Sequence[Header]) -> JourneyPlace:
         """Raises NoReplica."""
@@ -239,7 +263,7 @@ class JourneyPlace:
             return _cut_off(str(error))
         if passed:
             self._journey.first_token()
-        self._journey.usage = events.usage
+        self._journey.usage, self._journey.events_passed = events.usage, events.passed
         if ends and events.is_done and not events.has_failed:
             return passed + DONE
         if ends and not events.is_done:
@@ -268,9 +292,10 @@ class JourneyPlace:
             self.over.set_result(self._result(whole=whole))
 
     def _result(self, *, whole: bool) -> str:
-        """As `brain_requests_total` counts it."""
+        """As `brain_requests_total` counts it, or CUT_OFF."""
         if not whole:
-            return "client_left"
+            # A gateway answers itself if no answer has begun, and that would have been its head.
+            return CUT_OFF if self.status else "client_left"
         if self.status != HTTPStatus.OK:
             return "failed" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid"
         if self._is_streaming and not self._events.is_done:

@@ -14,7 +14,7 @@ depends on it: then headers, body, trailers, in this order, as the protocol dema
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from http import HTTPStatus
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 DESTINATION: Final = "x-gateway-destination-endpoint"
 BODY_BYTES_MAX: Final = 32 << 20
 HELD_BYTES_MAX: Final = 512 << 20  # of all bodies that have not been answered yet
+PIECE_COST: Final = 100  # bytes of memory that a piece takes beside its own
 PIECE_BYTES: Final = 62_000  # gateways take at most 64 KiB in one message
 _GATEWAYS_OWN: Final = frozenset({"host", "content-length", "transfer-encoding", "connection", "te"})
 _GATEWAYS_PREFIXES: Final = (":", "x-envoy-", "x-forwarded-")
@@ -88,13 +89,21 @@ class _State(Enum):
 class Exchange:
     """Messages in, messages out. Not for several threads."""
 
-    def __init__(self, bounds: Bounds, memory: Memory) -> None:
+    def __init__(
+        self,
+        bounds: Bounds,
+        memory: Memory,
+        knows: Callable[[Mapping[str, str]], bool] = lambda _: True,
+    ) -> None:
+        """`knows`: whether these headers are of somebody. Of anybody else no body is read: what the
+        request is answered is decided at once."""
         self._bounds = bounds
         self._memory = memory
+        self._knows = knows
         self._state = _State.BEGINNING
         self._head = Head(Side.REQUEST, {}, ends=False)
         self._pieces: list[bytes] = []
-        self._held = 0
+        self._size = self._held = 0  # bytes of them, and with what they take of memory
         self._has_trailers = False
         self._asked: Asked | None = None
         self._place: Place | None = None
@@ -103,6 +112,15 @@ class Exchange:
     def is_over(self) -> bool:
         """No reply will follow: the client has its answer from the picker, or from the replica."""
         return self._state is _State.OVER
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether more of the request has to come."""
+        return self._state in (_State.BEGINNING, _State.READING)
+
+    def late(self) -> Sequence[Reply]:
+        """The request has not come in time."""
+        return [self._refuse(_LATE)] if self.is_reading else []
 
     def take_asked(self) -> Asked | None:
         """The request, once, when all of it has come: `placed` has to be called with what is decided."""
@@ -160,10 +178,9 @@ class Exchange:
             return
         self._expect(_State.BEGINNING)
         self._head, self._state = head, _State.READING
-        length = head.headers.get("content-length", "")
-        if head.ends:
+        if head.ends or not self._knows(head.headers):
             self._decide()
-        elif length.isdecimal() and int(length) > self._bounds.body_bytes_max:
+        elif _number(head.headers.get("content-length", "")) > self._bounds.body_bytes_max:
             yield self._refuse(self._too_large())
         elif head.request_mode is BodyMode.BUFFERED:
             yield HeadReply(Side.REQUEST)
@@ -177,12 +194,13 @@ class Exchange:
             return
         self._expect(_State.READING)
         size = len(piece.data)
-        if self._held + size > self._bounds.body_bytes_max:
+        if self._size + size > self._bounds.body_bytes_max:
             yield self._refuse(self._too_large())
-        elif not self._memory.take(size):
+        elif not self._memory.take(size + PIECE_COST):
             yield self._refuse(_BUSY)
         else:
-            self._held += size
+            self._size += size
+            self._held += size + PIECE_COST
             self._pieces.append(piece.data)
             if piece.ends:
                 self._decide()
@@ -234,8 +252,7 @@ class Exchange:
             return
         self._expect(_State.PLACED)
         self._state = _State.ANSWERING
-        status = head.headers.get(":status", "")
-        self._place.answered(int(status) if status.isdecimal() else 0, head.served)
+        self._place.answered(_number(head.headers.get(":status", "")), head.served)
         more: Mapping[str, str] = self._place.answer_headers
         yield HeadReply(Side.RESPONSE, Change(more) if more else None)
         if head.ends:
@@ -301,6 +318,11 @@ def _streamed(side: Side, data: bytes, *, ends: bool) -> Iterator[Reply]:
         yield PieceReply(side, part, ends and start == last, streamed=True)
 
 
+def _number(text: str) -> int:
+    """Of a header; 0 for what is none. So many digits are enough to be too many."""
+    return int(text[:20]) if text.isascii() and text.isdecimal() else 0
+
+
 def _is_gateways(name: str) -> bool:
     """What a gateway sets itself, or does not let others change."""
     return name in _GATEWAYS_OWN or name.startswith(_GATEWAYS_PREFIXES)
@@ -312,6 +334,12 @@ _WRONG_MODE: Final = failure(
     "ext_proc filter needs request_body_mode FULL_DUPLEX_STREAMED.",
     "server_error",
     "gateway_misconfigured",
+)
+_LATE: Final = failure(
+    HTTPStatus.REQUEST_TIMEOUT,
+    "The body did not come in time.",
+    "invalid_request_error",
+    "body_too_slow",
 )
 _TOO_MUCH: Final = failure(
     HTTPStatus.SERVICE_UNAVAILABLE,

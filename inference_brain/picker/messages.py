@@ -120,13 +120,19 @@ def _request_head(message: Any) -> Head:
 
 
 def _headers(head: Any) -> Mapping[str, str]:
-    """Names in lower case. What came several times is one, as HTTP has it."""
+    """Names in lower case. What came several times is one, as HTTP has it. Each character is a byte,
+    also where a gateway has taken them for UTF-8."""
     found: dict[str, str] = {}
     for header in head.headers.headers:
-        name = header.key.lower()
-        value = header.raw_value.decode("latin-1") if header.raw_value else header.value
+        name = _bytewise(header.key).lower()
+        raw: bytes = header.raw_value
+        value = raw.decode("latin-1") if raw else _bytewise(header.value)
         found[name] = f"{found[name]}, {value}" if name in found else value
     return found
+
+
+def _bytewise(text: str) -> str:
+    return text if text.isascii() else text.encode().decode("latin-1")
 
 
 def _subset(message: Any) -> Collection[str] | None:

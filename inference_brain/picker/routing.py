@@ -79,6 +79,9 @@ class Router(Protocol):
     def is_ready(self) -> bool:
         """Whether it knows enough to decide."""
 
+    def knows(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request with these headers is of somebody whose body is to be read."""
+
     async def route(self, asked: Asked) -> Place | Answer:
         """Find a replica, perhaps after a wait in a queue. A call that is cancelled leaves nothing.
         Raises Refused."""

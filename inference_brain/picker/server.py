@@ -8,6 +8,7 @@ await picker.stop(grace_seconds=30)
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -81,17 +82,23 @@ class Picker:
         if self.streams >= self.settings.streams_max:
             yield messages.message(Immediate(_CROWDED))
             return
-        exchange = Exchange(self.settings.bounds, self._memory)
+        exchange = Exchange(self.settings.bounds, self._memory, self._router.knows)
         self.streams += 1
         try:
-            async for arrived in arriving:
-                for reply in exchange.received(messages.phase(arrived)):
-                    yield messages.message(reply)
-                if asked := exchange.take_asked():
-                    for reply in exchange.placed(await self._decide(asked)):
+            async with asyncio.timeout(self.settings.body_seconds) as patience:
+                async for arrived in arriving:
+                    for reply in exchange.received(messages.phase(arrived)):
                         yield messages.message(reply)
-                if exchange.is_over:
-                    break
+                    if not exchange.is_reading:
+                        patience.reschedule(None)
+                    if asked := exchange.take_asked():
+                        for reply in exchange.placed(await self._decide(asked)):
+                            yield messages.message(reply)
+                    if exchange.is_over:
+                        break
+        except TimeoutError:
+            for reply in exchange.late():
+                yield messages.message(reply)
         except BrokenProtocol as error:
             log.warning("A gateway does not keep to the protocol: %s", error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

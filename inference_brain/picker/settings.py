@@ -8,6 +8,7 @@ from typing import Final
 
 from inference_brain.picker.exchange import Bounds
 
+BODY_SECONDS: Final = 60.0  # from the head of a request to the end of its body
 STREAMS_MAX: Final = 16_384  # requests of all gateways at once
 
 
@@ -27,3 +28,4 @@ class PickerSettings:
     tls: Tls | None = None
     bounds: Bounds = field(default_factory=Bounds)
     streams_max: int = STREAMS_MAX
+    body_seconds: float = BODY_SECONDS

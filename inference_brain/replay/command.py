@@ -22,7 +22,7 @@ from inference_brain.replay import schedule
 from inference_brain.replay.outcomes import Outcome
 from inference_brain.replay.player import REPLICA_HEADER, Play, Player
 from inference_brain.replay.prompts import Form, PromptMaker
-from inference_brain.upstream.client import Client, Timeouts
+from kvss_agent.http.client.client import Client, Timeouts
 from swdriver_shim.replay.traces import Malformed, Request, read
 from telemetry.script import program
 from telemetry.units import duration

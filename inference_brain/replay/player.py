@@ -15,8 +15,8 @@ from inference_brain.replay.answers import EventReader, Part, Unreadable, compla
 from inference_brain.replay.outcomes import UNKNOWN, Outcome, Outcomes
 from inference_brain.replay.prompts import PromptMaker
 from inference_brain.replay.schedule import Due
-from inference_brain.upstream.client import Answer, Client
-from inference_brain.upstream.failures import UpstreamFailed
+from kvss_agent.http.client.client import Answer, Client
+from kvss_agent.http.client.failures import UpstreamFailed
 from swdriver_shim.replay.traces import tenant
 
 REPLICA_HEADER: Final = "x-tidegate-replica"

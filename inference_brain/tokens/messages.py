@@ -56,7 +56,7 @@ _KNOWN_FIELDS: Final = _MEDIA_FIELDS - {"input_image", "prompt_embeds"} | {
 }
 _ATTRIBUTION: Final = "x-anthropic-billing-header"  # of some clients: another one with each request
 _ARGUMENTS: Final = Limits(8 << 20, 1 << 20, 200)
-_RESERVED: Final = frozenset({"chat_template", "documents", "messages", "self", "tokenize", "tools"})
+RESERVED: Final = frozenset({"chat_template", "documents", "messages", "self", "tokenize", "tools"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Chat:
 
     def variables(self) -> dict[str, Any]:
         """What the template is given besides messages and tools. Raises BadMessages."""
-        if refused := sorted(_RESERVED & self.template_kwargs.keys()):
+        if refused := sorted(RESERVED & self.template_kwargs.keys()):
             raise BadMessages(f"chat_template_kwargs may not have {', '.join(refused)}")
         if self.add_generation_prompt and self.continue_final_message:
             raise BadMessages("continue_final_message and add_generation_prompt can't both be set")

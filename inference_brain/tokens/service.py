@@ -10,7 +10,7 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from inference_brain.tokens.lanes import Lanes
 from inference_brain.tokens.messages import Chat, has_media
@@ -21,6 +21,7 @@ RENDERED_AT_ONCE: Final = 256 << 10  # characters: a millisecond
 TOKENIZED_AT_ONCE: Final = 4 << 10
 SWEEP_SECONDS: Final = 60.0
 THREADS: Final = max(2, (os.cpu_count() or 1) // 2)
+T = TypeVar("T")
 _NOTHING_ADDED: Final = Added((), ())
 
 
@@ -73,6 +74,10 @@ class TokenService:
             ids = await self._lanes.run(org, lambda: tokenizer.encode(text, add_special_tokens=True))
             return Tokens(self.turns, ids, 0, [])
         return await self._tokens(tokenizer, org, tokenizer.raw(text), added, self.turns.forgotten)
+
+    async def run(self, org: str, do: Callable[[], T]) -> T:
+        """Other long work of an org, in its turn."""
+        return await self._lanes.run(org, do)
 
     def given(self, ids: Sequence[int]) -> Tokens:
         """Of a prompt that came as tokens."""

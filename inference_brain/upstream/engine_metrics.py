@@ -26,9 +26,9 @@ from typing import Final, NamedTuple
 
 from inference_brain.choice import Load
 from inference_brain.choice.candidates import IDLE
-from inference_brain.upstream.client import Client
-from inference_brain.upstream.failures import UpstreamFailed
 from inference_brain.upstream.fleet import Replica
+from kvss_agent.http.client.client import Client
+from kvss_agent.http.client.failures import UpstreamFailed
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ def targets(replicas: Iterable[Replica]) -> Mapping[Key, Target]:
             {"authorization": f"Bearer {one.spec.api_key}"} if one.spec.api_key else {},
         )
         for one in replicas
-        if one.spec.driver is None and one.spec.engine in ENGINES
+        if one.spec.driver is None and one.spec.engine in ENGINES and one.spec.url
     }
 
 

@@ -9,9 +9,9 @@ from typing import Final
 
 from inference_brain.desired import Desired, ReplicaSpec, ServedModel
 from inference_brain.upstream.budget import RetryBudget
-from inference_brain.upstream.client import Sent
-from inference_brain.upstream.failures import UpstreamFailed
 from inference_brain.upstream.health import Health, State
+from kvss_agent.http.client.client import Sent
+from kvss_agent.http.client.failures import UpstreamFailed
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,8 @@ class Replica:
         return self.spec.name
 
     def state(self, now: float) -> State:
+        if not self.spec.url:
+            return State.NO_ENDPOINT
         found = self.health.state(now)
         is_alive = found in (State.READY, State.SLOW_START)
         return State.DRAINING if self.spec.draining and is_alive else found
@@ -89,7 +91,8 @@ class Fleet:
         for spec in model.replicas:
             known = before.get(spec.name)
             if known is None or known.spec.url != spec.url:
-                known = Replica(model.name, spec, Health(now, is_new=bool(before)))
+                is_new = bool(before) and not _is_warm(known, spec)
+                known = Replica(model.name, spec, Health(now, is_new=is_new))
             known.spec = spec
             made[spec.name] = known
         return made
@@ -110,7 +113,11 @@ class Fleet:
         """Those that may get a request now, but for some. If all are ejected, those too: none of them
         can be worse than no answer."""
         now = self._clock()
-        present = [one for one in self.of(model) if one.name not in without and not one.spec.draining]
+        present = [
+            one
+            for one in self.of(model)
+            if one.name not in without and one.spec.url and not one.spec.draining
+        ]
         ready = [one for one in present if one.health.has_room(one.in_progress, now)]
         if ready:
             return ready
@@ -153,6 +160,12 @@ class Fleet:
             self._changed()
         for one in list(replica.unanswered):
             one.give_up(SILENT)
+
+
+def _is_warm(known: Replica | None, spec: ReplicaSpec) -> bool:
+    """Whether an instance takes over from another one, which is done when it has that one's cache: a
+    slow start would send its conversations to replicas that do not have them."""
+    return known is not None and bool(known.spec.url) and spec.endpoint == "redis"
 
 
 def _nothing() -> None:

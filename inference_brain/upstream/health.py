@@ -26,6 +26,7 @@ class State(StrEnum):
     EJECTED = "ejected"
     DRAINING = "draining"
     UNREACHABLE = "unreachable"
+    NO_ENDPOINT = "no_endpoint"  # nobody has said where it is
 
 
 class Health:

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from inference_brain.upstream.client import Client
-from inference_brain.upstream.failures import UpstreamFailed
 from inference_brain.upstream.fleet import Fleet, Replica
+from kvss_agent.http.client.client import Client
+from kvss_agent.http.client.failures import Late, UpstreamFailed
 
 PROBE_SECONDS: Final = 0.5  # between two looks at who has to be probed
 ANSWER_SECONDS: Final = 2.0
@@ -35,6 +35,7 @@ class Probes:
         self._client = client
         self._clock = clock
         self._running: dict[Replica, asyncio.Task[None]] = {}
+        self._asking: dict[Replica, asyncio.Task[UpstreamFailed | None]] = {}
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -49,6 +50,8 @@ class Probes:
         finally:
             for task in list(self._running.values()):
                 task.cancel()
+            for asking in list(self._asking.values()):
+                asking.cancel()
 
     def _is_due(self, replica: Replica) -> bool:
         if replica in self._running:
@@ -58,15 +61,29 @@ class Probes:
         return bool(replica.in_progress) and self._clock() - replica.heard_at > SILENT_SECONDS
 
     async def _probe(self, replica: Replica) -> None:
-        url = replica.url(_PROBED[replica.spec.engine])
-        try:
-            async with self._client.open("GET", url, {}, seconds=ANSWER_SECONDS) as answer:
-                is_alive = answer.status < 500
-        except UpstreamFailed:
-            is_alive = False
-        if is_alive:
+        if await self._failure(replica) is None:
             self._fleet.answered(replica)
             return
         replica.silent_probes += 1
         if replica.silent_probes >= SILENT_PROBES_MAX:
             self._fleet.fell_silent(replica)
+
+    async def why_gone(self, replica: Replica) -> UpstreamFailed | None:
+        """Ask a replica whose answer was cut off, by nobody knows whom: why it can't serve, or None if
+        it can. One that does not answer in time may be busy. Who asks while it is being asked waits for
+        the same answer, so that many clients that leave cost one request."""
+        asking = self._asking.get(replica)
+        if asking is None:
+            asking = self._asking[replica] = asyncio.create_task(self._failure(replica))
+            asking.add_done_callback(lambda _: self._asking.pop(replica))
+        failure = await asyncio.shield(asking)
+        return None if isinstance(failure, Late) else failure
+
+    async def _failure(self, replica: Replica) -> UpstreamFailed | None:
+        """Of one probe."""
+        url = replica.url(_PROBED[replica.spec.engine])
+        try:
+            async with self._client.open("GET", url, {}, seconds=ANSWER_SECONDS) as answer:
+                return UpstreamFailed("It is not healthy.") if answer.status >= 500 else None
+        except UpstreamFailed as error:
+            return error

@@ -54,9 +54,11 @@ class Pace:
         return max(0.0, self._paid_until[owner] - now - ADVANCE_SECONDS)
 
     def _is_beside_others(self, owner: str, now: float) -> bool:
+        if not self._asked_at or (len(self._asked_at) == 1 and owner in self._asked_at):
+            return False
         silent = [one for one, at in list(self._asked_at.items()) if at < now - ASKS_SECONDS]
         for one in silent:
             self._asked_at.pop(one, None)
         if silent:
             self._paid_until = {one: until for one, until in self._paid_until.items() if until > now}
-        return bool(self._asked_at.keys() - {owner})
+        return len(self._asked_at) > (owner in self._asked_at)

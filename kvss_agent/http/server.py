@@ -25,7 +25,7 @@ import termios
 import time
 from asyncio import sslproto
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from functools import partial
@@ -34,7 +34,7 @@ from typing import Any, Final, cast
 
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
@@ -50,6 +50,7 @@ sslproto.SSLProtocol.max_size = 64 << 10
 EXTENSION: Final = "tidegate.connection"
 CHECK_SECONDS: Final = 0.5  # between two looks at whether connections make progress
 WAIT_SECONDS: Final = 0.1  # after the system had no descriptor for a connection
+_JOINED_BYTES_MAX: Final = 16 << 10  # of a body that is copied, to be sent together with its head
 _WITH_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -101,6 +102,10 @@ class HttpPolicy:
         self.pace = Pace()
 
 
+def _nothing() -> None:
+    """Nobody watches."""
+
+
 class HttpConnection:
     """One connection, from being accepted to its end, whatever protocol it speaks meanwhile."""
 
@@ -111,6 +116,7 @@ class HttpConnection:
         self.protocol: BoundedProtocol | None = None
         self.connecting: asyncio.Task[None] | None = None
         self.owner = ""  # who has proved to be its peer
+        self.on_left: Callable[[], None] = _nothing
 
     def prove(self, owner: str) -> bool:
         """A request has come with a credential of this owner. False if the owner has no place left."""
@@ -133,8 +139,32 @@ class HttpConnection:
         if self.protocol is not None:
             self.protocol.receive_into(scope, place)
 
+    def take_body(self, scope: Mapping[str, Any]) -> bytes | None:
+        """The body of this request, if all of it has come and nobody has asked for it; else None."""
+        return self.protocol.take_body(scope) if self.protocol is not None else None
+
+    def watch(self, on_left: Callable[[], None]) -> None:
+        """Call this once the peer has closed the connection, or has been cut off, until `unwatch`. Only
+        after the body."""
+        self.on_left = on_left
+        if self.protocol is not None:
+            self.protocol.flow.resume_reading()
+
+    def unwatch(self, on_left: Callable[[], None]) -> None:
+        """This one need not be called any more."""
+        if self.on_left == on_left:
+            self.on_left = _nothing
+
+    def answer(
+        self, scope: Mapping[str, Any], status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
+    ) -> bool:
+        """Answer this request at once, in one piece. False if it has to be done by ASGI: nothing has
+        been sent then."""
+        return self.protocol is not None and self.protocol.answer(scope, status, headers, body)
+
     def leave(self) -> None:
         self.policy.admission.leave(self)
+        self.on_left()
 
     def end(self, bound: Bound) -> None:
         """At once. What has not been sent is lost."""
@@ -222,6 +252,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._write_mark = (self._since, 0)  # when so many were left to send
         self._over: tuple[HTTPStatus, Bound, str] | None = None  # why it ends
         self._upgraded = False
+        self._lets_wait = False  # its body, from the end of what is being parsed
 
     # Bounds while it is parsed
 
@@ -252,6 +283,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._phase, self._since = _Phase.HEAD, self.loop.time()
         self._unparsed += len(data)
         super().data_received(data)
+        if self._lets_wait:
+            self._lets_wait = False
+            self.flow.pause_reading()  # until the application asks for it
         if self._unparsed > self._bounds.head_bytes_max and not self._has_ended:
             self._end_head(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, Bound.HEAD, _HEAD_SENTENCE)
             self.send_400_response("")
@@ -294,7 +328,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_bytes, self._body_mark = 0, (now, 0)
         super().on_headers_complete()
         if any(name in _WITH_BODY and value != b"0" for name, value in self.headers):
-            self.flow.pause_reading()  # until the application asks for it
+            self._lets_wait = True
 
     def receive_into(self, scope: Mapping[str, Any], place: memoryview) -> None:
         request = self._request
@@ -304,6 +338,46 @@ class BoundedProtocol(HttpToolsProtocol):
         place[:came] = request.body
         request.body = bytearray()
         self._place = place[came:]
+
+    def take_body(self, scope: Mapping[str, Any]) -> bytes | None:
+        request = self._request
+        if request is None or request.scope is not scope or request.more_body or request.disconnected:
+            return None
+        body, request.body = bytes(request.body), bytearray()
+        request.message_event.clear()
+        return body
+
+    def answer(
+        self, scope: Mapping[str, Any], status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
+    ) -> bool:
+        request = self._request
+        if (
+            request is None
+            or request.scope is not scope
+            or request.response_started
+            or request.more_body
+            or request.disconnected
+            or not request.keep_alive
+            or self.flow.write_paused
+            or scope["method"] == "HEAD"
+        ):
+            return False
+        lines = [STATUS_LINE[status]]
+        for name, value in (*request.default_headers, *headers):
+            if name == b"connection" or b"\n" in value or b"\r" in value:
+                return False  # uvicorn knows what to do
+            lines.append(b"%s: %s\r\n" % (name, value))
+        lines.append(b"content-length: %d\r\n\r\n" % len(body))
+        request.response_started = request.response_complete = True
+        request.message_event.set()
+        if len(body) <= _JOINED_BYTES_MAX:
+            lines.append(body)
+            self.transport.write(b"".join(lines))
+        else:
+            self.transport.write(b"".join(lines))
+            self.transport.write(body)
+        request.on_response()
+        return True
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
@@ -334,6 +408,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._unparsed = 0
+        self._lets_wait = False
         self._place = None
         self._end_pause()
         is_answered = self._request is not None and self._request.response_complete
@@ -414,6 +489,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if request:
             request.disconnected = True  # the application sends nothing any more
             request.message_event.set()
+            self._connection.on_left()
         body = sentence.encode()
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"

@@ -38,7 +38,17 @@ EX_CONFIG: Final = 78
 WATCHDOG_SECONDS: Final = 1.0
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared with
 
-S = TypeVar("S", bound=ProcessSettings)
+
+class LogSettings(Protocol):
+    """What logs need of a daemon's settings."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def log_format(self) -> str: ...
+
+
+S = TypeVar("S", bound=LogSettings)
 
 
 class Stoppable(Protocol):
@@ -219,7 +229,7 @@ def run(
         return 1
 
 
-def set_up_logs(settings: ProcessSettings) -> None:
+def set_up_logs(settings: LogSettings) -> None:
     """Log to standard error, one line a record: as `text`, or as `json` with the name of the process in
     every record. Nothing could forge a second line."""
     handler = logging.StreamHandler()

@@ -41,6 +41,7 @@ class Role(StrEnum):
     NODE = "node"
     DRIVER = "driver"
     BRAIN = "brain"
+    CLUSTER = "cluster"  # a Cluster Server
 
 
 @dataclass(frozen=True, slots=True)

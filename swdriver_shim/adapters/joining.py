@@ -5,6 +5,10 @@
 All else comes from the console, with the desired document: agents, orgs, their keys and policies, what
 claims are signed with, and where telemetry goes. `join` is a file with a join token; it is needed once.
 Identity and document lie in the state directory, so that the next start needs neither token nor console.
+
+Two engines that are to be one driver, one after the other, share its state directory. With `handover`,
+a folder of its own for each, the second waits for the identity while it serves, and the first gives it
+away when it is told to: see `handover`.
 """
 
 from __future__ import annotations
@@ -13,11 +17,13 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, Self, TypeAlias
+from typing import IO, Annotated, Final, Self, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -28,6 +34,17 @@ from kvss_agent.http.api import Invalid
 from kvss_agent.process import daemon
 from kvss_agent.process.options import WrongSettings
 from kvss_agent.process.own_address import own_address
+from kvss_agent.process.state_dir import try_lock
+from kvss_agent.security.identity import Unusable
+from swdriver_shim.adapters.claims import ClaimVerifier
+from swdriver_shim.adapters.handover import (
+    CacheState,
+    Goal,
+    Handover,
+    HandoverState,
+    Users,
+    same_but_for_time,
+)
 from swdriver_shim.daemon.host import DriverHost, HostThread
 from swdriver_shim.daemon.settings import Settings, parse
 from swdriver_shim.daemon.shim import Shim
@@ -44,6 +61,11 @@ log = logging.getLogger(__name__)
 RANK: Final = "{rank}"
 ANYWHERE: Final = "0.0.0.0"  # noqa: S104 - over TLS, and it wants the console's certificate
 FIELDS: Final = {"console_ca": "ca", "join_token": "join"}  # that have other names than a daemon's
+OF_A_RANK: Final = ("name", "state_dir", "control", "control_url", "handover")
+LOOK_SECONDS: Final = 0.05  # between looks at the goal, and at whether the identity is free
+REASON_CHARACTERS_MAX: Final = 1000
+RETRY_SECONDS: Final = 1.0  # after a start that has failed
+LEAVE_SECONDS: Final = 5.0  # for loads and stores that are under way, before the driver is stopped
 
 RemoteShards: TypeAlias = Callable[[str, int, Home, PathSpec | None], RemoteShard]
 Url = Annotated[str, Meta(pattern=r"^https?://", max_length=500)]
@@ -60,7 +82,8 @@ class JoinConfig(Document, frozen=True):
     """What an engine is told of the console that it joins.
 
     `control`: HOST:PORT of the driver's API, which the console reaches at `control_url`; by default any
-    port at the address that this machine reaches the console from.
+    port at the address that this machine reaches the console from. `handover`: a folder of this engine,
+    where it is told whether to be the driver; without it, it is from its start on.
     """
 
     console: Url
@@ -72,11 +95,12 @@ class JoinConfig(Document, frozen=True):
     control_url: Url | None = None
     telemetry: Text | None = None
     state_dir: Annotated[str, Meta(max_length=4096)] | None = None
+    handover: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
 
     def of_rank(self, rank: int, engines: int) -> Self:
         """For one of so many engines beside each other: `{rank}` stands for which. Raises Invalid where
         they would share a driver, or its state or address."""
-        told = {name: getattr(self, name) for name in ("name", "state_dir", "control", "control_url")}
+        told = {name: getattr(self, name) for name in OF_A_RANK}
         given = {name: value for name, value in told.items() if value is not None}
         for name, value in given.items():
             if (rank or engines > 1) and RANK not in value and name != "control":  # any port may do
@@ -100,7 +124,7 @@ class JoinConfig(Document, frozen=True):
             "control": self.control or self._place(),
             "control_url": self.control_url,
             "telemetry": self.telemetry,
-            "state_dir": self.state_dir or str(default_state_dir() / self.name),
+            "state_dir": str(self.directory),
         }
         environment = {
             f"SWDRIVER_{name.upper()}": value for name, value in given.items() if value is not None
@@ -113,6 +137,11 @@ class JoinConfig(Document, frozen=True):
         if found.is_new and token is None:
             log.warning("It has not joined %s yet: %s", self.console, self._missing_token())
         return replace(found, model=model, engine=engine)
+
+    @property
+    def directory(self) -> Path:
+        """The state directory: whoever holds its lock is the driver."""
+        return Path(self.state_dir or default_state_dir() / self.name).absolute()
 
     def _place(self) -> str:
         """Any port, at the address that the console reaches; at all of them while it is not known."""
@@ -142,7 +171,10 @@ class JoinConfig(Document, frozen=True):
 
 
 class JoinedDriver:
-    """The driver of an engine that has joined a console, or is about to."""
+    """The driver of an engine that has joined a console, or is about to.
+
+    `shim` is one without a document, and gets none, while another process has the identity.
+    """
 
     def __init__(
         self,
@@ -153,35 +185,157 @@ class JoinedDriver:
     ) -> None:
         """It follows the stored document from here on, and newer ones as they come. `remote_shards`: for
         a folder of notes, what makes the stand-ins of shards, as of `Shim`. Raises Invalid, OSError and
-        Unusable, each with a sentence."""
+        Unusable, each with a sentence. With `config.handover` it waits for nobody, and raises OSError
+        only where that folder can't be written: all else is done beside, and said there."""
         self.model = model
-        settings = config.settings(model, engine)
+        self.users = Users()
+        self._config = config
+        self._engine = engine
+        self._remote_shards = remote_shards
+        self._detached = self.shim = _shim_of_nobody(config.name, model)
+        self._started: contextlib.ExitStack | None = None
+        self._closed = threading.Event()
+        self._follower: threading.Thread | None = None
+        self._handover: Handover | None = None
+        self._reported: HandoverState | None = None
         native.build_in_background()
-        host = DriverHost(settings)
-        notes = settings.state_dir / "notes"
-        with contextlib.ExitStack() as started:  # a start that fails leaves nothing taken
-            started.callback(host.close)
-            self.shim = Shim(
-                settings.name,
-                settings.state_dir,
-                f"{daemon.software()} in {engine}",
-                token=settings.token,
-                model=model,
-                remote_shard=remote_shards(notes) if remote_shards else None,
-                notes=notes,
-                trust=host.trust,
-            )
-            started.callback(self.shim.stop)
-            self.shim.start()
-            started.callback(HostThread(partial(host.running, self.shim)).close)
-            self._started = started.pop_all()
+        self._verifier: tuple[bytes, ClaimVerifier] | None = None
+        if config.handover is None:
+            self._start(None)
+            return
+        self._handover = Handover(Path(config.handover))
+        self._report(self._handover, CacheState.WAITING)
+        self._follower = threading.Thread(
+            target=self._follow, args=(self._handover,), name="tidegate-handover", daemon=True
+        )
+        self._follower.start()
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether this process is the driver."""
+        return self.shim is not self._detached
+
+    def claims(self) -> ClaimVerifier | None:
+        """None while there is no key that claims could be signed with."""
+        shim = self.shim
+        told = shim.desired
+        key = told.claims_key if told else None
+        if key is None:
+            return None
+        if self._verifier is None or self._verifier[0] != key:
+            self._verifier = key, ClaimVerifier(key, shim.name)
+        return self._verifier[1]
 
     def prefixes(self, org: str, adapter: str = "") -> LocalPrefixes:
         """The stored prefixes of an org, for an engine whose driver moves bytes itself."""
         return JoinedPrefixes(self, org, adapter)
 
     def close(self) -> None:
-        self._started.close()
+        self._closed.set()
+        if self._follower:
+            self._follower.join()
+        self._stop()
+
+    def leave(self, seconds: float) -> bool:
+        """Use the driver no more, and wait until nothing of it is under way, at most so long; whether
+        nothing is. Called before it is stopped while the engine goes on."""
+        return self.users.close(seconds)
+
+    # The driver
+
+    def _start(self, lock: IO[bytes] | None) -> None:
+        """Be the driver. `lock`: of the state directory, if it is taken already; it is ours either
+        way."""
+        with contextlib.ExitStack() as started:  # a start that fails leaves nothing taken
+            if lock:
+                started.callback(lock.close)
+            settings = self._config.settings(self.model, self._engine)
+            host = DriverHost(settings, lock)
+            notes = settings.state_dir / "notes"
+            started.callback(host.close)
+            shim = Shim(
+                settings.name,
+                settings.state_dir,
+                f"{daemon.software()} in {self._engine}",
+                token=settings.token,
+                model=self.model,
+                remote_shard=self._remote_shards(notes) if self._remote_shards else None,
+                notes=notes,
+                trust=host.trust,
+            )
+            started.callback(shim.stop, hands_over=self._handover is not None)
+            shim.start()
+            started.callback(HostThread(partial(host.running, shim)).close)
+            self._started = started.pop_all()
+        self.users.open()
+        self.shim = shim
+
+    def _stop(self) -> None:
+        """As at the end of the process: the driver leaves its note, and the lock is free at last."""
+        started, self._started = self._started, None
+        if started is None:
+            return
+        if self._handover and not self.leave(LEAVE_SECONDS):
+            log.warning("The driver is stopped though loads or stores are under way: they fail")
+        self.shim = self._detached
+        started.close()
+
+    # Its identity
+
+    def _follow(self, handover: Handover) -> None:
+        """Attach and release as the goal says, until `close`."""
+        reason, retry_at = "", 0.0
+        while not self._closed.is_set():
+            if handover.goal() is Goal.RELEASE:
+                if self.is_attached:
+                    self._stop()
+                    log.info("The driver's identity is released: this engine serves without a cache")
+                reason, state = "", CacheState.RELEASED
+            else:
+                if not self.is_attached and time.monotonic() >= retry_at:
+                    reason = self._try_to_attach()
+                    retry_at = time.monotonic() + RETRY_SECONDS if reason else 0.0
+                state = CacheState.ATTACHED if self.is_attached else CacheState.WAITING
+            try:
+                self._report(handover, state, reason)
+            except OSError as error:
+                log.warning("Nobody is told how the driver is: %s", error)
+                self._closed.wait(RETRY_SECONDS)
+            self._closed.wait(LOOK_SECONDS)
+
+    def _try_to_attach(self) -> str:
+        """Become the driver, if nobody is. Why it could not be started."""
+        try:
+            if (lock := try_lock(self._config.directory)) is None:
+                return ""
+            self._start(lock)
+        except (OSError, Invalid, Unusable) as error:
+            log.warning("The driver can't start, and is tried again: %s", error)
+            return str(error)
+        log.info("This engine has the identity of driver %s", self._config.name)
+        return ""
+
+    def _report(self, handover: Handover, cache: CacheState, reason: str = "") -> None:
+        shim = self.shim
+        state = HandoverState(
+            cache,
+            os.getpid(),
+            time.time(),
+            ready=shim.has_driver and shim.is_ready,
+            generation=shim.observed_generation,
+            reason=reason[:REASON_CHARACTERS_MAX],
+        )
+        if same_but_for_time(self._reported, state):
+            return
+        handover.set_state(state)
+        self._reported = state
+
+
+def _shim_of_nobody(name: str, model: ModelSpec) -> Shim:
+    """It has no document, and refuses all."""
+    made = Shim(name, None, daemon.software(), model=model)
+    made.stop()
+    return made
 
 
 def _as_field(flag: re.Match[str]) -> str:
@@ -204,11 +358,14 @@ class JoinedPrefixes(LocalPrefixes):
     org, nothing of it is cached."""
 
     def __init__(self, joined: JoinedDriver, org: str, adapter: str = "") -> None:
-        def here() -> tuple[Driver, Keys] | None:
-            """As of this moment: an org may come, go, or get another secret."""
-            shim = joined.shim
-            found = shim.org(org) if shim.has_driver else None
-            return (shim.mover, shim.keys(found, adapter)) if found else None
+        @contextlib.contextmanager
+        def here() -> Iterator[tuple[Driver, Keys] | None]:
+            """As of this moment: an org may come, go, or get another secret, and the identity be given
+            away."""
+            with joined.users.one() as may:
+                shim = joined.shim
+                found = shim.org(org) if may and shim.has_driver else None
+                yield (shim.mover, shim.keys(found, adapter)) if found else None
 
         self.layout = joined.model.shape()
         self.namespace = joined.model.namespace(adapter)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -52,6 +52,8 @@ SECTIONS_MAX: Final = 1 << 10
 DROPS_MAX: Final = 1 << 12
 _LIMITS: Final = Limits(1 << 20)
 
+# How most bytes of a cache reach its engine; `local` on one machine. Empty if that is not known.
+CachePath = Literal["", "local", "rail", "leaf", "spine"]
 Names = Annotated[bytes, Meta(max_length=NAME_BYTES * ENTRIES_MAX)]
 Values = Annotated[bytes, Meta(max_length=VALUE_BYTES * ENTRIES_MAX)]
 Space = Annotated[bytes, Meta(min_length=TAG_BYTES + SPACE_BYTES, max_length=TAG_BYTES + SPACE_BYTES)]
@@ -76,7 +78,8 @@ class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
     """A delta, or a part of a snapshot. `parts`: of how many parts the snapshot is; 0 for a delta.
     `entries`: of the whole snapshot. `repeats`: the snapshot says what the messages before it have said.
     `serves`: whether the driver serves anything now; while one of its agents is lost it does not.
-    `dropped`: spaces of which nothing is stored any more."""
+    `dropped`: spaces of which nothing is stored any more. `path`: how most bytes of the cache reach the
+    engine; empty if that is not known."""
 
     version: Annotated[int, Meta(ge=1, le=1 << 16)]
     life: Annotated[bytes, Meta(min_length=LIFE_BYTES, max_length=LIFE_BYTES)]
@@ -90,6 +93,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
     repeats: bool = False
     sections: Annotated[tuple[Section, ...], Meta(max_length=SECTIONS_MAX)] = ()
     dropped: Annotated[tuple[Space, ...], Meta(max_length=DROPS_MAX)] = ()
+    path: CachePath = ""
 
     def encode(self) -> bytes:
         return _ENCODER.encode(self)

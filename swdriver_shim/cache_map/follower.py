@@ -15,7 +15,7 @@ from typing import Final
 from swdriver_shim.cache.listener import Listener
 from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap
 from swdriver_shim.cache_map.chunks import Batch, Chunks, Moment, SingleColumns, Space
-from swdriver_shim.cache_map.codec import DROPS_MAX, SPACE_BYTES, Section, pack_values
+from swdriver_shim.cache_map.codec import DROPS_MAX, SPACE_BYTES, CachePath, Section, pack_values
 from swdriver_shim.keys import TAG_BYTES, Namespace
 from swdriver_shim.layout import Layout
 
@@ -59,6 +59,8 @@ class Follower(Listener):
         if layout.groups[0].alone:
             raise ValueError("columns that stand alone have no cache map")
         self.serves = False
+        self.path: CachePath = ""
+        self.path_now: Callable[[], CachePath] = lambda: ""  # who knows the homes sets it
         self.wants_snapshot = True  # rather than a delta
         self.on_purge: Callable[[], None] = lambda: None
         self._accounts = accounts
@@ -129,6 +131,7 @@ class Follower(Listener):
             accounts = notes.changed if self._has_all else self._accounts
             columns = {org: _columns_of(account) for org, account in accounts.items()}
             has_all, self._has_all = self._has_all, True
+        self.path = self.path_now()
         at = Moment(now, wall - now)
         for prefix_map in notes.purged:
             self._drop(prefix_map)

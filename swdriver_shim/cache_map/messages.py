@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Final, NamedTuple
 
-from swdriver_shim.cache_map.codec import LIFE_BYTES, VERSION, Message, Section, in_parts
+from swdriver_shim.cache_map.codec import LIFE_BYTES, VERSION, CachePath, Message, Section, in_parts
 from swdriver_shim.cache_map.follower import Follower
 
 ALIVE_SECONDS: Final = 5.0  # without a change
@@ -28,6 +28,7 @@ class MessageLog:
         self._life = secrets.token_bytes(LIFE_BYTES)
         self._said_at = 0.0
         self._said_serves = False
+        self._said_path: CachePath = ""
         self._snapshot_bytes = 0
         self._deltas = 0
         self._delta_bytes = 0
@@ -47,7 +48,9 @@ class MessageLog:
     def _delta(self, wall: float) -> list[bytes]:
         sections, dropped = self.follower.take(int(wall))
         is_due = not 0 <= wall - self._said_at < ALIVE_SECONDS
-        if not (sections or dropped or is_due or self.follower.serves is not self._said_serves):
+        follower = self.follower
+        has_moved = (follower.serves, follower.path) != (self._said_serves, self._said_path)
+        if not (sections or dropped or is_due or has_moved):
             return []
         first, *more = in_parts(sections)
         messages = [self._message(wall, first, dropped=tuple(dropped))]
@@ -76,6 +79,7 @@ class MessageLog:
     ) -> bytes:
         self.sequence += 1
         self._said_at, self._said_serves = wall, self.follower.serves
+        self._said_path = self.follower.path
         message = Message(
             version=VERSION,
             life=self._life,
@@ -89,5 +93,6 @@ class MessageLog:
             repeats=repeats,
             sections=tuple(sections),
             dropped=dropped,
+            path=self.follower.path,
         )
         return message.encode()

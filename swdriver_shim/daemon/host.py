@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import msgspec
 
@@ -37,12 +37,13 @@ RESTART_SECONDS: Final = 5.0  # after an end that nobody wanted
 class DriverHost:
     """Everything around one driver. It listens from here on; requests wait until `running`."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises OSError, also for a port or a state directory that is taken, and Unusable for a damaged
+    def __init__(self, settings: Settings, lock: IO[bytes] | None = None) -> None:
+        """`lock`: of the state directory, where the caller has taken it; it is freed at the end. Raises
+        OSError, also for a port or a state directory that is taken, and Unusable for a damaged
         identity."""
         self.settings = settings
         with contextlib.ExitStack() as opened:  # a start that fails leaves nothing taken
-            opened.enter_context(locked(settings.state_dir))
+            opened.enter_context(lock or locked(settings.state_dir))
             self.listener = opened.enter_context(daemon.listen(settings.control))
             self.identity = ProcessIdentity.load(settings.state_dir, f"driver:{settings.name}")
             self.trust = Trust.load(self.identity)
@@ -78,8 +79,12 @@ class DriverHost:
         """Report what is cached to brains. Raises ValueError for an address that can't be used."""
         # The client of Redis takes a while to load, and not every driver has a Redis.
         from swdriver_shim.cache_map.publisher import MapPublisher
+        from swdriver_shim.cache_map.recall_reader import RecallReader
 
-        return MapPublisher(redis_url, self.identity.topic, shim.follow_cache).start()
+        topic = self.identity.topic
+        publisher = MapPublisher(redis_url, topic, shim.follow_cache)
+        recalls = RecallReader(redis_url, topic, shim.recall, shim.recalls)
+        return _Together(publisher.start(), recalls.start())
 
     def _joining(self) -> JoiningProcess:
         """What the console is told about this process. The model of an engine can change between its
@@ -112,6 +117,17 @@ class DriverHost:
         is_engine = console is not None and settings.engine
         address = partial(own_address, console.url) if console and is_engine else socket.gethostname
         return {"control_url": daemon.url_of(self.listener, self._tls, address)}
+
+
+class _Together:
+    """What is stopped together."""
+
+    def __init__(self, *parts: daemon.Stoppable) -> None:
+        self._parts = parts
+
+    def stop(self) -> None:
+        for one in self._parts:
+            one.stop()
 
 
 class HostThread:

@@ -69,6 +69,12 @@ TIER2_COLUMNS = _counter(
 TIER2_BYTES = _counter(
     "swdriver_tier2_bytes_total", "Bytes spilled to tier 2 and recalled from it.", "what"
 )
+RECALL_REQUESTS = _counter(
+    "swdriver_recall_requests_total",
+    "Prompts that brains asked to recall from tier 2 while requests were queued: asked, unknown, busy, "
+    "too_many, late or malformed.",
+    "what",
+)
 WORTH = _gauge(
     "swdriver_worth_tokens_min",
     "Least number of tokens for which fetching is faster than computing, as measured; +Inf for never.",
@@ -170,6 +176,7 @@ def collect(shim: Shim, into: Sink) -> None:
     put(into, READY, int(shim.is_ready))
     put(into, CONSOLE, shim.membership_status.calls)
     put(into, TRANSFERS, {"used": shim.transfers.used, "most": shim.transfers.shares.total})
+    put(into, RECALL_REQUESTS, dict(shim.recalls))
     put(into, TURNED_AWAY, {"bytes": shim.transfers.refused, "verbs": shim.verbs.refused})
     put_http(into, shim.http, HTTP_CONNECTIONS, HTTP_REFUSED)
     generations = {"desired": observed["generation"], "observed": observed["observed_generation"]}

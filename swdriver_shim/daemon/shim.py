@@ -6,7 +6,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,7 +23,10 @@ from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.security.confirmations import DriverStatement, NotConfirmedYet, Question, ShardCover
 from kvss_agent.security.trust import Trust
 from swdriver_shim import desired as documents
+from swdriver_shim.cache.request_log import PromptKeys
+from swdriver_shim.cache_map.codec import SPACE_BYTES, CachePath
 from swdriver_shim.cache_map.follower import Follower
+from swdriver_shim.cache_map.recalls import Recalled
 from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
 from swdriver_shim.daemon.stored_document import PurgedTags, StoredDocument
 from swdriver_shim.data_plane.agent_control import AgentControl
@@ -123,6 +127,7 @@ class Shim:
         self._stopped = threading.Event()
         self.limits = LabelLimits()  # of its metrics
         self.http = HttpPolicy(owners=self._owners)
+        self.recalls: Counter[str] = Counter()  # that brains asked for, by `Recalled`
         self.transfers, self.verbs = shares_of(transfer_bytes)
 
     def start(self) -> None:
@@ -142,14 +147,18 @@ class Shim:
             self._follow(self._purged_tags.without_purged(stored.document))
             self.document_at = stored.at
 
-    def stop(self) -> None:
+    def stop(self, *, hands_over: bool = False) -> None:
         """Stop for good: a document that comes later is refused. It would open shards that the next
-        process has by then."""
+        process has by then. `hands_over`: that process may be there already, and workers go on without
+        their shards."""
         self._stopped.set()
         with self._lock:
             driver, self._driver = self._driver, None
         if driver:
             driver.close()
+        for shard in self._shards.values() if hands_over else ():
+            if isinstance(shard, RemoteShard) and not shard.release():
+                log.warning("The worker of shard %s does not say that it has closed it", shard.name)
 
     # Documents and purges
 
@@ -501,6 +510,11 @@ class Shim:
         return self._driver is not None
 
     @property
+    def driver_or_none(self) -> Decider | None:
+        """None before there is a document, and after `stop`."""
+        return self._driver
+
+    @property
     def driver(self) -> Decider:
         """Raises Conflict before there is a document."""
         if self._driver is None:
@@ -509,7 +523,33 @@ class Shim:
 
     def follow_cache(self) -> Follower | None:
         """What follows the cache for brains; None before there is a document, and for objects."""
-        return self._driver.follow_cache() if self._driver else None
+        follower = self._driver.follow_cache() if self._driver else None
+        if follower:
+            follower.path_now = self.cache_path
+        return follower
+
+    def recall(self, space: bytes, keys: Sequence[bytes]) -> Recalled:
+        """Bring what tier 2 has of a prompt into memory: of these keys, in the space of one org and the
+        model's namespace."""
+        told, driver = self.desired, self._driver
+        if told is None or driver is None:
+            return Recalled.UNKNOWN
+        for org in told.orgs:
+            maker = self.keys(org)
+            if maker.tag + maker.namespace.digest()[:SPACE_BYTES] == space:
+                is_asked = driver.prefetch_ahead(PromptKeys(maker, keys))
+                return Recalled.ASKED if is_asked else Recalled.BUSY
+        return Recalled.UNKNOWN
+
+    def cache_path(self) -> CachePath:
+        """How most bytes of the cache reach the engine."""
+        layout, sizes = self.driver.layout, Counter[CachePath]()
+        slot_bytes = {group.name: group.slot_bytes for group in layout.groups}
+        for (group, index), home in self._settled().items():
+            is_here = bool(Address.parse(home.address).path)
+            path: CachePath = home.path.tier if home.path else "local" if is_here else ""
+            sizes[path] += slot_bytes[group][index]
+        return max(sizes, key=lambda one: (sizes[one], one), default="")
 
     @property
     def mover(self) -> Driver:

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 SEARCHES_AT_ONCE: Final = 16
 SEARCHES_MAX: Final = 256  # with those that wait for their turn; more are not begun
+SEARCHES_AHEAD_MAX: Final = 64  # of all searches, while a brain's request may begin another one
 SPILLS_AT_ONCE: Final = 2
 SPILL_COLUMNS: Final = 64  # at once
 RESTORE_COLUMNS: Final = 64
@@ -124,14 +125,16 @@ class Tier2Transfers:
 
     # Back
 
-    def seek(self, trail: HasKeys, start: int, match: Match | None = None) -> threading.Event | None:
+    def seek(
+        self, trail: HasKeys, start: int, match: Match | None = None, most: int = SEARCHES_MAX
+    ) -> threading.Event | None:
         """Bring what tier 2 has behind the first so many columns. Returns what is set when all that it
-        has found is in memory; None if tier 2 is not asked.
+        has found is in memory; None if tier 2 is not asked, as while so many searches are running.
 
         The match, if there is one, hears why its tokens are missed.
         """
         with self._lock:
-            if self._searching >= SEARCHES_MAX:
+            if self._searching >= most:
                 return None
             search = self._ledger.tier2.search(trail, start, self._clock())
             if search is None:

@@ -36,7 +36,12 @@ from swdriver_shim.cache.snapshot import LedgerSnapshot
 from swdriver_shim.cache.stores import Store
 from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.data_plane.shard.control import ShardControl
-from swdriver_shim.data_plane.tier2 import Tier2Transfers, is_damage, reason_of
+from swdriver_shim.data_plane.tier2 import (
+    SEARCHES_AHEAD_MAX,
+    Tier2Transfers,
+    is_damage,
+    reason_of,
+)
 from swdriver_shim.decider.housekeeping import Housekeeper
 from swdriver_shim.decider.removals import Removals
 from swdriver_shim.decider.shard_threads import ShardThreads
@@ -227,6 +232,12 @@ class Decider:
     def prefetch_prompt(self, prompt: HasKeys) -> bool:
         """Recall a prompt that is about to be loaded from tier 2. Whether tier 2 is asked."""
         return self.is_served(prompt.maker) and self._tier2.seek(prompt, 0) is not None
+
+    def prefetch_ahead(self, prompt: HasKeys) -> bool:
+        """The same for a prompt that may be loaded later: searches of loads go first."""
+        if not self.is_served(prompt.maker):
+            return False
+        return self._tier2.seek(prompt, 0, most=SEARCHES_AHEAD_MAX) is not None
 
     def computed(self, org: str, tokens: int, seconds: float) -> None:
         """The org's engine took so long to compute so many tokens. Refills are compared with that."""

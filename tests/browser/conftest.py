@@ -56,6 +56,13 @@ BRAIN = {
     "software_version": "0.1.0",
     "api_url": "http://127.0.0.1:8440",
 }
+WORKLOAD = """
+from console.orgs.models import Org
+from tests.console.workloads.workloads import a_rollout, a_workload, an_instance
+workload = a_workload(Org.objects.get(slug="acme"))
+an_instance(workload, state="loading", progress_done=1, progress_total=4, sentence="Loading.")
+a_rollout(workload)
+"""
 SERVED = {"name": "chat", "model": "llama-chat", "tokens_max": 8192}
 REPLICA = {"name": "chat-1", "url": "http://127.0.0.1:8000", "driver": "job-7"}
 
@@ -86,6 +93,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
             for path, told in (("/models", SERVED), ("/models/chat/replicas", REPLICA)):
                 own = {"Idempotency-Key": path.replace("/", ".")}
                 api.post(path, json=told, headers=own).raise_for_status()
+        console.manage(WORKLOAD)
         yield console
 
 

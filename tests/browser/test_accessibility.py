@@ -23,6 +23,7 @@ THINGS = {
     "channels": 1,
     "drivers": "job-7",
     "join": "none",
+    "instances": "talk-0-r1-0000",
     "jobs": "none",
     "members": "admin",
     "models": "chat",
@@ -31,6 +32,7 @@ THINGS = {
     "orgs": "acme",
     "policy": 1,
     "replicas": "chat-1",
+    "revisions": 1,
     "rules": "refill-slow",
     "scheduled": 1,
     "sessions": "none",
@@ -39,6 +41,7 @@ THINGS = {
     "tokens": "none",
     "users": "admin",
     "views": 1,
+    "workloads": "talk",
 }
 # Pages as they are with something in their addresses.
 MORE = {

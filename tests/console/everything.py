@@ -37,6 +37,7 @@ from console.routing.models import Replica, ServedModel
 from console.saved import services as saved
 from console.sessions.models import Job, Session, SessionBox, Stream
 from console.sessions.steps import relocation
+from console.workloads.models import Instance, Tokenizer
 from swdriver_shim.policy import OrgPolicies, Policy
 from telemetry.events import note
 from telemetry.models import SlowTransfer
@@ -45,6 +46,7 @@ from tests.console.alerts.things import make_alert, make_channel, make_silence
 from tests.console.fleet.worlds import new_token
 from tests.console.operations import machines  # noqa: F401 - registers them
 from tests.console.sessions.fleets import MODEL, make_box, make_driver, make_node
+from tests.console.workloads.workloads import a_rollout, a_workload, an_instance
 
 HIDDEN: Final = "zqxhidden"  # in every name and text of the other org and of the operator
 OWN: Final = "mine"  # and in those of the org that looks
@@ -323,11 +325,23 @@ def _fill(people: People, org: Org, mark: str, admin_user: User) -> Things:
         since=now,
     )
     join_token = new_token().public_id
+    instance = _workload(org, mark, session)
+    tokenizer = Tokenizer.objects.create(
+        sha256=("a" if mark == OWN else "b") * 64,
+        org=org,
+        name=f"{mark}-tokenizer",
+        size_bytes=1,
+        author_name=f"{mark}-admin",
+    )
     return Things(
         org.slug,
         {
             "orgs": org.slug,
             "sessions": session.name,
+            "workloads": f"{mark}-workload",
+            "revisions": 1,
+            "instances": instance.name,
+            "tokenizers": tokenizer.pk,
             "jobs": f"{mark}-job",
             "stores": store.pk,
             "retiring-stores": store.pk,
@@ -358,6 +372,22 @@ def _fill(people: People, org: Org, mark: str, admin_user: User) -> Things:
             "join": join_token,
             "join-tokens": join_token,
         },
+    )
+
+
+def _workload(org: Org, mark: str, session: Session) -> Instance:
+    """With a revision, an instance, a rollout and an event of its own."""
+    workload = a_workload(org, f"{mark}-workload", session=session)
+    a_rollout(workload, sentence=f"{mark} is worse")
+    with transaction.atomic():
+        note("workload.update", [workload.topic, f"org:{org.slug}"], f"{mark} is another now")
+    return an_instance(
+        workload,
+        state="loading",
+        sentence=f"{mark} loads",
+        url=f"http://{mark}.example.org",
+        host=f"{mark}-host",
+        boxes=[f"{mark}-box"],
     )
 
 

@@ -39,6 +39,7 @@ from tests.console.control.drivers import join
 from tests.console.fleet.worlds import make_world, new_token
 from tests.console.operations import machines  # noqa: F401 - registers them
 from tests.console.routing.brains import a_model, a_replica
+from tests.console.workloads.workloads import a_workload, an_instance
 
 KINDS = ("anonymous", "stranger", "viewer", "on_call", "org_admin", "platform_admin")
 
@@ -136,6 +137,10 @@ PAGES = {
     "session-rules": Case("GET", "/session-rules/", FLEET),
     "org-session-rules": Case("GET", "/orgs/acme/session-rules/", SESSION),
     "node-drain": Case("POST", "/fleet/nodes/ax-1/drain/", (LOGIN, 404, 404, 404, 404, 302)),
+    "box-drain": Case("POST", "/fleet/boxes/cs-1/drain/", (LOGIN, 404, 404, 404, 404, 302)),
+    "fleet-box-state": Case(
+        "POST", "/fleet/boxes/cs-1/state/", (LOGIN, 404, 404, 404, 404, 302), {"state": "cordoned"}
+    ),
     "node-upgrade": Case("POST", "/fleet/nodes/ax-1/upgrade/", (LOGIN, 404, 404, 404, 404, 302)),
     "operations": Case("GET", "/operations/", known(200)),
     "operation": Case("GET", "/operations/{operation}/", (LOGIN, 404, 200, 200, 200, 200)),
@@ -505,6 +510,12 @@ API = {
         {},
         {**ANY, **IDEMPOTENT},
     ),
+    ("POST", "boxes/<name>/drain"): Case(
+        "POST", "/api/v1/boxes/cs-1/drain", (401, 404, 404, 404, 404, 202), {}, IDEMPOTENT
+    ),
+    ("PUT", "boxes/<name>/state"): Case(
+        "PUT", "/api/v1/boxes/cs-1/state", (401, 404, 404, 404, 404, 200), {"state": "cordoned"}
+    ),
     ("POST", "nodes/<name>/drain"): Case(
         "POST", "/api/v1/nodes/ax-1/drain", (401, 404, 404, 404, 404, 202), {}, IDEMPOTENT
     ),
@@ -614,6 +625,112 @@ API = {
     ),
     ("DELETE", "orgs/<slug>/callers/<public_id>"): Case(
         "DELETE", "/api/v1/orgs/acme/callers/0123456789ab", (401, 404, 403, 403, 404, 404)
+    ),
+}
+
+WORKLOAD: dict[str, object] = {
+    "name": "code",
+    "org": "acme",
+    "model": "acme/code",
+    "tokens_max": 4096,
+    "engine": {"kind": "emulator"},
+}
+WORKLOAD_FORM: dict[str, object] = {"revision": "1", "typed": "talk"}
+OF_ADMINS = (LOGIN, 404, 403, 403, 200, 200)
+OF_ON_CALL = (LOGIN, 404, 403, 302, 302, 302)
+API_OF_ADMINS = (401, 404, 403, 403, 200, 200)
+API_OF_ON_CALL = (401, 404, 403, 200, 200, 200)
+PAGES |= {
+    "workloads": Case("GET", "/workloads/", known(200)),
+    "tokenizer-archive": Case("GET", f"/-/tokenizers/{'0' * 64}/wrong", everyone(404)),
+    "workload-new": Case("GET", "/new-workload/", (LOGIN, 200, 403, 403, 200, 200)),
+    "workload": Case("GET", "/workloads/talk/", SESSION),
+    "workload-edit": Case("GET", "/workloads/talk/edit/", OF_ADMINS),
+    "workload-scale": Case("GET", "/workloads/talk/scale/", OF_ADMINS),
+    "workload-restart": Case("POST", "/workloads/talk/restart/", OF_ON_CALL),
+    "workload-pause": Case("POST", "/workloads/talk/pause/", OF_ON_CALL),
+    "workload-resume": Case("POST", "/workloads/talk/resume/", OF_ON_CALL),
+    "workload-undo": Case("POST", "/workloads/talk/undo/", OF_ON_CALL, WORKLOAD_FORM),
+    "workload-delete": Case(
+        "POST", "/workloads/talk/delete/", (LOGIN, 404, 403, 403, 302, 302), WORKLOAD_FORM
+    ),
+    "workload-revision": Case("GET", "/workloads/talk/revisions/1/", SESSION),
+    "workload-instance": Case("GET", "/workloads/talk/instances/talk-0-r1-0000/", SESSION),
+}
+API |= {
+    ("GET", "workloads"): Case("GET", "/api/v1/workloads", api_known(200)),
+    ("POST", "workloads"): Case(
+        "POST", "/api/v1/workloads", (401, 404, 403, 403, 201, 201), {"spec": WORKLOAD}, IDEMPOTENT
+    ),
+    ("GET", "workloads/<name>"): Case("GET", "/api/v1/workloads/talk", API_SESSION),
+    # It can't be called something else.
+    ("PUT", "workloads/<name>"): Case(
+        "PUT",
+        "/api/v1/workloads/talk",
+        (401, 404, 403, 403, 422, 422),
+        {"spec": WORKLOAD},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("PATCH", "workloads/<name>"): Case(
+        "PATCH",
+        "/api/v1/workloads/talk",
+        API_OF_ADMINS,
+        {"patch": {"tokens_max": 1024}},
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("DELETE", "workloads/<name>"): Case(
+        "DELETE",
+        "/api/v1/workloads/talk",
+        (401, 404, 403, 403, 202, 202),
+        None,
+        {**ANY, **IDEMPOTENT},
+    ),
+    ("POST", "workloads/<name>/scale"): Case(
+        "POST",
+        "/api/v1/workloads/talk/scale",
+        API_OF_ADMINS,
+        {"replicas": 1},
+        {**ANY, **IDEMPOTENT},
+    ),
+    **{
+        ("POST", f"workloads/<name>/{action}"): Case(
+            "POST", f"/api/v1/workloads/talk/{action}", API_OF_ON_CALL, {}, {**ANY, **IDEMPOTENT}
+        )
+        for action in ("restart", "pause", "resume")
+    },
+    # It has no earlier one.
+    ("POST", "workloads/<name>/undo"): Case(
+        "POST",
+        "/api/v1/workloads/talk/undo",
+        (401, 404, 403, 409, 409, 409),
+        {},
+        {**ANY, **IDEMPOTENT},
+    ),
+    # Nobody is here for long enough to have uploaded one, and a body of no bytes is none.
+    ("GET", "tokenizers"): Case("GET", "/api/v1/tokenizers", api_known(200)),
+    ("POST", "tokenizers"): Case(
+        "POST", "/api/v1/tokenizers?name=x&org=acme", (401, 404, 403, 403, 422, 422)
+    ),
+    ("GET", "tokenizers/<number>"): Case("GET", "/api/v1/tokenizers/7000000", api_known(404)),
+    ("DELETE", "tokenizers/<number>"): Case(
+        "DELETE",
+        "/api/v1/tokenizers/7000000",
+        (401, 404, 404, 404, 404, 404),
+        None,
+        IDEMPOTENT,
+    ),
+    ("GET", "workloads/<name>/revisions/<number>"): Case(
+        "GET", "/api/v1/workloads/talk/revisions/1", API_SESSION
+    ),
+    **{
+        ("GET", f"workloads/<name>/{what}"): Case("GET", f"/api/v1/workloads/talk/{what}", API_SESSION)
+        for what in ("revisions", "instances", "rollouts", "events")
+    },
+    # There is no Cluster Server.
+    ("GET", "workloads/<name>/logs"): Case(
+        "GET",
+        "/api/v1/workloads/talk/logs?instance=talk-0-r1-0000",
+        (401, 404, 503, 503, 503, 503),
     ),
 }
 
@@ -814,6 +931,7 @@ def scene(rows_of_module: None, django_db_blocker: DjangoDbBlocker) -> Scene:
             "join_token": fleet_and_token(),
         }
         new_session("chat", people.acme, 1).save()  # which has no box of that fleet yet
+        an_instance(a_workload(people.acme))
         make_alert("evict-slow", "org:acme", people.acme, pk=7_000_000)
         make_silence(["rule=evict-slow"], people.acme, pk=7_000_000)
         make_channel("pager", "http://127.0.0.1:9/hook", people.acme, pk=7_000_000)

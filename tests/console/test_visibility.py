@@ -25,6 +25,7 @@ from console.api.v1 import api
 from console.live import access
 from console.live.reading import Wanted, read
 from console.operations.models import Operation
+from console.sessions.models import Job, JobBox
 from tests.conftest import People, make_people
 from tests.console.everything import (
     HIDDEN,
@@ -34,6 +35,7 @@ from tests.console.everything import (
     driver_that_answers,
     make_scene,
 )
+from tests.console.sessions.fleets import make_box
 from tests.every_page import addresses
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
@@ -128,6 +130,9 @@ def bodies(scene: Scene) -> dict[str, dict[str, Any]]:
         "/scheduled": {**policy, "starts_at": "2099-01-01T00:00:00Z"},
         "/purge": {"reason": "r"},
         "/policies/bulk": {"orgs": [scene.own.org], "changes": {"share": 3}, "reason": "r"},
+        "/workloads": {"spec": {**SPEC, "org": scene.own.org}},
+        f"/workloads/{OWN}-workload": {"patch": {"replicas": 3}},
+        "/scale": {"replicas": 1},
         "/sessions": {"name": "new", "org": scene.own.org, **plan},
         "/resize": plan,
         "/jobs": {"name": "new", "driver": f"{OWN}-driver"},
@@ -138,6 +143,12 @@ def bodies(scene: Scene) -> dict[str, dict[str, Any]]:
     }
 
 
+SPEC: Final = {
+    "name": "new",
+    "model": "new",
+    "tokens_max": 99,
+    "engine": {"kind": "emulator"},
+}
 HEADERS: Final = {"Idempotency-Key": "k-1", "If-Match": "*"}
 
 
@@ -197,11 +208,16 @@ def test_a_drain_that_moves_our_streams_is_not_named_to_us(
     scene: Scene, people: People, api_of: Callable[..., Client]
 ) -> None:
     Operation.objects.filter(target=f"session:{OWN}-session").delete()
+    # A job on its box, and a free box: so that the drain is all that it waits for.
+    job = Job.objects.get(name=f"{OWN}-job")
+    JobBox.objects.create(job=job, session_box=job.session.boxes.get())
+    make_box(f"{OWN}-box2")
     with transaction.atomic():
         drain_that_moves_ours()
     client, path = api_of(people.org_admin), f"/api/v1/sessions/{OWN}-session/resize?validate_only=true"
     refused = send(client, "post", path, {"boxes": 2})
-    assert refused.json()["reason"] == "WaitingForDrain"
+    assert refused.json()["reason"] == "WaitingForDrain", refused.json()["detail"]
+    assert "An operation on the fleet" in refused.json()["detail"]
     assert around(text_of(refused)) is None
 
 

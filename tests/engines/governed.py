@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -76,9 +76,10 @@ class Governed(Scene):
         told = {"name": SESSION, "boxes": 1, "bytes_per_token": bytes_per_token, "wait_seconds": 60}
         self._run("/sessions", told)
 
-    def start_job(self, driver: str = DRIVER) -> None:
-        """A job of the session, with the name of its driver."""
-        job = {"name": driver, "driver": driver, "orgs": list(ORGS), "wait_seconds": 60}
+    def start_job(self, driver: str = DRIVER, orgs: Sequence[str] = ORGS) -> None:
+        """A job of the session, with the name of its driver. A purge of one of these orgs waits for the
+        driver from then on, also once its engine has ended."""
+        job = {"name": driver, "driver": driver, "orgs": list(orgs), "wait_seconds": 60}
         self._run(f"/sessions/{SESSION}/jobs", job)
         wait_until("it follows its document", lambda: self.target(driver)["observed_generation"] > 0, 60)
 
@@ -173,7 +174,8 @@ class Load:
         self._thread.join()
 
     def _run(self) -> None:
-        with httpx.Client(base_url=self._vllm.http.base_url, timeout=120) as http:
+        usual = self._vllm.http
+        with httpx.Client(base_url=usual.base_url, headers=usual.headers, timeout=120) as http:
             beside = replace(self._vllm, http=http)
             for seed in itertools.cycle(self._right):
                 if self._ends.is_set():

@@ -162,17 +162,17 @@ def test_a_second_job_begins_and_ends_while_the_first_serves(
         assert cached == 0, "it serves before it has a job"
         with Load(vllm, governed.claim("acme"), range(30, 34)) as load:
             wait_until("the first hits", lambda: CACHED in load.hit_tokens, 60)
-            governed.start_job(second)
-            acme = governed.claim("acme", driver=second)
-            assert beside.ask(prompt(40), acme) == (right, 0)
-            wait_until("it hits", lambda: beside.ask(prompt(40), acme) == (right, CACHED), 60)
+            governed.start_job(second, ["globex"])
+            globex = governed.claim("globex", driver=second)
+            assert beside.ask(prompt(40), globex) == (right, 0)
+            wait_until("it hits", lambda: beside.ask(prompt(40), globex) == (right, CACHED), 60)
             streams = governed.ask("GET", f"/sessions/{SESSION}/streams")["items"]
             assert {one["job"] for one in streams} == {DRIVER, second}
             page.goto(f"/sessions/{SESSION}/")
             expect(page.get_by_role("link", name=second).first).to_be_visible()
             take_picture(page, "two-jobs")
             governed.end_job(second)
-            wait_until("it caches no more", lambda: beside.ask(prompt(40), acme) == (right, 0), 60)
+            wait_until("it caches no more", lambda: beside.ask(prompt(40), globex) == (right, 0), 60)
             before = len(load.hit_tokens)
             wait_until("the first still hits", lambda: CACHED in load.hit_tokens[before:], 60)
     assert not load.wrong
@@ -187,17 +187,17 @@ def test_a_second_start_needs_neither_console_nor_token(
     name = "vllm-9"
     with engine(governed, tmp_path / "log", name) as first:
         governed.driver(name)
-        governed.start_job(name)
-        acme = governed.claim("acme", driver=name)
-        answer, _ = first.ask(prompt(4), acme)
-        wait_until("it hits", lambda: first.ask(prompt(4), acme) == (answer, CACHED), 60)
+        governed.start_job(name, ["globex"])
+        globex = governed.claim("globex", driver=name)
+        answer, _ = first.ask(prompt(4), globex)
+        wait_until("it hits", lambda: first.ask(prompt(4), globex) == (answer, CACHED), 60)
     told = {**first.told, "console": f"http://127.0.0.1:{endpoint.free_port()}", "join": None}
     model = governed.directory / "llama"
     with serving(model, told, tmp_path / "alone", environment=TALKS) as alone:
         assert "Following the stored desired document" in alone.log
         assert "away: ConnectError" in alone.log
-        assert alone.ask(prompt(4), acme)[0] == answer
-        wait_until("it hits", lambda: alone.ask(prompt(4), acme) == (answer, CACHED), 60)
+        assert alone.ask(prompt(4), globex)[0] == answer
+        wait_until("it hits", lambda: alone.ask(prompt(4), globex) == (answer, CACHED), 60)
     with engine(governed, tmp_path / "again", name):  # a job ends where its driver can say so
         governed.end_job(name)
 

@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 
 from inference_brain.choice.candidates import IDLE
-from inference_brain.upstream import Client
 from inference_brain.upstream.engine_metrics import EngineMetrics, Target, fetching
+from kvss_agent.http.client import Client
 from tests.engines.prompts import prompt
 from tests.engines.serving import Server, serving
 from tests.engines.vllm_process import build

@@ -46,6 +46,8 @@ from telemetry.shapes import Series, Shape
 from telemetry.store.merge import merge
 from tests.fuzz.mutating import Mutate, behind_a_byte, json_of, msgpack_of, with_a_header
 from tests.fuzz.target import Target, Targets
+from tests.workload_manager.tokenizers import archives
+from workload_manager.tokenizers import archive
 
 SECRET: Final = bytes(range(32))
 COLUMNS: Final = 100  # that a preview looks at
@@ -522,6 +524,26 @@ def told_requests() -> list[bytes]:
     ]
 
 
+# Uploads of tokenizers
+
+
+def tokenizer_archives(raw: bytes) -> None:
+    """What is read is written and read again as the same."""
+    files = archive.read(raw)
+    assert files.keys() <= archive.BYTES_MAX.keys()
+    assert archive.read(archive.written(files)) == files
+
+
+def told_archives() -> list[bytes]:
+    files = {"tokenizer.json": b'{"version": "1.0"}', "chat_template.jinja": b"{{ messages }}"}
+    return [
+        archives.zipped(files),
+        archives.gzipped(files),
+        archives.tarred(files),
+        archives.stored(files),
+    ]
+
+
 def _target(
     function: Callable[[bytes], object],
     refusal: type[Exception] | tuple[type[Exception], ...],
@@ -552,5 +574,6 @@ TARGETS: Final[Targets] = {
     "sample-logs": _target(sample_logs, decoder.Malformed, lambda: [a_log(), b"", bytes(64)]),
     "addresses": _target(addresses, ValueError, told_addresses),
     "file-names": _target(file_names, (), told_file_names),
+    "tokenizer-archives": _target(tokenizer_archives, archive.BadArchive, told_archives),
     "certificate-requests": _target(certificate_requests, identity.Unusable, told_requests),
 }

@@ -18,7 +18,7 @@ import msgspec
 from inference_brain.api.listener import ApiServer, policy
 from inference_brain.brain import Brain, Options
 from inference_brain.desired import Desired, Limits, OrgSpec, ReplicaSpec, ServedModel, parse
-from inference_brain.upstream import Timeouts
+from kvss_agent.http.client import Timeouts
 from kvss_agent.process import daemon
 from swdriver_shim.desired import token_hash
 

@@ -74,7 +74,9 @@ class Replica:
         self.requests: list[tuple[Mapping[str, str], bytes]] = []
         self.go_on = asyncio.Event()  # before the second piece of a stream
         self.left = asyncio.Event()  # the client of a stream has left
+        self.ends = False  # its process, in the middle of a stream
         self.port = 0
+        self.server: Any = None
 
     @property
     def endpoint(self) -> str:
@@ -122,6 +124,13 @@ class Replica:
                     going_on.cancel()
                     return
                 gone.cancel()
+                if self.ends:
+                    self.server.should_exit = self.server.force_exit = True
+                    for listening in self.server.servers:
+                        listening.close()
+                    for one in list(self.server.server_state.connections):
+                        one.transport.abort()
+                    return
         usage = b"data: %s\n\ndata: [DONE]\n\n" % json.dumps({"choices": [], "usage": USAGE}).encode()
         await send({"type": "http.response.body", "body": usage})
 
@@ -145,6 +154,7 @@ async def _serving(replica: Replica) -> AsyncIterator[Replica]:
     config = uvicorn.Config(replica, log_level="error", access_log=False, lifespan="off", ws="none")
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    replica.server = server
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield replica

@@ -8,12 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from inference_brain.maps import DriverPlace, GuessedMap
+from inference_brain.maps import CacheMaps, DriverPlace, GuessedMap
 from inference_brain.maps.mirror import Mirror, Spaces
 from inference_brain.maps.table import MapTable
 from swdriver_shim.cache_map.codec import (
     ENTRIES_MAX,
     IN_TIER2,
+    SPACE_BYTES,
     VERSION,
     Message,
     Section,
@@ -295,6 +296,22 @@ def test_while_an_agent_is_lost_nothing_is_promised() -> None:
     assert world.hit(prompt).tokens == 20 * C
 
 
+def test_the_path_of_a_cache_is_reported_when_it_changes() -> None:
+    world = MapWorld(FULL)
+    world.store(world.prompt(tokens_of([1] * 20)))
+    world.catch_up()
+    mirror = world.maps.mirror("job")
+    assert mirror
+    paths: list[str] = [mirror.path]
+    world.log.follower.path_now = lambda: "spine"
+    world.publish()
+    world.read()
+    assert [*paths, mirror.path] == ["", "spine"]
+    had = len(world.stream)
+    world.publish()
+    assert len(world.stream) == had
+
+
 def test_a_brain_that_leaves_a_driver_keeps_nothing_of_it() -> None:
     world = MapWorld(FULL)
     prompt = world.prompt(tokens_of([1] * 20))
@@ -532,6 +549,65 @@ def test_the_table_is_a_table_whatever_is_done_to_it() -> None:
 # Guesses
 
 
+def test_rows_without_room_in_a_bucket_are_found_and_removed_as_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inference_brain.maps.table.LOAD_MAX", 0.97)
+    monkeypatch.setattr("inference_brain.maps.table._KICKS", 1)
+    for remove in ("lane", "space", "name"):
+        table, names = MapTable(0), np.random.default_rng(2).integers(1, 2**63, 3950).astype(np.uint64)
+        assert table.put(1, 0, names, 2, np.full(names.size, 7 << 8, np.uint32)) == names.size
+        assert table._overflow
+        place = table.places(1, 0, np.zeros(1, np.uint64))
+        assert (table.find(names[:, None], place)[..., 2] == 7 << 8).all()
+        table.set_epoch(3)
+        assert (table.find(names[:, None], place)[..., 2] == 4 << 8).all()
+        match remove:
+            case "lane":
+                table.remove_lane(2)
+            case "space":
+                assert table.remove_space(1) == {2: names.size}
+            case "name":
+                assert table.remove(1, 0, names, 2) == names.size
+        assert not table.find(names[:, None], place).any()
+        assert table.rows == len(table._overflow) == 0
+
+
+def test_many_drivers_are_looked_up_at_once_as_each_by_itself() -> None:
+    chance, model = random.Random(5), model_of(FULL)
+    maker = Keys("acme", SECRET, model.namespace())
+    space = maker.tag + model.namespace().digest()[:SPACE_BYTES]
+    names = [f"job{number}" for number in range(130)]
+    maps = CacheMaps(wall_clock=lambda: AHEAD)
+    maps.follow({name: DriverPlace(f"driver:{name}", model) for name in names})
+    prompt = maker.prompt(tokens_of([1] * 203))
+    for number, name in enumerate(names):
+        has = {8 * chunk - 1 for chunk in range(1, chance.choice([1, 2, 2, 2, 4, 9, 26]))}
+        has = {end for end in has if chance.random() < 0.97} | {*chance.choices(range(24), k=3)}
+        found = {
+            prompt.keys[end][:8]: entry(
+                AHEAD + chance.choice([20, 60, 90, 90, 90]), IN_TIER2 if chance.random() < 0.05 else 0
+            )
+            for end in has
+        }
+        packed = pack_values(list(found.values()), int(AHEAD))
+        mirror = maps.mirror(name)
+        assert mirror
+        told = message(sections=(Section(space, 0, b"".join(found), packed),), serves=number % 10 != 0)
+        mirror.read(told.encode(), AHEAD)
+    maps.mirror("job7").read(b"", AHEAD)  # type: ignore[union-attr]
+    for later in (0.0, 30.0, 70.0, 100.0):
+        together = maps.hits(names, {model: prompt}, AHEAD + later)
+        alone = [maps.hits([name], {model: prompt}, AHEAD + later)[0] for name in names]
+        assert list(together) == alone
+        assert together[7] is None
+        assert together[10] == NOBODY
+        assert together == maps.hits([*names, "stranger"], {model: prompt}, AHEAD + later)[:-1]
+        if later < 30:
+            assert len({hit.tokens for hit in together if hit}) > 10
+            assert any(hit.tier2_tokens for hit in together if hit)
+
+
 def test_a_guess_is_what_was_sent_and_forgets_the_oldest() -> None:
     guess = GuessedMap(columns_max=64)
     maker = Keys("acme", SECRET, model_of(FULL).namespace())
@@ -559,3 +635,17 @@ def test_rules_of_a_request_shorten_what_is_promised() -> None:
     world.store(prompt, Rules(ttl_seconds=30))
     world.catch_up()
     assert world.hit(prompt).expires_at == 1030.0 + AHEAD
+
+
+def test_a_driver_that_makes_up_spaces_leaves_numbers_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference_brain.maps.mirror.SPACES_MAX", 16)
+    monkeypatch.setattr("inference_brain.maps.mirror.SPACES_NEW_MAX", 8)
+    table, spaces = MapTable(int(AHEAD) - 1), Spaces()
+    liar, other = Mirror(table, spaces, 0), Mirror(table, spaces, 1)
+    values = pack_values([entry(AHEAD + 60, 0)], int(AHEAD))
+    made_up = tuple(Section(bytes([one]) * 24, 0, b"n" * 8, values) for one in range(20))
+    liar.read(message(sections=made_up).encode(), AHEAD)
+    other.read(message(sections=(Section(b"o" * 24, 0, b"n" * 8, values),)).encode(), AHEAD)
+    assert (liar.entries, other.entries) == (8, 1)
+    liar.read(message(sections=made_up, life=b"another8").encode(), AHEAD)  # what is known is no news
+    assert liar.entries == 8

@@ -17,8 +17,8 @@ import pytest
 
 from inference_brain.api.generate import Patience
 from inference_brain.desired import Desired
-from inference_brain.upstream import Timeouts
 from inference_brain.upstream.health import State
+from kvss_agent.http.client import Timeouts
 from tests.inference_brain.brains import KEY, OPTIONS, RunningBrain, org, told
 from tests.inference_brain.engines import Behavior, FakeEngine
 from tests.live import wait_until

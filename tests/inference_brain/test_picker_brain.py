@@ -153,6 +153,45 @@ async def test_a_client_that_leaves_gives_its_place_back(world: World) -> None:
     assert world.brain.counts.streams == 0
 
 
+async def test_a_replica_that_ends_in_the_middle_is_told_apart_from_clients_that_leave(
+    world: World,
+) -> None:
+    reading = []  # an iterator that nobody has any more closes its answer
+
+    async def streamed(stack: contextlib.AsyncExitStack) -> httpx.Response:
+        answer = await stack.enter_async_context(
+            world.client.stream("POST", PATH, json={**BODY, "stream": True})
+        )
+        reading.append(answer.aiter_bytes())
+        await anext(reading[-1])
+        return answer
+
+    async with contextlib.AsyncExitStack() as clients:
+        leaving, staying = [], []
+        async with contextlib.AsyncExitStack() as impatient:
+            for _ in range(3):
+                leaving.append(await streamed(impatient))
+                staying.append(await streamed(clients))
+        left = [await world.record(answer) for answer in leaving]
+        found = world.brain.find(staying[0].headers["x-request-id"])
+        assert found
+        replica = world.replicas[int(found.chosen[1])]
+        replica.ends = True
+        replica.go_on.set()
+        cut_off = [
+            await world.record(answer)
+            for answer in staying
+            if (one := world.brain.find(answer.headers["x-request-id"])) and one.chosen == found.chosen
+        ]
+    assert {record.outcome.result for record in left if record.outcome} == {"client_left"}
+    assert {record.outcome.result for record in cut_off if record.outcome} == {"broken"}
+    gone = world.brain.fleet.replica("m", found.chosen)
+    assert gone
+    assert gone.health.unreachable
+    assert sum(one.in_progress for one in world.brain.fleet) == 0
+    assert world.brain.counts.streams == 0
+
+
 async def test_a_replica_that_cannot_be_reached_is_learned_of(world: World) -> None:
     gone = gateway.free_port()
     urls = [f"http://127.0.0.1:{gone}", f"http://{world.replicas[1].endpoint}"]

@@ -6,15 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_brain.upstream.budget import RESERVE, RetryBudget
-from inference_brain.upstream.client import Client, Timeouts
-from inference_brain.upstream.connection import HELD_BYTES_MAX
-from inference_brain.upstream.failures import Late, Lost, Unreachable, UpstreamFailed
 from inference_brain.upstream.health import (
     EJECTED_SECONDS,
     EJECTED_SECONDS_MAX,
@@ -23,6 +21,9 @@ from inference_brain.upstream.health import (
     Health,
     State,
 )
+from kvss_agent.http.client.client import Client, Timeouts
+from kvss_agent.http.client.connection import HELD_BYTES_MAX
+from kvss_agent.http.client.failures import Late, Lost, Unreachable, UpstreamFailed
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
@@ -70,6 +71,26 @@ def answering(raw: bytes, *, closes: bool = True) -> Handler:
             await reader.read()
 
     return handle
+
+
+async def test_a_socket_is_asked_whatever_host_is_named(tmp_path: Path) -> None:
+    running: list[asyncio.Task[None] | None] = []
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        running.append(asyncio.current_task())
+        await answering(WHOLE)(reader, writer)
+
+    server = await asyncio.start_unix_server(connected, tmp_path / "engine.sock")
+    client = Client(unix=tmp_path / "engine.sock")
+    try:
+        assert await ask(client, "http://engine.invalid/v1/models") == b"hi"
+    finally:
+        await client.close()
+        server.close()
+        await asyncio.gather(*filter(None, running))
+    gone = Client(unix=tmp_path / "nowhere.sock")
+    with pytest.raises(Unreachable):
+        await ask(gone, "http://engine.invalid/v1/models")
 
 
 async def test_a_connection_is_used_again() -> None:

@@ -66,7 +66,7 @@ def test_lines_carry_the_name_of_who_said_them_and_are_not_markup() -> None:
     shown = Shown()
     shown.comes_up()
     shown.display.line("web", "[bold]GET[/bold] / " + "x" * 200)
-    assert f"web      │ [bold]GET[/bold] / {'x' * 200}\n" in shown.text
+    assert f"web         │ [bold]GET[/bold] / {'x' * 200}\n" in shown.text
 
 
 def test_during_the_start_only_stages_are_shown() -> None:
@@ -82,8 +82,8 @@ def test_a_death_during_the_start_shows_its_last_words() -> None:
     shown = Shown()
     shown.enters("web", State.STARTING)
     shown.enters("web", State.BACKING_OFF, "ImportError: no such thing", failures=1)
-    assert "web      │ exited: exit code 3; restarting" in shown.text
-    assert "web      │ ImportError: no such thing" in shown.text
+    assert "web         │ exited: exit code 3; restarting" in shown.text
+    assert "web         │ ImportError: no such thing" in shown.text
 
 
 def test_later_a_death_shows_its_last_words_when_it_keeps_happening() -> None:

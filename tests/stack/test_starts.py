@@ -122,7 +122,7 @@ def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(
     ended: Ended, again: Whole
 ) -> None:
     again.up(TIDEGATE_DEMO="1")
-    assert {"demo", *places.NODES, *places.DRIVERS, places.BRAIN} <= again.rows().keys()
+    assert {"demo", *places.NODES, places.BRAIN} <= again.rows().keys()
     assert "TIDEGATE_DEMO=0 turns it off" in re.sub(r"[│\s]+", " ", again.said)
     with browser_of(again, ended.password) as browser:
 
@@ -134,7 +134,7 @@ def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(
             lines = answer.json()["series"]
             return sum(value or 0.0 for line in lines for value in line["values"])
 
-        for session in ("assistants", "coding"):
+        for session in ("chat", "code"):
             for direction in ("out", "in"):
                 which = {"topic": f"session:{session}", "label": f"direction:{direction}"}
                 until(lambda which=which: moved(**which) > 0, 90)  # type: ignore[misc]
@@ -142,8 +142,8 @@ def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(
                 "the console tells paths"
             )
         stop_an_incident_half_way(again)
-        streams = browser.get("/api/v1/sessions/assistants/streams").json()["items"]
-        assert [one["path"] for one in streams] == ["rail"] * 4
+        streams = browser.get("/api/v1/sessions/chat/streams").json()["items"]
+        assert [one["path"] for one in streams] == ["rail"] * 8
         before = again.pid("ax-1")
         os.kill(before, signal.SIGKILL)
         until(lambda: again.is_back("ax-1", before))

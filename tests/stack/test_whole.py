@@ -103,7 +103,7 @@ def test_whatever_is_killed_comes_back_and_nothing_that_was_answered_is_lost(
         until(lambda: (changes.make_one(), whole.is_back(name, before))[1])
         until(changes.make_one)
     until(whole.is_healthy)
-    assert f"{name:<9}│ exited: killed by SIGKILL; restarting" in whole.said
+    assert f"{name:<12}│ exited: killed by SIGKILL; restarting" in whole.said
     assert changes.answered <= audited(whole)
 
 
@@ -114,7 +114,7 @@ def test_whatever_hangs_is_noticed_and_comes_back(whole: Whole) -> None:
         os.kill(pid, signal.SIGSTOP)
     for name, pid in before.items():
         until(partial(whole.is_back, name, pid))
-        assert f"{name:<9}│ exited: silent for 10 s; restarting" in whole.said
+        assert f"{name:<12}│ exited: silent for 10 s; restarting" in whole.said
     until(whole.is_healthy)
 
 

@@ -21,7 +21,7 @@ from console.stack.remembered import Remembered
 from tests.live import wait_until
 from tests.stack.sessions import is_running, members
 
-OURS = ("web", "worker", "beat", "ingest", "rollup")
+OURS = ("web", "worker", "beat", "ingest", "rollup", "cluster", "orchestrator")
 SERVERS = ("postgres", "redis", "telemetry")
 COMMAND = (sys.executable, "-m", "console.stack")
 UP_SECONDS_MAX = 240.0  # ten on a machine that does nothing else

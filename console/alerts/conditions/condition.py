@@ -71,6 +71,34 @@ class TargetState:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutState:
+    """The latest one of a workload."""
+
+    revision: int
+    phase: str
+    reason: str
+    sentence: str
+    switched: int
+    total: int
+    started_at: datetime
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadState:
+    """A workload as the orchestrator last wrote it."""
+
+    name: str
+    replicas: int
+    ready_replicas: int = 0
+    not_ready_since: datetime | None = None  # None if it is ready, or nobody knows
+    reason: str = ""
+    message: str = ""
+    instances: tuple[str, ...] = ()  # those that are not ready, with their states
+    rollout: RolloutState | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The fleet at one moment, by topic, without nodes in maintenance."""
 
@@ -89,6 +117,9 @@ class Snapshot:
     root_replacement_pending: tuple[str, ...] = ()  # live processes that the step waits for
     missing_records: int = 0
     rolled_up_to: datetime | None = None
+    workloads: tuple[WorkloadState, ...] = ()  # without those that are being deleted
+    has_leader: bool = False  # of orchestrators
+    cluster_silent_since: datetime | None = None  # as the leader says
 
     @property
     def newest_report(self) -> datetime | None:

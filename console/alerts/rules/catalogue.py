@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from console.alerts.rules import brains, drivers, network, nodes, security, telemetry
+from console.alerts.rules import brains, drivers, network, nodes, security, telemetry, workloads
 from console.alerts.rules.rule import KEEP_FIRING_SECONDS, PENDING_SECONDS, Rule
 from telemetry.units import exact_duration
 
@@ -13,6 +13,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *nodes.RULES,
     *drivers.RULES,
     *brains.RULES,
+    *workloads.RULES,
     *network.RULES,
     *telemetry.RULES,
     *security.RULES,

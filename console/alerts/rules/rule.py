@@ -35,6 +35,7 @@ class Scope(StrEnum):
     DRIVER = "driver"
     BRAIN = "brain"
     SESSION = "session"
+    WORKLOAD = "workload"
     LEAF = "leaf"
     FLEET = "fleet"
 

@@ -25,8 +25,9 @@ from console.alerts.state.snapshot import tables, take_snapshot
 from console.alerts.state.transitions import fingerprint, first_seen, observe
 from console.orgs.models import Org
 from console.sessions.models import Session
+from console.workloads.models import Workload
 from telemetry.queries import Unanswerable
-from telemetry.topics import ORG, SESSION, of_org, of_session
+from telemetry.topics import ORG, SESSION, WORKLOAD, of_org, of_session
 
 log = logging.getLogger(__name__)
 
@@ -125,12 +126,15 @@ def _why_no_data(rule: Rule, topic: str, now: Snapshot) -> str:
 
 
 def _orgs(found: Mapping[str, Finding]) -> dict[str, Org]:
-    """The org of each topic of an org or a session. All others belong to the platform."""
+    """The org of each topic of an org, a session or a workload. All others belong to the platform."""
     slugs = _names(found, ORG)
     sessions = Session.objects.filter(name__in=_names(found, SESSION), org__isnull=False)
-    return {of_org(org.slug): org for org in Org.objects.filter(slug__in=slugs)} | {
-        of_session(one.name): one.org for one in sessions.select_related("org") if one.org
-    }
+    workloads = Workload.objects.filter(name__in=_names(found, WORKLOAD), org__isnull=False)
+    return (
+        {of_org(org.slug): org for org in Org.objects.filter(slug__in=slugs)}
+        | {of_session(one.name): one.org for one in sessions.select_related("org") if one.org}
+        | {one.topic: one.org for one in workloads.select_related("org") if one.org}
+    )
 
 
 def _names(found: Mapping[str, Finding], kind: str) -> set[str]:

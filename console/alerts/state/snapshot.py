@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import Max, Sum
+from django.db.models import Count, Max, Min, Q, Sum
 
-from console.alerts.conditions.condition import Crossing, LostNode, Snapshot, Tables, TargetState
+from console.alerts.conditions.condition import (
+    Crossing,
+    LostNode,
+    RolloutState,
+    Snapshot,
+    Tables,
+    TargetState,
+    WorkloadState,
+)
 from console.alerts.rules.rule import Rule
 from console.authority import services as authority
 from console.control.models import Target
@@ -22,6 +31,9 @@ from console.placement import sentences
 from console.placement.topology import State, Tier
 from console.sessions.models import Job, Loss, Stream
 from console.sessions.rules import effective_rules
+from console.workloads.leader.conditions import CLUSTER_UNKNOWN, READY
+from console.workloads.leader.election import ORCHESTRATORS, is_led
+from console.workloads.models import Condition, Instance, Rollout, Workload
 from telemetry.ingest.sources import ALIVE
 from telemetry.models import Source
 from telemetry.queries import ask
@@ -29,6 +41,7 @@ from telemetry.topics import of_source
 
 SERIES_MAX: Final = 100_000  # of a query
 CROSSINGS_MAX: Final = 5_000
+INSTANCES_TOLD: Final = 10  # of a workload
 
 
 def take_snapshot(now: datetime) -> Snapshot:
@@ -59,6 +72,9 @@ def take_snapshot(now: datetime) -> Snapshot:
         root_replacement_pending=tuple(authority.following().behind) if replacement_since else (),
         missing_records=_missing_records(now),
         rolled_up_to=_rolled_up_to(),
+        workloads=_workloads(),
+        has_leader=is_led(ORCHESTRATORS),
+        cluster_silent_since=_cluster_silent_since(),
     )
 
 
@@ -113,6 +129,51 @@ def _targets() -> Iterator[tuple[str, TargetState]]:
             answered_at=one.observed_at,
         )
         yield of_source(one.kind, one.name), state
+
+
+def _workloads() -> tuple[WorkloadState, ...]:
+    """With their condition, their latest rollout and their instances."""
+    running = Q(instances__ended_at=None, instances__serving=True)
+    latest = Rollout.objects.order_by("workload_id", "-pk").distinct("workload_id")
+    rollouts = {one.workload_id: one for one in latest.select_related("to_revision")}
+    ready = {one.workload_id: one for one in Condition.objects.filter(type=READY, status="False")}
+    starting = defaultdict[int, list[str]](list)
+    waiting = Instance.objects.filter(ended_at=None).exclude(state="ready").order_by("name")
+    for instance in waiting.filter(workload__in=ready):
+        starting[instance.workload_id].append(f"{instance.name} {instance.state}")
+    found = Workload.objects.filter(deleting=False).order_by("name")
+    return tuple(
+        WorkloadState(
+            name=one.name,
+            replicas=one.replicas,
+            ready_replicas=one.serving_count,
+            not_ready_since=condition.since if (condition := ready.get(one.pk)) else None,
+            reason=condition.reason if condition else "",
+            message=condition.message if condition else "",
+            instances=tuple(starting[one.pk][:INSTANCES_TOLD]),
+            rollout=_rollout(rollouts[one.pk]) if one.pk in rollouts else None,
+        )
+        for one in found.annotate(serving_count=Count("instances", filter=running))
+    )
+
+
+def _rollout(one: Rollout) -> RolloutState:
+    return RolloutState(
+        revision=one.to_revision.number,
+        phase=one.phase,
+        reason=one.reason,
+        sentence=one.sentence,
+        switched=one.switched,
+        total=one.total,
+        started_at=one.started_at,
+        ended_at=one.ended_at,
+    )
+
+
+def _cluster_silent_since() -> datetime | None:
+    silent = Condition.objects.filter(reason=CLUSTER_UNKNOWN, workload__deleting=False)
+    since: datetime | None = silent.aggregate(since=Min("since"))["since"]
+    return since
 
 
 def _missing_records(now: datetime) -> int:

@@ -13,6 +13,7 @@ from typing import Final
 from django.db.models import Count, F, Q, QuerySet, Sum
 
 from console.control.models import Target
+from console.fleet.boxes import topic as topic_of_box
 from console.fleet.models import Box, Node
 from console.operations.models import Operation
 from console.operations.services import running_on
@@ -48,6 +49,7 @@ class BoxActivity:
     streams: list[StreamRow]
     left_out: int
     held: SessionBox | None  # by a session, for its jobs
+    operation: Operation | None
 
 
 @dataclass(slots=True)
@@ -84,7 +86,8 @@ def on_box(box: Box) -> BoxActivity:
     """What begins at a box, and whose it is."""
     streams, left_out = _first(Stream.objects.filter(box=box).order_by("domain", "pk"))
     held = SessionBox.objects.filter(box=box).select_related("session")
-    return BoxActivity(streams, left_out, held.prefetch_related("jobs__job__driver").first())
+    held_box = held.prefetch_related("jobs__job__driver").first()
+    return BoxActivity(streams, left_out, held_box, running_on(topic_of_box(box)))
 
 
 def _first(found: QuerySet[Stream]) -> tuple[list[StreamRow], int]:

@@ -18,10 +18,11 @@ from django.conf import settings
 from console.fleet.models import MODELS, ProcessKind, topic
 from console.redis_client import connected
 from telemetry.credentials import rules
-from telemetry.records import MAP_STREAM, OWN_STREAM
+from telemetry.records import MAP_STREAM, OWN_STREAM, RECALL_STREAM
 from telemetry.topics import kind_of
 
 log = logging.getLogger(__name__)
+_STREAMS: Final = (OWN_STREAM, MAP_STREAM, RECALL_STREAM)  # of one process each
 
 REDIS_SECONDS_MAX: Final = 5.0
 USERS_AT_ONCE: Final = 200
@@ -60,7 +61,7 @@ def _apply(client: redis.Redis) -> int:
     ]
     for gone in sorted(there.keys() - wanted.keys()):
         commands.append(("ACL", "DELUSER", gone))
-        commands.append(("UNLINK", f"{OWN_STREAM}{gone}", f"{MAP_STREAM}{gone}"))
+        commands.append(("UNLINK", *(f"{one}{gone}" for one in _STREAMS)))
     for start in range(0, len(commands), USERS_AT_ONCE):
         pipe: Any = client.pipeline(transaction=False)
         for command in commands[start : start + USERS_AT_ONCE]:

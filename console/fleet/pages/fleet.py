@@ -13,7 +13,7 @@ from console.accounts.browser import SignedInRequest, post_page, read_page
 from console.accounts.roles import Role
 from console.api.etags import etag
 from console.audit.services import visible_entries
-from console.fleet import nodes, retired_stores, services
+from console.fleet import boxes, nodes, retired_stores, services
 from console.fleet.insight import activity
 from console.fleet.insight.overview import look_of, overview
 from console.fleet.membership.joins import lost_after
@@ -21,7 +21,7 @@ from console.fleet.membership.versions import skew
 from console.fleet.models import Driver, Node, RetiringStore
 from console.fleet.models import topic as topic_of
 from console.fleet.nodes import Impossible
-from console.fleet.pages.forms import LabelsForm, NodeFilterForm, SearchForm, StateForm
+from console.fleet.pages.forms import BoxStateForm, LabelsForm, NodeFilterForm, SearchForm, StateForm
 from console.operations.services import Busy
 from console.shell.pages import Telling, paged, render_live
 from telemetry.events import events_of
@@ -172,10 +172,30 @@ def _searched(request: SignedInRequest, things: QuerySet[Any], tab: str) -> dict
     }
 
 
+@post_page
+def set_box_state(request: SignedInRequest, name: str) -> HttpResponse:
+    form = BoxStateForm(request.POST)
+    with transaction.atomic():
+        box = services.for_change(request.principal, services.visible_boxes, name, Role.ON_CALL)
+        if not form.is_valid():
+            messages.error(request, "Select a state.")
+            return redirect("fleet-box", name)
+        with Telling(request, Busy):
+            boxes.set_state(request.principal, box, **form.cleaned_data)
+            messages.success(request, f"{name} is {box.state}.")
+    return redirect("fleet-box", name)
+
+
 @read_page
 def show_box(request: SignedInRequest, name: str) -> HttpResponse:
     box = services.get(services.visible_boxes(request.principal), name)
-    context = {"box": box, "running": activity.on_box(box), "tab": "boxes"}
+    context = {
+        "box": box,
+        "running": activity.on_box(box),
+        "state_form": BoxStateForm(initial={"state": box.state, "reason": box.state_reason}),
+        "may_cordon": request.principal.on_platform(Role.ON_CALL),
+        "tab": "boxes",
+    }
     return render_live(request, "fleet/box", context)
 
 

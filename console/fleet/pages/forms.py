@@ -45,6 +45,18 @@ class StateForm(ReasonMixin):
     field_order = ["state", "reason"]
 
 
+class BoxStateForm(ReasonMixin):
+    state = forms.TypedChoiceField(
+        choices=[
+            (State.READY.value, "ready: takes new jobs"),
+            (State.CORDONED.value, "cordoned: keeps its jobs, takes no new ones"),
+        ],
+        coerce=State,
+        label="State",
+    )
+    field_order = ["state", "reason"]
+
+
 class LabelsForm(ReasonMixin):
     labels = forms.CharField(
         max_length=5000,

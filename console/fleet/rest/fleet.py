@@ -17,7 +17,7 @@ from console.api.fields import Input, Reason, SearchText
 from console.api.pagination import Rows, listing
 from console.api.routes import Router, answers
 from console.api.shown import OR_NULL, NameOf
-from console.fleet import nodes, retired_stores, services
+from console.fleet import boxes, nodes, retired_stores, services
 from console.fleet.labels import LABELS_MAX
 from console.fleet.models import NAME, Box, Domain, Driver, Leaf, Node, SpineLink
 from console.placement.topology import State
@@ -110,6 +110,11 @@ class DrainStoreIn(Input):
     reason: Reason = ""
 
 
+class BoxStateIn(Input):
+    state: Literal["ready", "cordoned"]
+    reason: Reason = ""
+
+
 class NodePatch(Input):
     labels: dict[LabelName, LabelValue] = Field(max_length=LABELS_MAX)
     reason: Reason = ""
@@ -129,6 +134,8 @@ class BoxOut(Schema):
     name: str
     version: int
     stamp: NameOf
+    state: Literal["ready", "cordoned", "draining"]
+    state_reason: str
     domains: list[DomainOut]
 
 
@@ -228,6 +235,17 @@ def _narrowed(found: QuerySet[Any], **asked: str) -> QuerySet[Any]:
 def get_box(request: SignedInRequest, response: HttpResponse, name: Name) -> Box:
     """Get a box."""
     box = services.get(services.visible_boxes(request.principal), name)
+    return tagged(response, box)
+
+
+@router.put("/boxes/{name}/state", response=answers(BoxOut, 404, 409))
+def set_box_state(
+    request: SignedInRequest, response: HttpResponse, name: Name, payload: BoxStateIn
+) -> Box:
+    """Set the state of a box: ready or cordoned."""
+    with transaction.atomic():
+        box = services.for_change(request.principal, services.visible_boxes, name, Role.ON_CALL)
+        boxes.set_state(request.principal, box, State(payload.state), reason=payload.reason)
     return tagged(response, box)
 
 

@@ -20,6 +20,7 @@ from console.policies.pages.forms import EditorForm, ModelForm
 from console.policies.presets import PRESETS
 from console.policies.preview import curves, estimates
 from console.policies.preview.estimates import Foretold
+from console.policies.preview.routed import routed_hits
 from console.policies.services import ActivePolicy
 from console.shell.pages import Refusing
 from swdriver_shim.policy import OrgPolicies, Policy
@@ -156,6 +157,7 @@ def _preview_context(
         "from_default": sentences.differences(default, proposed),
         "told": told,
         "curves": _curves(told, now, proposed),
+        "routed": routed_hits(held.org, told, held.policies, edited, model),
         "command": _command(request, held, edited),
     }
 

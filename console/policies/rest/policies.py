@@ -26,6 +26,7 @@ from console.orgs.services import for_change, get_org
 from console.policies import documents, sentences, services
 from console.policies.models import PolicyVersion, ScheduledPolicy
 from console.policies.preview import estimates, tokens
+from console.policies.preview.routed import routed_hits
 from console.policies.rest.fields import PolicyField
 from console.policies.rollout import reach
 from console.policies.services import ActivePolicy
@@ -148,6 +149,17 @@ class PointOut(Schema):
     hit_rate: float
 
 
+class RoutedHitsOut(Schema):
+    """Prompt tokens that brains expected in caches, and the part of them that would be absent: as much
+    as the replay of drivers' traffic loses of its hits. Where brains would send requests instead is not
+    predicted."""
+
+    seconds: int = Field(description="The time before now that `expected_tokens` are of.")
+    expected_tokens: int
+    absent_tokens: int = Field(description="Negative if more would be there.")
+    error_tokens: int = Field(description="Two standard errors of sampling.")
+
+
 class PreviewOut(Schema):
     plan_token: str
     now: EffectOut
@@ -158,6 +170,7 @@ class PreviewOut(Schema):
     expiring_bytes: int
     by_ttl: list[PointOut]
     by_bytes: list[PointOut]
+    routed_hits: RoutedHitsOut | None = Field(description="Null without hits, or without brains.")
     drivers_asked: int
     drivers: int
     drivers_silent: int
@@ -236,6 +249,7 @@ def preview_policy(request: SignedInRequest, slug: Slug, payload: PreviewIn) -> 
     confidence, known = told.preview.confidence, told.known
     return {
         **asdict(told.preview),
+        "routed_hits": routed_hits(held.org, told, held.policies, proposed, payload.model),
         "plan_token": tokens.token_of(held, documents.write(wanted)),
         "drivers_asked": known.asked,
         "drivers": known.drivers,

@@ -13,6 +13,7 @@ from django.shortcuts import redirect, render
 from console.accounts.browser import SignedInRequest, form_page, post_page, read_page
 from console.accounts.roles import Role
 from console.fleet.models import Driver
+from console.fleet.nodes import Impossible
 from console.routing import services
 from console.routing.models import Replica, ServedModel
 from console.routing.pages.forms import (
@@ -25,7 +26,7 @@ from console.routing.pages.forms import (
     orgs_of,
 )
 from console.sessions.driver_orgs import orgs_of as orgs_of_driver
-from console.shell.pages import Refusing, paged, show_faults
+from console.shell.pages import Refusing, Telling, paged, show_faults
 
 STALE = "It has changed since you opened the form. Look again, then save."
 
@@ -67,10 +68,12 @@ def new_model(request: SignedInRequest) -> HttpResponse:
 @read_page
 def show_model(request: SignedInRequest, name: str) -> HttpResponse:
     model = services.get_model(request.principal, name)
+    workload = services.workload_of(model)
     context = {
         "model": model,
         "replicas": [(replica, _without_cache(model, replica)) for replica in model.replicas.all()],
-        "may_change": request.principal.on_platform(Role.PLATFORM_ADMIN),
+        "workload": workload,
+        "may_change": not workload and request.principal.on_platform(Role.PLATFORM_ADMIN),
         "remove_form": TypedForm(auto_id="remove_%s"),
         "tab": "models",
     }
@@ -95,7 +98,7 @@ def edit_model(request: SignedInRequest, name: str) -> HttpResponse:
     form = ModelForm.of(model, request.POST or None)
     if request.method == "POST" and form.is_valid():
         values = form.cleaned_data
-        with Refusing(form, ValidationError, Http404), transaction.atomic():
+        with Refusing(form, ValidationError, Http404, Impossible), transaction.atomic():
             found = services.for_change(request.principal, name)
             if values["version"] != found.version:
                 raise ValidationError(STALE)
@@ -111,14 +114,15 @@ def edit_model(request: SignedInRequest, name: str) -> HttpResponse:
 @post_page
 def remove_model(request: SignedInRequest, name: str) -> HttpResponse:
     form = TypedForm(request.POST)
-    with transaction.atomic():
+    with Telling(request, Impossible), transaction.atomic():
         model = services.for_change(request.principal, name)
         if not form.is_valid() or form.cleaned_data["typed"] != name:
             messages.error(request, f"Not removed: type “{name}” to confirm.")
             return redirect("routing-model", name)
         services.remove_model(request.principal, model, reason=form.cleaned_data["reason"])
-    messages.success(request, f"{model.model} is not served any more.")
-    return redirect("routing-models")
+        messages.success(request, f"{model.model} is not served any more.")
+        return redirect("routing-models")
+    return redirect("routing-model", name)
 
 
 # Replicas
@@ -135,7 +139,7 @@ def new_replica(request: SignedInRequest, name: str) -> HttpResponse:
     form = NewReplicaForm(request.POST or None, drivers=_drivers())
     if request.method == "POST" and form.is_valid():
         values = form.cleaned_data
-        with Refusing(form, ValidationError), transaction.atomic():
+        with Refusing(form, ValidationError, Impossible), transaction.atomic():
             found = services.for_change(request.principal, name)
             replica = services.add_replica(
                 request.principal,
@@ -158,7 +162,7 @@ def edit_replica(request: SignedInRequest, name: str, replica: str) -> HttpRespo
     form = ReplicaForm.of(shown, _drivers(), request.POST or None)
     if request.method == "POST" and form.is_valid():
         values = form.cleaned_data
-        with Refusing(form, ValidationError), transaction.atomic():
+        with Refusing(form, ValidationError, Impossible), transaction.atomic():
             found = services.get_replica(services.for_change(request.principal, name), replica)
             if values["version"] != found.version:
                 raise ValidationError(STALE)
@@ -180,19 +184,19 @@ def edit_replica(request: SignedInRequest, name: str, replica: str) -> HttpRespo
 @post_page
 def drain_replica(request: SignedInRequest, name: str, replica: str) -> HttpResponse:
     """Drain it, or have it take requests again."""
-    with transaction.atomic():
+    with Telling(request, Impossible), transaction.atomic():
         found = services.get_replica(services.for_change(request.principal, name), replica)
         draining = not found.draining
         services.update_replica(request.principal, found, values={"draining": draining})
-    said = "gets no new requests" if draining else "gets requests again"
-    messages.success(request, f"{replica} {said}.")
+        said = "gets no new requests" if draining else "gets requests again"
+        messages.success(request, f"{replica} {said}.")
     return redirect("routing-model", name)
 
 
 @post_page
 def remove_replica(request: SignedInRequest, name: str, replica: str) -> HttpResponse:
     form = TypedForm(request.POST)
-    with transaction.atomic():
+    with Telling(request, Impossible), transaction.atomic():
         found = services.get_replica(services.for_change(request.principal, name), replica)
         if not form.is_valid():
             show_faults(request, form)
@@ -201,5 +205,5 @@ def remove_replica(request: SignedInRequest, name: str, replica: str) -> HttpRes
             messages.error(request, f"Not removed: type “{replica}” to confirm.")
             return redirect("routing-replica", name, replica)
         services.remove_replica(request.principal, found, reason=form.cleaned_data["reason"])
-    messages.success(request, f"{replica} is removed.")
+        messages.success(request, f"{replica} is removed.")
     return redirect("routing-model", name)

@@ -24,6 +24,7 @@ from console.operations.core import State
 from console.operations.machines import Machine, Step, machine
 from console.operations.models import Operation
 from console.operations.services import StalePlan
+from console.sessions.changes.requests import of_job
 from console.sessions.models import Job
 from console.sessions.steps import machines
 from telemetry.topics import FLEET, of_session, of_source
@@ -42,7 +43,7 @@ class Consequences:
     nodes: tuple[str, ...]  # whose memory becomes free
     waiting: tuple[Operation, ...]  # which wait for what it confirms, and go on without it
     moving: tuple[Operation, ...]  # which change its streams, and go on without those
-    running: Operation | None  # on the session of its job
+    running: Operation | None  # that starts or ends its job
 
     @property
     def is_alive(self) -> bool:
@@ -55,11 +56,11 @@ class Consequences:
 
     @property
     def target(self) -> str:
-        """What the operation works on: nothing else may change the job's session meanwhile. What does
-        already goes on."""
+        """What the operation works on: nobody starts a job of that name meanwhile. Who does so already
+        goes on."""
         if self.job is None or self.running in self.moving:
             return topic(self.driver)
-        return of_session(self.job.session.name)
+        return of_job(self.job.session.name, self.job.name)
 
     @property
     def token(self) -> str:
@@ -89,7 +90,7 @@ def consequences(driver: Driver) -> Consequences:
         nodes=tuple(sorted(machines.nodes_of([job]))) if job else (),
         waiting=tuple(operations.waiting_for(topic(driver))),
         moving=tuple(_moving(driver.name)),
-        running=operations.running_on(of_session(job.session.name)) if job else None,
+        running=operations.running_on(of_job(job.session.name, job.name)) if job else None,
     )
 
 
@@ -152,7 +153,6 @@ def _begin(principal: Principal, found: Consequences) -> Operation:
     if job is not None:
         job.session.version += 1
         job.session.save(update_fields=["version"])
-        machines.stop_waiting(job.session)
     return operation
 
 

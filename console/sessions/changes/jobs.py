@@ -14,7 +14,13 @@ from console.fleet.models import Driver
 from console.fleet.services import get
 from console.operations.models import Operation
 from console.sessions import driver_orgs
-from console.sessions.changes.requests import now_or_later, record, start, wait_or_not
+from console.sessions.changes.requests import (
+    check_may_go_beside,
+    now_or_later,
+    record,
+    start,
+    wait_or_not,
+)
 from console.sessions.driver_orgs import Orgs, Said
 from console.sessions.models import Job, Session
 from console.sessions.plans import reservations
@@ -44,9 +50,10 @@ def start_job(
 ) -> Operation:
     """Register a job on these boxes of a session that came from `for_change`, or on those that it needs.
 
-    Its streams are made and its driver is told. `orgs`: those that the driver may serve, by default the
-    session's own. Raises CannotPlan, Misconfigured, StalePlan, ValidationError, Refused, operations'
-    Busy, and Http404 where the driver is no more.
+    Its streams are made and its driver is told, beside whatever else is done with the session that does
+    not change these boxes, or the streams of jobs on them. `orgs`: those that the driver may serve, by
+    default the session's own. Raises CannotPlan, Misconfigured, StalePlan, ValidationError, Refused,
+    operations' Busy, and Http404 where the driver is no more.
     """
     # Before the trail's lock, which a heartbeat that holds this row may wait for.
     driver = get(Driver.objects.select_for_update(no_key=True), driver.name)
@@ -57,12 +64,14 @@ def start_job(
         "boxes": list(boxes),
         "orgs": driver_orgs.slugs(served),
     }
+    check_may_go_beside(session, ["session.create", "session.delete"])
     operation = start(
         principal,
         "session.start-job",
         session,
         f"Start job {name} in session {session.name}",
         plan={**told, "wait_seconds": wait_seconds},
+        job=name,
     )
     proposal = now_or_later(
         lambda: plan_job(session, name, driver, boxes),
@@ -70,7 +79,6 @@ def start_job(
         plan_token=plan_token,
     )
     wait_or_not(session, proposal)
-    session.version += 1
     session.save()
     record(principal, operation, session, after=told, reason=reason)
     if proposal is not None:
@@ -82,6 +90,7 @@ def start_job(
 def end_job(principal: Principal, session: Session, name: str, *, reason: str = "") -> Operation:
     """Take the streams of a job off their nodes. Raises Http404, and operations' Busy."""
     job = get_job(session, name)
+    check_may_go_beside(session, ["session.delete"])
     operation = start(
         principal,
         "session.end-job",
@@ -89,9 +98,8 @@ def end_job(principal: Principal, session: Session, name: str, *, reason: str = 
         f"End job {name} of session {session.name}",
         plan={"job": name},
         role=Role.ORG_ADMIN,
+        job=name,
     )
-    session.version += 1
-    session.save()
     told = {"job": name, "driver": job.driver.name}
     record(principal, operation, session, before=told, reason=reason)
     return operation

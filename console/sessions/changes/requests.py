@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
-
-from django.utils import timezone
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit import services as audit
 from console.operations import services as operations
-from console.operations.models import Operation
+from console.operations.models import PART, Operation
 from console.operations.services import StalePlan
 from console.placement.rules import Cause
 from console.sessions.models import Session
 from console.sessions.plans.proposals import CannotPlan, Proposal
+from console.sessions.steps import waiting
 from telemetry.topics import of_session
+
+
+def of_job(session: str, job: str) -> str:
+    """The target of operations on a job, which go on beside those on other parts of its session. No node
+    is called so."""
+    return f"{of_session(session)}{PART}job/{job}"
+
+
+def check_may_go_beside(session: Session, kinds: Collection[str]) -> None:
+    """Raises Busy while an operation of one of these kinds works on the session or a part of it."""
+    running = operations.running_within(of_session(session.name)).filter(kind__in=kinds).first()
+    if running is not None:
+        raise operations.Busy(running)
 
 
 def now_or_later(
@@ -38,10 +50,10 @@ def now_or_later(
 
 
 def wait_or_not(session: Session, proposal: Proposal | None) -> None:
-    """Until the operation has looked for a place, nobody knows what it waits for."""
-    session.cause = "" if proposal else Cause.PENDING_EVALUATION.value
-    session.cause_sentence = "" if proposal else "Waiting for placement."
-    session.waiting_since = None if proposal else timezone.now()
+    """Until the operation has looked for a place, nobody knows what it waits for. The session may wait
+    for another one's place already."""
+    if proposal is None and not session.cause:
+        waiting.begin(session, Cause.PENDING_EVALUATION, "Waiting for placement.")
 
 
 def start(
@@ -53,11 +65,13 @@ def start(
     plan: dict[str, Any],
     before: dict[str, Any] | None = None,
     role: Role = Role.ON_CALL,
+    job: str = "",
 ) -> Operation:
+    """An operation on a session; or on a job of it, beside others on other jobs. Raises Busy."""
     return operations.start(
         principal,
         kind,
-        of_session(session.name),
+        of_job(session.name, job) if job else of_session(session.name),
         sentence,
         plan={"session": session.name, **plan},
         before=before,

@@ -12,7 +12,13 @@ from console.fleet.services import lock_fleet
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.sessions import rules as session_rules
-from console.sessions.changes.requests import now_or_later, record, start, wait_or_not
+from console.sessions.changes.requests import (
+    check_may_go_beside,
+    now_or_later,
+    record,
+    start,
+    wait_or_not,
+)
 from console.sessions.models import Session
 from console.sessions.plans import reservations
 from console.sessions.plans.proposals import Proposal
@@ -136,6 +142,7 @@ def delete(
         raise JobsRun(
             f"{session.name} has jobs: {', '.join(jobs)}. End them first, or also end its jobs."
         )
+    check_may_go_beside(session, ["session.start-job", "session.end-job"])
     operation = start(
         principal,
         "session.delete",

@@ -19,8 +19,8 @@ from console.operations.services import Busy, StalePlan
 from console.placement import sentences
 from console.placement.topology import Misconfigured
 from console.sessions import services
-from console.sessions.changes import drains, jobs, moves
-from console.sessions.pages.forms import JobForm, LeavingForm, MoveForm
+from console.sessions.changes import box_drains, drains, jobs, moves
+from console.sessions.pages.forms import DrainBoxForm, JobForm, LeavingForm, MoveForm
 from console.sessions.pages.sessions import asked, planned
 from console.sessions.plans.proposals import CannotPlan, Proposal
 from console.shell.pages import Telling, show_faults
@@ -128,6 +128,15 @@ def _left(
         )
     show_faults(request, form)
     return redirect("fleet-node", name)
+
+
+@post_page
+def drain_box(request: SignedInRequest, name: str) -> HttpResponse:
+    form = DrainBoxForm(request.POST)
+    reason = form.cleaned_data["reason"] if form.is_valid() else ""
+    return _begun(
+        request, lambda: box_drains.drain(request.principal, name, reason=reason), "fleet-box", name
+    )
 
 
 def _begun(

@@ -170,6 +170,10 @@ class RemovalForm(ReasonMixin):
     field_order = ["typed", "reason"]
 
 
+class DrainBoxForm(ReasonMixin):
+    """Why a box is drained."""
+
+
 class LeavingForm(ReasonMixin):
     """For draining a node, and for upgrading it."""
 

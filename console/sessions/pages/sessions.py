@@ -16,7 +16,7 @@ from console.accounts.roles import Role
 from console.audit.services import visible_entries
 from console.fleet.models import Node
 from console.operations.models import Operation
-from console.operations.services import Busy, StalePlan, running_on
+from console.operations.services import Busy, StalePlan, running_within
 from console.orgs.models import Org
 from console.orgs.services import visible_orgs
 from console.placement.topology import Misconfigured, State, Tier
@@ -42,6 +42,7 @@ from telemetry.topics import of_session
 
 RECENT = 10
 STREAMS_SHOWN_MAX = 200
+OPERATIONS_SHOWN_MAX = 20
 
 Plan = Callable[[], Proposal]
 Begin = Callable[[], Operation]
@@ -70,7 +71,7 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
         "size": services.sizes(session),
         "topic": topic,
         "rules": session_rules.effective_rules(session.org, session.path),
-        "operation": _running_on(request, topic),
+        "operations": _running(request, session),
         "losses": session.losses.all(),
         "jobs": services.jobs_of(session),
         "memory": memory_of(request.principal, session, timezone.now()),
@@ -93,9 +94,11 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
     return render_live(request, "sessions/session", context)
 
 
-def _running_on(request: SignedInRequest, topic: str) -> Operation | None:
-    running = running_on(topic)
-    return without_places(request.principal, running) if running else None
+def _running(request: SignedInRequest, session: Session) -> list[Operation]:
+    """Those on it and on its jobs. Those on lost nodes are shown with their loss."""
+    of_losses = [loss.operation_id for loss in session.losses.all() if loss.operation_id]
+    found = running_within(of_session(session.name)).exclude(pk__in=of_losses)
+    return [without_places(request.principal, one) for one in found[:OPERATIONS_SHOWN_MAX]]
 
 
 def _nodes_ready() -> Iterable[str]:

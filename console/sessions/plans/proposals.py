@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from console.placement import grants, sentences
@@ -137,6 +137,7 @@ class SessionSpec:
     bytes_per_token: int = 1
     waited_seconds: float = 0.0
     had: tuple[str, ...] = ()
+    moved_by: Mapping[str, str] = field(default_factory=dict)  # by job: who changes streams of it now
 
 
 def refusals(rules: Rules, boxes: int, fleet: Fleet) -> list[Refused]:
@@ -151,7 +152,9 @@ def refusals(rules: Rules, boxes: int, fleet: Fleet) -> list[Refused]:
 def propose(snapshot: Snapshot, spec: SessionSpec) -> Proposal:
     """Where the streams of its jobs go; those that run stay where they may.
 
-    Raises Misconfigured, and CannotPlan while there is no memory at all.
+    Jobs whose streams somebody else changes are left out: they become what that one wants. Raises
+    Misconfigured; and CannotPlan while there is no memory at all, or where such a job would have to
+    become something else.
     """
     if not snapshot.fleet.memory_bytes:
         raise CannotPlan(
@@ -163,7 +166,12 @@ def propose(snapshot: Snapshot, spec: SessionSpec) -> Proposal:
     is_trial = not spec.jobs
     jobs = spec.jobs or (trial_job(snapshot.fleet, spec.boxes, spec.bytes_per_token),)
     session = grants.Session(spec.name, jobs, spec.rules, spec.waited_seconds, frozenset(spec.boxes))
-    found = plan(snapshot.fleet, grants.streams(snapshot.fleet, [session]), snapshot.running)
+    wanted = [
+        one
+        for one in grants.streams(snapshot.fleet, [session])
+        if not _is_left_to_others(snapshot, spec, one)
+    ]
+    found = plan(snapshot.fleet, wanted, snapshot.running)
     streams = _Streams(snapshot, session)
     rows = [streams.planned(one.stream, one) for one in found.placed]
     rows += [streams.planned(one.stream, one) for one in found.unplaced]
@@ -180,6 +188,20 @@ def propose(snapshot: Snapshot, spec: SessionSpec) -> Proposal:
         cause=worst.cause if worst else None,
         sentence=" ".join(sentences.unplaced(one) for one in found.unplaced[:SENTENCES_MAX]),
     )
+
+
+def _is_left_to_others(snapshot: Snapshot, spec: SessionSpec, stream: Stream) -> bool:
+    """Whether somebody else changes streams of its job. Raises CannotPlan where that has to end."""
+    by = spec.moved_by.get(stream.job)
+    if by is None:
+        return False
+    here = snapshot.by_key.get(stream.key)
+    if here is None or here.memory_bytes_soon != stream.memory_bytes:
+        raise CannotPlan(
+            Cause.WAITING_FOR_DRAIN,
+            f"{by} is moving streams of job {stream.job}: waiting for it to finish.",
+        )
+    return True
 
 
 class _Streams:
@@ -237,6 +259,12 @@ def more_boxes(snapshot: Snapshot, had: Sequence[str], count: int) -> tuple[str,
     """
     free = snapshot.free_boxes
     wanted = count - len(had)
+    if closed := wanted > len(free) and sorted(snapshot.closed - snapshot.taken):
+        raise CannotPlan(
+            Cause.BOX_CORDONED,
+            f"{wanted} more needed and {len(free) or 'none'} free; these take nothing new: "
+            f"{', '.join(closed)}. Uncordon one, or wait for another session to release boxes.",
+        )
     if wanted > len(free):
         raise CannotPlan(
             Cause.WAITING_FOR_CAPACITY,
@@ -271,7 +299,8 @@ def _wio_on_rails(box: Box, rooms: dict[str, int]) -> int:
 def fewer_boxes(
     snapshot: Snapshot, had: Sequence[str], busy: Collection[str], count: int
 ) -> tuple[str, ...]:
-    """So many of these boxes: those that jobs run on, and of the others those near nodes with room.
+    """So many of these boxes: those that jobs run on, and of the others those that take jobs and
+    are near nodes with room.
 
     Raises CannotPlan where jobs run on more than `count`.
     """
@@ -282,7 +311,7 @@ def fewer_boxes(
         )
     rooms = _rooms(snapshot)
     idle = [snapshot.fleet.box[box] for box in had if box not in busy]
-    idle.sort(key=lambda box: (-_wio_on_rails(box, rooms), box.name))
+    idle.sort(key=lambda box: (box.name in snapshot.closed, -_wio_on_rails(box, rooms), box.name))
     kept = {*busy, *(box.name for box in idle[: count - len(busy)])}
     return tuple(box for box in had if box in kept)
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
+from django.db.models import Count
+
 from console.fleet.models import Box, Driver, Node
 from console.operations.models import Operation
 from console.placement import grants
@@ -53,7 +55,6 @@ def propose_size(snapshot: Snapshot, session: Session, boxes: int, now: datetime
     """What it would be with so many boxes. Raises CannotPlan, and Misconfigured."""
     check_size(snapshot, session, boxes)
     had = boxes_of(session)
-    _check_settled(session)
     jobs = list(_jobs(session))
     if boxes >= len(had):
         wanted = more_boxes(snapshot, had, boxes)
@@ -69,22 +70,29 @@ def propose_size(snapshot: Snapshot, session: Session, boxes: int, now: datetime
 def propose_job(
     snapshot: Snapshot, session: Session, name: str, driver: Driver, boxes: Sequence[str], now: datetime
 ) -> Proposal:
-    """What the session would be with this job as well, on these of its boxes, or on as many as it needs.
+    """What the session would be with this job as well: on these of its boxes, with their memory; or on
+    as many as it needs, with a part of what no other job keeps.
 
     Raises CannotPlan, and Misconfigured.
     """
     had = boxes_of(session)
-    _check_settled(session)
+    usable = [box for box in _boxes_for_jobs(session) if box not in snapshot.closed]
     if missing := sorted(set(boxes) - set(had)):
         raise CannotPlan(
             Cause.MISCONFIGURED, f"{session.name} does not have these boxes: {', '.join(missing)}."
         )
-    if not had:
+    if (closed := sorted(snapshot.closed & set(boxes or had))) and (boxes or not usable):
+        raise CannotPlan(Cause.BOX_CORDONED, f"These boxes take no new jobs: {', '.join(closed)}.")
+    if missing := sorted(set(boxes) - set(usable)):
+        raise CannotPlan(
+            Cause.WAITING_FOR_DRAIN, f"An operation adds or removes these boxes: {', '.join(missing)}."
+        )
+    if not usable:
         raise CannotPlan(Cause.WAITING_FOR_CAPACITY, f"{session.name} has no boxes yet.")
     model = model_of(driver)
-    on = boxes or boxes_for(model, snapshot.fleet, had)
+    on = boxes or boxes_for(model, snapshot.fleet, usable)
     placements = [_placement_job(snapshot, job) for job in _jobs(session)]
-    placements.append(job_of(snapshot.fleet, name, model, on))
+    placements.append(job_of(snapshot.fleet, name, model, on, keeps_to_boxes=bool(boxes)))
     return propose(snapshot, _spec(session, had, tuple(placements), now))
 
 
@@ -92,6 +100,12 @@ def boxes_of(session: Session) -> tuple[str, ...]:
     if not session.pk:
         return ()
     return tuple(session.boxes.values_list("box__name", flat=True).order_by("box__name"))
+
+
+def _boxes_for_jobs(session: Session) -> list[str]:
+    """Those that no operation takes away, or may not get after all; with the fewest jobs first."""
+    found = session.boxes.filter(ready=True, leaving=False).annotate(count=Count("jobs"))
+    return list(found.order_by("count", "box__name").values_list("box__name", flat=True))
 
 
 def waited_seconds(session: Session, now: datetime) -> float:
@@ -109,6 +123,7 @@ def _spec(
         session.bytes_per_token,
         waited_seconds(session, now),
         boxes_of(session),
+        _moved_by(session) if session.pk else {},
     )
 
 
@@ -122,15 +137,18 @@ def _boxes_of_job(job: Job) -> list[str]:
 
 
 def _placement_job(snapshot: Snapshot, job: Job) -> grants.Job:
-    return job_of(snapshot.fleet, job.name, model_of(job.driver), _boxes_of_job(job))
+    boxes, keeps = _boxes_of_job(job), job.keeps_to_boxes
+    return job_of(snapshot.fleet, job.name, model_of(job.driver), boxes, keeps_to_boxes=keeps)
 
 
-def _check_settled(session: Session) -> None:
-    if session.pk and (moves := Operation.objects.filter(streams__job__session=session).first()):
-        what = named_for(session, moves)
-        raise CannotPlan(
-            Cause.WAITING_FOR_DRAIN, f"{what} is moving some of its streams: waiting for it to finish."
-        )
+def _moved_by(session: Session) -> dict[str, str]:
+    """By job of this session, who moves or changes some of its streams."""
+    claimed = Stream.objects.filter(job__session=session, operation__isnull=False).order_by("pk")
+    return {
+        stream.job.name: named_for(session, stream.operation)
+        for stream in claimed.select_related("job", "operation")
+        if stream.operation is not None
+    }
 
 
 def named_for(session: Session, operation: Operation) -> str:
@@ -194,9 +212,11 @@ def _made(session: Session, one: Planned, node: Node) -> Stream:
     )
 
 
-def make_job(session: Session, name: str, driver: Driver, proposal: Proposal) -> Job:
+def make_job(
+    session: Session, name: str, driver: Driver, proposal: Proposal, *, keeps_to_boxes: bool
+) -> Job:
     """The job's row, and the boxes that it is on as the proposal says."""
-    job = Job(session=session, name=name, driver=driver)
+    job = Job(session=session, name=name, driver=driver, keeps_to_boxes=keeps_to_boxes)
     job.full_clean()
     job.save()
     on = {one.box for one in proposal.streams if one.job == name}

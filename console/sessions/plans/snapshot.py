@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from console.fleet.models import Driver
-from console.fleet.services import topology
+from console.fleet.services import closed_boxes, topology
 from console.placement import grants
 from console.placement.grants import Stream, spread
 from console.placement.topology import Box, Fleet, Misconfigured
@@ -43,6 +43,11 @@ class PlacedStream(NamedTuple):
     def key(self) -> Key:
         return self.session, self.job, self.group, self.box, self.domain
 
+    @property
+    def memory_bytes_soon(self) -> int:
+        """When who moves or changes it has done that."""
+        return (self.slots if self.next_slots is None else self.next_slots) * self.slot_bytes
+
     def stream(self, slots: int, *, job: str = "") -> Stream:
         """At this size. It may stay on the path that it has."""
         return Stream(
@@ -69,6 +74,7 @@ class Snapshot:
     fleet: Fleet
     streams: tuple[PlacedStream, ...]
     taken: frozenset[str]  # boxes that belong to sessions
+    closed: frozenset[str] = frozenset()  # boxes that take nothing new
 
     @classmethod
     def now(cls) -> Snapshot:
@@ -76,6 +82,7 @@ class Snapshot:
             topology(),
             tuple(map(PlacedStream._make, models.Stream.objects.order_by("pk").values_list(*_FIELDS))),
             frozenset(models.SessionBox.objects.values_list("box__name", flat=True)),
+            frozenset(closed_boxes().values_list("name", flat=True)),
         )
 
     @cached_property
@@ -101,7 +108,7 @@ class Snapshot:
 
     @property
     def free_boxes(self) -> list[Box]:
-        return [box for box in self.fleet.boxes if box.name not in self.taken]
+        return [box for box in self.fleet.boxes if box.name not in self.taken | self.closed]
 
 
 def key_of(stream: models.Stream) -> Key:
@@ -121,7 +128,9 @@ def model_of(driver: Driver) -> ModelSpec:
     return spec
 
 
-def job_of(fleet: Fleet, name: str, model: ModelSpec, boxes: Collection[str]) -> grants.Job:
+def job_of(
+    fleet: Fleet, name: str, model: ModelSpec, boxes: Collection[str], *, keeps_to_boxes: bool = False
+) -> grants.Job:
     """The shards of a model on these boxes: number i of each group on the i-th of their domains.
 
     Raises Misconfigured where there are more shards than domains.
@@ -138,7 +147,7 @@ def job_of(fleet: Fleet, name: str, model: ModelSpec, boxes: Collection[str]) ->
             grants.Shard(group.name, box, number, *sizes)
             for (box, number), sizes in zip(places, _sizes(group), strict=False)
         ]
-    return grants.Job(name, tuple(shards))
+    return grants.Job(name, tuple(shards), keeps_to_boxes)
 
 
 def boxes_for(model: ModelSpec, fleet: Fleet, boxes: Collection[str]) -> list[str]:
@@ -146,7 +155,7 @@ def boxes_for(model: ModelSpec, fleet: Fleet, boxes: Collection[str]) -> list[st
     wanted = max(group.shards for group in model.shape().groups)
     chosen: list[str] = []
     domains = 0
-    for box in sorted(boxes):
+    for box in boxes:
         if domains >= wanted:
             break
         chosen.append(box)

@@ -1,4 +1,4 @@
-"""Draining and upgrading nodes over REST."""
+"""Draining nodes and boxes, and upgrading nodes, over REST."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from console.api.idempotency import Answer, idempotent
 from console.api.routes import Router, answers
 from console.fleet.models import NAME
 from console.operations.api import OperationOut, accepted
-from console.sessions.changes import drains
+from console.sessions.changes import box_drains, drains
 
 router = Router(tags=["sessions"])
 
@@ -43,4 +43,12 @@ def drain_node(request: SignedInRequest, name: NodeName, payload: DrainIn) -> An
 def upgrade_node(request: SignedInRequest, name: NodeName, payload: UpgradeIn) -> Answer:
     """Upgrade a node: drain it, wait for the new agent, return it to service."""
     operation = drains.upgrade(request.principal, name, version=payload.version, reason=payload.reason)
+    return accepted(operation, Authority(None, Role.ON_CALL))
+
+
+@router.post("/boxes/{name}/drain", response=answers(OperationOut, 404, 409, status=202))
+@idempotent
+def drain_box(request: SignedInRequest, name: NodeName, payload: DrainIn) -> Answer:
+    """Drain a box: wait until its jobs have left it, and give its session another one."""
+    operation = box_drains.drain(request.principal, name, reason=payload.reason)
     return accepted(operation, Authority(None, Role.ON_CALL))

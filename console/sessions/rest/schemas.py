@@ -81,7 +81,13 @@ class SessionOut(Schema):
     jobs: int = Field(validation_alias="job_count")
     memory_bytes: int
     spine_streams: int = Field(validation_alias="spine_count")
-    operation: UUID | None = Field(validation_alias="operation_id", description="The running operation.")
+    operation: UUID | None = Field(
+        validation_alias="operation_id", description="The running operation on the whole session."
+    )
+    part_operations: list[UUID] = Field(
+        validation_alias="part_operation_ids",
+        description="The running operations on its jobs, and on its lost nodes.",
+    )
     lost_nodes: list[LostNodeOut] = Field(
         validation_alias="losses", description="Its nodes that are lost."
     )
@@ -142,7 +148,11 @@ class JobIn(PlannedIn):
     )
     boxes: Annotated[
         list[FleetName],
-        Field(max_length=1000, description="Boxes of the session; empty: as many as the model needs."),
+        Field(
+            max_length=1000,
+            description="Boxes of the session: the job has their memory, whatever other jobs there are. "
+            "Empty: as many as the model needs, and a part of the memory of the whole session.",
+        ),
     ] = []
 
 

@@ -28,8 +28,9 @@ from console.sessions.plans.reservations import (
     send_all,
 )
 from console.sessions.plans.snapshot import Snapshot
-from console.sessions.steps import relocation
+from console.sessions.steps import relocation, waiting
 from console.sessions.steps.observations import Observations
+from telemetry.topics import of_session, of_source
 
 PLAN_AGAIN_SECONDS: Final = 5.0
 AS_LONG_AS_ASKED: Final = timedelta(seconds=WAIT_SECONDS_MAX + 60)
@@ -47,16 +48,11 @@ def _cannot(operation: Operation, session: Session, error: CannotPlan) -> Outcom
     asked = float(operation.plan.get("wait_seconds", 0))
     if error.cause.is_never or (now - operation.created_at).total_seconds() >= asked:
         return Failed(error.cause.value, error.sentence)
-    session.cause, session.cause_sentence = error.cause.value, error.sentence[:500]
-    session.waiting_since = session.waiting_since or now
-    session.save(update_fields=["cause", "cause_sentence", "waiting_since"])
-    return Waiting(error.sentence, seconds=PLAN_AGAIN_SECONDS)
-
-
-def stop_waiting(session: Session) -> None:
-    session.cause = session.cause_sentence = ""
-    session.waiting_since = None
-    session.save(update_fields=["cause", "cause_sentence", "waiting_since"])
+    waiting.begin(session, error.cause, error.sentence)
+    session.save(update_fields=waiting.FIELDS)
+    return Waiting(
+        error.sentence, seconds=PLAN_AGAIN_SECONDS, topics=frozenset({of_session(session.name)})
+    )
 
 
 def _take_back(operation: Operation) -> Outcome:
@@ -68,7 +64,7 @@ def _take_back(operation: Operation) -> Outcome:
 
 def _place(operation: Operation) -> Outcome:
     """Reserve what it needs, unless the request has done so already."""
-    if operation.notes.get("placed"):
+    if operation.notes.get(waiting.PLACED):
         return Done()
     lock_fleet()
     session = _session(operation)
@@ -86,8 +82,8 @@ def _place(operation: Operation) -> Outcome:
 def take(operation: Operation, session: Session, proposal: Proposal) -> None:
     """Reserve what the proposal says for this operation."""
     reserve(operation, session, proposal)
-    stop_waiting(session)
-    operation.notes["placed"] = True
+    waiting.end(session, operation)
+    operation.notes[waiting.PLACED] = True
     operation.save(update_fields=["notes"])
 
 
@@ -99,7 +95,7 @@ def _give_back(operation: Operation) -> Outcome:
     session.boxes_desired = operation.before["boxes"]
     session.version += 1
     session.save(update_fields=["boxes_desired", "version"])
-    stop_waiting(session)
+    waiting.end(session, operation)
     return Done()
 
 
@@ -145,13 +141,15 @@ class Resize(_Sized):
 
 
 def _place_job(operation: Operation) -> Outcome:
-    if operation.notes.get("placed"):
+    if operation.notes.get(waiting.PLACED):
         return Done()
     lock_fleet()
     session = _session(operation)
     driver = Driver.objects.filter(name=operation.plan["driver"]).first()
     if driver is None:
         return Failed("NoSuchDriver", f"Driver {operation.plan['driver']} was removed from the fleet.")
+    if Job.objects.filter(driver=driver).exists():
+        return Failed("Conflict", f"Driver {driver.name} has been given another job meanwhile.")
     name, boxes = operation.plan["job"], operation.plan["boxes"]
     try:
         proposal = propose_job(Snapshot.now(), session, name, driver, boxes, timezone.now())
@@ -165,11 +163,12 @@ def _place_job(operation: Operation) -> Outcome:
 
 
 def take_job(operation: Operation, session: Session, driver: Driver, proposal: Proposal) -> None:
-    make_job(session, operation.plan["job"], driver, proposal)
+    keeps = bool(operation.plan["boxes"])
+    make_job(session, operation.plan["job"], driver, proposal, keeps_to_boxes=keeps)
     said = operation.plan.get("orgs", driver_orgs.ALL)  # of an earlier version: all
     driver_orgs.set_orgs(SYSTEM, driver, driver_orgs.from_slugs(said), reason=f"{operation.sentence}.")
-    stop_waiting(session)
-    operation.notes["placed"] = True
+    waiting.end(session, operation)
+    operation.notes[waiting.PLACED] = True
     send_all(operation, session, [one for one in proposal.streams if one.changes])
 
 
@@ -179,13 +178,22 @@ def _job(operation: Operation) -> Job | None:
 
 
 def _drop_job(operation: Operation) -> Outcome:
-    job = _job(operation)
+    lock_fleet()  # before the session, as for all who plan
+    session, job = _session(operation), _job(operation)
+    waiting.end(session, operation)
     if job is not None:
         nodes = nodes_of([job])
         job.delete()
         tell_nodes(nodes, operation.sentence)
-    stop_waiting(_session(operation))
     return Done()
+
+
+def _unmake_job(operation: Operation) -> Outcome:
+    """First its streams go, so that those of other jobs that made room for them can have it back."""
+    if _job(operation) is not None:
+        _drop_job(operation)
+        return Waiting("Its streams are removed.", seconds=0)
+    return _take_back(operation)
 
 
 def _tell_driver(operation: Operation) -> Outcome:
@@ -193,11 +201,12 @@ def _tell_driver(operation: Operation) -> Outcome:
     job = _job(operation)
     if job is None:
         return Failed("NoSuchJob", "The job no longer exists.")
+    topics = frozenset({of_source("driver", job.driver.name)})
     if not job.running:
         job.running = True
         job.save(update_fields=["running"])
         control.changed([("driver", job.driver.name)], operation.sentence)
-        return Waiting(f"Driver {job.driver.name} is being configured.")
+        return Waiting(f"Driver {job.driver.name} is being configured.", topics=topics)
     facts = Observations(set(), {job.driver})
     streams = list(job.streams.all())
     seen = [facts.shard_of(job.driver.name, stream.group, stream.index) for stream in streams]
@@ -206,7 +215,9 @@ def _tell_driver(operation: Operation) -> Outcome:
         streams_here = "its stream" if here == 1 else f"all {here} streams"
         return Done(f"Driver {job.driver.name} has {streams_here}.")
     return Waiting(
-        f"Driver {job.driver.name} has {here} of {len(streams)} streams.", here / len(streams)
+        f"Driver {job.driver.name} has {here} of {len(streams)} streams.",
+        here / len(streams),
+        topics=topics,
     )
 
 
@@ -222,7 +233,7 @@ def _stop_telling(operation: Operation) -> Outcome:
 class StartJob(Machine):
     steps = (
         Step("place", "Place its streams", _place_job, _drop_job, patience=AS_LONG_AS_ASKED),
-        Step("make", "Create its shards on the nodes", relocation.settle, _take_back, patience=COPYING),
+        Step("make", "Create its shards on the nodes", relocation.settle, _unmake_job, patience=COPYING),
         Step("tell", "Configure its driver", _tell_driver, _stop_telling, patience=TOLD),
     )
 
@@ -233,6 +244,7 @@ class StartJob(Machine):
 
 def _end_jobs(operation: Operation) -> Outcome:
     """Those of the plan, or all. Their streams go, and with them what they kept in memory."""
+    lock_fleet()
     session = _session(operation)
     jobs = session.jobs.select_related("driver")
     if "job" in operation.plan:
@@ -259,7 +271,8 @@ def gone(operation: Operation) -> Outcome:
         return Done()
     total = max(1, len(operation.notes["streams"]))
     waits = f"{silent[0]} does not answer." if silent else f"{len(left)} streams are still there."
-    return Waiting(waits, 1 - len(left) / total)
+    topics = frozenset(of_source("agent", name) for name in operation.notes["nodes"])
+    return Waiting(waits, 1 - len(left) / total, topics=topics)
 
 
 @machine("session.end-job")

@@ -8,7 +8,7 @@ they have applied it. So each may be repeated, and an interrupted one is continu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -99,6 +99,8 @@ def _settle(operation: Operation, total: int) -> Outcome:
     if not streams:
         return Done()
     facts = _facts(streams)
+    # Again, since they may have ended with their job while agents were asked.
+    streams = list(of_operation(operation).select_for_update(of=("self",), no_key=True))
     changes = _Changes()
     begun = [stream for stream in streams if stream.phase != Phase.SETTLED]
     waits = [reason for stream in begun if (reason := _advance(stream, facts, changes))]
@@ -109,7 +111,15 @@ def _settle(operation: Operation, total: int) -> Outcome:
         return Done()
     done = max(0, total - left)
     said = f"{done} of {total} streams are in place."
-    return Waiting(f"{said} {waits[0]}" if waits else said, done / total if total else 0.0)
+    return Waiting(
+        f"{said} {waits[0]}" if waits else said, done / total if total else 0.0, topics=_topics(streams)
+    )
+
+
+def _topics(streams: Iterable[Stream]) -> frozenset[str]:
+    """Of who may have news of them."""
+    nodes = {of_source("agent", one.next_node.name) for one in streams if one.next_node is not None}
+    return frozenset(nodes.union(of_source("driver", one.job.driver.name) for one in streams))
 
 
 def _facts(streams: Sequence[Stream]) -> Observations:
@@ -275,13 +285,21 @@ def roll_back(operation: Operation, before: Iterable[tuple[int, Place]]) -> Outc
     """Bring the streams of an operation back to these places; Done when they are there.
 
     What has not begun is forgotten. A stream whose driver has gone on at its next node arrives there
-    first: its bytes are there by then.
+    first: its bytes are there by then. A stream whose memory others have been promised since stays as it
+    is.
     """
-    places = dict(before)
+    stays = operation.notes.get("stays", ())
+    places = {pk: place for pk, place in before if pk not in stays}
     if _unbegun(operation) or any(stream.operation_id is None for stream in _elsewhere(places)):
         lock_fleet()
         forget_unbegun(operation)
         free = [stream for stream in _elsewhere(places) if stream.operation_id is None]
+        if crowded := _without_room(operation, free, places):
+            # With all of their jobs: a job is as good as its smallest stream.
+            jobs = {stream.job_id for stream in crowded}
+            left = {stream.pk for stream in free if stream.job_id in jobs}
+            operation.notes["stays"] = sorted(left.union(stays))
+            return Waiting(f"{len(left)} streams stay as they are.", seconds=0)
         for stream in free:
             send_to(stream, places[stream.pk], operation)
         going_back = {*operation.notes.get("going back", ()), *(stream.pk for stream in free)}
@@ -291,6 +309,34 @@ def roll_back(operation: Operation, before: Iterable[tuple[int, Place]]) -> Outc
     if isinstance(outcome, Done) and _elsewhere(places):
         return Waiting("Streams that have just arrived are moving back.")
     return outcome
+
+
+def _without_room(
+    operation: Operation, free: Collection[Stream], places: Mapping[int, Place]
+) -> list[Stream]:
+    """Those of them that don't fit where they were, beside what has been promised to others since."""
+    returning = {stream.pk for stream in free}
+    found = []
+    for node in {places[pk].node for pk in returning}:
+        room = node.memory_bytes
+        for other in Stream.objects.filter(Q(node=node) | Q(next_node=node)).exclude(pk__in=returning):
+            room -= _promised_slots_at(other, node.pk, operation) * other.slot_bytes
+        here = [stream for stream in free if places[stream.pk].node == node]
+        for stream in sorted(here, key=lambda one: places[one.pk].slots * one.slot_bytes):
+            taken = places[stream.pk].slots * stream.slot_bytes
+            if taken > room:
+                found.append(stream)
+                taken = stream.memory_bytes if stream.node_id == node.pk else 0
+            room -= taken
+    return found
+
+
+def _promised_slots_at(stream: Stream, node: int, operation: Operation) -> int:
+    """What may be there, until whoever changes it is done; of what this operation changes, then."""
+    coming = stream.next_slots or 0 if stream.next_node_id == node else 0
+    if stream.operation_id == operation.pk:
+        return coming
+    return max(coming, stream.slots if stream.node_id == node else 0)
 
 
 def _elsewhere(places: Mapping[int, Place]) -> list[Stream]:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from swdriver_shim.data_plane.homes import Home
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
 from swdriver_shim.data_plane.worker.protocol import WorkerAddress, read
+from swdriver_shim.decider.decider import Decider
 from swdriver_shim.decider.removals import Receipt
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.keys import Media
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 
 _SAVED: Final = msgspec.msgpack.Decoder(SaveResult)
 
+LOOK_SECONDS: Final = 0.005  # between looks at whether loads and saves have ended
 RESET_SECONDS: Final = 10.0  # the engine stands still meanwhile
 TOKENS_PER_STATE: Final = 1024  # for so many tokens of prompts memory has one state
 
@@ -170,23 +172,12 @@ class EngineDriver:
         self._config = config
         self._document: Desired | None = None
         self._orgs: dict[str, OrgSpec] = {}  # of what was told
-        self._is_used = False
+        self._used: Decider | None = None
+        self._is_leaving = False
         if (name := config.model or weights) is None:
             raise Invalid("Nobody says which weights these are: set `model`, their name and revision.")
         model = model_spec(name, workers)
         homes = _granted(config, model) if isinstance(config, EngineConfig) else ()
-        with contextlib.ExitStack() as opened:  # a start that fails leaves nothing open
-            lines = []
-            for worker in workers:
-                lines.append(WorkerConnection(worker.address, self._receive))
-                opened.callback(lines[-1].close)
-            self._process: Standalone | Governed  # configured by a file or by a console
-            if isinstance(config, EngineConfig):
-                self._process = Standalone(config, model, homes, lines)
-            else:
-                self._process = Governed(config, model, engine, lines)
-            self._opened = opened.pop_all()
-        self.shim = self._process.shim
         self.events = _events(model, hash_tokens) if hash_tokens else None
         self.scheduling = ConnectorScheduler(
             [group.shape() for group in workers[0].groups],
@@ -199,8 +190,19 @@ class EngineDriver:
             events=self.events,
             pins=pins,
         )
+        with contextlib.ExitStack() as opened:  # a start that fails leaves nothing open
+            lines = []
+            for worker in workers:
+                lines.append(WorkerConnection(worker.address, self._receive))
+                opened.callback(lines[-1].close)
+            self._process: Standalone | Governed  # configured by a file or by a console
+            if isinstance(config, EngineConfig):
+                self._process = Standalone(config, model, homes, lines)
+            else:
+                self._process = Governed(config, model, engine, lines, self._leave)
+            self._opened = opened.pop_all()
         log.info("The driver has started; model: %s", msgspec.json.encode(model).decode())
-        if not self._use():
+        if not self._use() and self._process.is_attached:
             log.warning(
                 "Nothing is cached yet: this engine has no desired document. It follows one as soon as "
                 "the console sends it: start a job in a session there, with driver %s.",
@@ -212,17 +214,38 @@ class EngineDriver:
         self._process.close()
         self._opened.close()
 
+    @property
+    def shim(self) -> Shim:
+        """Another one once the driver's identity was given away, or taken."""
+        return self._process.shim
+
+    def _leave(self, seconds: float) -> bool:
+        """Nothing is loaded or stored from here on. Wait for what is under way, which the engine's steps
+        and the workers end. Called by another thread than vLLM's scheduler."""
+        self._is_leaving = True
+        until = time.monotonic() + seconds
+        while not (is_quiet := self.scheduling.is_quiet()) and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
+        return is_quiet
+
     def _use(self) -> bool:
         """Begin to cache as soon as there is a document, and follow its homes. Returns whether there is
         one. Called for each request, in vLLM's scheduler: it waits for nobody."""
-        told = self.shim.desired
-        if told is None or not self.shim.has_driver:
+        shim = self.shim
+        told, driver = shim.desired, shim.driver_or_none
+        if told is None or driver is None:
             return False
-        driver = self.shim.driver
-        self.scheduling.use(driver, is_far=self.shim.is_far)
-        if self._is_used:
+        if driver is not self._used:
+            if not self.scheduling.is_quiet():
+                return False  # of another driver, which had to be stopped in the middle
+            self.scheduling.let_go_all()
+            self._is_leaving = False
+        elif self._is_leaving:
+            return False
+        self.scheduling.use(driver, is_far=shim.is_far)
+        if driver is self._used:
             return True
-        self._is_used = True
+        self._used = driver
         if self.events:
             driver.ledger.add_listener(self.events)
         for name, why in self.shim.lost_shards().items():
@@ -245,7 +268,8 @@ class EngineDriver:
             return None
         claims = self._process.claims() if self._use() else None
         if claims is None:
-            self.refused["no_document"] += 1  # the console has not sent one yet
+            # The console has not sent one yet; or another engine has the driver's identity.
+            self.refused["no_document" if self._process.is_attached else "not_attached"] += 1
             return None
         claim = claims.verify(carried_by(request.kv_transfer_params))
         unsigned = self._config.unsigned_org
@@ -266,7 +290,9 @@ class EngineDriver:
         return Requester(self.shim.keys(org, adapter), claim.rules, media_of(request))
 
     def is_served(self, asker: Requester) -> bool:
-        """Whether the org still exists and has the same secret."""
+        """Whether the org still exists and has the same secret, and the driver is the same."""
+        if self._is_leaving or self.shim.driver_or_none is not self._used:
+            return False
         org, keys = self._org(asker.keys.org), asker.keys
         return org is not None and self.shim.keys(org, keys.namespace.adapter).tag == keys.tag
 
@@ -299,6 +325,8 @@ class EngineDriver:
 
 class Standalone:
     """A driver that a file configures. It asks no console anything."""
+
+    is_attached = True
 
     def __init__(
         self,
@@ -350,20 +378,19 @@ class Governed(JoinedDriver):
     """A driver that a console configures."""
 
     def __init__(
-        self, config: GovernedConfig, model: ModelSpec, engine: str, lines: Sequence[WorkerConnection]
+        self,
+        config: GovernedConfig,
+        model: ModelSpec,
+        engine: str,
+        lines: Sequence[WorkerConnection],
+        leave: Callable[[float], bool],
     ) -> None:
+        """`leave`: see `JoinedDriver.leave`."""
+        self._leave = leave
         super().__init__(config, model, engine, lambda notes: _remote_shards(lines, notes))
-        self._verifier: tuple[bytes, ClaimVerifier] | None = None
 
-    def claims(self) -> ClaimVerifier | None:
-        """None while there is no key that claims could be signed with."""
-        told = self.shim.desired
-        key = told.claims_key if told else None
-        if key is None:
-            return None
-        if self._verifier is None or self._verifier[0] != key:
-            self._verifier = key, ClaimVerifier(key, self.shim.name)
-        return self._verifier[1]
+    def leave(self, seconds: float) -> bool:
+        return self._leave(seconds)
 
 
 def _remote_shards(lines: Sequence[WorkerConnection], notes: Path | None) -> RemoteShards:

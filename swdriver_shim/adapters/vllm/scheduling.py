@@ -233,6 +233,11 @@ class ConnectorScheduler:
         again when that changes: it holds for loads that begin then."""
         self._decider, self._is_far = driver, is_far
 
+    def is_quiet(self) -> bool:
+        """Whether no load and no save is under way. From any thread."""
+        with self._lock:
+            return not (self._loads or self._stores)
+
     @property
     def _driver(self) -> Decider:
         if self._decider is None:

@@ -217,6 +217,12 @@ class RemoteShard:
     def close(self) -> None:
         """The worker's shard stays open: it is the worker's to close."""
 
+    @remote()
+    def release(self) -> bool:
+        """Close the worker's shard as well, which leaves its note: another process is about to open it.
+        Returns whether it is closed; so it is where the worker is gone."""
+        return not self._connection.is_open
+
     def move(self, home: Home, pull: SlotPull, path: PathSpec | None = None) -> bool:
         spec = PullSpec(_control(pull.control), pull.source, pull.source_shard)
         with self._renewing(pull.control):

@@ -156,6 +156,7 @@ class WorkerServer:
             "open": self._open,
             "move": self._move,
             "renew": self._renew,
+            "release": self._release,
         }
         try:
             if method.name in own:
@@ -169,8 +170,10 @@ class WorkerServer:
         self._send(Answer(request.number, request.shard, state, Raw(pack(found))))
 
     def _state(self, name: str) -> State:
-        shard = self.shards[name]
+        shard = self.shards.get(name)
         with self._lock:
+            if shard is None:
+                return State(next(self._numbers), None, False, "another process has it", 0, 0)
             return State(
                 next(self._numbers),
                 shard.slots,
@@ -200,6 +203,14 @@ class WorkerServer:
                 shard = self.shards[name] = Shard(name, here, directory, path, earlier)
                 shard.on_change = lambda: self._report(name)
         return shard.open()
+
+    def _release(self, name: str) -> bool:
+        """Close it for good: whoever opens one of this name later gets another."""
+        with self._lock:
+            shard = self.shards.pop(name, None)
+        if shard:
+            shard.close()
+        return True
 
     def _move(self, name: str, home: HomeSpec, pull: PullSpec, path: PathSpec | None) -> bool:
         new = self._home(name, home)

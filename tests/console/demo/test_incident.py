@@ -31,6 +31,5 @@ def test_who_does_not_wait_until_it_is_taken_back_is_told_what_is_left(
     with pytest.raises(incident.CannotStage) as told:
         incident.Incident("http://here")._restore(Stream.objects.get(index=1))
     assert str(told.value) == (
-        "job7.full.1 may be left across the spine. "
-        "Restore it: http://here/sessions/assistants/restore-rails/"
+        "job7.full.1 may be left across the spine. Restore it: http://here/sessions/chat/restore-rails/"
     )

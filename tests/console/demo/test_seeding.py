@@ -12,18 +12,18 @@ from console.audit.models import AuditEntry
 from console.demo import places, seeding, story
 from console.fleet import desired
 from console.fleet.membership import tokens
-from console.fleet.models import Box, Driver, Node, Stamp
+from console.fleet.models import Box, Node, Stamp
 from console.operations.models import Operation
 from console.orgs import services as orgs
 from console.orgs.models import Org
 from console.policies import callers
 from console.policies import services as policies
-from console.sessions.models import Session
+from console.workloads.models import Workload
 
 pytestmark = pytest.mark.django_db
 
 
-def test_there_are_a_fleet_orgs_with_policies_and_sessions_that_wait_for_nodes() -> None:
+def test_there_are_a_fleet_orgs_with_policies_and_workloads_that_wait_for_nodes() -> None:
     assert seeding.seed()
     assert sorted(Node.objects.values_list("name", flat=True)) == list(places.NODES)
     assert Box.objects.count() == len(story.BOXES)
@@ -31,9 +31,9 @@ def test_there_are_a_fleet_orgs_with_policies_and_sessions_that_wait_for_nodes()
         held = policies.active_policy(Org.objects.get(slug=one.slug))
         assert held.policy == one.policy
         assert held.version
-    assert {session.name for session in Session.objects.all()} == {
-        served.session for served in story.SERVED
-    }
+    made = {one.name: one for one in Workload.objects.all()}
+    assert {name: one.replicas for name, one in made.items()} == {"chat": 2, "code": 1}
+    assert {one.orgs_said for one in made.values()} == {"all"}
     assert set(Operation.objects.values_list("kind", flat=True)) == {"session.create"}
     assert AuditEntry.objects.filter(action="org.create", reason=seeding.REASON).count() == 3
 
@@ -78,13 +78,6 @@ def test_tokens_are_kept_while_they_are_good_and_made_anew_when_they_are_not(tmp
     caller.unlink()
     seeding.write_down(tmp_path)
     assert callers.callers_of(org).count() == 1, "one whose token nobody knows is of no use"
-
-
-def test_a_driver_that_is_not_there_yet_has_no_job() -> None:
-    seeding.seed()
-    assert not seeding.has_job(story.ASSISTANT)
-    Driver.objects.create(name=story.ASSISTANT.driver)
-    assert not seeding.has_job(story.ASSISTANT), "it has not joined"
 
 
 def test_its_nodes_have_a_tier_2_in_the_state_directory(tmp_path: Path) -> None:

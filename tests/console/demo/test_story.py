@@ -8,13 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from console.demo import engine, places, story
+from console.demo import places, story
 from console.fleet.descriptions import document
-from swdriver_shim.adapters.wafer import Wafer
-from swdriver_shim.keys import COLUMN_TOKENS, Keys
-from swdriver_shim.prefixes import LocalPrefixes
-from tests.kvss_agent.plane import running
-from tests.swdriver_shim.fleets import LAYOUT, Fleet, driving
+from swdriver_shim.keys import COLUMN_TOKENS
 
 SECONDS = 900.0
 
@@ -23,7 +19,7 @@ def told(served: story.Served, seconds: float = SECONDS) -> list[story.Ask]:
     return list(itertools.takewhile(lambda ask: ask.at < seconds, story.asks(served)))
 
 
-@pytest.mark.parametrize("served", story.MODELS, ids=lambda served: served.driver)
+@pytest.mark.parametrize("served", story.SERVED, ids=lambda served: served.name)
 def test_it_is_the_same_each_time_and_in_order(served: story.Served) -> None:
     once = told(served)
     assert once == told(served)
@@ -66,22 +62,6 @@ def test_the_fleet_is_a_description_and_holds_every_model() -> None:
         its = {leaf for domain in things[document.BOX, box]["domains"] for leaf in domain["leaves"]}
         away = [name for name in places.NODES if its.isdisjoint(leaves_of(things, name))]
         assert len(away) == 2, "nodes that only the spine leads to: `make incident` needs one"
-    for served in story.SERVED:
-        [domains] = {len(things[document.BOX, box]["domains"]) for box in story.BOXES}
-        assert all(len(group.bytes_per_token) == domains for group in served.spec.groups)
-        assert served.spec.shape() == served.layout
-    assert tuple(served.driver for served in story.SERVED) == places.DRIVERS
-
-
-def test_an_engine_of_the_demo_gets_back_what_it_has_stored(tmp_path: Path) -> None:
-    wafer = Wafer(LAYOUT, "demo")
-    served = story.Served("session", "driver", "demo", LAYOUT)
-    with running(tmp_path) as plane:
-        agents = Fleet(plane)
-        agents.make()
-        with driving(agents) as driven:
-            prefixes = LocalPrefixes(driven.driver, Keys("acme", bytes(32), wafer.namespace))
-            first = story.Ask(0.0, "acme", served, tuple(range(200)), tuple(range(50)))
-            assert engine.serve(prefixes, wafer, first) == (200, 0, 0)
-            more = story.Ask(1.0, "acme", served, (*first.tokens, *first.answer, 7, 7), (1,))
-            assert engine.serve(prefixes, wafer, more) == (252, 250, 0)
+    [domains] = {len(things[document.BOX, box]["domains"]) for box in story.BOXES}
+    assert {served.emulator.domains for served in story.SERVED} == {domains}
+    assert sum(served.replicas for served in story.SERVED) == len(story.BOXES)

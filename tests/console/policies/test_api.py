@@ -12,10 +12,12 @@ import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from console.accounts.models import User
 from console.audit.models import AuditEntry
 from console.control.models import Change, Target
+from console.fleet.models import Driver
 from console.orgs.models import Org
 from console.policies.desired import orgs
 from console.policies.models import PolicyVersion
@@ -84,6 +86,10 @@ def test_drivers_of_another_org_are_counted_and_named_to_the_platform_s_own_peop
         shown = browser_of(people.org_admin).get(f"/orgs/acme/{page}").content.decode()
         assert "acme-chat" in shown
         assert "globex" not in shown
+    Driver.objects.filter(name="globex-chat").update(lost_at=timezone.now())
+    assert len(lagging(people.platform_admin)) == 2, "it may be back any time, with its job"
+    Job.objects.filter(driver__name="globex-chat").delete()
+    assert lagging(people.platform_admin) == [own], "its job has ended, and so has its process"
 
 
 def test_nobody_overwrites_what_they_have_not_seen(olga: Client) -> None:

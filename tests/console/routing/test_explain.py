@@ -26,7 +26,7 @@ RECORD = RequestRecord(
     why="chat-1 has 1,920 of 2,048 tokens in memory.",
     candidates=(
         CandidateEstimate("chat-2", 0, 0, 0.01, 0.0, 0.4),
-        CandidateEstimate("chat-1", 1920, 640, 0.02, 0.01, 0.03),
+        CandidateEstimate("chat-1", 1920, 640, 0.02, 0.01, 0.03, path="spine"),
         CandidateEstimate("chat-3", excluded="ejected after 3 failures"),
     ),
     decision_seconds=0.0001,
@@ -60,6 +60,7 @@ def test_the_platform_sees_candidates_beside_what_happened(
     first, _, excluded = route["candidates"]
     assert (first["chosen"], round(first["seconds"], 3), first["tier2_tokens"]) == (True, 0.06, 640)
     assert (excluded["seconds"], excluded["excluded"]) == (None, "ejected after 3 failures")
+    assert first["path"] == "spine"
     assert round(route["error_seconds"], 3) == 0.02
     assert (route["outcome"]["hit_tokens"], route["regret"]) == (1920, {"expired": 128})
 
@@ -96,6 +97,7 @@ def test_an_org_sees_its_request_and_no_names_of_replicas_or_brains(
     for text in (answer.content.decode(), page):
         assert "chat-" not in text
         assert "east" not in text
+        assert "spine" not in text
 
 
 def test_nobody_learns_of_a_request_of_another_org(

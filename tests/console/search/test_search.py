@@ -106,7 +106,7 @@ def test_page_fragment_and_api_find_the_same(
     assert "No results for “nobody”" in browser.get("/search/?q=nobody").content.decode()
     assert set(kinds()) == {
         *("alerts", "boxes", "brains", "drivers", "models", "nodes", "operations", "orgs", "prompts"),
-        *("requests", "sessions"),
+        *("requests", "sessions", "workloads"),
     }
 
 

@@ -76,7 +76,7 @@ def test_a_driver_is_removed_with_its_job(people: People) -> None:
     assert b'"shards":[]' in told, "agents give its memory back,"
     assert b'"peers":[]' in told, "and let it in no more"
     assert secret_of("driver", "job7") != secret
-    assert (operation.target, operation.org_id) == ("session:chat", people.acme.pk)
+    assert (operation.target, operation.org_id) == ("session:chat#job/serve", people.acme.pk)
     entry = AuditEntry.objects.get(action="driver.remove")
     assert (entry.object_name, entry.reason) == ("job7", "its machine burned")
     assert entry.before is not None
@@ -114,7 +114,7 @@ def test_a_move_that_waits_for_a_driver_ends_with_the_driver(
     assert "changes its streams and continues without them" in page
     assert "No purge waits for it" in page
     removing = remove(people, plan_token=found.token)
-    assert removing.target == "driver:job7", "the session has an operation already"
+    assert removing.target == "session:chat#job/serve", "nobody starts a job of that name meanwhile"
     assert not Job.objects.exists()
     assert advanced(moving).state == State.FAILED
     assert moving.message == "Their job has ended: nothing is left to move."

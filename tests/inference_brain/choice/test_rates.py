@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import random
+import statistics
+from collections.abc import Iterator
 
 import pytest
 
-from inference_brain.choice import Asked, Candidate, Load, Mode, Outcome, Rates, choose
-from inference_brain.choice.rates import Traffic
+from inference_brain.choice import Asked, Candidate, Load, Mode, ModelRates, Outcome, Rates, choose
+from inference_brain.choice.rates import (
+    DECODE,
+    EACH,
+    EAGER,
+    SIZE,
+    SOLVE_SECONDS,
+    TOKEN,
+    Amounts,
+    Traffic,
+)
 from tests.inference_brain.choice.worlds import Truth, World, error
 
 
@@ -59,6 +70,24 @@ def test_a_replica_that_lies_about_its_hits_only_loses() -> None:
     assert error([step for step in steps if step[0].replica != "r0"]) < 0.15
 
 
+def test_whole_answers_say_how_much_a_replica_can_take_and_not_where_it_is_better_to_be() -> None:
+    world = World({"r0": Truth()})
+    rates = world.rates.of("r0")
+    before, assumed = rates.seconds, world.rates.pace("r0")
+    choice = choose(Asked(2_000), [Candidate("r0", rates)], 0.0, world.rng)
+    world.rates.answered(choice, 60.0)
+    assert world.rates.pace("r0") == assumed
+    world.rates.answered(choice, 0.004)
+    assert world.rates.pace("r0") == pytest.approx(500_000)
+    for _ in range(400):
+        world.rates.answered(choice, 60.0)
+    assert world.rates.pace("r0") == assumed
+    assert rates.seconds == before
+    world.rates.answered(choice, 0.004)
+    world.rates.keep_only([])
+    assert world.rates.pace("r0") == assumed
+
+
 def test_times_that_are_none_are_left_out() -> None:
     world = World({"r0": Truth()})
     [(choice, _)] = world.run(1)
@@ -94,3 +123,67 @@ def test_a_prompt_stays_with_its_cache_where_others_would_wait_for_its_work() ->
     for number in range(200):
         busy.add(2.0, 4, float(number))
     assert chosen(busy) == "has it"
+
+
+class EachTime(Rates):
+    """Solves at each observation."""
+
+    __slots__ = ()
+
+    def observe(self, amounts: Amounts, seconds: float, now: float) -> None:
+        super().observe(amounts, seconds, now)
+        self._solve(now)
+
+
+class Counted(Rates):
+    __slots__ = ("solved_at",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.solved_at: list[float] = []
+
+    def _solve(self, now: float) -> None:
+        self.solved_at.append(now)
+        super()._solve(now)
+
+
+def busy(rng: random.Random, requests: int) -> Iterator[tuple[float, tuple[float, ...], float]]:
+    """A thousand requests a second: when the first token of each came, of what, and after how long. The
+    tokens of prompts take three times as long in the second half."""
+    for number in range(requests):
+        tokens, waiting = float(rng.randrange(100, 8_000)), float(rng.randrange(20_000))
+        amounts = [0.0] * SIZE
+        amounts[EACH], amounts[TOKEN], amounts[DECODE] = 1.0, tokens + waiting, float(rng.randrange(8))
+        token = 2e-4 if number < requests / 2 else 6e-4
+        seconds = 0.03 + token * amounts[TOKEN] + 1e-3 * amounts[DECODE]
+        yield number / 1000, tuple(amounts), seconds * rng.uniform(0.95, 1.05)
+
+
+def test_estimates_are_solved_now_and_then_and_are_as_if_solved_each_time() -> None:
+    now_and_then, each_time = Counted(), EachTime()
+    apart = []
+    for at, amounts, seconds in busy(random.Random(5), 4_000):
+        each_time.observe(amounts, seconds, at)
+        now_and_then.observe(amounts, seconds, at)
+        if at == now_and_then.solved_at[-1]:  # as fresh as the other
+            apart.append(now_and_then.expected(amounts) / each_time.expected(amounts) - 1.0)
+    assert len(now_and_then.solved_at) <= 4.0 / SOLVE_SECONDS + EAGER + 2
+    assert max(map(abs, apart)) < 0.1
+    assert statistics.mean(map(abs, apart)) < 0.01
+
+
+def test_what_was_observed_last_is_in_the_next_decision() -> None:
+    rates = ModelRates()
+    choice = choose(Asked(4_000), [Candidate("r0", rates.of("r0"))], 0.0, random.Random(1))
+    for number in range(60):
+        rates.observe(choice, Outcome(0.5), number / 10)
+    before = rates.of("r0").seconds
+    for number in range(20):
+        rates.observe(choice, Outcome(5.0), 5.9 + number / 1000)
+    rates.settle(5.92)
+    assert rates.of("r0").seconds == before  # it is as old as it may be
+    rates.settle(6.0 + SOLVE_SECONDS)
+    assert rates.of("r0").expected(choice.amounts()) > 1.0
+    settled = rates.of("r0").seconds
+    rates.settle(60.0)
+    assert rates.of("r0").seconds == settled

@@ -44,6 +44,7 @@ class World:
         self.rng = random.Random(self.seed)
 
     def candidates(self, tokens: int) -> list[Candidate]:
+        self.rates.settle(self.now)
         return [
             Candidate(
                 name,

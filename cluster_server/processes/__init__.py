@@ -1,0 +1,1 @@
+"""The backend in which instances and jobs are processes of this machine."""

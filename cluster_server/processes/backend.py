@@ -1,0 +1,358 @@
+"""The backend `processes`. On disk, in its state directory:
+
+workloads/NAME.pb       what is desired of a workload, secrets included: one file, so that it changes
+                        as a whole
+instances/NAME/         see `folder`
+jobs/NAME/
+shared/                 of all processes: weights, artifacts, state of drivers
+life                    how often the server was started
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from cluster_server.backend import Conflict, Exhausted, NotFound
+from cluster_server.history import History
+from cluster_server.processes.core import Limits
+from cluster_server.processes.folder import Folder, sweep
+from cluster_server.processes.instance import InstanceWorker
+from cluster_server.processes.jobs import Jobs
+from cluster_server.processes.keeper import Keeper
+from cluster_server.processes.kernel import Kernel, LinuxKernel
+from cluster_server.processes.surroundings import Surroundings
+from cluster_server.processes.worker import in_thread
+from cluster_server.proto import cluster_pb2 as pb
+from kvss_agent.process.durable_file import sync_directory, write_durably
+
+log = logging.getLogger(__name__)
+
+INSTANCES_MAX: Final = 5000
+COALESCE_SECONDS: Final = 0.05  # changes of one workload within it are one event
+MINOR_SECONDS: Final = 20.0  # between two events in which nothing but an age is new
+ADOPT_SECONDS: Final = 5.0  # for managers to say how they are, before anybody else is told
+ROTATE_SECONDS: Final = 5.0
+# Of the server, and not of what it starts.
+NOT_INHERITED: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
+PREFIX: Final = "CLUSTER_SERVER_"
+PACKAGES: Final = Path(__file__).resolve().parent.parent.parent  # where this package lies
+
+
+@dataclass(frozen=True)
+class ProcessOptions:
+    state_dir: Path
+    command: Sequence[str] = (sys.executable, "-m", "workload_manager")
+    environment: Mapping[str, str] = field(default_factory=lambda: inherited(os.environ))
+    host: str = field(default_factory=socket.gethostname)
+    jobs_at_once: int = 4
+    jobs_kept: int = 200
+    limits: Limits = field(default_factory=Limits)
+
+
+class ProcessBackend:
+    """See `Backend`."""
+
+    def __init__(self, options: ProcessOptions, kernel: Kernel | None = None) -> None:
+        state = options.state_dir
+        self._workloads = state / "workloads"
+        self._instances = state / "instances"
+        self._state_dir = state
+        self._around = Surroundings(
+            kernel or LinuxKernel(),
+            options.command,
+            options.environment,
+            state / "shared",
+            options.host,
+            options.limits,
+        )
+        self._jobs = Jobs(state / "jobs", self._around, options.jobs_at_once, options.jobs_kept)
+        self._desired: dict[str, pb.ApplyRequest] = {}
+        self._workers: dict[str, InstanceWorker] = {}
+        self._of_workload: dict[str, dict[str, InstanceWorker]] = {}
+        self._history = History(0, self._all)
+        self._changing = asyncio.Lock()
+        self._dirty: dict[str, None] = {}
+        self._has_dirty = asyncio.Event()
+        self._published_at: dict[str, float] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._gone = asyncio.Event()
+        self._is_ending = False
+
+    async def start(self) -> None:
+        for folder in (self._state_dir, self._workloads, self._instances, self._around.shared):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._history = History(_next_life(self._state_dir / "life"), self._all)
+        sweep(self._instances)
+        for path in sorted(self._workloads.glob("*.pb")):
+            request = _read(path)
+            self._desired[request.workload] = request
+            for instance in request.instances:
+                self._add(request.workload, instance.name, instance)
+        for path in sorted(self._instances.iterdir()):
+            if path.name not in self._workers:
+                self._add(Folder(path).about().workload, path.name, None)
+        for worker in list(self._workers.values()):
+            worker.begin()
+        await self._jobs.start()
+        await self._adopted()
+        for task in (self._publish(), self._rotate()):
+            self._tasks.append(asyncio.create_task(task))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(worker.let_go() for worker in list(self._workers.values())))
+        await self._jobs.stop()
+
+    async def end_all(self, seconds_max: float) -> None:
+        self._is_ending = True
+        async with self._changing:
+            for worker in list(self._workers.values()):
+                worker.end(seconds_max)
+        await self._jobs.cancel_all()
+        while self._workers:
+            await self._gone.wait()
+
+    async def apply(self, request: pb.ApplyRequest) -> pb.Workload:
+        async with self._changing:
+            asked = _in_order(request)
+            current = self._desired.get(asked.workload)
+            if current and not self._is_newer(asked, current):
+                return self.workload(asked.workload)
+            self._check(asked, current)
+            if self._is_ending:
+                raise Conflict("The server is ending.")
+            raw = asked.SerializeToString(deterministic=True)
+            await in_thread(write_durably, self._workloads / f"{asked.workload}.pb", raw)
+            self._take(asked)
+            return self.workload(asked.workload)
+
+    async def delete(self, workload: str) -> None:
+        async with self._changing:
+            if workload not in self._desired:
+                self.workload(workload)  # or NotFound
+                return
+            await in_thread(_unlink, self._workloads / f"{workload}.pb")
+            del self._desired[workload]
+            for worker in list(self._of_workload.get(workload, {}).values()):
+                worker.want(None)
+            self._changed(workload)
+            self._drop(workload)
+
+    def workload(self, name: str) -> pb.Workload:
+        desired, workers = self._desired.get(name), self._of_workload.get(name, {})
+        if desired is None and not workers:
+            raise NotFound(f"There is no workload {name}.")
+        statuses = [workers[one].status for one in sorted(workers)]
+        return pb.Workload(
+            name=name, generation=desired.generation if desired else 0, instances=statuses
+        )
+
+    def workloads(self) -> tuple[list[pb.Workload], int]:
+        return list(self._all()), self._history.version
+
+    def watch(self, since: int) -> AsyncGenerator[pb.Event, None]:
+        return self._history.watch(since)
+
+    def logs(self, instance: str, tail_lines: int, *, follow: bool) -> AsyncIterator[bytes]:
+        worker = self._workers.get(instance)
+        if worker is None:
+            raise NotFound(f"There is no instance {instance}.")
+        return worker.log.stream(tail_lines, follow=follow, has_ended=lambda: worker.has_ended)
+
+    async def submit(self, spec: pb.JobSpec) -> pb.Job:
+        if self._is_ending:
+            raise Conflict("The server is ending.")
+        return await self._jobs.submit(spec)
+
+    async def cancel(self, name: str) -> pb.Job:
+        return await self._jobs.cancel(name)
+
+    def job(self, name: str) -> pb.Job:
+        return self._jobs.job(name)
+
+    def jobs(self) -> list[pb.Job]:
+        return self._jobs.all()
+
+    def watch_job(self, name: str) -> AsyncGenerator[pb.Job, None]:
+        return self._jobs.watch(name)
+
+    def job_logs(self, name: str, tail_lines: int, *, follow: bool) -> AsyncIterator[bytes]:
+        return self._jobs.logs(name, tail_lines, follow=follow)
+
+    def _all(self) -> Iterable[pb.Workload]:
+        return [self.workload(name) for name in sorted(self._desired.keys() | self._of_workload.keys())]
+
+    def _is_newer(self, asked: pb.ApplyRequest, current: pb.ApplyRequest) -> bool:
+        """Raises Conflict for what is neither newer nor the same."""
+        if asked.generation < current.generation:
+            raise Conflict(f"Generation {current.generation} of {asked.workload} is newer.")
+        if asked.generation == current.generation and asked != current:
+            raise Conflict(f"Generation {asked.generation} of {asked.workload} has other contents.")
+        return asked != current
+
+    def _check(self, asked: pb.ApplyRequest, current: pb.ApplyRequest | None) -> None:
+        """Raises Conflict, or Exhausted."""
+        known = {one.name: one for one in current.instances} if current else {}
+        for one in asked.instances:
+            before = known.get(one.name)
+            if before is None and one.name in self._workers:
+                raise Conflict(
+                    f"There is an instance {one.name} already, or it is just being ended. A new one "
+                    "needs another name."
+                )
+            if before is not None:
+                _check_change(before, one)
+        fresh = [one for one in asked.instances if one.name not in known]
+        if len(self._workers) + len(fresh) > INSTANCES_MAX:
+            raise Exhausted(f"There may be {INSTANCES_MAX} instances, and these would be more.")
+
+    def _take(self, asked: pb.ApplyRequest) -> None:
+        """It is on disk. From here on nothing fails."""
+        self._desired[asked.workload] = asked
+        wanted = {one.name: one for one in asked.instances}
+        for name, worker in list(self._of_workload.get(asked.workload, {}).items()):
+            if name not in wanted:
+                worker.want(None)
+            elif worker.wanted != wanted[name]:
+                worker.want(wanted[name])
+        for name, instance in wanted.items():
+            if name not in self._workers:
+                self._add(asked.workload, name, instance).begin()
+        self._changed(asked.workload)
+
+    def _add(self, workload: str, name: str, wanted: pb.Instance | None) -> InstanceWorker:
+        keeper = Keeper(Folder(self._instances / name), self._around.kernel, self._around.clock.now())
+        worker = InstanceWorker(
+            workload, name, wanted, keeper, self._around, self._on_change, self._on_gone
+        )
+        self._workers[name] = worker
+        self._of_workload.setdefault(workload, {})[name] = worker
+        return worker
+
+    async def _adopted(self) -> None:
+        waiting = [asyncio.create_task(worker.is_known.wait()) for worker in self._workers.values()]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=ADOPT_SECONDS)
+            for task in late:
+                task.cancel()
+
+    def _on_change(self, worker: InstanceWorker, is_minor: bool) -> None:  # noqa: FBT001 - a callback
+        now = self._around.clock.now()
+        if not is_minor or now - self._published_at.get(worker.workload, 0.0) > MINOR_SECONDS:
+            self._changed(worker.workload)
+
+    def _on_gone(self, worker: InstanceWorker) -> None:
+        del self._workers[worker.name]
+        workers = self._of_workload[worker.workload]
+        del workers[worker.name]
+        self._changed(worker.workload)
+        self._drop(worker.workload)
+        self._gone.set()
+        self._gone = asyncio.Event()
+
+    def _drop(self, workload: str) -> None:
+        """Of a workload that is forgotten, if nothing is left."""
+        if not self._of_workload.get(workload):
+            self._of_workload.pop(workload, None)
+            if workload not in self._desired:
+                self._dirty.pop(workload, None)
+                self._published_at.pop(workload, None)
+                self._history.deleted(workload)
+
+    def _changed(self, workload: str) -> None:
+        self._dirty[workload] = None
+        self._has_dirty.set()
+
+    async def _publish(self) -> None:
+        while True:
+            await self._has_dirty.wait()
+            await asyncio.sleep(COALESCE_SECONDS)
+            dirty, self._dirty = self._dirty, {}
+            self._has_dirty.clear()
+            for workload in dirty:
+                with contextlib.suppress(NotFound):  # it was deleted meanwhile, which was said
+                    self._history.changed(self.workload(workload))
+                    self._published_at[workload] = self._around.clock.now()
+
+    async def _rotate(self) -> None:
+        while True:
+            await asyncio.sleep(ROTATE_SECONDS)
+            await asyncio.to_thread(self._rotate_all, list(self._workers.values()))
+
+    def _rotate_all(self, workers: Iterable[InstanceWorker]) -> None:
+        try:
+            for worker in workers:
+                if worker.keeper.folder.exists():
+                    worker.log.rotate()
+            self._jobs.rotate()
+        except OSError as error:
+            log.warning("Logs cannot be rotated: %s", error)
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """What processes get of the environment of the server. In a checkout they find its packages, which
+    are installed nowhere, in folders of their own too."""
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in NOT_INHERITED and not name.startswith(PREFIX)
+    }
+    if not PACKAGES.is_relative_to(sys.prefix):
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGES), kept.get("PYTHONPATH")]))
+    return kept
+
+
+def _check_change(before: pb.Instance, after: pb.Instance) -> None:
+    same = pb.Instance()
+    same.CopyFrom(after)
+    same.goal, same.grace_seconds = before.goal, before.grace_seconds
+    if same != before:
+        raise Conflict(
+            f"Instance {after.name} exists with another specification, boxes, resources or secrets: "
+            "only its goal and grace period can change. Give the new one another name."
+        )
+    if before.goal == pb.DRAIN != after.goal:
+        raise Conflict(f"Instance {after.name} drains, which it does not come back from.")
+
+
+def _in_order(request: pb.ApplyRequest) -> pb.ApplyRequest:
+    instances = sorted(request.instances, key=lambda one: one.name)
+    return pb.ApplyRequest(workload=request.workload, generation=request.generation, instances=instances)
+
+
+def _read(path: Path) -> pb.ApplyRequest:
+    """Raises OSError."""
+    try:
+        request: pb.ApplyRequest = pb.ApplyRequest.FromString(path.read_bytes())
+    except DecodeError as error:
+        raise OSError(f"{path} is damaged: {error}") from None
+    return request
+
+
+def _next_life(path: Path) -> int:
+    try:
+        before = int(path.read_text())
+    except FileNotFoundError:
+        before = 0
+    except ValueError as error:
+        raise OSError(f"{path} is damaged: {error}") from None
+    write_durably(path, str(before + 1).encode())
+    return before + 1
+
+
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    sync_directory(path.parent)

@@ -1,0 +1,1 @@
+"""The interface of the Cluster Server: `cluster.proto`, and code that `make proto` makes of it."""

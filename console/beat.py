@@ -1,0 +1,57 @@
+"""The schedule of periodic tasks, for any number of beats: one is elected and fires, the others wait.
+
+As with orchestrators, who leads has an advisory lock on its connection to PostgreSQL; another one takes
+over within seconds. Who takes over begins with the next time of each task: what was due while nobody led
+is left out, and nothing is fired twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from celery.beat import Scheduler
+from django.db import Error as DatabaseError
+
+from console.workloads.leader.election import TRY_SECONDS, Election, NotLeader
+
+log = logging.getLogger(__name__)
+
+LOCK: Final = "tidegate beat"
+
+
+class ElectedScheduler(Scheduler):
+    """Celery's scheduler, which fires while it leads."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._election = Election(LOCK)
+        super().__init__(*args, **kwargs)
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """Fire what is due. Returns after how many seconds to come again."""
+        try:
+            if not self._election.is_leader:
+                if not self._election.run():
+                    return TRY_SECONDS
+                self._begin()
+            self._election.check()
+            return min(float(super().tick(*args, **kwargs)), TRY_SECONDS)
+        except (NotLeader, DatabaseError) as error:
+            log.warning("Beat does not lead: %s", str(error) or "its connection has ended")
+            self._election.lose()
+            return TRY_SECONDS
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        """Raises NotLeader."""
+        self._election.check()
+        super().apply_entry(entry, producer=producer)
+
+    def _begin(self) -> None:
+        now = self.app.now()
+        for entry in self.schedule.values():
+            entry.last_run_at = now
+        self._heap = None  # made anew from these times
+
+    def close(self) -> None:
+        self._election.lose()
+        super().close()

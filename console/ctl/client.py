@@ -1,0 +1,203 @@
+"""Requests to the REST API, and its answers as values or as failures."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple, Self
+from urllib.parse import quote
+from uuid import uuid4
+
+import httpx
+import msgspec
+
+from console.ctl.contexts import LOG_IN, Context
+from console.ctl.failures import FieldError, Refused, TimedOut, Unavailable, Usage
+from telemetry.decoder import DOCUMENT, Malformed, decode, excerpt
+from telemetry.version import tidegate_version
+
+Item = dict[str, Any]
+API: Final = "/api/v1"
+PAGE_ROWS: Final = 200
+REQUEST_SECONDS: Final = 30.0
+TRIES_MAX: Final = 3  # of a request that says itself when to come again
+PAUSE_SECONDS_MAX: Final = 5.0
+# What the answer of a request with an Idempotency-Key is worth asking for again.
+_AGAIN: Final = (429, 503)
+
+
+class Answer(NamedTuple):
+    status: int
+    body: Any  # None for an empty one
+    etag: str = ""
+    location: str = ""
+
+
+class _Field(msgspec.Struct):
+    pointer: str = ""
+    detail: str = ""
+
+
+class _Problem(msgspec.Struct):
+    reason: str
+    detail: str
+    title: str = ""
+    request_id: str = ""
+    errors: list[_Field] = []
+
+
+class Client:
+    """One console. All failures are raised as `Failed`, in a sentence."""
+
+    def __init__(self, context: Context, seconds: float = REQUEST_SECONDS) -> None:
+        self.address = context.address
+        self._seconds = seconds
+        self._http = httpx.Client(
+            base_url=context.address,
+            headers={
+                "Authorization": f"Bearer {context.token}",
+                "User-Agent": f"tidegatectl/{tidegate_version()}",
+            },
+            timeout=httpx.Timeout(seconds, connect=min(seconds, 10.0)),
+            verify=context.verify(),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def get(self, path: str, **query: Any) -> Any:
+        return self.ask("GET", path, query=query).body
+
+    def items(self, path: str, query: Mapping[str, Any], most: int | None = None) -> Iterator[Item]:
+        """All items of a list, page after page; at most so many of them."""
+        cursor: str | None = None
+        left = most
+        while left is None or left > 0:
+            limit = PAGE_ROWS if left is None else min(left, PAGE_ROWS)
+            page = self.ask("GET", path, query={**query, "limit": limit, "cursor": cursor}).body
+            yield from page["items"]
+            cursor = page["next_cursor"]
+            if not cursor:
+                return
+            left = None if left is None else left - len(page["items"])
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | None = None,
+        if_match: str | None = None,
+    ) -> Answer:
+        """The answer to a request below `/api/v1`. Raises Refused with the problem that it was given.
+
+        A change has an Idempotency-Key, so where the console asks for patience it is asked again."""
+        headers = {} if if_match is None else {"If-Match": if_match}
+        if method != "GET":
+            headers["Idempotency-Key"] = str(uuid4())
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        given = {name: _said(value) for name, value in (query or {}).items() if value is not None}
+        content = None if body is None else msgspec.json.encode(body)
+        for left in reversed(range(TRIES_MAX)):
+            found = self._send(method, f"{API}{path}", params=given, headers=headers, content=content)
+            pause = _pause(found)
+            if pause is None or not left:
+                break
+            time.sleep(pause)
+        return self._read(found)
+
+    def lines(self, path: str, query: Mapping[str, Any], *, is_endless: bool = False) -> Iterator[str]:
+        """Lines of text as they come. `is_endless`: the next one may take as long as it likes.
+
+        Raises Refused before the first, and Unavailable where the answer breaks off."""
+        given = {name: _said(value) for name, value in query.items() if value is not None}
+        seconds = httpx.Timeout(self._seconds, read=None) if is_endless else self._seconds
+        try:
+            with self._http.stream("GET", f"{API}{path}", params=given, timeout=seconds) as found:
+                if found.status_code != 200:
+                    found.read()
+                    self._read(found)
+                yield from found.iter_lines()
+        except httpx.TimeoutException as error:
+            raise TimedOut(f"{self.address} did not answer within {self._seconds:g} s.") from error
+        except httpx.TransportError as error:
+            raise Unavailable(self._why(error)) from error
+
+    def versions(self) -> dict[str, str]:
+        """Of the console and what it is made of."""
+        found = self._read(self._send("GET", "/-/versions")).body
+        return {str(name): str(version) for name, version in found.items()}
+
+    def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, path, **more)
+        except httpx.TimeoutException as error:
+            raise TimedOut(f"{self.address} did not answer within {self._seconds:g} s.") from error
+        except httpx.TransportError as error:
+            raise Unavailable(self._why(error)) from error
+
+    def _why(self, error: httpx.TransportError) -> str:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                return (
+                    f"The certificate of {self.address} is not trusted: {cause.verify_message}. If the "
+                    "console has an authority of its own, log in with --ca."
+                )
+            cause = cause.__cause__ or cause.__context__
+        return f"{self.address} can't be reached: {str(error) or type(error).__name__}."
+
+    def _read(self, found: httpx.Response) -> Answer:
+        if found.status_code == 204:
+            return Answer(204, None)
+        if found.is_redirect:
+            raise Unavailable(
+                f"{self.address} redirects to {found.headers.get('Location', '')!r}. Log in there."
+            )
+        is_problem = found.status_code >= 400
+        try:
+            body = decode(found.content, _Problem if is_problem else object, DOCUMENT)
+        except Malformed as error:
+            raise Unavailable(
+                f"{self.address} answered {found.status_code} with what is no answer of a console "
+                f"({error}): {excerpt(found.text.strip(), 80)!r}"
+            ) from error
+        if isinstance(body, _Problem):
+            detail = body.detail
+            if body.errors and all(one.pointer in detail for one in body.errors):
+                detail = body.title  # it is what the errors say, which follow anyway
+            if found.status_code == 401:
+                detail = f"The console does not accept this token. {LOG_IN}"
+            errors = [FieldError(excerpt(one.pointer), excerpt(one.detail)) for one in body.errors[:20]]
+            raise Refused(found.status_code, body.reason, excerpt(detail, 2000), errors, body.request_id)
+        headers = found.headers
+        return Answer(found.status_code, body, headers.get("ETag", ""), headers.get("Location", ""))
+
+
+def at(template: str, *names: str) -> str:
+    """A path with these names in its braces, whatever signs they have."""
+    for name in names:
+        if name in (".", ".."):  # which mean something else in a path
+            raise Usage(f"{name!r} is no name.")
+        before, _, rest = template.partition("{")
+        template = before + quote(name, safe="") + rest.partition("}")[2]
+    return template
+
+
+def _said(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _pause(found: httpx.Response) -> float | None:
+    """How long until it is worth asking again; None if it is not."""
+    after = found.headers.get("Retry-After", "")
+    is_running = found.status_code == 409 and b'"StillRunning"' in found.content
+    if not after.isdecimal() or not (found.status_code in _AGAIN or is_running):
+        return None
+    return float(after) if float(after) <= PAUSE_SECONDS_MAX else None

@@ -1,0 +1,184 @@
+"""The commands that change something: apply, diff, delete, the actions of the table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
+
+from console.ctl import waits
+from console.ctl.arguments import FIELDS
+from console.ctl.catalogue import Reference, references
+from console.ctl.cells import spoken
+from console.ctl.changes import body_of, make, operation_of, planned, send
+from console.ctl.client import Answer, Client
+from console.ctl.failures import Exit, Failed, Usage
+from console.ctl.manifests import Fields, Manifest, load
+from console.ctl.output import Screen
+from console.ctl.resources import with_action
+
+T = TypeVar("T")
+ACCEPTED: Final = 202  # and no operation: it goes on by itself
+# What is done to a resource, when it has been done.
+_DONE: Final = {
+    "cancel": "cancelled",
+    "drain": "drained",
+    "retry": "retried",
+    "scale": "scaled",
+    "rollout undo": "rolled back",
+    "rollout pause": "paused",
+    "rollout resume": "resumed",
+    "restore-rails": "rails restored",
+    "undo": "undone",
+}
+
+
+def apply(client: Client, given: argparse.Namespace, screen: Screen) -> None:
+    """Each manifest in its turn; those after one that fails are applied all the same."""
+
+    def one(manifest: Manifest) -> None:
+        change = planned(client, manifest, given.reason)
+        if change.body is None:
+            _say(screen, given, manifest.reference, Answer(200, None), change.verb)
+            return
+        answer = make(client, change, dry_run=given.dry_run)
+        is_same = bool(change.etag) and answer.etag == change.etag  # 10m is 600 to the console as well
+        verb = "unchanged" if is_same else change.verb
+        _follow(client, given, screen, manifest.reference, answer, verb)
+
+    _each(load(given.filename), one)
+
+
+def diff(client: Client, given: argparse.Namespace, screen: Screen) -> int:
+    """Exits with 1 where anything differs."""
+    differs = False
+    for manifest in load(given.filename):
+        change = planned(client, manifest, given.reason)
+        for line in str(change).splitlines():
+            screen.say(line, _style_of(line))
+        differs = differs or change.body is not None
+    return Exit.FAILED if differs else Exit.OK
+
+
+def _style_of(line: str) -> str:
+    if line.startswith(("---", "+++")):
+        return "bold"
+    return {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
+
+
+def delete(client: Client, given: argparse.Namespace, screen: Screen) -> None:
+    found = references(given.what) if given.what else []
+    found += [manifest.reference for manifest in (load(given.filename) if given.filename else [])]
+    if not found:
+        raise Usage("Say what to delete: KIND NAME, or -f FILE.")
+    for reference in found:
+        if reference.resource.delete is None:
+            raise Usage(f"A {reference.resource.name} can't be deleted.")
+    if not given.yes and not given.dry_run:
+        _confirm("Delete " + ", ".join(map(str, found)) + "?")
+
+    def one(reference: Reference) -> None:
+        call = reference.resource.delete
+        query = {"end_jobs": True} if given.end_jobs else {}
+        assert call is not None  # noqa: S101 - looked at above
+        answer = send(client, reference, call, {}, dry_run=given.dry_run, query=query)
+        _follow(client, given, screen, reference, answer, "deleted")
+
+    _each(reversed(found), one)  # what is inside something else was named after it
+
+
+def act(client: Client, given: argparse.Namespace, screen: Screen) -> None:
+    """An action of the table: drain, scale, acknowledge, …"""
+    verb: str = given.does
+    allowed = list(with_action(verb))
+    fields = {name: value for name in FIELDS if (value := getattr(given, name, None)) is not None}
+
+    def one(reference: Reference) -> None:
+        call = reference.resource.actions[verb]
+        body: Fields = body_of(call, fields, given.reason)
+        answer = send(client, reference, call, body, dry_run=getattr(given, "dry_run", False))
+        done = _DONE.get(verb, f"{verb}{'' if verb.endswith('e') else 'e'}d")
+        _follow(client, given, screen, reference, answer, done)
+
+    found = references(given.what, default=allowed[0].name)
+    for reference in found:
+        if verb not in reference.resource.actions:
+            kinds = " or ".join(resource.name for resource in allowed)
+            raise Usage(f"That is for a {kinds}, and {reference} is a {reference.resource.name}.")
+        if missing := [name for name in reference.resource.actions[verb].needed if name not in fields]:
+            raise Usage(f"For a {reference.resource.name}, say --{missing[0]}.")
+    _each(found, one)
+
+
+def _follow(
+    client: Client,
+    given: argparse.Namespace,
+    screen: Screen,
+    reference: Reference,
+    answer: Answer,
+    done: str,
+) -> None:
+    """Say what was done, after the operation that was started, if anybody waits for it."""
+    operation = operation_of(answer)
+    if operation is not None and reference.resource.name != "operation":
+        if given.no_wait:
+            _say(
+                screen,
+                given,
+                reference,
+                answer,
+                f"started: tidegatectl wait operation/{operation['id']} --for done",
+            )
+            return
+        try:
+            waits.follow(client, operation, given.timeout)
+        except KeyboardInterrupt:
+            sys.stderr.write(
+                f"\nIt continues: tidegatectl wait operation/{operation['id']} --for done\n"
+            )
+            raise
+    elif answer.status == ACCEPTED and reference.resource.delete and not given.no_wait:
+        waits.until(client, reference, waits.DELETED, given.timeout)
+    _say(screen, given, reference, answer, done)
+
+
+def _say(
+    screen: Screen, given: argparse.Namespace, reference: Reference, answer: Answer, done: str
+) -> None:
+    dry = getattr(given, "dry_run", False)
+    if given.output in ("json", "yaml"):
+        if answer.body is not None:
+            screen.document(given.output, [answer.body], is_list=False)
+        return
+    if given.output == "name":
+        screen.say(str(reference))
+        return
+    screen.say(f"{reference} {done}{' (dry run)' if dry else ''}")
+    if dry and isinstance(answer.body, dict):
+        for name in ("summary", "sentence", "warning"):
+            if answer.body.get(name):
+                screen.say(f"  {answer.body[name]}")
+
+
+def _confirm(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise Usage("Nobody is there to be asked. Say --yes.")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Failed("Nothing was deleted.")
+
+
+def _each(all_of_them: Iterable[T], one: Callable[[T], Any]) -> None:
+    """For each; raises the first failure when all have been tried, and says the others before."""
+    failures: list[Failed] = []
+    for thing in all_of_them:
+        try:
+            one(thing)
+        except Failed as error:
+            if failures:
+                sys.stderr.write(spoken(f"tidegatectl: {error}\n", sys.stderr.encoding))
+            failures.append(error)
+    if failures:
+        raise failures[0]

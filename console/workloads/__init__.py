@@ -1,0 +1,1 @@
+"""Workloads: models that are served. Intent, revisions and history; `manage.py orchestrate` acts."""

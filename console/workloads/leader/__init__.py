@@ -1,0 +1,5 @@
+"""The leader: one of any number of orchestrators, which makes workloads what people want them to be.
+
+Read `world.py` (what is wanted, what is seen, what can be done), `decisions.py` (pure: what to do now),
+`verdicts.py` (pure: whether a new revision is worse), then `orchestrator.py`. Why it is so: ADR 96.
+"""

@@ -1,0 +1,183 @@
+"""What people read of a workload's state: conditions, each with a reason and a sentence. Pure.
+
+`Ready` follows from the others, as in KServe: it can be used. Whether a roll-out is under way is apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from console.workloads.leader.verdicts import Verdict
+from console.workloads.leader.world import (
+    CompileState,
+    Condition,
+    Endpoint,
+    Intent,
+    Seen,
+    State,
+)
+
+if TYPE_CHECKING:
+    from console.workloads.leader.decisions import Replica
+
+COMPILED: Final = "Compiled"
+SESSION: Final = "SessionReady"
+INSTANCES: Final = "InstancesReady"
+WARM: Final = "CacheWarm"
+PUBLISHED: Final = "EndpointsPublished"
+ROLLOUT: Final = "RolloutComplete"
+READY: Final = "Ready"
+CLUSTER_UNKNOWN: Final = "ClusterUnknown"  # the reason where the Cluster Server is silent
+TYPES: Final = (READY, COMPILED, SESSION, INSTANCES, WARM, PUBLISHED, ROLLOUT)
+
+
+def conditions(
+    intent: Intent,
+    seen: Seen,
+    replicas: Sequence[Replica],
+    endpoints: Sequence[Endpoint],
+    verdict: Verdict | None,
+) -> tuple[Condition, ...]:
+    """All of them, `Ready` first."""
+    wanted = [one for one in replicas if one.ordinal < intent.replicas]
+    ready = sum(not one.is_draining for one in endpoints if one.ordinal < intent.replicas)
+    parts = (
+        _compiled(intent, seen),
+        _session(intent, seen),
+        _instances(intent, wanted, ready),
+        _warm(seen, wanted),
+        _published(seen),
+        _rollout(intent, seen, wanted, verdict),
+    )
+    return (_ready(intent, parts, ready), *parts)
+
+
+def _compiled(intent: Intent, seen: Seen) -> Condition:
+    number = intent.revision.number
+    if intent.revision.is_compiled:
+        return Condition(COMPILED, True, "Compiled", f"Revision {number} is compiled.")
+    match seen.compile.state:
+        case CompileState.FAILED:
+            return Condition(COMPILED, False, "CompileFailed", seen.compile.sentence)
+        case CompileState.RUNNING:
+            return Condition(COMPILED, None, "Compiling", f"Revision {number} is being compiled.")
+        case _:
+            return Condition(COMPILED, None, "Waiting", f"Revision {number} is not compiled yet.")
+
+
+def _session(intent: Intent, seen: Seen) -> Condition:
+    if not intent.boxes_per_replica or not intent.revision.has_cache:
+        return Condition(SESSION, True, "NotNeeded", "It has no cache, and so no session.")
+    session = seen.session
+    needed = intent.replicas * intent.boxes_per_replica
+    if session is None:
+        return Condition(SESSION, None, "Waiting", "Its session is not created yet.")
+    if session.granted >= needed:
+        return Condition(SESSION, True, "Granted", f"Its session has {session.granted} boxes.")
+    why = session.refused or f"Its session has {session.granted} of {needed} boxes."
+    return Condition(SESSION, False, "Refused" if session.refused else "WaitingForBoxes", why)
+
+
+def _instances(intent: Intent, wanted: Sequence[Replica], ready: int) -> Condition:
+    needed = max(min(1, intent.replicas), intent.replicas - intent.rules.max_unavailable)
+    counted = f"{ready} of {intent.replicas} replicas are ready."
+    if ready >= needed:
+        return Condition(INSTANCES, True, "Ready", counted)
+    for one in (member for replica in wanted for member in (replica.heir, *replica.rest) if member):
+        if not one.answers and one.sentence:
+            return Condition(INSTANCES, False, one.reason or "Starting", f"{counted} {one.sentence}")
+    return Condition(INSTANCES, False, "Starting", counted)
+
+
+def _warm(seen: Seen, wanted: Sequence[Replica]) -> Condition:
+    owners = [one.owner for one in wanted if one.owner is not None]
+    cold = [one.name for one in owners if not one.is_warm]
+    if not owners:
+        return Condition(WARM, None, "NoInstance", "No instance serves.")
+    if cold:
+        names = ", ".join(cold[:5])
+        return Condition(WARM, False, "WithoutCache", f"These serve without their cache: {names}.")
+    jobs = {one.home: one for one in seen.homes}
+    for one in owners:
+        job = jobs.get(one.home) if one.home else None
+        if one.home and (job is None or not job.has_job):
+            why = job.refused if job and job.refused else "It is being reserved."
+            return Condition(WARM, False, "WithoutMemory", f"{one.name} has no memory yet. {why}")
+    return Condition(WARM, True, "Attached", "All that serve have their cache.")
+
+
+def _published(seen: Seen) -> Condition:
+    if seen.is_stale:
+        return Condition(
+            PUBLISHED,
+            None,
+            CLUSTER_UNKNOWN,
+            "The Cluster Server has not been heard from; endpoints stay.",
+        )
+    if not seen.can_publish:
+        return Condition(
+            PUBLISHED, False, "RedisAway", "Redis takes no endpoints; brains go on with those they know."
+        )
+    return Condition(PUBLISHED, True, "Published", "Brains know its endpoints.")
+
+
+def _rollout(
+    intent: Intent, seen: Seen, wanted: Sequence[Replica], verdict: Verdict | None
+) -> Condition:
+    number = intent.revision.number
+    done = sum(one.heir is not None and one.owner is one.heir and one.live == 1 for one in wanted)
+    counted = f"{done} of {intent.replicas} replicas run revision {number}."
+    if intent.deleting:
+        left = sum(one.live for one in wanted)
+        return Condition(ROLLOUT, False, "Deleting", f"It is being deleted; {left} instances are left.")
+    if verdict is not None:
+        return Condition(ROLLOUT, False, verdict.reason, verdict.sentence)
+    if done == len(wanted):
+        return Condition(ROLLOUT, True, "Complete", counted)
+    if leaving := _leaving(intent, seen, wanted):
+        return Condition(ROLLOUT, False, "LeavingBoxes", f"{counted} {leaving}")
+    if intent.paused:
+        return Condition(ROLLOUT, False, "Paused", f"The roll-out is paused. {counted}")
+    moving = [one.heir for one in wanted if one.heir is not None and one.owner is not one.heir]
+    standing = next((one for one in moving if one.state is State.STANDBY), None)
+    if standing is not None:
+        return Condition(
+            ROLLOUT, False, "HandingOver", f"{counted} {standing.name} takes over the cache."
+        )
+    return Condition(ROLLOUT, False, "RollingOut", counted)
+
+
+def _leaving(intent: Intent, seen: Seen, wanted: Sequence[Replica]) -> str:
+    """Which replicas are to leave boxes, and whether they have somewhere to go; empty if none are."""
+    session = seen.session
+    if session is None:
+        return ""
+    leaving = [
+        one
+        for replica in wanted
+        for one in (*replica.rest, *replica.draining)
+        if seen.leaves(one) and one.template == intent.template
+    ]
+    if not leaving:
+        return ""
+    boxes = sorted({box for one in leaving for box in one.boxes} & session.to_leave)
+    names = ", ".join(dict.fromkeys(f"{intent.name}-{one.ordinal}" for one in leaving))
+    said = f"{names} moves off {', '.join(boxes[:5])}."
+    has_room = session.spare + session.free >= intent.boxes_per_replica
+    is_moving = any(replica.heir is not None for replica in wanted if replica.rest or replica.draining)
+    return said if has_room or is_moving else f"{said} No other box is free."
+
+
+def _ready(intent: Intent, parts: Sequence[Condition], ready: int) -> Condition:
+    """It serves. That it is cold, or becomes another revision, keeps nobody from using it."""
+    if intent.deleting:
+        return Condition(READY, False, "Deleting", "It is being deleted.")
+    if not intent.replicas:
+        return Condition(READY, False, "NoReplicas", "It has no replicas.")
+    by_type = {one.type: one for one in parts}
+    if by_type[INSTANCES].status:
+        return Condition(READY, True, "Ready", by_type[INSTANCES].message)
+    order = (COMPILED, SESSION, INSTANCES) if not ready else (INSTANCES,)
+    cause = next(by_type[kind] for kind in order if not by_type[kind].status)
+    return Condition(READY, False, cause.reason, cause.message)

@@ -1,0 +1,646 @@
+"""What to do about a workload now. Pure: what is wanted, what is seen and the time in; actions out.
+
+It is level-triggered: nothing is remembered between two decisions but what is seen, so that any leader
+decides the same, whatever the one before it had done of its actions. For each replica it knows
+
+    heir     the instance of the wanted template, to which everything goes in the end
+    owner    the instance whose address brains are told: the heir once it is warm, else what serves
+
+and from these follows what each instance is asked for. A roll-back is the same with another heir.
+So is a box that has to be left: who runs on it is no heir, and the next one gets other boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from console.workloads.leader.conditions import conditions
+from console.workloads.leader.verdicts import Verdict, is_compared, judge
+from console.workloads.leader.world import (
+    NEVER,
+    SETTLE_SECONDS,
+    Action,
+    Cache,
+    Compile,
+    CompileState,
+    Complete,
+    Create,
+    Decision,
+    DeleteSession,
+    EndJob,
+    Endpoint,
+    Forget,
+    Goal,
+    Home,
+    HomeSeen,
+    Instance,
+    Intent,
+    Pause,
+    Remove,
+    RemoveHome,
+    RemovePlace,
+    Revision,
+    RollBack,
+    Seen,
+    SetGoal,
+    SetPlace,
+    SizeSession,
+    StartJob,
+    State,
+    Template,
+)
+
+BROKEN_SECONDS: Final = 30.0  # without serving, until an old instance is ended before there is a new one
+BACK_OFF_SECONDS: Final = 1.0  # after the first failure of a template; then twice as long each time
+BACK_OFF_SECONDS_MAX: Final = 60.0
+FAILURES_REMEMBERED_SECONDS: Final = 600.0
+
+
+def decide(intent: Intent, seen: Seen, now: float) -> Decision:
+    """What has to be done now: while nobody has heard of the cluster, nothing, and endpoints stay."""
+    if seen.is_stale:
+        return _Plan(intent, seen, now).wait()
+    if intent.deleting:
+        return _Plan(intent, seen, now).delete()
+    return _Plan(intent, seen, now).keep()
+
+
+@dataclass(slots=True)
+class Replica:
+    """One replica while it is decided on. `rest`: live, not told to end, and not the heir."""
+
+    ordinal: int
+    heir: Instance | None = None
+    rest: list[Instance] = field(default_factory=list)
+    draining: list[Instance] = field(default_factory=list)
+    owner: Instance | None = None
+    is_retiring: bool = False  # its owner is about to be drained, without another one
+
+    @property
+    def live(self) -> int:
+        return len(self.rest) + len(self.draining) + (self.heir is not None)
+
+    @property
+    def is_available(self) -> bool:
+        return self.owner is not None and not self.is_retiring
+
+
+class _Plan:
+    """One decision in the making."""
+
+    def __init__(self, intent: Intent, seen: Seen, now: float) -> None:
+        self.intent = intent
+        self.seen = seen
+        self.now = now
+        self.actions: list[Action] = []
+        self.look_at = NEVER
+        self.verdict: Verdict | None = None
+        self.spare = seen.session.spare if seen.session else 0  # boxes for those who leave others
+        self.replicas = self._replicas()
+
+    # Three ends
+
+    def wait(self) -> Decision:
+        for ordinal, replica in self.replicas.items():
+            told = self.seen.published.get(ordinal)
+            replica.owner = self._owner(replica)
+            replica.is_retiring = told is not None and told.is_draining
+        return self._decision()
+
+    def delete(self) -> Decision:
+        """Drain everything, then let go of what it had, from the inside out."""
+        self._remove_what_is_gone()
+        for replica in self.replicas.values():
+            self._retire(replica)
+        if not any(one.is_live for one in self.seen.instances):
+            self._let_go()
+        return self._decision()
+
+    def keep(self) -> Decision:
+        self._remove_what_is_gone()
+        self._judge()
+        self._compile()
+        wanted = [self.replicas[ordinal] for ordinal in range(self.intent.replicas)]
+        leaving = [one for number, one in self.replicas.items() if number >= self.intent.replicas]
+        for replica in leaving:
+            self._retire(replica)
+        for replica in wanted:
+            replica.owner = self._owner(replica)
+        self._create(wanted)
+        for replica in wanted:
+            self._set_goals(replica)
+        self._look_after_places()
+        self._look_after_homes()
+        self._look_after_session()
+        self._complete(wanted, leaving)
+        return self._decision()
+
+    def _decision(self) -> Decision:
+        endpoints = tuple(
+            endpoint
+            for _, replica in sorted(self.replicas.items())
+            if (endpoint := self._endpoint(replica)) is not None
+        )
+        return Decision(
+            actions=tuple(self.actions),
+            endpoints=endpoints,
+            conditions=conditions(
+                self.intent, self.seen, list(self.replicas.values()), endpoints, self.verdict
+            ),
+            look_at=self.look_at,
+        )
+
+    def _is_after(self, at: float) -> bool:
+        """Whether it is so late; if not, this is looked at again then."""
+        if self.now >= at:
+            return True
+        self.look_at = min(self.look_at, at)
+        return False
+
+    # Who is who
+
+    def _replicas(self) -> dict[int, Replica]:
+        made = {ordinal: Replica(ordinal) for ordinal in range(self.intent.replicas)}
+        for one in sorted(self.seen.instances, key=lambda one: (one.created_at, one.name)):
+            if not one.is_live:
+                continue
+            replica = made.setdefault(one.ordinal, Replica(one.ordinal))
+            if one.goal is Goal.DRAIN or one.state is State.DRAINING:
+                replica.draining.append(one)
+            else:
+                replica.rest.append(one)
+        for replica in made.values():
+            self._choose_heir(replica)
+        return made
+
+    def _choose_heir(self, replica: Replica) -> None:
+        of_target = [
+            one
+            for one in replica.rest
+            if one.template == self.intent.template
+            and not self._has_lost_its_cache(one)
+            and not self.seen.leaves(one)
+        ]
+        if of_target:
+            replica.heir = max(of_target, key=lambda one: (one.answers, one.created_at, one.name))
+            replica.rest.remove(replica.heir)
+
+    def _has_lost_its_cache(self, one: Instance) -> bool:
+        """It was told to take its cache again, and can't: then a new instance has to."""
+        return (
+            one.cache is Cache.RELEASED
+            and one.goal is Goal.RUN
+            and one.acknowledged is Goal.RUN
+            and self._is_after(one.goal_at + self.intent.rules.warm_seconds)
+        )
+
+    def _owner(self, replica: Replica) -> Instance | None:
+        """Whose address brains are told: the heir as soon as it is as good as what serves now."""
+        heir, told = replica.heir, self.seen.published.get(replica.ordinal)
+        published = told.instance if told else None
+        serving = [one for one in replica.rest if one.answers]
+        if (
+            heir is not None
+            and heir.answers
+            and (not serving or heir.name == published or self._may_take_over(heir, replica))
+        ):
+            return heir
+        if serving:
+            return max(serving, key=lambda one: (one.name == published, one.created_at, one.name))
+        return None
+
+    def _may_take_over(self, heir: Instance, replica: Replica) -> bool:
+        """Warm for long enough, or cold for too long while nobody keeps the cache from it."""
+        is_paused = self.intent.paused and any(self._is_held_back(one) for one in replica.rest)
+        if is_paused and not self._has_begun(replica):
+            return False
+        if heir.is_warm:
+            return self._is_after(heir.since + self.intent.rules.ready_seconds)
+        if heir.home is None or any(self._keeps_cache_from(heir, one) for one in replica.rest):
+            return False
+        let_go = max((one.goal_at for one in replica.rest), default=0.0)
+        return self._is_after(max(heir.since, let_go) + self.intent.rules.warm_seconds)
+
+    @staticmethod
+    def _keeps_cache_from(heir: Instance, other: Instance) -> bool:
+        return other.home == heir.home and other.goal is Goal.RUN
+
+    @staticmethod
+    def _has_begun(replica: Replica) -> bool:
+        """Whether its cache is on the way from one instance to another."""
+        return any(one.goal is Goal.RELEASE_CACHE for one in replica.rest)
+
+    # What ended
+
+    def _remove_what_is_gone(self) -> None:
+        for one in self.seen.instances:
+            if one.state is State.GONE:
+                self.actions.append(Remove(one.name, has_failed=one.goal is not Goal.DRAIN))
+
+    # Whether it is worth going on
+
+    def _judge(self) -> None:
+        judged = judge(self.intent, self.seen, self.now)
+        self.verdict = judged.verdict
+        self.look_at = min(self.look_at, judged.look_at)
+        if self.verdict is None or self.intent.paused:
+            return
+        stable, target = self.intent.stable, self.intent.revision
+        if stable is None:
+            return  # there is nothing to go back to; it is tried again, more and more slowly
+        if is_compared(self.intent) and self.intent.rules.auto_rollback:
+            self.actions.append(RollBack(stable.number, *self.verdict))
+        elif stable != target or self._is_restarting():
+            self.actions.append(Pause(*self.verdict))
+
+    def _is_restarting(self) -> bool:
+        return any(one.is_live and one.restart != self.intent.restarts for one in self.seen.instances)
+
+    @property
+    def _is_held(self) -> bool:
+        """Nothing new is begun: it is paused, or about to be, or about to become another revision."""
+        return self.intent.paused or any(isinstance(one, RollBack | Pause) for one in self.actions)
+
+    def _is_held_back(self, one: Instance) -> bool:
+        """It would be replaced by another revision. What leaves a box goes on."""
+        return self._is_held and one.template != self.intent.template
+
+    def _leaves(self, replica: Replica) -> bool:
+        """Whether it is what is wanted, but for its boxes."""
+        if any(self._is_held_back(one) for one in replica.rest):
+            return False
+        return any(self.seen.leaves(one) for one in replica.rest)
+
+    def _compile(self) -> None:
+        if not self.intent.revision.is_compiled and self.seen.compile.state is CompileState.NONE:
+            self.actions.append(Compile())
+
+    @staticmethod
+    def _can_run(revision: Revision) -> bool:
+        return revision.is_compiled and (revision.epoch is not None or not revision.has_cache)
+
+    # Instances
+
+    def _create(self, wanted: Sequence[Replica]) -> None:
+        """New instances where there are none, then for those that are to be replaced: as many as
+        `max_surge` lets there be beside the others, or in the place of the old ones."""
+        surge = sum(max(0, one.live - 1) for one in wanted)
+        available = sum(self._is_settled(one) for one in wanted)
+        for replica in sorted(wanted, key=self._first_to_be_replaced):
+            if replica.heir is not None:
+                continue
+            if replica.live == 0:
+                self._fill(replica)
+                continue
+            if (self._is_held and not self._leaves(replica)) or not self._can_run(self.intent.revision):
+                continue
+            if self._can_surge(replica):
+                if surge < self.intent.rules.max_surge and self._new(replica, self.intent.revision):
+                    surge += 1
+            elif replica.owner is None:
+                self._end_what_is_broken(replica)
+            elif available > self.intent.replicas - self.intent.rules.max_unavailable:
+                home = self._home(self.intent.revision, replica.ordinal)
+                if self._takes_boxes(home):
+                    available -= 1
+                    replica.is_retiring = True
+
+    def _is_settled(self, replica: Replica) -> bool:
+        """Whether it serves, and if it is new, has done so for long enough and with its cache."""
+        owner, rules = replica.owner, self.intent.rules
+        if owner is None or owner is not replica.heir:
+            return owner is not None
+        seconds = rules.ready_seconds if owner.is_warm else max(rules.ready_seconds, rules.warm_seconds)
+        return self._is_after(owner.since + seconds)
+
+    def _first_to_be_replaced(self, replica: Replica) -> tuple[bool, bool, bool, int]:
+        told = self.seen.published.get(replica.ordinal)
+        is_announced = told is not None and told.is_draining
+        return replica.live > 0, not is_announced, replica.owner is not None, -replica.ordinal
+
+    def _can_surge(self, replica: Replica) -> bool:
+        """In another epoch it needs a home of its own, and so boxes of the session."""
+        if not self.intent.rules.max_surge:
+            return False
+        home = self._home(self.intent.revision, replica.ordinal)
+        session = self.seen.session
+        if home is None or session is None or not session.refused:
+            return True
+        is_there = any(one.home == home for one in self.seen.homes)
+        return is_there or session.refused_boxes > self._boxes()
+
+    def _fill(self, replica: Replica) -> None:
+        """A replica without any instance. While a roll-out is held, it stays what the others are."""
+        revision = self.intent.revision
+        if self._is_held or not self._can_run(revision):
+            if self.intent.stable is None:
+                return
+            revision = self.intent.stable
+        self._new(replica, revision)
+
+    def _new(self, replica: Replica, revision: Revision) -> bool:
+        """Returns whether there will be one. What brains are to show it is known with its place."""
+        if replica.ordinal not in self.seen.places:
+            return False
+        home = self._home(revision, replica.ordinal)
+        if not self._can_run(revision) or (home is not None and not self._has_boxes(home)):
+            return False
+        template = Template(revision.digest, self.intent.restarts)
+        if not self._is_after(self._not_before(replica.ordinal, template)):
+            return False
+        if not self._takes_boxes(home):
+            return False
+        self.actions.append(Create(replica.ordinal, revision, self.intent.restarts))
+        return True
+
+    def _not_before(self, ordinal: int, template: Template) -> float:
+        failed = [
+            one.at
+            for one in self.seen.failures
+            if one.ordinal == ordinal
+            and one.template == template
+            and self.now - one.at < FAILURES_REMEMBERED_SECONDS
+        ]
+        if not failed:
+            return 0.0
+        seconds = BACK_OFF_SECONDS * 2.0 ** min(len(failed) - 1, 16)
+        return max(failed) + min(seconds, BACK_OFF_SECONDS_MAX)
+
+    def _end_what_is_broken(self, replica: Replica) -> None:
+        for one in replica.rest:
+            if self._is_after(one.since + BROKEN_SECONDS):
+                self._set(one, Goal.DRAIN)
+
+    def _set_goals(self, replica: Replica) -> None:
+        if replica.is_retiring:
+            self._retire(replica)
+            return
+        heir, owner = replica.heir, replica.owner
+        if heir is not None:
+            self._set(heir, Goal.RUN)
+        for one in list(replica.rest):
+            if heir is None:
+                self._keep_or_end(one, owner)
+            elif owner is heir:
+                if self._is_told(replica, heir):
+                    self._set(one, Goal.DRAIN)
+            elif one is not owner and owner is not None:
+                self._end_superseded(one)
+            else:
+                self._let_go_of_cache(one, heir)
+
+    def _keep_or_end(self, one: Instance, owner: Instance | None) -> None:
+        if owner is not None and one is not owner:
+            self._end_superseded(one)
+        else:
+            self._set(one, Goal.RUN)
+
+    def _end_superseded(self, one: Instance) -> None:
+        """It never served, or serves no more, and is not what is wanted."""
+        if not self._is_held_back(one):
+            self._set(one, Goal.DRAIN)
+
+    def _let_go_of_cache(self, one: Instance, heir: Instance) -> None:
+        """The heir is up and waits: the cache is handed over. If the heir fails, it is taken again."""
+        has_it = heir.cache is Cache.ATTACHED
+        if heir.home is None or one.home != heir.home or not (heir.answers or has_it):
+            self._set(one, Goal.RUN)
+        elif one.goal is Goal.RUN and not self._is_held_back(one):
+            self._set(one, Goal.RELEASE_CACHE)
+
+    def _set(self, one: Instance, goal: Goal) -> None:
+        if one.goal is not goal and one.goal is not Goal.DRAIN:
+            self.actions.append(SetGoal(one.name, goal))
+
+    def _is_told(self, replica: Replica, owner: Instance) -> bool:
+        """Whether brains have known for a while that this instance serves the replica."""
+        told = self.seen.published.get(replica.ordinal)
+        if told is None or told.instance != owner.name or told.is_draining:
+            return False
+        return self._is_after(told.at + SETTLE_SECONDS)
+
+    def _retire(self, replica: Replica) -> None:
+        """Brains hear of it first, then it is drained, with nothing in its place."""
+        replica.is_retiring = True
+        everything = [*replica.rest, *([replica.heir] if replica.heir else [])]
+        replica.owner = replica.owner or self._owner(replica)
+        for one in everything:
+            if one is not replica.owner or self._is_told_to_drain(replica, one):
+                self._set(one, Goal.DRAIN)
+
+    def _is_told_to_drain(self, replica: Replica, one: Instance) -> bool:
+        told = self.seen.published.get(replica.ordinal)
+        if not self.seen.can_publish or told is None:
+            # Brains find out by themselves. A roll-out can wait for Redis; who is to leave can't.
+            return replica.ordinal >= self.intent.replicas or self.intent.deleting
+        if told.instance != one.name or not told.is_draining:
+            return False
+        return self._is_after(told.at + SETTLE_SECONDS)
+
+    # What surrounds them
+
+    @staticmethod
+    def _home(revision: Revision, ordinal: int) -> Home | None:
+        if not revision.has_cache or revision.epoch is None:
+            return None
+        return Home(revision.epoch, ordinal)
+
+    def _homes_in_use(self) -> set[Home]:
+        """Of live instances, and of those that will be there."""
+        used = {one.home for one in self.seen.instances if one.home}
+        used |= {
+            home
+            for one in self.actions
+            if isinstance(one, Create) and (home := self._home(one.revision, one.ordinal))
+        }
+        return used
+
+    def _homes_to_keep(self) -> set[Home]:
+        """In use, or of replicas that only lack an instance for now."""
+        kept = self._homes_in_use()
+        revisions = [self.intent.revision]
+        if self.intent.stable and (self._is_held or not self._can_run(self.intent.revision)):
+            revisions.append(self.intent.stable)
+        for ordinal in range(self.intent.replicas):
+            kept |= {home for one in revisions if (home := self._home(one, ordinal))}
+        return kept
+
+    def _look_after_homes(self) -> None:
+        used, kept = self._homes_in_use(), self._homes_to_keep()
+        for one in self.seen.homes:
+            if one.is_busy:
+                continue
+            if one.home in used and one.has_joined and not one.has_job:
+                if self._has_boxes(one.home) and self._stays_somewhere(one.home):
+                    self.actions.append(StartJob(one.home))
+            elif one.home not in kept:
+                self.actions.append(RemoveHome(one.home))
+            elif self._is_elsewhere(one):
+                self.actions.append(EndJob(one.home))
+
+    def _stays_somewhere(self, home: Home) -> bool:
+        """Whether it has an instance that stays where it is."""
+        return any(one.home == home and not self.seen.leaves(one) for one in self.seen.instances)
+
+    def _is_elsewhere(self, of: HomeSeen) -> bool:
+        """Whether its job runs on other boxes than the heir, which answers already."""
+        replica = self.replicas.get(of.home.ordinal)
+        heir = replica.heir if replica else None
+        if heir is None or heir.home != of.home or not heir.answers:
+            return False
+        return of.has_job and bool(heir.boxes) and bool(of.boxes) and {*heir.boxes} != {*of.boxes}
+
+    def _is_to_leave(self, home: Home) -> bool:
+        """Whether a new instance of it has to have other boxes than its job, or its instances."""
+        session = self.seen.session
+        if session is None or not session.to_leave:
+            return False
+        its = [one for one in self.seen.instances if one.is_live and one.home == home]
+        if its:
+            return all(self.seen.leaves(one) for one in its)
+        return any(
+            one.home == home and not session.to_leave.isdisjoint(one.boxes) for one in self.seen.homes
+        )
+
+    def _takes_boxes(self, home: Home | None) -> bool:
+        """Whether it has somewhere to go, if it is to leave boxes. Those it gets nobody else gets."""
+        if home is None or not self._is_to_leave(home):
+            return True
+        needed = self.intent.boxes_per_replica
+        if self.spare < needed:
+            return False
+        self.spare -= needed
+        return True
+
+    def _boxes_to_move(self) -> int:
+        """Boxes beside the others, for those that are to leave theirs: as many as there can be."""
+        session, rules = self.seen.session, self.intent.rules
+        if session is None or not session.to_leave:
+            return 0
+        leaving = {one.ordinal for one in self.seen.instances if one.is_live and self.seen.leaves(one)}
+        leaving |= {
+            one.home.ordinal for one in self.seen.homes if not session.to_leave.isdisjoint(one.boxes)
+        }
+        moves = sum(ordinal < self.intent.replicas for ordinal in leaving)
+        beside = min(moves, max(rules.max_surge, rules.max_unavailable, 1))
+        has = max(0, session.granted - self.intent.replicas * self.intent.boxes_per_replica)
+        can_be = (has + session.free) // max(1, self.intent.boxes_per_replica)
+        return min(beside, can_be) * self.intent.boxes_per_replica
+
+    def _look_after_places(self) -> None:
+        for ordinal, replica in sorted(self.replicas.items()):
+            if ordinal < self.intent.replicas:
+                epoch = self._epoch_of_place(replica)
+                if ordinal not in self.seen.places or self.seen.places[ordinal] != epoch:
+                    self.actions.append(SetPlace(ordinal, epoch))
+        for ordinal in sorted(self.seen.places):
+            replica_left = self.replicas.get(ordinal)
+            if ordinal >= self.intent.replicas and (replica_left is None or not replica_left.live):
+                self.actions.append(RemovePlace(ordinal))
+
+    def _epoch_of_place(self, replica: Replica) -> int | None:
+        """Of the driver that serves it, as soon as the fleet knows that driver."""
+        joined = {one.home for one in self.seen.homes if one.has_joined}
+        of = replica.owner or replica.heir
+        if of is not None and of.home in joined:
+            return of.revision.epoch
+        known = self.seen.places.get(replica.ordinal)
+        is_there = known is not None and Home(known, replica.ordinal) in joined
+        return known if is_there and (of is None or of.home is not None) else None
+
+    def _boxes(self) -> int:
+        """Of its session: for all replicas, and in a cold roll-out for those beside them."""
+        revision = self.intent.revision
+        if not revision.has_cache:
+            homes = {one.home for one in self.seen.instances if one.home}
+            return len(homes) * self.intent.boxes_per_replica
+        replicas = self.intent.replicas
+        if revision.epoch is not None:
+            used = {one.home for one in self.seen.instances if one.home}
+            others = {home for home in used if home.epoch != revision.epoch}
+            leaving = {home for home in used - others if home.ordinal >= replicas}
+            doubled = {home.ordinal for home in others if home.ordinal < replicas}
+            gone_from = len(others) - len(doubled) + len(leaving)
+            replicas += min(len(doubled), self.intent.rules.max_surge) + gone_from
+        return replicas * self.intent.boxes_per_replica + self._boxes_to_move()
+
+    def _has_boxes(self, home: Home) -> bool:
+        """Whether the session has boxes for a job of this home, beside all the others."""
+        if not self.intent.boxes_per_replica:
+            return True
+        session = self.seen.session
+        if session is None or session.is_deleting:
+            return False
+        needed = {one.home for one in self.seen.homes if one.has_job or one.is_busy}
+        needed |= {home, *self._homes_in_use()}
+        return session.granted >= len(needed) * self.intent.boxes_per_replica
+
+    def _look_after_session(self) -> None:
+        if not self.intent.boxes_per_replica:
+            return
+        session, boxes = self.seen.session, self._boxes()
+        if session is None:
+            if boxes:
+                self.actions.append(SizeSession(boxes))
+            return
+        if session.is_busy or session.is_deleting or session.boxes == boxes:
+            return
+        jobs = sum(one.has_job for one in self.seen.homes) * self.intent.boxes_per_replica
+        if boxes > session.boxes:
+            if not session.refused or boxes < session.refused_boxes:
+                self.actions.append(SizeSession(boxes))
+        elif jobs <= boxes and boxes and not self._homes_in_use() - self._homes_with_jobs():
+            self.actions.append(SizeSession(boxes))
+
+    def _homes_with_jobs(self) -> set[Home]:
+        """Whose boxes can't be taken away: those of others may have been chosen for them already."""
+        return {one.home for one in self.seen.homes if one.has_job and not one.is_busy}
+
+    def _complete(self, wanted: Collection[Replica], leaving: Collection[Replica]) -> None:
+        """Everybody is what was wanted, and nothing else is left."""
+        is_done = self.intent.stable == self.intent.revision and not self.intent.is_rolling
+        if is_done or any(one.live for one in leaving):
+            return
+        if all(self._is_complete(one) for one in wanted):
+            self.actions.append(Complete())
+
+    def _is_complete(self, replica: Replica) -> bool:
+        heir = replica.heir
+        if heir is None or replica.live > 1 or replica.owner is not heir:
+            return False
+        return self._is_settled(replica) and self._is_told(replica, heir)
+
+    def _let_go(self) -> None:
+        """No instance is left: drivers and jobs go, then the session, then what brains know of it."""
+        if self.seen.instances:
+            return  # until they are left out
+        for ordinal in sorted(self.seen.places):
+            self.actions.append(RemovePlace(ordinal))
+        self.actions += [RemoveHome(one.home) for one in self.seen.homes if not one.is_busy]
+        if self.seen.homes or self.seen.places:
+            return
+        session = self.seen.session
+        if session is None:
+            self.actions.append(Forget())
+        elif not session.is_deleting and not session.is_busy:
+            self.actions.append(DeleteSession())
+
+    # Endpoints
+
+    def _endpoint(self, replica: Replica) -> Endpoint | None:
+        owner = replica.owner
+        if owner is None:
+            leaving = [one for one in replica.draining if one.url and one.state is not State.GONE]
+            if not leaving:
+                return None
+            owner = leaving[-1]
+            return _endpoint(owner, is_draining=True)
+        return _endpoint(owner, is_draining=replica.is_retiring)
+
+
+def _endpoint(of: Instance, *, is_draining: bool) -> Endpoint:
+    return Endpoint(
+        ordinal=of.ordinal, instance=of.name, url=of.url, is_draining=is_draining, since=of.since
+    )

@@ -1,0 +1,104 @@
+"""One of any number of processes acts: whoever has an advisory lock of PostgreSQL, on the connection
+that it also writes on.
+
+The lock ends with the connection, and so with the process. And a leader that has lost its connection has
+lost every transaction on it: what it would write comes too late, and is not written. Elections by leases
+(as Kubernetes has them) cannot promise that: two may think that they lead while clocks disagree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any, Final
+
+from django.db import connection, transaction
+
+log = logging.getLogger(__name__)
+
+TRY_SECONDS: Final = 1.0  # between two attempts to become the leader
+# Where a machine is gone without a word, the server notices after about four seconds.
+_NOTICE: Final = (
+    "SET tcp_keepalives_idle = 1",
+    "SET tcp_keepalives_interval = 1",
+    "SET tcp_keepalives_count = 3",
+)
+
+
+ORCHESTRATORS: Final = "tidegate orchestrator"  # the name of their election
+
+
+def is_led(name: str) -> bool:
+    """Whether anybody leads in the election of this name."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted "
+            "AND objsubid = 1 "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+            "AND (classid::bigint << 32 | objid::bigint) = hashtextextended(%s, 0))",
+            [name],
+        )
+        [found] = cursor.fetchone()
+    return bool(found)
+
+
+class NotLeader(Exception):
+    """Somebody else may lead by now."""
+
+
+class Election:
+    """Of one name, on this thread's connection."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._held: Any = None
+        self._shown = f"{name} {os.getpid()}"  # in pg_stat_activity: who leads
+
+    @property
+    def is_leader(self) -> bool:
+        return self._held is not None
+
+    def run(self) -> bool:
+        """Become the leader if nobody else is. Raises django.db.Error."""
+        if self._held is not None and self._held is connection.connection:
+            return True
+        self._held = None
+        connection.ensure_connection()
+        with connection.cursor() as cursor:
+            for statement in _NOTICE:
+                cursor.execute(statement)
+            cursor.execute("SELECT set_config('application_name', %s, false)", [self._shown])
+            cursor.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [self.name])
+            [is_ours] = cursor.fetchone()
+        if is_ours:
+            self._held = connection.connection
+            log.info("This process leads: %s", self.name)
+        return bool(is_ours)
+
+    def check(self) -> None:
+        """Whether it still leads: asks the server. Raises NotLeader."""
+        if self._held is None or self._held is not connection.connection or self._held.closed:
+            self.lose()
+            raise NotLeader
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+    @contextlib.contextmanager
+    def acting(self) -> Iterator[None]:
+        """A transaction of the leader: it is written on the connection that has the lock, or not at all.
+        Raises NotLeader."""
+        with transaction.atomic():
+            if self._held is None or self._held is not connection.connection:
+                self.lose()
+                raise NotLeader
+            yield
+
+    def lose(self) -> None:
+        """Not to lead any more."""
+        if self._held is not None:
+            log.warning("This process leads no more: %s", self.name)
+        self._held = None
+        if not connection.in_atomic_block:
+            connection.close()  # and with it the lock

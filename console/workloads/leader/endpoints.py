@@ -1,0 +1,155 @@
+"""Where replicas are, written to Redis for brains: at each change, and every 30 s.
+
+    tidegate:endpoints:<model>   {at, version, endpoints: [{replica, url, state, since, instance}]}
+    tidegate:endpoints           a channel: the models whose endpoints have changed
+
+A key that nobody writes again is gone after 90 s. Whoever leads next rebuilds it from the cluster. An
+older version never replaces a newer one, whoever wakes up with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import redis
+
+from console.workloads.leader.world import Endpoint, Published
+from telemetry.decoder import Malformed, decode
+from telemetry.records import ENDPOINTS, ENDPOINTS_CHANNEL, ENDPOINTS_SECONDS
+
+ANSWER_SECONDS: Final = 2.0
+REFRESH_SECONDS: Final = 30.0
+KEYS_AT_ONCE: Final = 100
+_SCRIPT: Final = """
+local known = redis.call('GET', KEYS[1])
+if known then
+  local there = tonumber(string.match(known, '"version":(%d+)'))
+  if there and there >= tonumber(ARGV[2]) then return 0 end
+end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[3])
+if ARGV[4] ~= '' then redis.call('PUBLISH', ARGV[4], ARGV[5]) end
+return 1
+"""
+
+
+class Written(msgspec.Struct, frozen=True):
+    """One endpoint, as it is in Redis. `since`: brains have been told so since then."""
+
+    replica: str
+    url: str
+    state: str
+    since: float
+    instance: str
+
+
+class Document(msgspec.Struct, frozen=True):
+    version: int
+    at: float
+    endpoints: tuple[Written, ...] = ()
+
+
+class EndpointWriter:
+    """What brains were told, and telling them. Used by the leader only."""
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
+        self.is_connected = False
+        self._clock = clock
+        self._redis = redis.Redis.from_url(
+            url,
+            socket_timeout=ANSWER_SECONDS,
+            socket_connect_timeout=ANSWER_SECONDS,
+            driver_info=None,  # its user may not say what client it is
+        )
+        self._known: dict[str, Document] = {}
+        self._away_at = 0.0  # since when it may have lost what was written
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def read(self, models: Sequence[str]) -> None:
+        """What the leader before has written. Raises RedisError."""
+        with self._noting():
+            self._redis.ping()
+        for start in range(0, len(models), KEYS_AT_ONCE):
+            some = models[start : start + KEYS_AT_ONCE]
+            with self._noting():
+                found: Any = self._redis.mget([ENDPOINTS + model for model in some])
+            for model, raw in zip(some, found, strict=True):
+                with contextlib.suppress(Malformed):  # it is written anew
+                    if raw is not None:
+                        self._known[model] = decode(raw, Document)
+
+    def published(self, model: str) -> Mapping[str, Published]:
+        """What brains were told of a model's replicas, by their names."""
+        known = self._known.get(model)
+        return {
+            one.replica: Published(
+                instance=one.instance, is_draining=one.state == "draining", at=one.since
+            )
+            for one in (known.endpoints if known else ())
+        }
+
+    def write(self, model: str, endpoints: Iterable[tuple[str, Endpoint]]) -> bool:
+        """Tell brains of all endpoints of a model, by the names of replicas, if they do not know.
+        Returns whether that was news. Raises RedisError."""
+        now, known = self._clock(), self._known.get(model)
+        before = {one.replica: one for one in known.endpoints} if known else {}
+        made = tuple(_written(name, one, before.get(name), now) for name, one in endpoints)
+        is_new = known is None or known.endpoints != made
+        is_old = known is None or now - known.at >= REFRESH_SECONDS or known.at <= self._away_at
+        if is_new or is_old:
+            version = max(int(now * 1000), known.version + 1 if known else 0)
+            self._put(model, Document(version, now, made), is_new=is_new)
+        return is_new
+
+    def forget(self, model: str) -> None:
+        """The model is served no more. Raises RedisError."""
+        self._known.pop(model, None)
+        with self._noting():
+            self._redis.delete(ENDPOINTS + model)
+            self._redis.publish(ENDPOINTS_CHANNEL, model)
+
+    def _put(self, model: str, document: Document, *, is_new: bool) -> None:
+        raw = msgspec.json.encode(document)
+        channel = ENDPOINTS_CHANNEL if is_new else ""
+        with self._noting():
+            is_ours = self._redis.eval(
+                _SCRIPT,
+                1,
+                ENDPOINTS + model,
+                raw,
+                document.version,
+                ENDPOINTS_SECONDS,
+                channel,
+                model,
+            )
+        if is_ours:
+            self._known[model] = document
+        else:
+            self._known.pop(model, None)
+            self.read([model])  # somebody has written a newer one: the next is newer than that
+
+    @contextlib.contextmanager
+    def _noting(self) -> Any:
+        try:
+            yield
+        except redis.RedisError:
+            self.is_connected = False
+            self._away_at = self._clock()
+            raise
+        self.is_connected = True
+
+
+def _written(replica: str, of: Endpoint, before: Written | None, now: float) -> Written:
+    state = "draining" if of.is_draining else "ready"
+    is_same = before is not None and (before.instance, before.url, before.state) == (
+        of.instance,
+        of.url,
+        state,
+    )
+    since = before.since if before is not None and is_same else now
+    return Written(replica, of.url, state, since, of.instance)

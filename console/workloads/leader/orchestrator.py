@@ -1,0 +1,643 @@
+"""The orchestrator's acting half: one of any number leads, looks at workloads and acts on decisions.
+
+What wakes it: the cluster's watch, hints of PostgreSQL that intent has changed, and the time at which a
+decision said that it would be another one. What it misses is found by a slow look at all workloads.
+Whatever it was doing when it was killed, the next leader sees what has been done, and decides.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import re
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import grpc
+import psycopg
+import redis
+from django.conf import settings
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import Error as DatabaseError
+from django.db import connection
+from django.http import Http404
+
+from cluster_server.proto import cluster_pb2 as pb
+from console.accounts.principal import SYSTEM
+from console.fleet.models import ProcessKind
+from console.fleet.nodes import Impossible
+from console.operations.services import Busy, StalePlan
+from console.placement.topology import Misconfigured
+from console.placement.topology import State as BoxState
+from console.routing import services as routing
+from console.sessions import services as sessions
+from console.sessions.changes import driver_removal, jobs, sizes
+from console.sessions.models import WAIT_SECONDS_MAX
+from console.sessions.plans.proposals import CannotPlan
+from console.workloads import changes, lifecycle
+from console.workloads import services as workloads
+from console.workloads.leader import health, rendering, store
+from console.workloads.leader.cluster import ClusterLink
+from console.workloads.leader.decisions import decide
+from console.workloads.leader.election import ORCHESTRATORS, TRY_SECONDS, Election, NotLeader
+from console.workloads.leader.endpoints import EndpointWriter
+from console.workloads.leader.figures import Figures
+from console.workloads.leader.store import Loaded
+from console.workloads.leader.world import (
+    Compile,
+    CompileSeen,
+    CompileState,
+    Complete,
+    Decision,
+    DeleteSession,
+    EndJob,
+    Forget,
+    Home,
+    Pause,
+    RemoveHome,
+    RemovePlace,
+    RollBack,
+    SetPlace,
+    SizeSession,
+    StartJob,
+    Traffic,
+)
+from console.workloads.models import Workload
+from telemetry import hints
+from telemetry.decoder import Malformed, decode
+from telemetry.notify import notify
+from telemetry.topics import SESSION, WORKLOAD
+
+log = logging.getLogger(__name__)
+
+LOCK: Final = ORCHESTRATORS
+IDLE_SECONDS: Final = 0.5  # between two rounds without news
+POLL_SECONDS: Final = 5.0  # between two looks at which workloads there are, and whether they changed
+UNSETTLED_SECONDS: Final = 5.0  # until one is looked at again that is not what it is to be
+RESYNC_SECONDS: Final = 120.0  # until each workload has been looked at, whether there was news or not
+REFRESH_SECONDS: Final = 10.0  # between two looks at whose endpoints have to be written again
+AGAIN_SECONDS: Final = 1.0  # until something is tried again, or asked for again, that takes its time
+HEALTH_SECONDS: Final = 10.0
+COMPILE_SECONDS_MAX: Final = 3600
+KEY_BYTES: Final = 32
+HOME: Final = re.compile(r"(.+)-\d+-\d+")  # the name of a driver
+ALL: Final = ""  # in the queue of news: every workload
+# What a service of the console says where it can't be done, or not now.
+REFUSALS: Final = (
+    *(Busy, StalePlan, CannotPlan, Misconfigured, Impossible, ValidationError),
+    *(PermissionDenied, Http404, sizes.JobsRun),
+)
+
+
+class News:
+    """What has to be looked at, from any thread, in the order in which it came."""
+
+    def __init__(self) -> None:
+        self._names: deque[str] = deque()
+        self._lock = threading.Lock()
+        self._there = threading.Event()
+
+    def add(self, name: str | None) -> None:
+        with self._lock:
+            if (name or ALL) not in self._names:
+                self._names.append(name or ALL)
+        self._there.set()
+
+    def take(self, seconds: float) -> list[str]:
+        """Wait so long for some."""
+        self._there.wait(seconds)
+        with self._lock:
+            found = list(self._names)
+            self._names.clear()
+            self._there.clear()
+        return found
+
+
+class Orchestrator:
+    """Used by one thread. `link`: to the Cluster Server, opened by whoever made it."""
+
+    def __init__(
+        self,
+        election: Election,
+        writer: EndpointWriter,
+        make_link: Callable[[Callable[[str | None], None]], ClusterLink],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.figures = Figures()
+        self.news = News()
+        self._election = election
+        self._writer = writer
+        self._make_link = make_link
+        self._link: ClusterLink | None = None
+        self._clock = clock
+        self._refused: dict[str, dict[Home, str]] = {}  # jobs that could not be started, by workload
+        self._due: list[tuple[float, str]] = []
+        self._due_at: dict[str, float] = {}
+        self._looked_at: dict[str, float] = {}
+        self._generations: dict[str, int] = {}
+        self._models: dict[str, str] = {}
+        self._traffic: dict[str, tuple[float, tuple[Traffic, Traffic]]] = {}
+        self._compiling: set[str] = set()
+        self._poll_at = self._refresh_at = 0.0
+        self._last: dict[str, tuple[str, list[tuple[str, Any]]]] = {}
+        self._was_stale = True
+
+    # Rounds
+
+    def round(self) -> float:
+        """Do what is due. Returns after how many seconds to come again."""
+        try:
+            return self._round()
+        except (NotLeader, DatabaseError) as error:
+            log.warning("It leads no more: %s", str(error) or "its connection has ended")
+            self._step_down()
+            return TRY_SECONDS
+        finally:
+            self.figures.leads = self._election.is_leader
+
+    def _round(self) -> float:
+        if not self._election.is_leader:
+            if not self._election.run():
+                return TRY_SECONDS
+            self._take_over()
+        self._election.check()
+        now = self._clock()
+        if now >= self._poll_at:
+            self._poll(now)
+        for name in self._wanted(now):
+            self._look_at(name)
+            notify("WATCHDOG=1")
+        if now >= self._refresh_at:
+            self._refresh(now)
+        self._note_links()
+        return 0.0
+
+    def wait(self, seconds_max: float = IDLE_SECONDS) -> None:
+        """Until there is news, or something is due."""
+        if not self._election.is_leader:
+            return
+        left = self._due[0][0] - self._clock() if self._due else seconds_max
+        for name in self.news.take(max(0.0, min(left, seconds_max))):
+            self._soon(name)
+
+    def stop(self) -> None:
+        """Let another one lead at once."""
+        self._step_down()
+        self._writer.close()
+
+    def _take_over(self) -> None:
+        """From nothing: what was told to brains, and what the cluster says."""
+        self.figures.led += 1
+        self._due, self._due_at = [], {}
+        self._looked_at.clear()
+        self._generations.clear()
+        self._poll_at = self._refresh_at = 0.0
+        models = list(Workload.objects.exclude(served=None).values_list("model", flat=True))
+        try:
+            self._writer.read(models)
+        except redis.RedisError as error:
+            self._fault("redis", error)
+        self._link = self._make_link(self.news.add)
+        self._link.open()
+
+    def _step_down(self) -> None:
+        self._election.lose()
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    # What is due
+
+    def _soon(self, name: str, at: float = 0.0) -> None:
+        names = list(self._generations) if name == ALL else [name]
+        for one in names:
+            if at < self._due_at.get(one, float("inf")):
+                self._due_at[one] = at
+                heapq.heappush(self._due, (at, one))
+
+    def _wanted(self, now: float) -> list[str]:
+        found = []
+        while self._due and self._due[0][0] <= now:
+            at, name = heapq.heappop(self._due)
+            if self._due_at.get(name) == at:
+                del self._due_at[name]
+                found.append(name)
+        return found
+
+    def _poll(self, now: float) -> None:
+        """Which workloads there are; of whom a hint was missed, and at whom nobody looked for long."""
+        self._poll_at = now + POLL_SECONDS
+        found = dict(Workload.objects.values_list("name", "generation"))
+        for name, generation in found.items():
+            if self._generations.get(name) != generation:
+                self._generations[name] = generation
+                self._soon(name)
+            elif now - self._looked_at.get(name, 0.0) > RESYNC_SECONDS:
+                self._soon(name)
+        draining = Workload.objects.filter(session__boxes__box__state=BoxState.DRAINING.value)
+        for name in draining.values_list("name", flat=True).distinct():
+            self._soon(name)
+        for name in self._generations.keys() - found.keys():
+            self._forget(name)
+        self.figures.workloads = len(found)
+        if self._link is not None and not self._link.is_stale:
+            for name in self._link.names() - found.keys():
+                self._end_orphan(name)
+
+    def _end_orphan(self, name: str) -> None:
+        """The cluster runs a workload that nobody knows: its deletion was interrupted."""
+        assert self._link is not None  # noqa: S101 - the leader has one
+        if not Workload.objects.filter(name=name).exists():
+            try:
+                self._link.delete(name)
+                self.figures.actions["DeleteOrphan"] += 1
+            except grpc.RpcError as error:
+                self._fault("cluster", error)
+
+    def _forget(self, name: str) -> None:
+        self._generations.pop(name, None)
+        self._looked_at.pop(name, None)
+        self._traffic.pop(name, None)
+        self._last.pop(name, None)
+        self._refused.pop(name, None)
+        self._due_at.pop(name, None)
+        if model := self._models.pop(name, None):
+            with suppress(redis.RedisError):  # it is gone by itself after a while
+                self._writer.forget(model)
+
+    def _refresh(self, now: float) -> None:
+        """Keys of workloads without news live on."""
+        self._refresh_at = now + REFRESH_SECONDS
+        self._election.check()
+        try:
+            for model, endpoints in self._last.values():
+                self._writer.write(model, endpoints)
+        except redis.RedisError as error:
+            self._fault("redis", error)
+
+    def _note_links(self) -> None:
+        is_stale = self._link is None or self._link.is_stale
+        self.figures.is_cluster_there = not is_stale
+        self.figures.is_redis_there = self._writer.is_connected
+        if is_stale is not self._was_stale:
+            self._was_stale = is_stale
+            self._soon(ALL)
+
+    # One workload
+
+    def _look_at(self, name: str) -> None:
+        try:
+            self._decide(name)
+        except REFUSALS as error:  # of a join token, if there are too many
+            self._fault("console", error)
+            self._again(name)
+
+    def _decide(self, name: str) -> None:
+        began = time.perf_counter()
+        self._looked_at[name] = self._clock()
+        assert self._link is not None  # noqa: S101 - the leader has one
+        known = self._link.known(name)
+        with self._election.acting():
+            loaded = store.load(name)
+            if loaded is None:
+                return
+            refused = self._refused.get(name, {})
+            loaded.homes = tuple(replace(one, refused=refused.get(one.home, "")) for one in loaded.homes)
+            self._models[name] = loaded.workload.model
+            self._generations[name] = loaded.workload.generation
+            seen = loaded.seen(
+                known,
+                self._writer.published(loaded.workload.model),
+                self._compiled(loaded),
+                self._traffic_of(loaded),
+                is_stale=self._link.is_stale,
+                can_publish=self._writer.is_connected,
+            )
+            decision = decide(loaded.intent, seen, self._clock())
+            serving = {one.instance for one in decision.endpoints if not one.is_draining}
+            store.perform(loaded, decision.actions)
+            is_news = store.observe(loaded, known, serving)
+            is_news |= store.write_conditions(loaded.workload, decision.conditions)
+            is_news |= store.advance_rollout(loaded, decision.actions, serving)
+            workload = loaded.workload
+            if workload.observed_generation != workload.generation:
+                workload.observed_generation = workload.generation
+                workload.save(update_fields=["observed_generation"])
+            if is_news:
+                changes.tell(workload, changes.OBSERVED)
+        self._publish(loaded, decision)
+        self._apply(loaded)
+        self._act(loaded, decision)
+        for action in decision.actions:
+            self.figures.actions[type(action).__name__] += 1
+        if decision.look_at < float("inf"):
+            self._soon(name, decision.look_at)
+        if not all(one.status for one in decision.conditions):
+            self._soon(name, self._clock() + UNSETTLED_SECONDS)
+        self.figures.decisions.record(time.perf_counter() - began)
+
+    def _publish(self, loaded: Loaded, decision: Decision) -> None:
+        workload = loaded.workload
+        told = [
+            (rendering.replica_name(workload, one.ordinal), one) for one in decision.endpoints if one.url
+        ]
+        self._last[workload.name] = (workload.model, told)
+        before = self._writer.published(workload.model)
+        try:
+            is_news = self._writer.write(workload.model, told)
+        except redis.RedisError as error:
+            self._fault("redis", error)
+            self._again(workload.name)
+            return
+        if not is_news:
+            return
+        now = self._clock()
+        for name, one in told:
+            known = before.get(name)
+            if not one.is_draining and (known is None or known.instance != one.instance):
+                self.figures.lag.record(max(0.0, now - one.since))
+        self._again(workload.name)  # what follows from brains' knowing
+
+    def _apply(self, loaded: Loaded) -> None:
+        """Tell the cluster, unless it has been told."""
+        workload = loaded.workload
+        assert self._link is not None  # noqa: S101 - the leader has one
+        if not workload.cluster_generation or self._link.is_stale:
+            return
+        if self._link.known(workload.name).generation >= workload.cluster_generation:
+            return
+        try:
+            self._link.apply(workload.name, workload.cluster_generation, loaded.apply_request())
+        except grpc.RpcError as error:
+            self._fault("cluster", error)
+        self._again(workload.name)
+
+    def _again(self, name: str) -> None:
+        self._soon(name, self._clock() + AGAIN_SECONDS)
+
+    def _fault(self, whom: str, error: BaseException) -> None:
+        self.figures.faults[whom] += 1
+        log.warning("%s did not do it: %s", whom, str(error)[:300])
+
+    # What other parts of the console do
+
+    def _act(self, loaded: Loaded, decision: Decision) -> None:
+        refused = self._refused.setdefault(loaded.workload.name, {})
+        for action in decision.actions:
+            handler = self._handler(action)
+            if handler is None:
+                continue
+            self._again(loaded.workload.name)  # it takes its time
+            try:
+                with self._election.acting():
+                    handler(loaded)
+                if isinstance(action, StartJob):
+                    refused.pop(action.home, None)
+                if isinstance(action, SetPlace | Compile):
+                    self._soon(loaded.workload.name)  # it is done, and others wait for it
+            except REFUSALS as error:
+                self._fault("console", error)
+                if isinstance(action, StartJob):
+                    refused[action.home] = str(error)[: store.SENTENCE_MAX]
+            except grpc.RpcError as error:
+                self._fault("cluster", error)
+
+    def _handler(self, action: object) -> Callable[[Loaded], object] | None:
+        match action:
+            case Compile():
+                return self._compile
+            case SizeSession(boxes):
+                return lambda loaded: _size_session(loaded, boxes)
+            case DeleteSession():
+                return lambda loaded: lifecycle.release(loaded.workload)
+            case StartJob(home):
+                return lambda loaded: _start_job(loaded, home)
+            case EndJob(home):
+                return lambda loaded: _end_job(loaded, home)
+            case RemoveHome(home):
+                return lambda loaded: driver_removal.remove(
+                    SYSTEM,
+                    rendering.home_name(loaded.workload, home.epoch, home.ordinal),
+                    reason=f"Workload {loaded.workload.name}.",
+                )
+            case SetPlace(ordinal, epoch):
+                return lambda loaded: _set_place(loaded, ordinal, epoch)
+            case RemovePlace(ordinal):
+                return lambda loaded: _remove_place(loaded, ordinal)
+            case Complete():
+                return lambda loaded: changes.fit_model(loaded.workload)
+            case RollBack(to, reason, sentence):
+                return lambda loaded: _roll_back(loaded, to, reason, sentence)
+            case Pause(reason, sentence):
+                return lambda loaded: _pause(loaded, reason, sentence)
+            case Forget():
+                return self._let_go
+            case _:
+                return None
+
+    def _let_go(self, loaded: Loaded) -> None:
+        workload = loaded.workload
+        if not lifecycle.release(workload):
+            return
+        assert self._link is not None  # noqa: S101 - the leader has one
+        self._link.delete(workload.name)
+        lifecycle.forget(workload)
+
+    # Compile jobs
+
+    def _compile(self, loaded: Loaded) -> None:
+        workload, revision = loaded.workload, loaded.workload.revision
+        assert self._link is not None  # noqa: S101 - the leader has one
+        if revision is None:
+            return
+        self._link.submit(
+            pb.JobSpec(
+                name=rendering.compile_name(revision),
+                kind=pb.COMPILE,
+                spec=rendering.compile_spec(workload, revision),
+                deadline_seconds=COMPILE_SECONDS_MAX,
+            )
+        )
+        self._compiling.add(rendering.compile_name(revision))
+
+    def _compiled(self, loaded: Loaded) -> CompileSeen:
+        """How the target's compile job is. What it has made is written down."""
+        revision = loaded.workload.revision
+        if revision is None or loaded.intent.revision.is_compiled or loaded.intent.deleting:
+            return CompileSeen()
+        assert self._link is not None  # noqa: S101 - the leader has one
+        try:
+            job = self._link.job(rendering.compile_name(revision))
+        except grpc.RpcError as error:
+            self._fault("cluster", error)
+            self._again(loaded.workload.name)
+            return CompileSeen(state=CompileState.RUNNING)
+        if job is None:
+            return CompileSeen()
+        if job.state in (pb.JOB_PENDING, pb.JOB_RUNNING):
+            self._soon(loaded.workload.name, self._clock() + AGAIN_SECONDS / 4)
+            return CompileSeen(state=CompileState.RUNNING)
+        if job.state != pb.JOB_SUCCEEDED:
+            return CompileSeen(state=CompileState.FAILED, sentence=job.sentence or job.reason)
+        try:
+            result = decode(job.result, dict[str, Any])
+        except Malformed as error:
+            return CompileSeen(state=CompileState.FAILED, sentence=f"Its result is none: {error}.")
+        store.take_artifact(revision, result.get("sha256"), result.get("layout"))
+        self._soon(loaded.workload.name)
+        return CompileSeen(state=CompileState.RUNNING)
+
+    # How requests fare
+
+    def _traffic_of(self, loaded: Loaded) -> tuple[Traffic, Traffic]:
+        workload, now = loaded.workload, self._clock()
+        if loaded.rollout is None or loaded.intent.stable is None:
+            return Traffic(), Traffic()
+        at, known = self._traffic.get(workload.name, (0.0, (Traffic(), Traffic())))
+        if now - at < HEALTH_SECONDS:
+            return known
+        template = loaded.intent.template
+        published = self._writer.published(workload.model)
+        switched = {
+            name: told.at
+            for name, told in published.items()
+            if (row := loaded.rows.get(told.instance)) is not None
+            and (row.revision.digest, row.restart) == template
+        }
+        if switched:
+            known = health.traffic(workload.model, switched, frozenset(published))
+        self._traffic[workload.name] = now, known
+        self._soon(workload.name, now + HEALTH_SECONDS)
+        return known
+
+
+# Services of the console, in a transaction of the leader
+
+
+def _size_session(loaded: Loaded, boxes: int) -> None:
+    workload = loaded.workload
+    if workload.session is None:
+        return
+    session = sessions.for_change(SYSTEM, workload.session.name)
+    if session.boxes_desired != boxes:
+        why = f"Workload {workload.name}."
+        sizes.resize(SYSTEM, session, boxes, wait_seconds=WAIT_SECONDS_MAX, reason=why)
+
+
+def _start_job(loaded: Loaded, home: Home) -> None:
+    workload = loaded.workload
+    if workload.session is None:
+        return
+    name = rendering.home_name(workload, home.epoch, home.ordinal)
+    session = sessions.for_change(SYSTEM, workload.session.name)
+    boxes = store.boxes_of_home(loaded, home)
+    jobs.start_job(
+        SYSTEM,
+        session,
+        name,
+        sessions.get_driver(SYSTEM, name),
+        boxes,
+        orgs=workload.orgs_said,
+        wait_seconds=WAIT_SECONDS_MAX,
+        reason=f"Workload {workload.name}.",
+    )
+
+
+def _end_job(loaded: Loaded, home: Home) -> None:
+    """Its instances are somewhere else by now."""
+    workload = loaded.workload
+    if workload.session is None:
+        return
+    name = rendering.home_name(workload, home.epoch, home.ordinal)
+    session = sessions.for_change(SYSTEM, workload.session.name)
+    jobs.end_job(SYSTEM, session, name, reason=f"Workload {workload.name} moves it to other boxes.")
+
+
+def _set_place(loaded: Loaded, ordinal: int, epoch: int | None) -> None:
+    workload = loaded.workload
+    if workload.served is None:
+        return
+    model = routing.for_change(SYSTEM, workload.served.name)
+    name, why = rendering.replica_name(workload, ordinal), f"Workload {workload.name}."
+    values = store.fit_place(loaded, ordinal, epoch)
+    known = model.replicas.filter(name=name).first()
+    if known is None:
+        values["api_key"] = secrets.token_urlsafe(KEY_BYTES)
+        routing.add_replica(SYSTEM, model, name=name, values=values, reason=why)
+    else:
+        routing.update_replica(SYSTEM, known, values=values, reason=why)
+
+
+def _remove_place(loaded: Loaded, ordinal: int) -> None:
+    workload = loaded.workload
+    if workload.served is None:
+        return
+    model = routing.for_change(SYSTEM, workload.served.name)
+    replica = routing.get_replica(model, rendering.replica_name(workload, ordinal))
+    routing.remove_replica(SYSTEM, replica, reason=f"Workload {workload.name}.")
+
+
+def _roll_back(loaded: Loaded, to: int, reason: str, sentence: str) -> None:
+    if loaded.rollout is not None:
+        store.end_rollout(loaded.rollout, "undone", reason, sentence)
+    workload = workloads.for_change(SYSTEM, loaded.workload.name)
+    changes.roll_back(SYSTEM, workload, to, reason=sentence)
+
+
+def _pause(loaded: Loaded, reason: str, sentence: str) -> None:
+    if loaded.rollout is not None:
+        store.end_rollout(loaded.rollout, "paused", reason, sentence)
+    workload = workloads.for_change(SYSTEM, loaded.workload.name)
+    changes.pause(SYSTEM, workload, reason=sentence)
+
+
+class HintListener:
+    """Hears of changed intent, and of what becomes of sessions and drivers, from PostgreSQL, on a
+    connection of its own, in a thread of its own."""
+
+    def __init__(self, heard: Callable[[str | None], None]) -> None:
+        self._heard = heard
+        self._ends = threading.Event()
+        self._name = connection.settings_dict["NAME"]
+        self._thread = threading.Thread(target=self._run, name="hints", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ends.set()
+        self._thread.join(IDLE_SECONDS * 4)
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            try:
+                self._listen()
+            except psycopg.Error as error:
+                log.warning("Hints do not come in: %s", error)
+                self._ends.wait(AGAIN_SECONDS)
+
+    def _listen(self) -> None:
+        url = settings.ENVIRONMENT.database_url
+        with psycopg.connect(url, dbname=self._name, autocommit=True) as listening:
+            listening.execute(f"LISTEN {hints.CHANNEL}")
+            self._heard(None)  # what came meanwhile
+            while not self._ends.is_set():
+                for notice in listening.notifies(timeout=IDLE_SECONDS):
+                    self._take(notice.payload)
+
+    def _take(self, payload: str) -> None:
+        topic, kind = hints.read(payload)
+        what, _, name = topic.partition(":")
+        if what == WORKLOAD:
+            if kind == changes.INTENT:
+                self._heard(name)
+        elif what == SESSION:  # it has boxes now, or a job has started or ended
+            self._heard(name)
+        elif what == ProcessKind.DRIVER and (home := HOME.fullmatch(name)):  # it has joined, say
+            self._heard(home[1])

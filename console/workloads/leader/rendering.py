@@ -1,0 +1,121 @@
+"""What managers and compile jobs are told, made of a revision."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+import msgspec
+from django.conf import settings
+from django.utils import timezone
+
+from console.accounts.principal import SYSTEM
+from console.fleet.membership import tokens
+from console.fleet.models import ProcessKind
+from console.workloads import tokenizers
+from console.workloads.models import Instance, Revision, Workload
+from console.workloads.spec import Template
+from telemetry.decoder import decode
+from workload_manager.compiler.spec import CompileSpec
+from workload_manager.spec import CacheSpec, InstanceSpec, Secrets, TokenizerSpec, encode
+
+GRACE_SECONDS: Final = 60
+JOIN_HOURS: Final = 24
+
+
+def replica_name(workload: Workload, ordinal: int) -> str:
+    return f"{workload.name}-{ordinal}"
+
+
+def home_name(workload: Workload, epoch: int, ordinal: int) -> str:
+    """Of a driver, and of its job."""
+    return f"{workload.name}-{epoch}-{ordinal}"
+
+
+def instance_spec(workload: Workload, instance: Instance) -> bytes:
+    """For its manager."""
+    template = instance.revision.template_read()
+    return encode(
+        InstanceSpec(
+            workload=workload.name,
+            replica=instance.replica,
+            instance=instance.name,
+            revision=instance.revision.number,
+            model=workload.model,
+            engine=template.engine,
+            tokens_max=template.tokens_max,
+            weights=template.weights,
+            tokenizer=_tokenizer(template),
+            artifact=instance.revision.artifact,
+            cache=_cache(instance) if template.cache.enabled else None,
+            boxes=tuple(instance.boxes),
+            grace_seconds=float(GRACE_SECONDS),
+        )
+    )
+
+
+def _tokenizer(template: Template) -> TokenizerSpec | None:
+    source = template.tokenizer
+    if source is None:
+        return None
+    url = tokenizers.url(source.sha256) if source.sha256 else None
+    return TokenizerSpec(folder=source.folder, sha256=source.sha256, url=url)
+
+
+def _cache(instance: Instance) -> CacheSpec:
+    return CacheSpec(
+        console=settings.PUBLIC_URL,
+        driver=instance.driver,
+        telemetry=settings.OWN_TELEMETRY_URL,
+        plain_console=settings.PUBLIC_URL.startswith("http://"),
+    )
+
+
+def instance_secrets(instance: Instance, api_key: str) -> str:
+    """JSON of what only its manager may know, with a join token of its own. Raises Refused."""
+    token = ""
+    if instance.revision.template_read().cache.enabled:
+        until = timezone.now() + timedelta(hours=JOIN_HOURS)
+        note = f"Instance {instance.name}"
+        kind = ProcessKind.DRIVER
+        _, token = tokens.issue(SYSTEM, kind=kind, uses=1, expires_at=until, note=note)
+    return msgspec.json.encode(Secrets(join_token=token, api_key=api_key)).decode()
+
+
+def join_token_id(secrets: str) -> str:
+    """Of the join token among these secrets; empty if there is none."""
+    token = msgspec.convert(_plain(secrets), Secrets).join_token if secrets else ""
+    found = tokens.TOKEN.fullmatch(token)
+    return found.group(1) if found else ""
+
+
+def secrets_by_name(secrets: str) -> dict[str, bytes]:
+    """As the Cluster Server takes them: each a JSON value."""
+    return {name: msgspec.json.encode(value) for name, value in _plain(secrets).items()}
+
+
+def _plain(secrets: str) -> dict[str, Any]:
+    return decode(secrets, dict[str, Any]) if secrets else {}
+
+
+def compile_name(revision: Revision) -> str:
+    """Of its job. What has failed is compiled again for another revision, also for one that is equal,
+    and when the workload is restarted."""
+    workload = revision.workload
+    return f"compile-{workload.name}-r{revision.number}-{revision.pk}-{workload.restarts}"
+
+
+def compile_spec(workload: Workload, revision: Revision) -> bytes:
+    """For a compile job (`workload_manager.compiler`)."""
+    template = revision.template_read()
+    return encode(
+        CompileSpec(
+            model=workload.model,
+            engine=template.engine,
+            tokens_max=template.tokens_max,
+            boxes=max(1, workload.boxes_per_replica),
+            revision=template.weights.revision if template.weights else "",
+            weights=template.weights,
+            has_cache=template.cache.enabled,
+        )
+    )

@@ -1,0 +1,85 @@
+"""What the orchestrator calls, besides its own decisions, where intent meets other subsystems. Each may
+be called again and again: it does the next thing that can be done now."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from django.db import transaction
+from django.db.models import Max
+
+from console.accounts.principal import SYSTEM
+from console.audit.services import Subject, record
+from console.operations.services import running_on
+from console.routing import services as routing
+from console.sessions import services as sessions
+from console.sessions.changes import sizes
+from console.sessions.models import WAIT_SECONDS_MAX, Session
+from console.workloads.changes import OBSERVED, tell
+from console.workloads.models import Instance, Rollout, Workload
+from console.workloads.services import KIND
+from telemetry.topics import of_session
+
+KEPT: Final = timedelta(days=30)  # instances and rollouts that have ended
+
+
+@transaction.atomic
+def fit_session(workload: Workload) -> bool:
+    """Give its session the boxes that its replicas need: those that are wanted, and those that still
+    have instances. Whether it has that size now. Raises CannotPlan and Misconfigured."""
+    if workload.session is None:
+        return True
+    live = workload.instances.filter(ended_at=None).aggregate(most=Max("ordinal"))["most"]
+    replicas = max(workload.replicas, 0 if live is None else live + 1)
+    session = sessions.for_change(SYSTEM, workload.session.name)
+    wanted = replicas * workload.boxes_per_replica
+    if running_on(of_session(session.name)) is not None:
+        return False
+    if session.boxes_desired == wanted:
+        return True
+    sizes.resize(
+        SYSTEM, session, wanted, wait_seconds=WAIT_SECONDS_MAX, reason=f"Workload {workload.name}."
+    )
+    return False
+
+
+@transaction.atomic
+def release(workload: Workload) -> bool:
+    """Of one that is being deleted, and whose instances have gone: end its session with its jobs, and
+    stop serving its model. Whether nothing is left."""
+    if workload.served is not None:
+        routing.remove_model(
+            SYSTEM, routing.for_change(SYSTEM, workload.served.name), reason=f"Workload {workload.name}."
+        )
+        workload.served = None
+        Workload.objects.filter(pk=workload.pk).update(served=None)
+    session = Session.objects.filter(workload=workload).first()
+    if session is None:
+        return True
+    if not session.deleting and running_on(of_session(session.name)) is None:
+        sizes.delete(
+            SYSTEM,
+            sessions.for_change(SYSTEM, session.name),
+            end_jobs=True,
+            reason=f"Workload {workload.name}.",
+        )
+    return False
+
+
+@transaction.atomic
+def forget(workload: Workload) -> None:
+    """Remove the row, with its history; the trail keeps what people did."""
+    subject = Subject.of(KIND, workload.name, workload.name, workload.org, workload.topic)
+    sentence = f"Workload {workload.name} is deleted."
+    record(SYSTEM, "workload.deleted", subject, sentence=sentence)
+    tell(workload, OBSERVED)
+    workload.delete()
+
+
+def forget_old(now: datetime) -> int:
+    """Instances and rollouts that ended long ago."""
+    gone = now - KEPT
+    instances, _ = Instance.objects.filter(ended_at__lt=gone).delete()
+    rollouts, _ = Rollout.objects.filter(ended_at__lt=gone).delete()
+    return instances + rollouts

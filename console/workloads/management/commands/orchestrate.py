@@ -1,0 +1,63 @@
+"""`manage.py orchestrate`: make workloads what people want them to be, until told to stop.
+
+Any number may run: one leads, and another takes over within seconds when it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+
+from console.workloads.leader.cluster import ClusterLink, NoCluster, channel
+from console.workloads.leader.election import Election
+from console.workloads.leader.endpoints import EndpointWriter
+from console.workloads.leader.orchestrator import LOCK, HintListener, Orchestrator
+from telemetry.emit.reporter import Reporter
+from telemetry.notify import notify
+
+log = logging.getLogger(__name__)
+
+KIND: Final = "orchestrator"
+
+
+class Command(BaseCommand):
+    requires_system_checks = ()  # `prepare` has done them; they load every page, which takes a second
+    help = "Run workloads on the cluster until told to stop. Of several one at a time leads."
+
+    def handle(self, *_args: Any, **_options: Any) -> None:
+        try:
+            channel().close()
+        except (NoCluster, OSError) as error:
+            raise CommandError(str(error)) from None
+        orchestrator = Orchestrator(
+            Election(LOCK),
+            EndpointWriter(settings.ENDPOINTS_URL),
+            lambda changed: ClusterLink(channel(), changed),
+        )
+        reporter = Reporter(
+            *(settings.TELEMETRY_URL, settings.OTLP_URL, KIND, settings.VERSION),
+            collect=orchestrator.figures.collect,
+        )
+        listener = HintListener(orchestrator.news.add)
+        stopped = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stopped.set())
+        listener.start()
+        notify("READY=1")
+        while not stopped.is_set():
+            pause = orchestrator.round()
+            notify("WATCHDOG=1")
+            if pause:
+                stopped.wait(pause)
+            else:
+                orchestrator.wait()
+        notify("STOPPING=1")
+        orchestrator.stop()
+        listener.stop()
+        reporter.stop()
+        log.info("Stopped")

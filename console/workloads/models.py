@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from django.core.serializers.json import DjangoJSONEncoder
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
+from django.db import models
+from django.db.models import F, Q
+from django.utils import timezone
+
+from console.accounts.names import ACTOR_NAME_MAX
+from console.orgs.models import Org
+from console.routing.models import ServedModel
+from console.sessions.models import Session
+from console.shell.sealed import SealedText
+from console.workloads import spec
+from console.workloads.spec import BOXES_MAX, MODEL_MAX, NAME_MAX, REPLICAS_MAX, WORKLOAD_NAME
+from telemetry.topics import of_workload
+
+NOTE_MAX: Final = 500
+TOKENIZER_NAME_MAX: Final = 100
+SENTENCE_MAX: Final = 500
+REASON_MAX: Final = 64
+INSTANCE_NAME_MAX: Final = 63
+ORDINAL_MAX: Final = 100_000
+
+
+class Workload(models.Model):
+    """A model that is served: what people want of it, and what the orchestrator has made of that.
+
+    `revision` is what its instances are to be started with; `stable`, the last one whose rollout is
+    complete. `version` counts people's changes; `generation` those that the orchestrator acts upon.
+    """
+
+    name = models.CharField(
+        max_length=NAME_MAX,
+        unique=True,
+        validators=[
+            RegexValidator(WORKLOAD_NAME, f"Lower-case letters, digits and dashes, at most {NAME_MAX}.")
+        ],
+    )
+    org = models.ForeignKey(
+        Org, null=True, blank=True, on_delete=models.PROTECT, related_name="workloads"
+    )
+    model = models.CharField(max_length=MODEL_MAX, help_text="What clients send as “model”.")
+    boxes_per_replica = models.PositiveIntegerField(validators=[MaxValueValidator(BOXES_MAX)])
+    replicas = models.PositiveIntegerField(
+        validators=[MinValueValidator(1), MaxValueValidator(REPLICAS_MAX)]
+    )
+    settings = models.JSONField(encoder=DjangoJSONEncoder, help_text="See spec.Settings.")
+    paused = models.BooleanField(default=False, help_text="No rollout proceeds.")
+    deleting = models.BooleanField(default=False)
+    restarts = models.PositiveIntegerField(default=0, help_text="How often people asked for one.")
+    version = models.PositiveIntegerField(default=1, help_text="Counts changes; the ETag.")
+    generation = models.PositiveBigIntegerField(default=1)
+    revision = models.ForeignKey(
+        "Revision", null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    session = models.OneToOneField(
+        Session, null=True, blank=True, on_delete=models.SET_NULL, related_name="workload"
+    )
+    served = models.OneToOneField(
+        ServedModel, null=True, blank=True, on_delete=models.SET_NULL, related_name="workload"
+    )
+    created_at = models.DateTimeField(default=timezone.now)
+    # The orchestrator writes these.
+    stable = models.ForeignKey(
+        "Revision", null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
+    observed_generation = models.PositiveBigIntegerField(default=0)
+    cluster_generation = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        ordering = ("name",)
+        constraints = [
+            models.CheckConstraint(name="workload_name", condition=Q(name__regex=WORKLOAD_NAME)),
+            models.CheckConstraint(
+                name="workload_replicas", condition=Q(replicas__gte=1, replicas__lte=REPLICAS_MAX)
+            ),
+            models.CheckConstraint(name="workload_boxes", condition=Q(boxes_per_replica__lte=BOXES_MAX)),
+            models.CheckConstraint(
+                name="workload_observed", condition=Q(observed_generation__lte=F("generation"))
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def topic(self) -> str:
+        return of_workload(self.name)
+
+    @property
+    def said(self) -> spec.Settings:
+        return spec.read(spec.Settings, self.settings)
+
+    @property
+    def rollout(self) -> spec.RolloutSpec:
+        return self.said.rollout
+
+    @property
+    def orgs_said(self) -> Literal["all"] | tuple[str, ...]:
+        """Those that may use the model."""
+        return self.said.orgs
+
+    @property
+    def boxes(self) -> int:
+        return self.replicas * self.boxes_per_replica
+
+    def spec(self) -> spec.WorkloadSpec:
+        """The whole of it, as people wrote it."""
+        if self.revision is None:
+            raise ValueError(f"{self.name} has no revision")
+        return spec.joined(
+            self.name,
+            self.model,
+            self.org.slug if self.org else None,
+            self.replicas,
+            self.boxes_per_replica,
+            self.revision.template_read(),
+            self.said,
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the audit trail keeps of it: variables of engines by their names only."""
+        found: dict[str, Any] = spec.shown(self.spec())
+        if environment := found["engine"].get("environment"):
+            found["engine"]["environment"] = dict.fromkeys(environment, "set")
+        return {
+            **found,
+            "revision": self.revision.number if self.revision else None,
+            "paused": self.paused,
+            "restarts": self.restarts,
+        }
+
+
+class Tokenizer(models.Model):
+    """An uploaded tokenizer, which belongs to an org, or to the platform for all. What is in it is
+    stored by its hash, once for all of whom it belongs to."""
+
+    sha256 = models.CharField(max_length=64)
+    org = models.ForeignKey(Org, null=True, on_delete=models.CASCADE, related_name="tokenizers")
+    name = models.CharField(max_length=TOKENIZER_NAME_MAX)
+    size_bytes = models.PositiveBigIntegerField()
+    author_id = models.BigIntegerField(null=True)
+    author_name = models.CharField(max_length=ACTOR_NAME_MAX)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ("-pk",)
+        constraints = [
+            models.UniqueConstraint(
+                name="tokenizer_once", fields=["org", "sha256"], nulls_distinct=False
+            ),
+            models.CheckConstraint(
+                name="tokenizer_sha256", condition=Q(sha256__regex=r"^[0-9a-f]{64}$")
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.sha256[:16]})"
+
+
+class Revision(models.Model):
+    """What instances are started with, from some moment on. The database refuses to change it; only what
+    its compile job found may be added, once (see the migration)."""
+
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="revisions")
+    number = models.PositiveIntegerField()
+    template = models.JSONField(encoder=DjangoJSONEncoder, help_text="See spec.Template.")
+    digest = models.CharField(max_length=64)
+    same_as = models.PositiveIntegerField(null=True)  # the number of the one that it restores
+    author_id = models.BigIntegerField(null=True)
+    author_name = models.CharField(max_length=ACTOR_NAME_MAX)
+    note = models.CharField(max_length=NOTE_MAX, blank=True)
+    made_at = models.DateTimeField(default=timezone.now)
+    # The orchestrator writes these, when it is compiled.
+    artifact = models.CharField(max_length=64, null=True)  # noqa: DJ001 - null until it is known
+    layout = models.JSONField(null=True, encoder=DjangoJSONEncoder)
+    epoch = models.PositiveIntegerField(null=True)  # revisions of one epoch share their cache
+    compiled_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ("-number",)
+        constraints = [
+            models.UniqueConstraint(name="revision_of_workload", fields=["workload", "number"]),
+            models.CheckConstraint(name="revision_number", condition=Q(number__gte=1)),
+            models.CheckConstraint(
+                name="revision_same_as_earlier", condition=Q(same_as=None) | Q(same_as__lt=F("number"))
+            ),
+            models.CheckConstraint(name="revision_digest", condition=Q(digest__regex=r"^[0-9a-f]{64}$")),
+        ]
+
+    def __str__(self) -> str:
+        return f"revision {self.number} of {self.workload.name}"
+
+    def template_read(self) -> spec.Template:
+        return spec.read(spec.Template, self.template)
+
+
+class Goal(models.TextChoices):
+    """What an instance is asked for."""
+
+    RUN = "run", "run"
+    RELEASE_CACHE = "release_cache", "release its cache"
+    DRAIN = "drain", "drain"
+
+
+class InstanceState(models.TextChoices):
+    """As managers report it."""
+
+    PENDING = "pending", "pending"
+    COMPILING = "compiling", "compiling"
+    LOADING = "loading", "loading"
+    STARTING = "starting", "starting"
+    STANDBY = "standby", "standby"
+    READY = "ready", "ready"
+    DRAINING = "draining", "draining"
+    GONE = "gone", "gone"
+
+
+class CacheState(models.TextChoices):
+    UNKNOWN = "", "not known"
+    NONE = "none", "none"
+    WAITING = "waiting", "waiting"
+    ATTACHED = "attached", "attached"
+    RELEASED = "released", "released"
+
+
+class Instance(models.Model):
+    """One manager and its engine, which serve a replica for a while. The orchestrator writes it; the row
+    stays as history."""
+
+    name = models.CharField(max_length=INSTANCE_NAME_MAX, unique=True)
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="instances")
+    ordinal = models.PositiveIntegerField(validators=[MaxValueValidator(ORDINAL_MAX)])
+    revision = models.ForeignKey(Revision, on_delete=models.CASCADE, related_name="instances")
+    restart = models.PositiveIntegerField(default=0)  # of the workload's restarts, when it was made
+    epoch = models.PositiveIntegerField(default=1)
+    goal = models.CharField(max_length=16, choices=Goal, default=Goal.RUN)
+    goal_at = models.DateTimeField(default=timezone.now)
+    spec = models.BinaryField(default=bytes, help_text="What its manager is told, as JSON.")
+    secrets = SealedText(blank=True, default="", help_text="JSON, sealed at rest.")
+    boxes = models.JSONField(default=list)
+    created_at = models.DateTimeField(default=timezone.now)
+    ended_at = models.DateTimeField(null=True, blank=True)
+    end_reason = models.CharField(max_length=SENTENCE_MAX, blank=True)
+    serving = models.BooleanField(default=False, help_text="Requests of its replica go to it.")
+    # What the Cluster Server says of it.
+    state = models.CharField(max_length=16, choices=InstanceState, default=InstanceState.PENDING)
+    reason = models.CharField(max_length=REASON_MAX, blank=True)
+    sentence = models.CharField(max_length=SENTENCE_MAX, blank=True)
+    since = models.DateTimeField(default=timezone.now)
+    ready_at = models.DateTimeField(null=True, blank=True)
+    acknowledged_goal = models.CharField(max_length=16, choices=Goal, blank=True)
+    cache = models.CharField(max_length=16, choices=CacheState, blank=True, default="")
+    url = models.CharField(max_length=500, blank=True)
+    progress_done = models.BigIntegerField(default=0)
+    progress_total = models.BigIntegerField(default=0)
+    progress_unit = models.CharField(max_length=32, blank=True)
+    progress_seconds = models.FloatField(default=0)
+    engine_restarts = models.PositiveIntegerField(default=0)
+    host = models.CharField(max_length=253, blank=True)
+    running_requests = models.PositiveIntegerField(default=0)
+    seen_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ("ordinal", "pk")
+        indexes = [models.Index(fields=["workload", "-id"], name="instance_of_workload")]
+        constraints = [
+            models.UniqueConstraint(
+                name="instance_serving_once",
+                fields=["workload", "ordinal"],
+                condition=Q(serving=True),
+            ),
+            models.CheckConstraint(
+                name="instance_ended_serves_nobody", condition=Q(ended_at=None) | Q(serving=False)
+            ),
+            models.CheckConstraint(name="instance_goal", condition=Q(goal__in=Goal.values)),
+            models.CheckConstraint(name="instance_state", condition=Q(state__in=InstanceState.values)),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def replica(self) -> str:
+        return f"{self.workload.name}-{self.ordinal}"
+
+    @property
+    def driver(self) -> str:
+        """Its driver, and job, which belong to the replica."""
+        return f"{self.workload.name}-{self.epoch}-{self.ordinal}"
+
+    @property
+    def percent(self) -> int | None:
+        """Of what it is doing, where there is something to count."""
+        if not self.progress_total:
+            return None
+        return min(100, 100 * self.progress_done // self.progress_total)
+
+
+class ConditionStatus(models.TextChoices):
+    TRUE = "True", "yes"
+    FALSE = "False", "no"
+    UNKNOWN = "Unknown", "not known"
+
+
+class Condition(models.Model):
+    """One thing that is so, or not, about a workload. `Ready` follows from the others."""
+
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="conditions")
+    type = models.CharField(max_length=32)
+    status = models.CharField(max_length=8, choices=ConditionStatus)
+    reason = models.CharField(max_length=REASON_MAX)
+    message = models.CharField(max_length=SENTENCE_MAX, blank=True)
+    since = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ("pk",)
+        constraints = [
+            models.UniqueConstraint(name="condition_once", fields=["workload", "type"]),
+            models.CheckConstraint(
+                name="condition_status", condition=Q(status__in=ConditionStatus.values)
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.type} of {self.workload.name}: {self.status}"
+
+
+class RolloutPhase(models.TextChoices):
+    RUNNING = "running", "in progress"
+    PAUSED = "paused", "paused"
+    DONE = "done", "complete"
+    FAILED = "failed", "failed"
+    UNDONE = "undone", "rolled back"
+    SUPERSEDED = "superseded", "superseded"
+
+
+class Rollout(models.Model):
+    """From one revision, or restart, to another. The orchestrator writes it; the row stays."""
+
+    workload = models.ForeignKey(Workload, on_delete=models.CASCADE, related_name="rollouts")
+    from_revision = models.ForeignKey(
+        Revision, null=True, blank=True, on_delete=models.CASCADE, related_name="+"
+    )
+    to_revision = models.ForeignKey(Revision, on_delete=models.CASCADE, related_name="rollouts")
+    restart = models.PositiveIntegerField(default=0)
+    phase = models.CharField(max_length=16, choices=RolloutPhase, default=RolloutPhase.RUNNING)
+    reason = models.CharField(max_length=REASON_MAX, blank=True)
+    sentence = models.CharField(max_length=SENTENCE_MAX, blank=True)
+    switched = models.PositiveIntegerField(default=0)  # replicas that are served by it
+    total = models.PositiveIntegerField(default=0)
+    started_at = models.DateTimeField(default=timezone.now)
+    deadline_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ("-pk",)
+        constraints = [
+            models.UniqueConstraint(
+                name="rollout_one_at_a_time", fields=["workload"], condition=Q(ended_at=None)
+            ),
+            models.CheckConstraint(
+                name="rollout_ended",
+                condition=Q(phase__in=["running", "paused"], ended_at=None)
+                | Q(phase__in=["done", "failed", "undone", "superseded"], ended_at__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"rollout of {self.workload.name} to revision {self.to_revision.number}"
+
+    @property
+    def percent(self) -> int:
+        return 100 * self.switched // self.total if self.total else 0

@@ -1,0 +1,167 @@
+"""Forms with a plan below them: creating, editing and scaling a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import transaction
+from django.http import Http404, HttpResponse
+from django.shortcuts import redirect, render
+
+from console.accounts.browser import SignedInRequest, form_page
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.fleet.models import Box
+from console.fleet.nodes import Impossible
+from console.operations.services import Busy, StalePlan
+from console.orgs.services import visible_orgs
+from console.placement.topology import Misconfigured
+from console.sessions import diagram
+from console.sessions.pages.forms import PlannedForm
+from console.sessions.pages.sessions import STREAMS_SHOWN_MAX, asked, refusal
+from console.sessions.plans.proposals import CannotPlan
+from console.shell.pages import wants_part
+from console.visibility import Sight
+from console.workloads import changes, services
+from console.workloads import spec as specs
+from console.workloads.models import Workload
+from console.workloads.pages.forms import ScaleForm, SpecForm
+from console.workloads.pages.workloads import may_add
+from console.workloads.plans import Plan
+from console.workloads.spec import Wrong
+
+STALE: Final = "It has changed since you opened the form. Look again, then save."
+EXAMPLE: Final = """\
+name: chat
+{org}model: example/chat-8b       # what clients send
+tokens_max: 32768
+engine:
+  kind: emulator             # or vllm, sglang, command
+replicas: {replicas}
+boxes_per_replica: 1
+rollout:
+  max_surge: 1
+  max_unavailable: 0
+  deadline_seconds: 10m
+"""
+REFUSALS: Final = (
+    *(CannotPlan, Misconfigured, StalePlan, Busy, ValidationError, Impossible),
+    *(PermissionDenied, Http404),
+)
+
+
+@form_page
+def new_workload(request: SignedInRequest) -> HttpResponse:
+    principal = request.principal
+    if not may_add(principal):
+        principal.check_may_change(Role.PLATFORM_ADMIN)
+    form = SpecForm(request.POST or None, initial={"spec": _example(principal)})
+
+    def plan() -> Plan:
+        return changes.plan_new(principal, specs.parse(form.cleaned_data["spec"]))
+
+    def begin() -> Workload:
+        return changes.create(principal, specs.parse(form.cleaned_data["spec"]), **asked(form))
+
+    return _planned(request, form, plan, begin, "workloads/new.html", {})
+
+
+def _example(principal: Principal) -> str:
+    """For somebody who may create only workloads of an org, with one of theirs."""
+    org = ""
+    if not principal.on_platform(Role.PLATFORM_ADMIN):
+        theirs = visible_orgs(principal).filter(pk__in=principal.orgs_where(Role.ORG_ADMIN)).first()
+        org = f"org: {theirs.slug}\n" if theirs else ""
+    return EXAMPLE.format(org=org, replicas=min(2, max(1, Box.objects.count())))
+
+
+@form_page
+def edit_workload(request: SignedInRequest, name: str) -> HttpResponse:
+    principal = request.principal
+    workload = services.get_workload(principal, name, Role.ORG_ADMIN)
+    initial = {"spec": specs.dump(workload.spec()), "version": workload.version}
+    form = SpecForm(request.POST or None, initial=initial)
+
+    def plan() -> Plan:
+        wanted = specs.parse(form.cleaned_data["spec"])
+        return changes.plan_change(principal, _locked(principal, name, form), wanted)
+
+    def begin() -> Workload:
+        wanted = specs.parse(form.cleaned_data["spec"])
+        return changes.update(principal, _locked(principal, name, form), wanted, **asked(form))
+
+    return _planned(request, form, plan, begin, "workloads/edit.html", {"workload": workload})
+
+
+@form_page
+def scale_workload(request: SignedInRequest, name: str) -> HttpResponse:
+    principal = request.principal
+    workload = services.get_workload(principal, name, Role.ORG_ADMIN)
+    form = ScaleForm(request.POST or None, initial={"replicas": workload.replicas})
+
+    def plan() -> Plan:
+        found = services.for_change(principal, name)
+        return changes.plan_change(
+            principal, found, changes.scaled(found, form.cleaned_data["replicas"])
+        )
+
+    def begin() -> Workload:
+        found = services.for_change(principal, name)
+        return changes.scale(principal, found, form.cleaned_data["replicas"], **asked(form))
+
+    return _planned(request, form, plan, begin, "workloads/scale.html", {"workload": workload})
+
+
+def _locked(principal: Principal, name: str, form: SpecForm) -> Workload:
+    found = services.for_change(principal, name)
+    if form.cleaned_data["version"] not in (None, found.version):
+        raise ValidationError(STALE)
+    return found
+
+
+def _planned(
+    request: SignedInRequest,
+    form: PlannedForm,
+    plan: Callable[[], Plan],
+    begin: Callable[[], Workload],
+    template: str,
+    context: dict[str, Any],
+) -> HttpResponse:
+    """The plan, while somebody types or by its button; or, sent, the change."""
+    wants_plan = "preview" in request.POST or wants_part(request)
+    found: dict[str, Any] = {}
+    if request.method == "POST" and form.is_valid():
+        try:
+            with transaction.atomic():
+                if not wants_plan:
+                    return redirect("workload", begin().name)
+                found = _shown(plan(), Sight(request.principal))
+                transaction.set_rollback(True)
+        except Wrong as error:
+            found = {"problems": error.problems}
+        except REFUSALS as error:
+            found = {"refused": refusal(error)}
+    if wants_part(request):
+        return render(request, "workloads/plan.html", {**found, "form": form})
+    return render(request, template, {**context, **found, "form": form})
+
+
+def _shown(plan: Plan, sight: Sight) -> dict[str, Any]:
+    placement = plan.placement
+    if placement is None:
+        return {"plan": plan}
+    streams = [
+        diagram.StreamEnds(one.name, one.box, one.domain, one.node, one.path)
+        for one in placement.streams
+    ]
+    return {
+        "plan": plan,
+        "plan_streams": [
+            replace(one, why=sight.why(one.why)) for one in placement.streams[:STREAMS_SHOWN_MAX]
+        ],
+        "more_streams": len(placement.streams) > STREAMS_SHOWN_MAX,
+        "picture": diagram.draw(streams),
+    }

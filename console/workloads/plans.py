@@ -1,0 +1,176 @@
+"""What becomes of a workload if a spec is applied: boxes, memory in tokens, a revision. Nothing has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from console.audit.diff import changes
+from console.orgs.models import Org
+from console.placement import grants
+from console.sessions import rules as session_rules
+from console.sessions.changes.sizes import new_session, plan_size
+from console.sessions.models import Session
+from console.sessions.plans import reservations
+from console.sessions.plans.proposals import Proposal, SessionSpec, more_boxes, propose
+from console.sessions.plans.snapshot import Snapshot
+from console.workloads import spec as specs
+from console.workloads.models import Workload
+from console.workloads.spec import WorkloadSpec
+
+ENVIRONMENT: Final = "engine.environment."
+KV: Final = "kv"  # the group that replicas are planned with until their layout is known
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`rollout`: it makes new instances."""
+
+    field: str
+    before: Any
+    after: Any
+    rollout: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`placement`: None where nothing changes about boxes. `boxes_free` and `quota_left`: of the fleet
+    and of the owner, once it is done; None: not counted."""
+
+    name: str
+    differences: tuple[Difference, ...]
+    revision: int
+    placement: Proposal | None
+    boxes: int
+    boxes_before: int
+    boxes_free: int | None
+    quota_left: int | None
+    version: int
+
+    @property
+    def makes_revision(self) -> bool:
+        return any(one.rollout for one in self.differences)
+
+    @property
+    def token(self) -> str:
+        said = [
+            *(self.name, self.version, self.revision),
+            [(one.field, one.after) for one in self.differences],
+            self.placement.token if self.placement else "",
+        ]
+        text = json.dumps(said, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def summary(self) -> str:
+        if not self.differences:
+            return "Nothing changes."
+        parts = []
+        if self.version == 0:
+            parts.append(f"Create {self.name}.")
+        elif self.makes_revision:
+            parts.append(f"Make revision {self.revision} and roll it out.")
+        else:
+            parts.append("Change it in place, without a rollout.")
+        if self.boxes != self.boxes_before:
+            before = f" instead of {self.boxes_before}" if self.boxes_before else ""
+            parts.append(f"It takes {_boxes(self.boxes)}{before}.")
+        if self.boxes_free is not None:
+            stay = "stays" if self.boxes_free == 1 else "stay"
+            parts.append(f"{_boxes(self.boxes_free).capitalize()} {stay} free.")
+        return " ".join(parts)
+
+
+def _boxes(count: int) -> str:
+    return "1 box" if count == 1 else f"{count or 'no'} boxes"
+
+
+def differences(before: WorkloadSpec | None, after: WorkloadSpec) -> tuple[Difference, ...]:
+    """By field, with those of the engine and its like by their parts."""
+    was = specs.shown(before.whole) if before is not None else {}
+    return tuple(
+        Difference(path, _masked(path, old), _masked(path, new), path.split(".")[0] in specs.OF_TEMPLATE)
+        for path, old, new in changes(was, specs.shown(after.whole))
+    )
+
+
+def _masked(path: str, value: Any) -> Any:
+    """Variables of engines may be secret."""
+    return "set" if path.startswith(ENVIRONMENT) and value is not None else value
+
+
+def session_for(wanted: WorkloadSpec, org: Org | None) -> Session | None:
+    """The session that it is to have; it is not saved. Raises ValidationError and Misconfigured."""
+    if not wanted.boxes:
+        return None
+    path, size = wanted.session.path or "", wanted.bytes_per_token
+    return new_session(wanted.name, org, wanted.boxes, path=path, bytes_per_token=size)
+
+
+def plan_new(wanted: WorkloadSpec, org: Org | None) -> Plan:
+    """With one job for each replica. Raises CannotPlan, Misconfigured and ValidationError."""
+    session = session_for(wanted, org)
+    snapshot = Snapshot.now()
+    placement = _replicas(snapshot, session, wanted) if session is not None else None
+    return Plan(
+        name=wanted.name,
+        differences=differences(None, wanted),
+        revision=1,
+        placement=placement,
+        boxes=wanted.boxes,
+        boxes_before=0,
+        boxes_free=len(snapshot.free_boxes) - wanted.boxes if session is not None else None,
+        quota_left=_quota_left(org, wanted.boxes),
+        version=0,
+    )
+
+
+def _replicas(snapshot: Snapshot, session: Session, wanted: WorkloadSpec) -> Proposal:
+    reservations.check_size(snapshot, session, wanted.boxes)
+    boxes = tuple(sorted(more_boxes(snapshot, (), wanted.boxes)))
+    each = wanted.boxes_per_replica
+    jobs = tuple(
+        _job(snapshot, f"{wanted.name}-{number}", boxes[number * each :][:each], session.bytes_per_token)
+        for number in range(wanted.replicas)
+    )
+    rules = session_rules.effective_rules(session.org, session.path)
+    return propose(snapshot, SessionSpec(wanted.name, rules, boxes, jobs, session.bytes_per_token))
+
+
+def _job(snapshot: Snapshot, name: str, boxes: Sequence[str], bytes_per_token: int) -> grants.Job:
+    return grants.Job(name, grants.spread(snapshot.fleet, boxes, KV, bytes_per_token))
+
+
+def plan_change(workload: Workload, wanted: WorkloadSpec) -> Plan:
+    """Raises CannotPlan and Misconfigured."""
+    before = workload.spec()
+    found = differences(before, wanted)
+    session = workload.session
+    placement: Proposal | None = None
+    free: int | None = None
+    if session is not None and wanted.boxes > session.boxes_desired:
+        placement = plan_size(session, wanted.boxes)
+        free = len(Snapshot.now().free_boxes) - len(placement.added)
+    elif session is not None:
+        # Boxes come free when instances have gone; that a rule forbids the size is told now.
+        reservations.check_size(Snapshot.now(), session, wanted.boxes)
+    number = workload.revision.number if workload.revision else 0
+    return Plan(
+        name=workload.name,
+        differences=found,
+        revision=number + any(one.rollout for one in found),
+        placement=placement,
+        boxes=wanted.boxes,
+        boxes_before=before.boxes,
+        boxes_free=free,
+        quota_left=_quota_left(workload.org, wanted.boxes - before.boxes),
+        version=workload.version,
+    )
+
+
+def _quota_left(org: Org | None, more: int) -> int | None:
+    quota = session_rules.of_an_org(org).boxes_quota if org is not None else None
+    return None if quota is None else quota - session_rules.held_by(org) - more

@@ -1,0 +1,303 @@
+"""Workloads as the API takes and shows them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from ninja import Field, Schema
+from pydantic import WithJsonSchema
+
+from console.accounts.roles import Role
+from console.api.fields import NO_NUL, Input, Reason
+from console.api.problems import ApiError, FieldError
+from console.api.shown import OR_NULL, Context, SlugOf
+from console.sessions.rest.schemas import PlannedIn, PlanOut
+from console.workloads import spec as specs
+from console.workloads.models import Instance, Revision, Rollout, Workload
+from console.workloads.spec import CHARACTERS_MAX, REPLICAS_MAX, Template, WorkloadSpec, Wrong
+
+ConditionStatus = Literal["True", "False", "Unknown"]
+WITH_UNITS = {"description": "A number, or text with a unit.", "maxLength": 100, "type": "string"}
+
+
+def _schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """msgspec's definition, whole in itself: pydantic keeps references of its own."""
+    (top,), parts = msgspec.json.schema_components([kind], ref_template="{name}")
+
+    def inlined(value: Any) -> Any:
+        if isinstance(value, list):
+            return [inlined(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            return inlined(parts[value["$ref"]])
+        found = {key: inlined(each) for key, each in value.items()}
+        for name, one in found.get("properties", {}).items():
+            if name.endswith("_seconds") or name in specs.SIZES:
+                found["properties"][name] = {"anyOf": [one, WITH_UNITS]}
+        return found
+
+    found: dict[str, Any] = inlined(top)
+    found["description"] = "See docs/workloads.md."
+    return found
+
+
+SpecField = Annotated[dict[str, Any], WithJsonSchema(_schema(WorkloadSpec))]
+TemplateField = Annotated[dict[str, Any], WithJsonSchema({"type": "object"})]
+Yaml = Annotated[str, Field(max_length=CHARACTERS_MAX, pattern=NO_NUL)]
+
+
+class SpecIn(PlannedIn):
+    """One of `spec` and `yaml`."""
+
+    spec: SpecField | None = Field(None, description="The whole spec.")
+    yaml: Yaml | None = Field(
+        None, description="The whole spec as text, YAML or JSON: problems are told with their lines."
+    )
+
+    def wanted(self) -> WorkloadSpec:
+        if (self.spec is None) == (self.yaml is None):
+            detail = "Send one of `spec` and `yaml`."
+            raise ApiError("InvalidRequest", detail, errors=[FieldError(pointer="/body", detail=detail)])
+        try:
+            return specs.from_values(self.spec) if self.yaml is None else specs.parse(self.yaml)
+        except Wrong as error:
+            raise invalid(error, "spec" if self.yaml is None else "yaml") from None
+
+
+class SpecPatch(PlannedIn):
+    patch: Annotated[dict[str, Any], WithJsonSchema({"type": "object"})] = Field(
+        description="A merge patch (RFC 7396) of the spec: what it names changes, null is removed.",
+        examples=[{"engine": {"arguments": ["--max-num-seqs", "64"]}}],
+    )
+
+    def wanted(self, workload: Workload) -> WorkloadSpec:
+        try:
+            return specs.merged(workload.spec(), self.patch)
+        except Wrong as error:
+            raise invalid(error, "patch") from None
+
+
+def invalid(error: Wrong, field: str) -> ApiError:
+    """With a pointer to each field that is wrong; of text, to the text, and the line is told."""
+    errors = []
+    for one in error.problems:
+        place = one.at.replace(".", "/").replace("[", "/").replace("]", "") if field != "yaml" else ""
+        detail = one.sentence if place else str(one)
+        errors.append(FieldError(pointer=f"/body/{field}/{place}".rstrip("/"), detail=detail))
+    return ApiError("InvalidRequest", str(error.problems[0]), errors=errors)
+
+
+class ScaleIn(PlannedIn):
+    replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)]
+
+
+class WorkloadReasonIn(Input):
+    reason: Reason = ""
+
+
+class WorkloadUndoIn(WorkloadReasonIn):
+    revision: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+        None, description="The revision to roll back to; null: the one that was rolled out before."
+    )
+
+
+class ConditionOut(Schema):
+    type: str
+    status: ConditionStatus
+    reason: str = Field(description="A word for machines.")
+    message: str
+    since: datetime
+
+
+class RolloutOut(Schema):
+    from_revision: int | None
+    to_revision: int
+    phase: Literal["running", "paused", "done", "failed", "undone", "superseded"]
+    reason: str
+    sentence: str
+    switched: int = Field(description="Replicas that are served by the new revision.")
+    total: int
+    started_at: datetime
+    deadline_at: datetime | None
+    ended_at: datetime | None
+
+    @staticmethod
+    def resolve_from_revision(rollout: Rollout) -> int | None:
+        return rollout.from_revision.number if rollout.from_revision else None
+
+    @staticmethod
+    def resolve_to_revision(rollout: Rollout) -> int:
+        return rollout.to_revision.number
+
+
+class ReplicasOut(Schema):
+    desired: int
+    ready: int = Field(description="Replicas that requests go to.")
+    instances: int = Field(description="Instances that have not ended.")
+
+
+class WorkloadOut(Schema):
+    name: str
+    version: int = Field(description="Incremented with each change; the ETag.")
+    org: SlugOf | None = Field(description="The owner; null for one of the platform.")
+    model: str = Field(description="What clients send as `model`.")
+    ready: ConditionStatus = Field(description="Status of the condition `Ready`.")
+    replicas: ReplicasOut
+    revision: int = Field(description="What its instances are to run.")
+    stable_revision: int | None = Field(description="The last one whose rollout is complete.")
+    generation: int = Field(description="Incremented with each change that has to be acted upon.")
+    observed_generation: int = Field(description="How far the orchestrator has seen them.")
+    paused: bool
+    deleting: bool
+    restarts: int
+    session: str | None
+    conditions: list[ConditionOut]
+    rollout: RolloutOut | None = Field(description="The rollout that has not ended.")
+    spec: SpecField
+    created_at: datetime
+
+    @staticmethod
+    def resolve_ready(workload: Workload) -> str:
+        return ready_of(workload)
+
+    @staticmethod
+    def resolve_replicas(workload: Workload) -> dict[str, int]:
+        return {
+            "desired": workload.replicas,
+            "ready": getattr(workload, "ready_count", 0),
+            "instances": getattr(workload, "instance_count", 0),
+        }
+
+    @staticmethod
+    def resolve_revision(workload: Workload) -> int:
+        return workload.revision.number if workload.revision else 0
+
+    @staticmethod
+    def resolve_stable_revision(workload: Workload) -> int | None:
+        return workload.stable.number if workload.stable else None
+
+    @staticmethod
+    def resolve_session(workload: Workload) -> str | None:
+        return workload.session.name if workload.session else None
+
+    @staticmethod
+    def resolve_conditions(workload: Workload) -> list[Any]:
+        return list(workload.conditions.all())
+
+    @staticmethod
+    def resolve_rollout(workload: Workload) -> Any:
+        return next(iter(getattr(workload, "rollouts_open", ())), None)
+
+    @staticmethod
+    def resolve_spec(workload: Workload, context: Context) -> dict[str, Any]:
+        may_change = context["request"].principal.holds(Role.ORG_ADMIN, workload.org_id)
+        found: dict[str, Any] = specs.shown(workload.spec())
+        return found if may_change else masked(found)
+
+
+def ready_of(workload: Workload) -> str:
+    found = (one.status for one in workload.conditions.all() if one.type == "Ready")
+    return next(found, "Unknown")
+
+
+def masked(values: dict[str, Any]) -> dict[str, Any]:
+    """Variables of engines by their names only: they may be secret."""
+    engine = values["engine"]
+    if "environment" not in engine:
+        return values
+    return {**values, "engine": {**engine, "environment": dict.fromkeys(engine["environment"], "set")}}
+
+
+class WorkloadDifferenceOut(Schema):
+    field: str
+    before: Any
+    after: Any
+    rollout: bool = Field(description="Whether it makes new instances.")
+
+
+class WorkloadPlanOut(Schema):
+    """What would be done. Nothing has been."""
+
+    plan_token: str = Field(validation_alias="token")
+    summary: str
+    differences: list[WorkloadDifferenceOut]
+    makes_revision: bool
+    revision: int = Field(description="What instances would run.")
+    boxes: int
+    boxes_before: int
+    boxes_free: int | None = Field(description="Boxes that would stay free; null: no boxes are taken.")
+    quota_left: int | None = Field(description="Of the owner, in boxes; null: it has no quota.")
+    placement: PlanOut | None = Field(description="Its streams, and the memory of its replicas.")
+
+
+class RevisionOut(Schema):
+    number: int
+    template: TemplateField = Field(description="What its instances are started with.")
+    digest: str = Field(description="Equal templates have equal digests.")
+    same_as: int | None = Field(description="The revision that it restores.")
+    author: str = Field(validation_alias="author_name")
+    note: str
+    made_at: datetime
+    artifact: str | None = Field(description="SHA-256 of what it was compiled to.")
+    epoch: int | None = Field(description="Revisions of one epoch share their cache.")
+    compiled_at: datetime | None
+
+    @staticmethod
+    def resolve_template(revision: Revision, context: Context) -> dict[str, Any]:
+        found: dict[str, Any] = specs.shown(specs.read(Template, revision.template))
+        org_id = revision.workload.org_id
+        return found if context["request"].principal.holds(Role.ORG_ADMIN, org_id) else masked(found)
+
+
+class InstanceProgressOut(Schema):
+    done: int
+    total: int
+    unit: str
+    seconds: float
+
+
+class InstanceOut(Schema):
+    name: str
+    replica: str
+    ordinal: int
+    revision: int
+    goal: str
+    state: str
+    reason: str = Field(description="Why it is not ready, as a word for machines.")
+    sentence: str
+    since: datetime
+    serving: bool = Field(description="Whether requests of its replica go to it.")
+    cache: str = Field(description="Empty, `none`, `waiting`, `attached` or `released`.")
+    url: str
+    driver: str
+    host: str
+    boxes: list[str]
+    progress: Annotated[InstanceProgressOut | None, OR_NULL]
+    engine_restarts: int
+    running_requests: int
+    created_at: datetime
+    ready_at: datetime | None
+    seen_at: datetime | None = Field(description="When its manager last reported.")
+    ended_at: datetime | None
+    end_reason: str
+
+    @staticmethod
+    def resolve_revision(instance: Instance) -> int:
+        return instance.revision.number
+
+    @staticmethod
+    def resolve_progress(instance: Instance) -> dict[str, Any] | None:
+        if not instance.progress_total:
+            return None
+        return {
+            name: getattr(instance, f"progress_{name}") for name in ("done", "total", "unit", "seconds")
+        }
+
+
+class WorkloadEventOut(Schema):
+    at: datetime
+    kind: str
+    sentence: str

@@ -1,0 +1,175 @@
+"""Workloads: who may see and change them, and how they are found. `changes` changes them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from django.core.exceptions import ValidationError
+from django.db.models import Count, Prefetch, Q, QuerySet
+from django.http import Http404
+
+from console.accounts.principal import Principal, Refused
+from console.accounts.roles import Role
+from console.fleet.nodes import Impossible
+from console.fleet.services import lock_fleet
+from console.orgs.models import Org
+from console.orgs.services import get_org
+from console.search.services import Found, finder, nearest
+from console.sessions.models import Job
+from console.sessions.services import moves_jobs
+from console.visibility import of_orgs
+from console.workloads.models import Condition, Instance, Revision, Rollout, Workload
+from console.workloads.spec import Template, WorkloadSpec
+
+KIND: Final = "workload"
+READY: Final = "Ready"
+NO_REVISION: Final = "The workload has no revision of that number."
+NO_INSTANCE: Final = "The workload has no instance of that name."
+
+
+def visible_workloads(principal: Principal) -> QuerySet[Workload]:
+    """Those of the orgs that they may see, for people of the platform all; with what lists show."""
+    running = Q(instances__ended_at=None)
+    found = Workload.objects.select_related("org", "revision", "stable", "session", "served")
+    return (
+        found.prefetch_related(
+            Prefetch("conditions", Condition.objects.order_by("pk")),
+            Prefetch(
+                "rollouts",
+                Rollout.objects.filter(ended_at=None).select_related("from_revision", "to_revision"),
+                to_attr="rollouts_open",
+            ),
+        )
+        .annotate(
+            ready_count=Count("instances", filter=running & Q(instances__serving=True)),
+            instance_count=Count("instances", filter=running),
+        )
+        .filter(of_orgs(principal))
+    )
+
+
+def filtered(
+    workloads: QuerySet[Workload], *, org: str = "", q: str = "", ready: bool | None = None
+) -> QuerySet[Workload]:
+    """The same for the page and the API."""
+    if org:
+        workloads = workloads.filter(org__slug=org)
+    if q:
+        workloads = workloads.filter(Q(name__icontains=q) | Q(model__icontains=q))
+    if ready is None:
+        return workloads
+    are = Q(pk__in=Condition.objects.filter(type=READY, status="True").values("workload"))
+    return workloads.filter(are if ready else ~are)
+
+
+def get_workload(principal: Principal, name: str, at_least: Role = Role.VIEWER) -> Workload:
+    """The one access function: a stranger gets Http404, who may not do it gets Refused."""
+    workload = visible_workloads(principal).filter(name=name).first()
+    return principal.checked(workload, at_least, KIND)
+
+
+def for_change(principal: Principal, name: str, at_least: Role = Role.ORG_ADMIN) -> Workload:
+    """The workload, locked, while nobody else plans or reserves, for somebody who may change it.
+
+    Raises Impossible for one that is being deleted.
+    """
+    principal.check_may_change()
+    workload = get_workload(principal, name, at_least)
+    lock_fleet()
+    related = Workload.objects.select_related("org", "revision", "session", "served")
+    found = related.select_for_update(no_key=True, of=("self",)).filter(pk=workload.pk).first()
+    if found is None:
+        raise Http404("There is no such workload any more.")
+    if found.deleting:
+        raise Impossible(f"{found.name} is being deleted.")
+    return found
+
+
+def owner_of(principal: Principal, slug: str | None) -> Org | None:
+    """The org that a new workload is to belong to. Raises Http404 and Refused."""
+    principal.check_may_change()
+    if slug is None:
+        principal.check_platform(Role.PLATFORM_ADMIN)
+        return None
+    return get_org(principal, slug, Role.ORG_ADMIN)
+
+
+def orgs_of(wanted: WorkloadSpec) -> list[Org] | None:
+    """The orgs that may use its model; None for all. Raises ValidationError for one that is missing."""
+    said = wanted.orgs_said
+    if said == "all":
+        return None
+    found = list(Org.objects.filter(slug__in=said).order_by("slug"))
+    if missing := sorted(set(said) - {org.slug for org in found}):
+        raise ValidationError({"orgs": f"There is no org {', '.join(missing[:5])}."})
+    return found
+
+
+def touches_machines(template: Template) -> dict[str, object]:
+    """The parts of a template that run commands on the platform's machines, or read what is on them, by
+    their paths."""
+    engine, found = template.engine, {}
+    for name in ("command", "arguments", "environment"):
+        if value := getattr(engine, name):
+            found[f"engine.{name}"] = value
+    weights, tokenizer = template.weights, template.tokenizer
+    if weights is not None and (weights.endpoint or not weights.source.startswith("s3://")):
+        found["weights"] = (weights.source, weights.endpoint)
+    if tokenizer is not None and tokenizer.folder:
+        found["tokenizer.folder"] = tokenizer.folder
+    if not template.cache.enabled:
+        found["cache.enabled"] = False
+    return found
+
+
+def check_machines(principal: Principal, wanted: Template, before: Template | None) -> None:
+    """Raises Refused where somebody other than a platform admin changes what touches machines."""
+    if principal.on_platform(Role.PLATFORM_ADMIN):
+        return
+    was = touches_machines(before) if before is not None else {}
+    now = touches_machines(wanted)
+    if changed := sorted(part for part in now if now[part] != was.get(part)):
+        raise Refused(
+            f"Only a platform admin sets {', '.join(changed)}: engines run with it on the platform's "
+            "machines. Use weights of a bucket and an uploaded tokenizer, or ask a platform admin."
+        )
+
+
+def get_revision(workload: Workload, number: int) -> Revision:
+    found = workload.revisions.filter(number=number).first()
+    if found is None:
+        raise Http404(NO_REVISION)
+    return found
+
+
+def revisions_of(workload: Workload) -> QuerySet[Revision]:
+    return workload.revisions.order_by("-number")
+
+
+def instances_of(workload: Workload, *, ended: bool | None = None) -> QuerySet[Instance]:
+    """Its instances, or only those that have ended, or have not."""
+    found = workload.instances.select_related("revision", "workload")
+    return found if ended is None else found.filter(ended_at__isnull=not ended)
+
+
+def get_instance(workload: Workload, name: str) -> Instance:
+    found = instances_of(workload).filter(name=name).first()
+    if found is None:
+        raise Http404(NO_INSTANCE)
+    return found
+
+
+@finder("workloads")
+def find_workloads(principal: Principal, text: str, most: int) -> list[Found]:
+    found = Workload.objects.select_related("org").filter(of_orgs(principal))
+    return [
+        Found(one.name, f"{one.model}, {one.replicas} replicas", "workload", one.name)
+        for one in nearest(found, text, "name", "model")[:most]
+    ]
+
+
+@moves_jobs
+def who_moves(job: Job) -> str:
+    """The orchestrator does, for jobs of its sessions."""
+    workload = Workload.objects.filter(session=job.session_id).first()
+    return f"Workload {workload.name} moves job {job.name} to another box." if workload else ""

@@ -1,0 +1,173 @@
+"""Uploaded tokenizers: who may see, add and delete them, and where they are.
+
+A tokenizer is known by the hash of what is in it. The database says whose it is; the files are in the
+store, from which brains read them as a folder and managers fetch them as an archive. Files are removed
+when they belong to nobody any more, under the lock under which they are added.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.core.signing import BadSignature, Signer
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.http import Http404
+from django.urls import reverse
+
+from console.accounts.principal import Principal
+from console.accounts.roles import Role
+from console.audit.services import Subject, record
+from console.fleet.nodes import Impossible
+from console.fleet.services import lock_fleet
+from console.orgs.models import Org
+from console.visibility import of_orgs
+from console.workloads import services
+from console.workloads.models import Revision, Tokenizer, Workload
+from workload_manager.tokenizers import BadArchive, NotStored, TokenizerStore
+
+KIND: Final = "tokenizer"
+OF_ORG_MAX: Final = 100  # tokenizers of an org, and of the platform
+
+
+def store() -> TokenizerStore:
+    return TokenizerStore(settings.TOKENIZERS)
+
+
+def folder(sha256: str) -> str:
+    """Where brains read it."""
+    return str(Path(settings.TOKENIZERS) / "sha256" / sha256)
+
+
+def visible(principal: Principal) -> QuerySet[Tokenizer]:
+    """Those of their orgs, and those of the platform, which all orgs may use."""
+    return Tokenizer.objects.select_related("org").filter(of_orgs(principal) | Q(org=None))
+
+
+def get(principal: Principal, number: int) -> Tokenizer:
+    found = visible(principal).filter(pk=number).first()
+    if found is None:
+        raise Http404("There is no such tokenizer, or it is not yours to see.")
+    return found
+
+
+def usable_by(org: Org | None) -> QuerySet[Tokenizer]:
+    """Those that a workload of this org, or of the platform, may name."""
+    return Tokenizer.objects.filter(Q(org=None) | Q(org=org) if org else Q(org=None))
+
+
+def check(sha256: str | None, org: Org | None) -> None:
+    """Raises ValidationError for a tokenizer that a workload of this owner can't name."""
+    if sha256 is not None and not usable_by(org).filter(sha256=sha256).exists():
+        whose = f"{org.slug} and the platform have" if org else "the platform has"
+        sentence = f"There is no tokenizer {sha256[:16]}… that {whose} uploaded. Upload it first."
+        raise ValidationError({"tokenizer": sentence})
+
+
+def used_by(tokenizer: Tokenizer) -> QuerySet[Workload]:
+    """Workloads with a revision that names it, and that may have it from nowhere else."""
+    revisions = Revision.objects.filter(template__tokenizer__sha256=tokenizer.sha256)
+    found = Workload.objects.filter(pk__in=revisions.values("workload")).order_by("name")
+    others = Tokenizer.objects.filter(sha256=tokenizer.sha256).exclude(pk=tokenizer.pk)
+    if tokenizer.org_id is not None:
+        found = found.filter(org=tokenizer.org_id)
+        return found.none() if others.filter(org=None).exists() else found
+    return found.exclude(org__in=others.exclude(org=None).values("org"))
+
+
+def add(principal: Principal, org_slug: str | None, name: str, archive: bytes) -> tuple[Tokenizer, bool]:
+    """Check an archive and store it. Returns it, and whether it is new to its owner.
+
+    Raises ValidationError for what is no tokenizer, Refused and Http404.
+    """
+    org = services.owner_of(principal, org_slug)
+    try:
+        sha256 = store().add(archive)  # takes seconds, so before anything is locked
+    except BadArchive as error:
+        raise ValidationError({"archive": str(error)}) from None
+    with transaction.atomic():
+        lock_fleet()
+        own = Tokenizer.objects.filter(org=org)
+        if found := own.filter(sha256=sha256).first():
+            return found, False
+        if own.count() >= OF_ORG_MAX:
+            raise ValidationError({"archive": f"There are {OF_ORG_MAX} tokenizers already. Delete one."})
+        store().add(archive)  # somebody may have removed it meanwhile
+        size_bytes = sum(path.stat().st_size for path in store().folder(sha256).iterdir())
+        made = Tokenizer.objects.create(
+            sha256=sha256,
+            org=org,
+            name=name,
+            size_bytes=size_bytes,
+            author_id=principal.user_id,
+            author_name=principal.name,
+        )
+        _record(principal, "tokenizer.upload", made, after=_snapshot(made))
+    return made, True
+
+
+@transaction.atomic
+def delete(principal: Principal, number: int) -> Tokenizer:
+    """Raises Impossible for one that a revision of a workload names, Refused and Http404."""
+    principal.check_may_change()
+    found = get(principal, number)
+    services.owner_of(principal, found.org.slug if found.org else None)
+    lock_fleet()
+    if users := [one.name for one in used_by(found)[:5]]:
+        raise Impossible(
+            f"{found.name} is used by revisions of {', '.join(users)}. Delete these workloads first."
+        )
+    _record(principal, "tokenizer.delete", found, before=_snapshot(found))
+    Tokenizer.objects.filter(pk=found.pk).delete()
+    transaction.on_commit(partial(_remove_unowned, found.sha256))
+    return found
+
+
+@transaction.atomic
+def _remove_unowned(sha256: str) -> None:
+    lock_fleet()
+    if not Tokenizer.objects.filter(sha256=sha256).exists():
+        store().remove(sha256)
+
+
+def _snapshot(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "name": tokenizer.name,
+        "org": tokenizer.org.slug if tokenizer.org else None,
+        "sha256": tokenizer.sha256,
+    }
+
+
+def _record(principal: Principal, action: str, tokenizer: Tokenizer, **more: Any) -> None:
+    subject = Subject.of(KIND, tokenizer.pk, tokenizer.name, tokenizer.org)
+    record(principal, action, subject, **more)
+
+
+def may_add(principal: Principal) -> bool:
+    return principal.anywhere(Role.ORG_ADMIN) and not principal.read_only
+
+
+# For managers, which have no token: who knows the address was told it by the orchestrator.
+
+
+def _signer() -> Signer:
+    return Signer(salt="tidegate.tokenizer")
+
+
+def url(sha256: str) -> str:
+    """Where managers fetch it."""
+    signature = _signer().signature(sha256)
+    return settings.PUBLIC_URL + reverse("tokenizer-archive", args=[sha256, signature])
+
+
+def archive(sha256: str, signature: str) -> bytes:
+    """Raises Http404 also for a signature that is not the console's."""
+    try:
+        _signer().unsign(f"{sha256}:{signature}")
+        return store().archive(sha256)
+    except (BadSignature, NotStored):
+        raise Http404("There is no such tokenizer.") from None

@@ -1,0 +1,112 @@
+"""The driver's side of recalls: reads what brains ask for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import redis
+
+from swdriver_shim.cache_map.codec import FIELD
+from swdriver_shim.cache_map.recalls import LATE_SECONDS_MAX, Allowances, Recalled, decode
+from swdriver_shim.keys import KEY_BYTES
+from telemetry.decoder import Malformed
+from telemetry.records import RECALL_STREAM
+
+log = logging.getLogger(__name__)
+
+BLOCK_MS: Final = 1000
+REDIS_SECONDS_MAX: Final = 3.0  # for an answer
+RETRY_SECONDS: Final = 3.0
+REFUSED_SECONDS: Final = 60.0  # until the next attempt where Redis does not let this user do it
+AT_ONCE: Final = 16
+A_SECOND: Final = 64  # requests that are read; those that wait for longer than they may are ignored
+Recall = Callable[[bytes, Sequence[bytes]], Recalled]
+
+
+class RecallReader:
+    """Reads what brains ask one driver for, in a thread, until `stop`."""
+
+    def __init__(
+        self,
+        redis_url: str,
+        topic: str,
+        recall: Recall,
+        counts: Counter[str],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`recall`: of a space and keys. `counts`: what became of requests. Raises ValueError for an
+        address that can't be used."""
+        self._counts = counts
+        self._allowances = Allowances(clock)
+        self._key = f"{RECALL_STREAM}{topic}"
+        self._recall = recall
+        self._wall_clock = wall_clock
+        self._last = b"%d-0" % int(wall_clock() * 1000)
+        self._has_failed = False
+        self._redis = redis.Redis.from_url(
+            redis_url,
+            socket_timeout=REDIS_SECONDS_MAX,
+            socket_connect_timeout=REDIS_SECONDS_MAX,
+            driver_info=None,  # its user may not say what client it is
+        )
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="recalls", daemon=True)
+
+    def start(self) -> RecallReader:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=2 * REDIS_SECONDS_MAX)
+        self._redis.close()
+
+    def take(self, raw: bytes) -> Recalled:
+        """Do what one request asks for."""
+        try:
+            asked = decode(raw)
+        except Malformed:
+            return Recalled.MALFORMED
+        if abs(self._wall_clock() - asked.at) > LATE_SECONDS_MAX:
+            return Recalled.LATE
+        if not self._allowances.take(asked.space):
+            return Recalled.TOO_MANY
+        keys = [asked.keys[at : at + KEY_BYTES] for at in range(0, len(asked.keys), KEY_BYTES)]
+        return self._recall(asked.space, keys)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._read()
+                self._has_failed = False
+            except redis.RedisError as error:
+                is_refused = isinstance(error, redis.exceptions.NoPermissionError)
+                if not self._has_failed:
+                    log.warning("Brains can't ask this driver to recall prompts yet: %s", error)
+                self._has_failed = True
+                self._stopped.wait(REFUSED_SECONDS if is_refused else RETRY_SECONDS)
+            except Exception:
+                log.exception("A request to recall a prompt has failed")
+                self._stopped.wait(RETRY_SECONDS)
+
+    def _read(self) -> None:
+        """What was read is removed: keys of prompts have no business in Redis."""
+        answer: Any = self._redis.xread({self._key: self._last}, count=AT_ONCE, block=BLOCK_MS)
+        for _, entries in answer or ():
+            for entry, fields in entries:
+                self._last = entry
+                self._counts[self.take(fields.get(FIELD, b""))] += 1
+            self._redis.xtrim(self._key, minid=_after(self._last), approximate=False)
+            self._stopped.wait(len(entries) / A_SECOND)
+
+
+def _after(entry: bytes) -> str:
+    milliseconds, _, number = entry.decode().partition("-")
+    return f"{milliseconds}-{int(number) + 1}"

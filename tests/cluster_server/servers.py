@@ -1,0 +1,96 @@
+"""Cluster Servers that really run: processes that tests kill."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from console.environment import PROJECT
+from tests.cluster_server.requests import FAKE_MANAGER
+
+READY_SECONDS_MAX = 60.0
+
+
+class ServerProcess:
+    """One state directory, and one server at a time."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self.state = directory / "state"
+        self.target = f"unix:{directory / 'c.sock'}"
+        self._directory = directory
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """And wait until it says that it is ready."""
+        ready = self._directory / "notify"
+        ready.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+            listener.bind(str(ready))
+            listener.settimeout(READY_SECONDS_MAX)
+            with (self._directory / "server.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "cluster_server", "--state", str(self.state)),
+                        *("--listen", self.target, "--command", shlex.join(FAKE_MANAGER)),
+                        *("--boxes", "box-1,box-2", "--cgroups", "none", *self._options),
+                    ],
+                    cwd=PROJECT,
+                    env={**os.environ, "NOTIFY_SOCKET": str(ready)},
+                    stdout=log,
+                    stderr=log,
+                )
+            while b"READY=1" not in listener.recv(1000):
+                pass
+
+    def kill(self) -> None:
+        assert self._process
+        self._process.kill()
+        self._process.wait()
+
+    def terminate(self) -> int:
+        assert self._process
+        self._process.terminate()
+        return self._process.wait(60)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def write(self, file: str) -> None:
+        """An empty file, which a fake job waits for."""
+        (self.state / file).touch()
+
+    def log(self) -> str:
+        return (self._directory / "server.log").read_text()
+
+    def processes(self) -> list[int]:
+        """All that any server of this directory has started and that runs."""
+        found, mark = [], f"TIDEGATE_FOLDER={self.state}/".encode()
+        for path in Path("/proc").iterdir():
+            if path.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    is_alive = (path / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+                    if is_alive and mark in (path / "environ").read_bytes():
+                        found.append(int(path.name))
+        return found
+
+
+@contextlib.contextmanager
+def server(directory: Path, *options: str) -> Iterator[ServerProcess]:
+    made = ServerProcess(directory, *options)
+    made.start()
+    try:
+        yield made
+    finally:
+        if made.is_running:
+            made.kill()
+        for pid in made.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)

@@ -1,0 +1,23 @@
+"""The code of the interface is what the compiler makes of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from console.environment import PROJECT
+
+MADE = ("cluster_pb2.py", "cluster_pb2.pyi", "cluster_pb2_grpc.py")
+
+
+@pytest.mark.slow
+def test_the_generated_code_is_that_of_the_interface(tmp_path: Path) -> None:
+    out = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
+    compiler = [sys.executable, "-m", "grpc_tools.protoc", "-I", ".", *out]
+    subprocess.run([*compiler, "cluster_server/proto/cluster.proto"], cwd=PROJECT, check=True)
+    for name in MADE:
+        path = f"cluster_server/proto/{name}"
+        assert (tmp_path / path).read_text() == (PROJECT / path).read_text(), f"`make proto` for {name}"

@@ -1,0 +1,1 @@
+"""`tidegatectl`, before a real console."""

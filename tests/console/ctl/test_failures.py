@@ -1,0 +1,205 @@
+"""What is said, and with which code, where a console is away, broken, or not what it should be."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.message import Message
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from console.ctl.failures import Exit, code_of
+from tests.console.ctl.peers import Answer, peer
+from tests.console.ctl.shelf import Person
+
+Certified = tuple[str, Path]
+JSON = {"Content-Type": "application/json"}
+ME = b'{"username": "ada", "read_only": true}'
+
+
+def person_of(home: Path, address: str) -> Person:
+    return Person(home, {"TIDEGATE_ADDRESS": address, "TIDEGATE_TOKEN": "tgw_x"})
+
+
+def problem(status: int, reason: str, **more: object) -> Answer:
+    said = {
+        "reason": reason,
+        "title": "A title",
+        "detail": f"{reason} it is.",
+        "request_id": "r-7",
+        **more,
+    }
+    return status, {"Content-Type": "application/problem+json"}, json.dumps(said).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "code"),
+    [
+        (400, "MalformedRequest", 4),
+        (401, "Unauthenticated", 4),
+        (403, "Forbidden", 4),
+        (404, "NotFound", 3),
+        (409, "Conflict", 5),
+        (409, "WaitingForCapacity", 4),
+        (412, "StaleVersion", 5),
+        (422, "ExceedsOrgQuota", 4),
+        (428, "PreconditionRequired", 5),
+        (500, "InternalError", 7),
+        (503, "Unavailable", 7),
+    ],
+)
+def test_each_problem_has_its_code(tmp_path: Path, status: int, reason: str, code: int) -> None:
+    assert code_of(status, reason) == Exit(code)
+    with peer(lambda *_: problem(status, reason)) as address:
+        done = person_of(tmp_path, address).run("get", "nodes")
+    assert done.code == code
+    assert f"({reason})" in done.errors
+    assert ("request r-7" in done.errors) == (status >= 500)
+
+
+def test_fields_are_pointed_at_once(tmp_path: Path) -> None:
+    errors = [{"pointer": "/body/boxes", "detail": "must be more"}]
+    with peer(
+        lambda *_: problem(422, "InvalidRequest", detail="/body/boxes: must be more.", errors=errors)
+    ) as address:
+        done = person_of(tmp_path, address).run("get", "nodes")
+    assert done.errors == "tidegatectl: A title (InvalidRequest)\n  /body/boxes: must be more\n"
+
+
+def test_a_console_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        done = person_of(tmp_path, f"http://127.0.0.1:{bound.getsockname()[1]}").run("get", "nodes")
+    assert done.code == 7
+    assert "can't be reached: " in done.errors
+    done = person_of(tmp_path, "https://nowhere.invalid").run("whoami")
+    assert (done.code, "https://nowhere.invalid can't be reached" in done.errors) == (7, True)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (200, {"Content-Type": "text/html"}, b"<html>\x1b[2J welcome"),
+        (502, {}, b"bad gateway"),
+        (200, JSON, b'{"items": [1e999]}'),
+        (200, JSON, b"[" * 100_000),
+        (302, {"Location": "https://elsewhere.example/"}, b""),
+    ],
+    ids=["a page", "a proxy", "no number", "too deep", "a redirect"],
+)
+def test_what_is_no_console_is_said_to_be_none(tmp_path: Path, answer: Answer) -> None:
+    with peer(lambda *_: answer) as address:
+        done = person_of(tmp_path, address).run("get", "nodes")
+    assert done.code == 7
+    assert "\x1b" not in done.errors
+    assert len(done.errors) < 500
+
+
+def test_an_answer_that_is_late_is_a_timeout(tmp_path: Path) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        done = person_of(tmp_path, address).run("get", "nodes", "--request-timeout", "200ms")
+    assert (done.code, done.errors) == (6, f"tidegatectl: {address} did not answer within 0.2 s.\n")
+
+
+def test_a_console_that_asks_for_patience_is_asked_again_by_the_same_key(tmp_path: Path) -> None:
+    keys: list[str] = []
+
+    def answer(method: str, path: str, headers: Message) -> Answer:
+        if method == "GET":
+            return 200, JSON, b'{"id": 7, "state": "firing"}'
+        keys.append(headers["Idempotency-Key"])
+        if len(keys) < 3:
+            status, more, body = problem(503, "Unavailable")
+            return status, {**more, "Retry-After": "0"}, body
+        return 200, JSON, b"{}"
+
+    with peer(answer) as address:
+        done = person_of(tmp_path, address).run("acknowledge", "7")
+    assert (done.code, len(keys), len(set(keys))) == (0, 3, 1)
+
+
+def test_nobody_waits_for_an_hour(tmp_path: Path) -> None:
+    status, headers, body = problem(503, "Unavailable")
+    with peer(lambda *_: (status, {**headers, "Retry-After": "3600"}, body)) as address:
+        assert person_of(tmp_path, address).run("get", "nodes").code == 7
+
+
+# Certificates
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The address of a console whose certificate is its own authority, and that certificate."""
+    folder = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "console")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(7)
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = folder / "console.pem"
+    pem.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    private = folder / "key.pem"
+    private.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(pem, private)
+    with peer(lambda *_: (200, JSON, ME), tls) as address:
+        yield address.replace("127.0.0.1", "localhost"), pem
+
+
+def test_a_certificate_that_nobody_knows_is_not_trusted(certified: Certified, tmp_path: Path) -> None:
+    address, pem = certified
+    person = Person(tmp_path)
+    done = person.run("login", address, told="tgr_x\n")
+    assert done.code == 7
+    assert "is not trusted: self-signed certificate." in done.errors
+    assert "--ca" in done.errors
+    assert person.run("login", address, "--ca", str(pem), told="tgr_x\n").code == 0
+    pem_before = pem.read_bytes()
+    pem.write_bytes(b"")  # the context has a copy
+    assert person.run("whoami").code == 0
+    pem.write_bytes(pem_before)
+
+
+def test_another_name_than_the_certificates_is_not_trusted(
+    certified: tuple[str, Path], tmp_path: Path
+) -> None:
+    address, pem = certified
+    elsewhere = address.replace("localhost", "127.0.0.1")
+    done = Person(tmp_path).run("login", elsewhere, "--ca", str(pem), told="tgr_x\n")
+    assert done.code == 7
+    assert "IP address mismatch" in done.errors
+
+
+def test_what_is_no_authority_is_usage(tmp_path: Path) -> None:
+    path = tmp_path / "ca.pem"
+    path.write_text("not a certificate")
+    done = Person(tmp_path).run("login", "https://console.example", "--ca", str(path), told="tgr_x\n")
+    assert done.code == 2
+    assert "no certificates in PEM" in done.errors

@@ -1,0 +1,158 @@
+"""A Cluster Server that speaks the real protocol, and whose instances are rows that a test changes.
+
+with FakeCluster() as cluster:
+    cluster.instances["talk"]          # by name
+    cluster.say(name, state=pb.READY, url="http://…")
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+import msgspec
+
+from cluster_server.proto import cluster_pb2 as pb
+from cluster_server.proto import cluster_pb2_grpc
+
+
+class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServicer):
+    """Instances start at once unless `starts` is empty; they drain at once, and wait for a cache that
+    another has, as managers do."""
+
+    def __init__(self, socket: Path | None = None, layout: dict[str, Any] | None = None) -> None:
+        self.socket = socket
+        self.layout = layout
+        self.changed = threading.Condition()
+        self.version = 1
+        self.workloads: dict[str, pb.Workload] = {}
+        self.specs: dict[str, pb.Instance] = {}
+        self.jobs: dict[str, pb.Job] = {}
+        self.applies = 0
+        self.fails_apply = False
+        self.bad: set[int] = set()  # revisions that end by themselves
+
+    def __enter__(self) -> Self:
+        self.server = grpc.server(futures.ThreadPoolExecutor(8))
+        cluster_pb2_grpc.add_WorkloadsServicer_to_server(self, self.server)
+        cluster_pb2_grpc.add_JobsServicer_to_server(self, self.server)
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        if self.socket is not None:
+            self.server.add_insecure_port(f"unix://{self.socket}")
+        self.server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.stop(0).wait()
+
+    def channel(self) -> grpc.Channel:
+        return grpc.insecure_channel(f"127.0.0.1:{self.port}")
+
+    # What a test does
+
+    def statuses(self, workload: str = "talk") -> dict[str, pb.InstanceStatus]:
+        with self.changed:
+            found = self.workloads.get(workload)
+            return {one.name: one for one in found.instances} if found else {}
+
+    def say(self, name: str, **facts: Any) -> None:
+        with self.changed:
+            for workload in self.workloads.values():
+                for one in workload.instances:
+                    if one.name == name:
+                        self._set(one, **facts)
+            self._tell()
+
+    # The services
+
+    def Apply(self, request: pb.ApplyRequest, context: Any) -> pb.Workload:  # noqa: N802
+        with self.changed:
+            if self.fails_apply:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "It is away.")
+            self.applies += 1
+            known = self.workloads.setdefault(request.workload, pb.Workload(name=request.workload))
+            if request.generation < known.generation:
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, "It is older.")
+            known.generation = request.generation
+            wanted = {one.name: one for one in request.instances}
+            there = {one.name: one for one in known.instances}
+            made = []
+            for name, one in wanted.items():
+                self.specs[name] = one
+                status = there.get(name) or pb.InstanceStatus(name=name, since=time.time())
+                self._follow(status, one)
+                made.append(status)
+            del known.instances[:]
+            known.instances.extend(made)
+            self._tell()
+            return known
+
+    def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteResponse:  # noqa: N802
+        with self.changed:
+            if self.workloads.pop(request.workload, None) is None:
+                context.abort(grpc.StatusCode.NOT_FOUND, "There is none.")
+            self._tell()
+        return pb.DeleteResponse()
+
+    def Watch(self, _: pb.WatchRequest, context: Any) -> Iterator[pb.Event]:  # noqa: N802
+        seen = -1
+        while context.is_active():
+            with self.changed:
+                if self.version == seen:
+                    self.changed.wait(0.2)
+                    continue
+                seen = self.version
+                events = [
+                    pb.Event(kind=pb.Event.SNAPSHOT, version=seen, workload=one)
+                    for one in self.workloads.values()
+                ]
+            yield from events
+            yield pb.Event(kind=pb.Event.COMPLETE, version=seen)
+
+    def Submit(self, request: pb.JobSpec, _: Any) -> pb.Job:  # noqa: N802
+        spec = msgspec.json.decode(request.spec)
+        arguments = spec["engine"].get("arguments", [])
+        is_bad = "--no" in arguments
+        result = {"sha256": "a" * 64, "layout": self.layout}
+        job = pb.Job(
+            name=request.name,
+            state=pb.JOB_FAILED if is_bad else pb.JOB_SUCCEEDED,
+            sentence="It has no such option." if is_bad else "",
+            result=msgspec.json.encode(result),
+        )
+        self.jobs[request.name] = job
+        return job
+
+    def Get(self, request: pb.JobRequest, context: Any) -> pb.Job:  # noqa: N802
+        if request.name not in self.jobs:
+            context.abort(grpc.StatusCode.NOT_FOUND, "There is none.")
+        return self.jobs[request.name]
+
+    # Instances
+
+    def _tell(self) -> None:
+        self.version += 1
+        self.changed.notify_all()
+
+    def _set(self, status: pb.InstanceStatus, **facts: Any) -> None:
+        if facts.get("state", status.state) != status.state:
+            status.since = time.time()
+        for name, value in facts.items():
+            setattr(status, name, value)
+        status.seen_at = time.time()
+
+    def _follow(self, status: pb.InstanceStatus, told: pb.Instance) -> None:
+        status.goal = told.goal
+        spec = msgspec.json.decode(told.spec)
+        if told.goal == pb.DRAIN:
+            self._set(status, state=pb.GONE, url="", cache=pb.CACHE_STATE_UNSPECIFIED)
+        elif spec["revision"] in self.bad:
+            self._set(status, state=pb.GONE)
+        elif not spec.get("cache"):
+            url = f"http://{status.name}:80"
+            self._set(status, state=pb.READY, cache=pb.NO_CACHE, url=url)

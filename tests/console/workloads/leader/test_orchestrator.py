@@ -1,0 +1,321 @@
+"""The leader with PostgreSQL, Redis and a Cluster Server that speaks the real protocol."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.db import connection
+
+from cluster_server.proto import cluster_pb2 as pb
+from console.accounts.principal import SYSTEM
+from console.fleet.models import JoinToken
+from console.operations.models import Operation
+from console.routing.models import Replica, ServedModel
+from console.sessions.changes import box_drains
+from console.sessions.models import Job, Session
+from console.workloads import changes
+from console.workloads.leader import rendering
+from console.workloads.leader.cluster import ClusterLink
+from console.workloads.leader.election import Election
+from console.workloads.leader.endpoints import EndpointWriter
+from console.workloads.leader.orchestrator import Orchestrator
+from console.workloads.models import Condition, Instance, Rollout, Workload
+from telemetry.decoder import decode
+from telemetry.records import ENDPOINTS
+from tests.console.sessions.fleets import make_driver, make_fleet
+from tests.console.sessions.obeying import obeying
+from tests.console.workloads.leader.clusters import FakeCluster
+from tests.console.workloads.workloads import locked, make_workload, settle, wanted
+
+pytestmark = pytest.mark.slow
+
+WITHOUT_CACHE: dict[str, Any] = {"cache": {"enabled": False}, "boxes_per_replica": 0}
+QUICK: dict[str, Any] = {"rollout": {"ready_seconds": 0, "deadline_seconds": 60, "warm_seconds": 5}}
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster() as made:
+        yield made
+
+
+class Leader:
+    """An orchestrator whose rounds a test makes, and whose clock it moves on."""
+
+    def __init__(self, cluster: FakeCluster, redis_url: str) -> None:
+        self.ahead = 0.0
+        clock: Callable[[], float] = lambda: time.time() + self.ahead  # noqa: E731
+        self.writer = EndpointWriter(redis_url, clock)
+        self.orchestrator = Orchestrator(
+            Election("test"),
+            self.writer,
+            lambda changed: ClusterLink(cluster.channel(), changed),
+            clock,
+        )
+
+    def until(self, what: str, holds: Callable[[], object], seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < deadline, (what, list(Condition.objects.values_list()))
+            self.orchestrator.round()
+            settle()
+            self.orchestrator.wait()
+            self.ahead += 0.5
+
+
+@pytest.fixture
+def leader(cluster: FakeCluster, redis_url: str, db: None) -> Iterator[Leader]:
+    made = Leader(cluster, redis_url)
+    yield made
+    made.orchestrator.stop()
+
+
+@pytest.fixture
+def redis_url(settings: Any) -> str:
+    with redis.Redis.from_url(settings.REDIS_URL) as client:
+        for key in client.scan_iter(f"{ENDPOINTS}*"):
+            client.delete(key)
+    return str(settings.REDIS_URL)
+
+
+def told(redis_url: str, model: str = "example/chat-8b") -> dict[str, str]:
+    """What brains read: addresses by replica."""
+    with redis.Redis.from_url(redis_url) as client:
+        raw: Any = client.get(ENDPOINTS + model)
+    found = decode(raw, dict[str, Any])["endpoints"] if raw else []
+    return {one["replica"]: one["url"] for one in found if one["state"] == "ready"}
+
+
+def condition(kind: str) -> tuple[str, str]:
+    row = Condition.objects.get(type=kind)
+    return row.status, row.reason
+
+
+def is_complete() -> bool:
+    workload = Workload.objects.get()
+    return workload.stable_id == workload.revision_id and not Rollout.objects.filter(ended_at=None)
+
+
+def test_a_workload_comes_up_and_brains_hear_of_it(leader: Leader, redis_url: str) -> None:
+    make_workload(replicas=2, **WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    rows = Instance.objects.filter(ended_at=None, serving=True)
+    assert told(redis_url) == {one.replica: one.url for one in rows}
+    assert len(rows) == 2
+    places = Replica.objects.all()
+    assert {one.name for one in places} == {"talk-0", "talk-1"}
+    assert {(one.url, one.endpoint) for one in places} == {("", "redis")}
+    assert condition("Ready") == ("True", "Ready")
+    assert Workload.objects.get().observed_generation == Workload.objects.get().generation
+    assert sum(leader.orchestrator.figures.lag.counts) == 2
+
+
+def test_a_change_is_rolled_out_without_a_moment_without_endpoints(
+    leader: Leader, cluster: FakeCluster, redis_url: str
+) -> None:
+    make_workload(replicas=2, **WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    before = told(redis_url)
+    least = [2]
+
+    def is_done() -> bool:
+        least[0] = min(least[0], len(told(redis_url)))
+        return is_complete()
+
+    changes.update(SYSTEM, locked(SYSTEM), wanted(replicas=2, tokens_max=1000, **WITHOUT_CACHE, **QUICK))
+    leader.until("the change is rolled out", is_done)
+    assert least == [2]
+    assert not set(told(redis_url).values()) & set(before.values())
+    leader.until("the old ones are gone", lambda: len(cluster.statuses()) == 2)
+    assert [one.phase for one in Rollout.objects.order_by("pk")] == ["done", "done"]
+
+
+def test_a_revision_that_ends_by_itself_is_rolled_back(
+    leader: Leader, cluster: FakeCluster, redis_url: str
+) -> None:
+    make_workload(replicas=2, **WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    before = told(redis_url)
+    cluster.bad.add(2)
+    changes.update(SYSTEM, locked(SYSTEM), wanted(replicas=2, tokens_max=1000, **WITHOUT_CACHE, **QUICK))
+    leader.until("it is rolled back", lambda: Workload.objects.get().revision.number == 3)  # type: ignore[union-attr]
+    leader.until("it is what it was", is_complete)
+    assert told(redis_url) == before
+    undone = Rollout.objects.get(phase="undone")
+    assert undone.reason == "InstancesFail"
+    assert Workload.objects.get().revision.same_as == 1  # type: ignore[union-attr]
+
+
+def test_what_can_not_be_compiled_is_said_and_rolled_back(leader: Leader, redis_url: str) -> None:
+    make_workload(**WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    bad = {"engine": {"kind": "emulator", "arguments": ["--no"]}}
+    changes.update(SYSTEM, locked(SYSTEM), wanted(**bad, **WITHOUT_CACHE, **QUICK))
+    leader.until("it is rolled back", lambda: Rollout.objects.filter(phase="undone").exists())
+    assert "It has no such option." in Rollout.objects.get(phase="undone").sentence
+    leader.until("it is what it was", is_complete)
+
+
+def test_another_leader_goes_on_where_the_first_was_killed(
+    leader: Leader, cluster: FakeCluster, redis_url: str
+) -> None:
+    make_workload(replicas=2, **WITHOUT_CACHE, **QUICK)
+    cluster.fails_apply = True
+    leader.until("instances are decided", lambda: Instance.objects.count() == 2)
+    names = set(Instance.objects.values_list("name", flat=True))
+    cluster.fails_apply = False
+    assert leader.orchestrator._link is not None
+    leader.orchestrator._link.close()  # what it had in memory is gone
+    other = Leader(cluster, redis_url)
+    try:
+        other.until("it is rolled out", is_complete)
+        assert set(Instance.objects.values_list("name", flat=True)) == names
+        assert len(told(redis_url)) == 2
+    finally:
+        other.orchestrator.stop()
+
+
+def test_a_deleted_workload_leaves_nothing(leader: Leader, cluster: FakeCluster, redis_url: str) -> None:
+    make_workload(replicas=2, **WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    changes.delete(SYSTEM, locked(SYSTEM))
+    leader.until("it is gone", lambda: not Workload.objects.exists())
+    leader.until("brains know nothing of it", lambda: not told(redis_url))
+    assert not cluster.workloads
+    assert not ServedModel.objects.exists()
+
+
+def test_a_cache_gets_its_job_when_its_driver_has_joined_and_moves_with_the_replica(
+    cluster: FakeCluster, leader: Leader, redis_url: str
+) -> None:
+    """A rollout hands it over: the new one waits, the old one releases it, the endpoint switches."""
+    cluster.layout = {"name": "chat", "groups": []}
+    make_fleet(boxes=4)
+    make_workload(**QUICK)
+    leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
+    [old] = cluster.statuses()
+    spec = decode(cluster.specs[old].spec, dict[str, Any])
+    assert spec["cache"]["driver"] == "talk-1-0"
+    assert decode(cluster.specs[old].secrets["join_token"], str).startswith("tgj_")
+    assert decode(cluster.specs[old].secrets["api_key"], str) == str(Replica.objects.get().api_key) != ""
+    make_driver("talk-1-0")
+    cluster.say(old, state=pb.READY, cache=pb.WAITING, url="http://old:80")
+    leader.until("its job is started", lambda: Job.objects.filter(driver__name="talk-1-0").exists())
+    cluster.say(old, cache=pb.ATTACHED)
+    leader.until("it is rolled out", is_complete)
+    assert Replica.objects.get().driver.name == "talk-1-0"  # type: ignore[union-attr]
+    leader.until(
+        "nobody can join with its token any more", lambda: JoinToken.objects.get().state == "revoked"
+    )
+
+    changes.restart(SYSTEM, locked(SYSTEM))
+    leader.until("a new one is applied", lambda: len(cluster.statuses()) == 2)
+    [new] = cluster.statuses().keys() - {old}
+    cluster.say(new, state=pb.STANDBY, cache=pb.WAITING, url="http://new:80")
+    leader.until("the old one lets go", lambda: cluster.specs[old].goal == pb.RELEASE_CACHE)
+    assert told(redis_url) == {"talk-0": "http://old:80"}
+    cluster.say(old, cache=pb.RELEASED)
+    cluster.say(new, state=pb.READY, cache=pb.ATTACHED)
+    leader.until("brains are told", lambda: told(redis_url) == {"talk-0": "http://new:80"})
+    leader.until("the old one is drained", lambda: old not in cluster.statuses())
+    leader.until("it is complete", is_complete)
+    assert Session.objects.get().boxes_desired == 1
+
+
+def test_a_replica_leaves_a_box_that_is_drained(
+    cluster: FakeCluster, leader: Leader, redis_url: str
+) -> None:
+    """The next instance has another box, and its job runs there before the old one ends."""
+    cluster.layout = {"name": "chat", "groups": []}
+    make_fleet(boxes=3)
+    make_workload(rollout={**QUICK["rollout"], "warm_seconds": 120})
+    leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
+    [old] = cluster.statuses()
+    make_driver("talk-1-0")
+    cluster.say(old, state=pb.READY, cache=pb.WAITING, url="http://old:80")
+    with obeying():
+        leader.until("its job runs", lambda: Job.objects.filter(running=True).exists())
+        cluster.say(old, cache=pb.ATTACHED)
+        leader.until("it is rolled out", is_complete)
+        [left] = boxes_of_jobs()
+        assert list(cluster.specs[old].boxes) == [left]
+
+        drained = box_drains.drain(SYSTEM, left, reason="A loud fan.")
+        leader.until("a new one is applied", lambda: len(cluster.statuses()) == 2)
+        assert condition("RolloutComplete") == ("False", "LeavingBoxes")
+        drained.refresh_from_db()
+        assert drained.message == "Workload talk moves job talk-1-0 to another box."
+        [new] = cluster.statuses().keys() - {old}
+        assert list(cluster.specs[new].boxes) != [left]
+        cluster.say(new, state=pb.STANDBY, cache=pb.WAITING, url="http://new:80")
+        leader.until("the job is on its box", lambda: boxes_of_jobs() == list(cluster.specs[new].boxes))
+        assert told(redis_url) == {"talk-0": "http://old:80"}
+        cluster.say(old, cache=pb.RELEASED)
+        cluster.say(new, state=pb.READY, cache=pb.ATTACHED)
+        leader.until("brains are told", lambda: told(redis_url) == {"talk-0": "http://new:80"})
+        leader.until("the old one is gone", lambda: old not in cluster.statuses())
+        leader.until("the box is left", lambda: operation_ended(drained))
+        leader.until("its session is as large as before", lambda: len(boxes_of_session()) == 1)
+        assert left not in boxes_of_session()
+        leader.until("it is said", lambda: condition("RolloutComplete") == ("True", "Complete"))
+    assert Rollout.objects.count() == 1, "nothing was rolled out"
+
+
+def boxes_of_jobs() -> list[str]:
+    names = Job.objects.values_list("boxes__session_box__box__name", flat=True)
+    return sorted(name for name in names if name)
+
+
+def boxes_of_session() -> list[str]:
+    return list(Session.objects.get().boxes.values_list("box__name", flat=True))
+
+
+def operation_ended(operation: Operation) -> bool:
+    operation.refresh_from_db()
+    return operation.state == "succeeded"
+
+
+def test_who_serves_without_memory_is_said_with_the_reason_and_can_still_join(
+    cluster: FakeCluster, leader: Leader, redis_url: str
+) -> None:
+    """An engine has its driver's identity before that driver has joined."""
+    cluster.layout = {"name": "chat", "groups": []}
+    make_fleet(boxes=4)
+    make_workload(**QUICK)
+    leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
+    [name] = cluster.statuses()
+    cluster.say(name, state=pb.READY, cache=pb.ATTACHED, url="http://here:80")
+    leader.until("it serves", lambda: condition("Ready") == ("True", "Ready"))
+    assert condition("CacheWarm") == ("False", "WithoutMemory")
+    assert JoinToken.objects.get().state == "active"
+    many = [{"name": "full", "bytes_per_token": [8] * 100}]
+    make_driver("talk-1-0", {"name": "chat", "groups": many})
+    leader.until(
+        "its driver asks for more than its boxes have",
+        lambda: "shards" in Condition.objects.get(type="CacheWarm").message,
+    )
+
+
+def test_what_failed_is_compiled_again_for_an_equal_revision_and_after_a_restart(db: None) -> None:
+    make_fleet(boxes=4)
+    workload = make_workload(**QUICK)
+    revision = workload.revisions.get()
+    names = {rendering.compile_name(revision)}
+    revision.workload.restarts += 1
+    names.add(rendering.compile_name(revision))
+    revision.pk += 1
+    names.add(rendering.compile_name(revision))
+    assert len(names) == 3
+
+
+def test_two_never_lead_and_who_has_lost_its_connection_does_not_act(db: None) -> None:
+    election = Election("two")
+    assert election.run()
+    assert election.run()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted")
+        assert cursor.fetchone()[0] >= 1

@@ -1,0 +1,135 @@
+"""From `POST /workloads` to a token that a client reads, with every part real but the wafer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import httpx
+import pytest
+
+from tests.console.workloads.whole import UP_SECONDS, Served, served
+from tests.live import wait_until
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
+
+STORY = "The whole of the story is told again and again. "
+
+
+@pytest.fixture(scope="module")
+def scene() -> Iterator[Served]:
+    with tempfile.TemporaryDirectory(prefix="tidegate-") as name, served(Path(name)) as made:
+        yield made
+
+
+@pytest.fixture
+def chat(scene: Served) -> Iterator[str]:
+    """A workload that serves with its cache. Nothing of it is left at the end."""
+    scene.create("chat")
+    scene.wait_until_ready("chat")
+    wait_until("it hits", lambda: scene.cached(text(0)) > 0, UP_SECONDS)
+    yield "chat"
+    scene.delete("chat")
+    wait_until("no process is left", lambda: not scene.processes_of(), 30)
+
+
+def text(number: int) -> str:
+    """A prompt that others do not begin like."""
+    return f"{number}. " + STORY * 60
+
+
+class Clients:
+    """Some who ask without a pause, of a few prompts."""
+
+    def __init__(self, scene: Served, prompts: int = 3) -> None:
+        self._scene = scene
+        self._ends = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(text(number),)) for number in range(prompts)
+        ]
+        self.failed: list[str] = []
+        self.asked = 0
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, prompt: str) -> None:
+        while not self._ends.wait(0.1):
+            self.asked += 1
+            try:
+                answer = self._scene.chat(prompt)
+            except httpx.HTTPError as error:
+                self.failed.append(repr(error))
+            else:
+                if answer.status_code != httpx.codes.OK:
+                    self.failed.append(f"{answer.status_code} {answer.text[:300]}")
+
+
+def test_a_workload_serves_and_the_second_request_hits(scene: Served, chat: str) -> None:
+    assert scene.cached(text(1)) == 0
+    wait_until("it hits", lambda: scene.cached(text(1)) > 0, 10)
+    [instance] = scene.instances(chat)
+    assert (instance["state"], instance["cache"]) == ("ready", "attached")
+    assert scene.conditions(chat)["CacheWarm"][0] == "True"
+
+
+def test_a_rollout_fails_no_request_and_keeps_the_cache(scene: Served, chat: str) -> None:
+    wait_until("all are cached", lambda: all(scene.cached(text(number)) for number in range(3)), 30)
+    [before] = scene.instances(chat)
+    with Clients(scene) as clients:
+        scene.patch(chat, engine={"arguments": ["--start-seconds", "0.2"]})
+        wait_until("it is rolled out", lambda: scene.rolled_out(chat, 2), UP_SECONDS)
+    assert clients.failed == []
+    assert clients.asked > 3
+    [after] = scene.instances(chat)
+    assert after["name"] != before["name"]
+    assert after["driver"] == before["driver"]
+    assert all(scene.cached(text(number)) for number in range(3)), "of the one before it"
+    newest = scene.ask("GET", f"/workloads/{chat}/rollouts")["items"][0]
+    assert newest["phase"] == "done"
+
+
+@pytest.mark.parametrize("victim", ["manager", "engine", "cluster", "orchestrator"])
+def test_whatever_is_killed_in_a_rollout_it_ends_with_one_instance(
+    scene: Served, chat: str, victim: str
+) -> None:
+    scene.patch(chat, engine={"arguments": ["--start-seconds", "0.5"]})
+    wait_until("there is a second one", lambda: len(scene.instances(chat)) == 2, 60)
+    newest = max(scene.instances(chat), key=lambda one: one["created_at"])["name"]
+    if victim in ("cluster", "orchestrator"):
+        before = scene.whole.pid(victim)
+        os.kill(before, signal.SIGKILL)
+        wait_until("it is back", partial(scene.whole.is_back, victim, before), 60)
+    else:
+        found = scene.managers if victim == "manager" else scene.engines
+        wait_until("it runs", lambda: found(newest), 60)
+        for process in found(newest):
+            process.kill()
+    wait_until("it is rolled out", lambda: scene.rolled_out(chat, 2), UP_SECONDS)
+    [only] = scene.instances(chat)
+    wait_until("nothing else runs", lambda: of_nobody(scene, only["name"]) == [], 30)
+    assert len(scene.managers(only["name"])) == 1
+    assert len(scene.engines(only["name"])) == 1
+    began = time.monotonic()
+    wait_until("it hits", lambda: scene.cached(text(0)) > 0, 60)
+    assert time.monotonic() - began < 60
+
+
+def of_nobody(scene: Served, name: str) -> list[str]:
+    """Processes of other instances and of jobs."""
+    ours = {one.pid for one in scene.processes_of(name)}
+    return [str(one) for one in scene.processes_of() if one.pid not in ours]

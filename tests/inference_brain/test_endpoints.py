@@ -1,0 +1,163 @@
+"""Where replicas of workloads are: read from a real Redis, as a brain's user, while requests run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import redis
+
+from console.stack import redis as redis_server
+from console.stack import redis_users
+from console.stack.embedded import running
+from inference_brain.desired import Desired, Limits, ReplicaSpec, ServedModel
+from inference_brain.endpoints import Endpoint, EndpointDocument, EndpointReader, Endpoints
+from inference_brain.upstream.fleet import Fleet
+from inference_brain.upstream.health import State
+from kvss_agent.http.api import Invalid
+from telemetry.credentials import own_url, rules
+from telemetry.records import ENDPOINTS, ENDPOINTS_CHANNEL
+from tests.inference_brain.brains import RunningBrain, model, org, told
+from tests.inference_brain.engines import FakeEngine
+from tests.live import wait_until
+
+TOKEN = "token-of-the-control-api"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.RedisServer]:
+    made = redis_server.prepare(
+        tmp_path_factory.mktemp("redis") / "t", users=redis_users.TELEMETRY, durable=False, strict=True
+    )
+    with running(made, made.home.parent / "log"):
+        yield made
+
+
+@pytest.fixture
+def leader(server: redis_server.RedisServer) -> Iterator[redis.Redis]:
+    """As the user that the leader has; the brain's user is there too."""
+    with redis.Redis.from_url(server.url) as admin:
+        admin.flushall()
+        admin.execute_command("ACL", "SETUSER", "brain:b", *rules("brain:b", TOKEN))
+    with redis.Redis.from_url(server.url_of("leader"), driver_info=None) as client:
+        yield client
+
+
+def url_of_brain(server: redis_server.RedisServer) -> str:
+    return own_url(server.url_of("own", ""), "brain:b", TOKEN)
+
+
+def put(leader: redis.Redis, *endpoints: Endpoint, name: str = "m", version: int = 1) -> None:
+    raw = msgspec.json.encode(EndpointDocument(time.time(), version, endpoints))
+    leader.set(ENDPOINTS + name, raw, ex=90)
+    leader.publish(ENDPOINTS_CHANNEL, name)
+
+
+def document(*names: str, generation: int = 1, **limits: Any) -> Desired:
+    replicas = tuple(ReplicaSpec(name, endpoint="redis") for name in names)
+    return told(
+        (),
+        generation,
+        models=(ServedModel("m", 100_000, replicas),),
+        orgs=(org(limits=Limits(**{"wait_seconds": 10.0, **limits})),),
+    )
+
+
+def ready(replica: str, url: str) -> Endpoint:
+    return Endpoint(replica, url, "ready", time.time())
+
+
+def test_a_replica_without_an_address_is_refused_unless_redis_has_it() -> None:
+    with pytest.raises(Invalid, match="has no URL"):
+        told((), models=(ServedModel("m", 100, (ReplicaSpec("r0"),)),))
+
+
+def test_a_new_address_is_a_new_process_with_the_same_driver() -> None:
+    """Its ejection and slow start are new; one that takes over a warm cache does not begin slowly."""
+    now = 100.0
+    fleet, endpoints = Fleet(lambda: now), Endpoints(lambda: now)
+    desired = document("r0", "r1")
+    endpoints.follow(desired)
+    fleet.follow(endpoints.resolved(desired))
+    assert [one.state(now) for one in fleet] == [State.NO_ENDPOINT] * 2
+    assert fleet.usable("m") == []
+    endpoints.set("m", EndpointDocument(0, 1, (ready("r0", "http://a"), ready("r1", "http://b"))))
+    fleet.follow(endpoints.resolved(desired))
+    now += 60.0
+    first = fleet.replica("m", "r0")
+    assert first is not None
+    for _ in range(3):
+        fleet.failed(first, None)
+    assert first.state(now) is State.EJECTED
+    endpoints.set("m", EndpointDocument(0, 2, (ready("r0", "http://c"), ready("r1", "http://b"))))
+    fleet.follow(endpoints.resolved(desired))
+    second = fleet.replica("m", "r0")
+    assert second is not None
+    assert second is not first
+    assert second.state(now) is State.READY
+    assert second.in_progress == 0
+
+
+async def test_without_redis_what_is_known_stays_and_grows_old() -> None:
+    now = 100.0
+    endpoints = Endpoints(lambda: now)
+    desired = document("r0")
+    endpoints.follow(desired)
+    endpoints.set("m", EndpointDocument(0, 1, (ready("r0", "http://a"),)))
+    reader = EndpointReader(endpoints, "unix:///nowhere/redis.sock", lambda: None)
+    reading = asyncio.create_task(reader.run())
+    await asyncio.sleep(0.05)
+    now += 40.0
+    assert endpoints.ages(now) == {"m": 40.0}
+    assert endpoints.resolved(desired).models[0].replicas[0].url == "http://a"
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert not reader.is_connected
+
+
+def test_requests_go_where_the_leader_says_and_wait_while_it_says_nothing(
+    server: redis_server.RedisServer, leader: redis.Redis
+) -> None:
+    with FakeEngine() as old, FakeEngine() as new, RunningBrain(document("r0")) as brain:
+        brain.call(lambda: brain.brain.use_redis(url_of_brain(server)))
+
+        def ask() -> httpx.Response:
+            body = {"model": "m", "prompt": "x", "max_tokens": 1}
+            return httpx.post(
+                f"{brain.url}/v1/completions", headers=brain.headers, json=body, timeout=20
+            )
+
+        put(leader, ready("r0", old.url))
+        assert ask().status_code == 200  # it has waited in the queue
+        assert len(old.asked) == 1
+        began = time.monotonic()
+        put(leader, ready("r0", new.url), version=2)
+        wait_until("the new instance is asked", lambda: ask().status_code == 200 and bool(new.asked))
+        assert time.monotonic() - began < 1.0
+
+
+def test_with_no_endpoint_a_request_is_refused_with_the_reason(
+    server: redis_server.RedisServer, leader: redis.Redis
+) -> None:
+    with RunningBrain(document("r0", "r1", wait_seconds=0.3)) as brain:
+        brain.call(lambda: brain.brain.use_redis(url_of_brain(server)))
+        answer = httpx.post(
+            f"{brain.url}/v1/completions",
+            headers=brain.headers,
+            json={"model": "m", "prompt": "x"},
+            timeout=20,
+        )
+        assert answer.status_code == 503
+        assert "2 no endpoint" in answer.json()["error"]["message"]
+
+
+def test_models_with_addresses_of_their_own_are_left_alone() -> None:
+    endpoints = Endpoints()
+    desired = told(["http://a"], models=(model(["http://a"]),))
+    endpoints.follow(desired)
+    assert endpoints.resolved(desired) is desired

@@ -1,0 +1,236 @@
+"""Clients of one org that mean harm: to other orgs, to limits, to logs, and to engines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from inference_brain.api import requests
+from inference_brain.api.errors import ApiError
+from inference_brain.api.exchange import BodyRoom
+from inference_brain.api.requests import PROMPTS_MAX
+from tests.inference_brain.brains import KEY, RunningBrain, org, told
+from tests.inference_brain.engines import FakeEngine
+from tests.live import wait_until
+
+AUTHORIZED = f"host: a\r\nauthorization: Bearer {KEY}\r\n".encode()
+IMAGE = {"type": "image_url", "image_url": {"url": "https://a/b.png"}}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def brain(engine: FakeEngine) -> Iterator[RunningBrain]:
+    with RunningBrain(told([engine.url], orgs=(org(), org("globex", "sk-globex")))) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _plain(engine: FakeEngine) -> None:
+    engine.behavior = type(engine.behavior)()
+    engine.asked.clear()
+
+
+def used(brain: RunningBrain) -> tuple[float, float]:
+    """Requests and tokens of acme in the last minute."""
+    limits = brain.brain.router.admission.limits
+    return brain.call(lambda: limits._orgs["acme"].own.sums(time.monotonic()))
+
+
+# Limits
+
+
+def test_who_leaves_before_the_end_is_charged_for_what_it_got(
+    brain: RunningBrain, engine: FakeEngine
+) -> None:
+    """Else one that closes the connection after the last token but one pays for no answer at all."""
+    engine.behavior.tokens = 300
+    engine.behavior.between_seconds = 0.001
+    before = used(brain)[1] if engine.asked else 0
+    body = {"model": "m", "prompt": "Hi", "stream": True}
+    url = f"{brain.url}/v1/completions"
+    with httpx.stream("POST", url, headers=brain.headers, json=body) as answer:
+        lines = (one for one in answer.iter_lines() if one)
+        for _ in range(200):
+            next(lines)
+    wait_until("it is over", lambda: not any(one.in_progress for one in brain.brain.fleet))
+    assert used(brain)[1] - before >= 200
+    page = brain.brain.counts._numbers
+    assert (
+        sum(
+            n for m, by in page.items() if "tokens" in m.name for k, n in by.items() if "completion" in k
+        )
+        >= 200
+    )
+
+
+# Time and memory of others
+
+
+def test_one_request_has_a_bounded_number_of_prompts(brain: RunningBrain) -> None:
+    """Each is tokenized, and an engine computes all of them in one place."""
+    with pytest.raises(ApiError) as refused:
+        requests.completion(msgspec.json.encode({"model": "m", "prompt": ["a"] * (PROMPTS_MAX + 1)}))
+    assert refused.value.param == "prompt"
+    requests.completion(msgspec.json.encode({"model": "m", "prompt": ["a"] * PROMPTS_MAX}))
+
+
+def test_slow_bodies_of_one_org_leave_room_for_others() -> None:
+    room = BodyRoom(100)
+    for _ in range(5):
+        room.take("acme", 10)
+    with pytest.raises(ApiError):
+        room.take("acme", 10)
+    room.take("globex", 20)
+    with pytest.raises(ApiError):
+        room.take("acme", 1)
+    room.give_back("acme", 50)
+    room.give_back("globex", 20)
+    room.take("acme", 100)  # a single one may be as long as there is room
+    with pytest.raises(ApiError):
+        room.take("globex", 1)
+
+
+def test_long_detokenizing_is_not_done_where_names_are_looked_up(brain: RunningBrain) -> None:
+    """By the threads of the loop: then no replica with a name could be connected to meanwhile."""
+    service = brain.brain.prompts.service
+    began = brain.call(lambda: asyncio.ensure_future(service.run("acme", lambda: time.sleep(0.2))))
+    assert not began.done()
+    waiting = [
+        brain.call(lambda: asyncio.ensure_future(service.run("acme", lambda: time.sleep(0.05))))
+        for _ in range(40)
+    ]
+    started = time.monotonic()
+    asyncio.run_coroutine_threadsafe(asyncio.to_thread(int), brain._loop).result(10)
+    assert time.monotonic() - started < 1.0
+    wait_until("they are done", lambda: all(one.done() for one in waiting))
+
+
+# What engines get
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools"])
+def test_a_template_cannot_come_with_the_request(
+    brain: RunningBrain, engine: FakeEngine, name: str
+) -> None:
+    """Also where the brain renders no template itself: with images, or without a tokenizer."""
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": [IMAGE]}],
+        "chat_template_kwargs": {name: "{% for a in range(10**9) %}{% endfor %}"},
+    }
+    answer = httpx.post(f"{brain.url}/v1/chat/completions", headers=brain.headers, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "chat_template_kwargs"
+    assert not engine.asked
+
+
+# HTTP
+
+
+def talk(brain: RunningBrain, raw: bytes) -> bytes:
+    """All that is answered to these bytes, within a moment."""
+    got = b""
+    with socket.create_connection(("127.0.0.1", brain.port)) as client:
+        client.settimeout(0.5)
+        client.sendall(raw)
+        try:
+            while piece := client.recv(1 << 16):
+                got += piece
+        except TimeoutError:
+            pass
+    return got
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\n" + AUTHORIZED
+NEXT = b"GET /v1/models HTTP/1.1\r\n" + AUTHORIZED + b"\r\n"
+JSON = b'{"model":"m","prompt":"Hi"}'
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"content-length: 27\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n",
+        b"content-length: 27\r\ncontent-length: 5\r\n\r\n",
+        b"content-length: 27\r\ncontent-length: 27\r\n\r\n",
+        b"content-length: +27\r\n\r\n",
+        b"content-length: 27, 27\r\n\r\n",
+        b"content-length : 27\r\n\r\n",
+        b"transfer-encoding: chunked, identity\r\n\r\n",
+        b"transfer-encoding: xchunked\r\n\r\n",
+        b"x: a\r\n content-length: 5\r\ncontent-length: 27\r\n\r\n",
+        b"content-length: 27\n\n",
+        b'transfer-encoding: chunked\r\n\r\n1b;a="\n"\r\n',
+        b"transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
+        b"transfer-encoding: chunked\r\n\r\n0x1b\r\n",
+        b"transfer-encoding: chunked\r\n\r\n-1\r\n",
+        b"transfer-encoding: chunked\r\n\r\n1b\n",
+    ],
+)
+def test_a_request_whose_end_is_not_clear_is_refused_and_nothing_follows(
+    brain: RunningBrain, engine: FakeEngine, head: bytes
+) -> None:
+    answered = talk(brain, POST + head + JSON + NEXT)
+    assert answered.startswith(b"HTTP/1.1 400 ")
+    assert answered.count(b"HTTP/1.1 ") == 1
+    assert not engine.asked
+
+
+def test_what_follows_a_closed_request_is_not_answered(brain: RunningBrain) -> None:
+    answered = talk(brain, POST + b"connection: close\r\ncontent-length: 27\r\n\r\n" + JSON + NEXT)
+    assert answered.count(b"HTTP/1.1 ") == 1
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # and its first frame
+
+
+def test_strangers_over_http2_leave_places_to_keys(engine: FakeEngine) -> None:
+    """Nobody has shown a key on such a connection, and its places are those of clients with keys."""
+    with ExitStack() as opened:
+        brain = opened.enter_context(RunningBrain(told([engine.url]), connections=60))
+        for _ in range(100):
+            stranger = opened.enter_context(socket.create_connection(("127.0.0.1", brain.port)))
+            stranger.sendall(PREFACE)
+        clients = [opened.enter_context(httpx.Client(headers=brain.headers)) for _ in range(30)]
+        assert {one.get(f"{brain.url}/v1/models").status_code for one in clients} == {200}
+
+
+# Logs
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/v1/x%20200%20request=req-1%20org=globex", {}),
+        ("/v1/x%0aPOST%20/v1/y%20200", {}),
+        ("/v1/models", {"x-client-request-id": "a org=globex model=m"}),
+    ],
+)
+def test_a_client_writes_no_field_of_the_access_log(
+    brain: RunningBrain, caplog: pytest.LogCaptureFixture, path: str, headers: dict[str, Any]
+) -> None:
+    def lines() -> list[str]:
+        return [one.message for one in caplog.records if one.name == "inference_brain.access"]
+
+    with caplog.at_level(logging.INFO, "inference_brain.access"):
+        httpx.get(f"{brain.url}{path}", headers={**brain.headers, **headers})
+        wait_until("the request is logged", lines)  # after its answer
+    [line] = lines()
+    fields = [one.partition("=")[0] for one in line.split() if "=" in one]
+    assert len(fields) == len(set(fields))
+    assert " org=acme " in line
+    assert len(line.splitlines()) == 1

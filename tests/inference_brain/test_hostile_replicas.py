@@ -1,0 +1,211 @@
+"""Replicas that lie, flood or drip: what they may cost the brain, its clients and other orgs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from inference_brain.api.events import EventStream, Renaming
+from kvss_agent.http.client.failures import Lost
+from tests.inference_brain.brains import KEY, RunningBrain, told
+from tests.live import wait_until
+
+Script = Callable[[socket.socket], None]
+BODY = {"model": "m", "prompt": "Hi"}
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class RawReplica:
+    """Answers each request with what a script sends, and each GET with 200. One connection is one
+    request."""
+
+    def __init__(self) -> None:
+        self.script: Script = lambda _: None
+        self.requests = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client:
+            try:
+                head = b""
+                while b"\r\n\r\n" not in head:
+                    head += client.recv(1 << 16)
+                if head.startswith(b"GET"):
+                    client.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                    return
+                self.requests += 1
+                self.script(client)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def replica() -> Iterator[RawReplica]:
+    made = RawReplica()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def brain(replica: RawReplica) -> Iterator[RunningBrain]:
+    with RunningBrain(told([replica.url])) as made:
+        yield made
+
+
+def ask(brain: RunningBrain, **more: Any) -> httpx.Response:
+    url = f"{brain.url}/v1/completions"
+    return httpx.post(url, headers=brain.headers, json={**BODY, **more}, timeout=30)
+
+
+def whole(status: int, value: object) -> Script:
+    raw = json.dumps(value).encode()
+    head = b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(raw))
+    return lambda client: client.sendall(head + raw)
+
+
+@pytest.mark.parametrize("status", [201, 204, 206, 301, 304, 307, 600, 999])
+def test_only_errors_are_passed_on_as_errors(
+    brain: RunningBrain, replica: RawReplica, status: int
+) -> None:
+    """A 204 with a body would be the beginning of the next answer on the client's connection."""
+    replica.script = whole(status, {"error": {"message": "HTTP/1.1 200 OK"}})
+    with httpx.Client(headers={"authorization": f"Bearer {KEY}"}) as client:
+        answer = client.post(f"{brain.url}/v1/completions", json=BODY)
+        assert answer.status_code == 502
+        assert answer.json()["error"]["code"] == "replica_failed"
+        assert client.get(f"{brain.url}/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize("tokens", [1 << 62, -(1 << 62)])
+def test_a_replica_charges_an_org_for_no_more_than_can_be(
+    brain: RunningBrain, replica: RawReplica, tokens: int
+) -> None:
+    """Brains add it up in Redis: numbers that are too large would end what they share."""
+    usage = {
+        "prompt_tokens": tokens,
+        "completion_tokens": tokens,
+        "prompt_tokens_details": {"cached_tokens": -tokens},
+    }
+    replica.script = whole(200, {"choices": [], "usage": usage})
+    assert ask(brain).status_code == 200
+    limits = brain.brain.router.admission.limits
+    requests, charged = brain.call(lambda: limits._orgs["acme"].own.sums(time.monotonic()))
+    assert requests == 1
+    assert 0 <= charged <= 2 * 100_000
+    served = brain.call(lambda: brain.brain.router.admission.pools["m"].counters["acme"])
+    assert 0 <= served <= 4 * 100_000
+
+
+def test_an_event_in_many_pieces_is_not_searched_again_with_each() -> None:
+    stream = EventStream(Renaming("m", "m"), wants_usage=False)
+    started = time.process_time()
+    for _ in range(16_000):
+        stream.feed(b"x" * 1000)
+    with pytest.raises(Lost):
+        stream.feed(b"x" * (1 << 20))
+    assert time.process_time() - started < 2.0
+
+
+def test_the_end_of_an_event_is_found_wherever_it_is_cut() -> None:
+    raw = b'data: {"a": 1}\r\n\r\ndata: {"b": 2}\r\n\r\ndata: [DONE]\r\n\r\n'
+    for size in range(1, len(raw)):
+        stream = EventStream(Renaming("m", "m"), wants_usage=False)
+        got = b"".join(stream.feed(raw[at : at + size]) for at in range(0, len(raw), size))
+        assert got == b'data: {"a": 1}\n\ndata: {"b": 2}\n\n'
+        assert stream.is_done
+        assert stream.passed == 2
+
+
+@pytest.mark.parametrize("line", [b"a%d: b\r\n", b"c" * 1000], ids=["many", "one"])
+def test_trailers_without_end_are_cut_off(brain: RunningBrain, replica: RawReplica, line: bytes) -> None:
+    def script(client: socket.socket) -> None:
+        client.sendall(STREAM + b"10\r\ndata: {}        \r\n0\r\n")
+        for number in range(2_000_000):
+            client.sendall(line.replace(b"%d", b"%d" % number))
+
+    replica.script = script
+    started = time.monotonic()
+    assert ask(brain).status_code == 502
+    assert time.monotonic() - started < 5
+
+
+def test_a_replica_that_falls_silent_after_its_head_is_given_up(
+    brain: RunningBrain, replica: RawReplica
+) -> None:
+    """Engines send the head of a stream before they compute anything."""
+    other = RawReplica()
+    event = b'data: {"choices": [{"text": "x"}]}\n\n'
+    chunk = b"%x\r\n%s\r\n" % (len(event), event)
+    other.script = lambda client: client.sendall(STREAM + chunk + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+    silent = threading.Event()
+
+    def script(client: socket.socket) -> None:
+        client.sendall(STREAM)
+        silent.wait(25)
+
+    replica.script = script
+    brain.set_desired(told([replica.url, other.url], generation=2))
+    answers: list[httpx.Response] = []
+
+    def ask_one() -> None:
+        answers.append(ask(brain, stream=True))
+
+    asked: list[threading.Thread] = []
+    while not replica.requests:
+        assert len(asked) < 100
+        asked.append(threading.Thread(target=ask_one, daemon=True))
+        asked[-1].start()
+        wait_until("somebody is asked", lambda: replica.requests or len(answers) == len(asked))
+    hung = next(one for one in brain.brain.fleet if one.spec.url == replica.url)
+    brain.call(lambda: brain.brain.fleet.fell_silent(hung))
+    wait_until("the other one has answered", lambda: len(answers) == len(asked), seconds=5)
+    silent.set()
+    assert {one.status_code for one in answers} == {200}
+    other.close()
+
+
+def test_a_replica_that_closes_kept_connections_gets_a_request_twice_at_most(
+    brain: RunningBrain, replica: RawReplica
+) -> None:
+    """Not once for each connection that is kept."""
+    barrier = threading.Barrier(8)
+    ends = threading.Event()
+
+    def script(client: socket.socket) -> None:
+        if not ends.is_set():
+            barrier.wait(10)
+            raw = b'{"choices": []}'
+            client.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(raw), raw))
+            client.recv(1 << 16)  # the next request, on the same connection
+            replica.requests += 1
+
+    replica.script = script
+    threads = [threading.Thread(target=ask, args=(brain,)) for _ in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    ends.set()
+    replica.requests = 0
+    assert ask(brain).status_code == 502
+    assert replica.requests <= 2

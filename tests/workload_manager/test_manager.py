@@ -1,0 +1,252 @@
+"""A manager as a process, with a real engine process: started, kept running, drained, never twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from console.environment import PROJECT
+from tests.live import wait_until
+from tests.workload_manager.managers import is_alive, manager
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def test_an_instance_serves_and_is_drained(tmp_path: Path) -> None:
+    with manager(tmp_path) as one:
+        status = one.wait_for("ready", "Serving")
+        assert (status["name"], status["replica"], status["cache"]) == (
+            "chat-0-r1-aaaa",
+            "chat-0",
+            "none",
+        )
+        assert status["url"].startswith("http://127.0.0.1:")
+        assert one.ask("/livez")[0] == 200
+        code, said = one.ask("/readyz")
+        assert (code, json.loads(said)["reason"]) == (200, "Serving")
+        assert "manager_ready 1\n" in one.ask("/metrics")[1]
+        with one.client() as http:
+            told = http.post(
+                "/v1/completions?n=1", json={"prompt": "x"}, headers={"x-request-id": "r7"}
+            ).json()
+            assert told["asked"] == {"prompt": "x"}
+            assert told["path"] == "/v1/completions?n=1"
+            headers = {name.lower(): value for name, value in told["headers"].items()}
+            assert headers["x-request-id"] == "r7"
+            assert "authorization" not in headers, "the engine need not know the key"
+            assert http.get("/health").status_code == 200
+        [engine] = one.engines
+        one.set_goal("DRAIN")
+        assert one.ends() == 0
+        assert one.seen[-1] == "ended", "it was asked to end"
+        assert not is_alive(engine)
+        assert not (one.folder / "manager.sock").exists()
+
+
+def test_requests_need_the_key(tmp_path: Path) -> None:
+    with manager(tmp_path) as one:
+        one.wait_for("ready")
+        for key in ("", "wrong"):
+            with one.client(key) as http:
+                refused = http.get("/v1/models")
+                assert refused.status_code == 401
+                assert refused.json()["error"]["code"] == "invalid_api_key"
+                assert http.get("/metrics").status_code == 401
+                assert http.get("/health").status_code == 200
+        with one.client() as http:
+            assert http.get("/v1/models").status_code == 200
+            assert http.get("/admin").status_code == 404
+
+
+def test_a_stream_comes_piece_by_piece_and_leaving_cancels_it(tmp_path: Path) -> None:
+    with manager(tmp_path) as one:
+        one.wait_for("ready")
+        asked = {"stream": True, "pieces": 10_000, "until": "go"}
+        with one.client() as http:
+            with http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+                pieces = answer.iter_bytes()
+                assert next(pieces) == b"data: 0\n\n"
+                one.wait_for("ready", running_requests=1)
+            one.wait_for("ready", running_requests=0)
+            (one.folder / "go").touch()
+            wait_until("the engine knows", lambda: "left" in one.seen)
+            with http.stream("POST", "/v1/chat/completions", json={**asked, "pieces": 3}) as answer:
+                assert answer.headers["content-type"] == "text/event-stream"
+                assert b"".join(answer.iter_bytes()) == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
+
+
+def test_an_answer_that_breaks_off_is_not_whole(tmp_path: Path) -> None:
+    with manager(tmp_path) as one, one.client_when_ready() as http:
+        asked = {"stream": True, "pieces": 3, "breaks": True}
+        with (
+            pytest.raises(httpx.RemoteProtocolError),
+            http.stream("POST", "/v1/completions", json=asked) as answer,
+        ):
+            answer.read()
+
+
+def test_requests_that_run_are_finished_and_new_ones_refused(tmp_path: Path) -> None:
+    with manager(tmp_path) as one, one.client_when_ready() as http:
+        answers: list[int] = []
+        asking = threading.Thread(
+            target=lambda: answers.append(http.post("/v1/completions", json={"until": "go"}).status_code)
+        )
+        asking.start()
+        wait_until("it runs", lambda: "waits" in one.seen)
+        one.process.terminate()
+        one.wait_for("draining", "Draining", running_requests=1)
+        with one.client() as other:
+            refused = other.post("/v1/completions", json={})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+        (one.folder / "go").touch()
+        asking.join()
+        assert answers == [200]
+        assert one.ends() == 0
+
+
+def test_requests_that_take_too_long_are_cut_off(tmp_path: Path) -> None:
+    """Before the engine has to end, so that it need not wait for them either."""
+    with manager(tmp_path, grace_seconds=2.0) as one, one.client_when_ready() as http:
+        answers: list[httpx.Response] = []
+        waiting = {"until": "never"}
+        asking = threading.Thread(
+            target=lambda: answers.append(http.post("/v1/completions", json=waiting))
+        )
+        asking.start()
+        streamed = {"stream": True, "pieces": 3, **waiting}
+        with http.stream("POST", "/v1/completions", json=streamed) as begun:
+            wait_until("both run", lambda: one.seen.count("waits") == 2)
+            one.set_goal("DRAIN")
+            with pytest.raises(httpx.RemoteProtocolError):
+                begun.read()
+        asking.join()
+        [refused] = answers
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+        assert one.ends(20) == 0
+        assert "2 requests are cut off" in one.log
+
+
+def test_an_engine_that_crashes_is_started_again_and_says_why(tmp_path: Path) -> None:
+    with manager(tmp_path) as one, one.client_when_ready() as http:
+        [first] = one.engines
+        crashed = http.post("/v1/crash")
+        assert (crashed.status_code, crashed.json()["error"]["code"]) == (502, "engine_lost")
+        status = one.wait_for("starting", "EngineEnded")
+        assert "The engine ended with status 3: ValueError: out of cheese." in status["sentence"]
+        assert "It is started again in 1 s." in status["sentence"]
+        assert not status["url"]
+        status = one.wait_for("ready")
+        assert status["restarts"] == 1
+        assert [is_alive(pid) for pid in one.engines] == [False, True]
+        assert first in one.engines
+
+
+def test_an_engine_that_never_starts_says_why_and_is_drained_at_once(tmp_path: Path) -> None:
+    with manager(tmp_path, begins=False) as one:
+        (one.folder / "broken").touch()
+        one.start()
+        try:
+            status = one.wait_for("starting", "EngineEnded")
+            assert "OSError: no cheese at all" in status["sentence"]
+            one.wait_for("starting", "EngineEnded", restarts=3)
+            one.set_goal("DRAIN")
+            assert one.ends() == 0
+        finally:
+            one.process.kill()
+            one.process.wait()
+
+
+def test_an_engine_that_is_too_slow_is_killed(tmp_path: Path) -> None:
+    with manager(tmp_path, "slow", begins=False) as one:
+        spec = (one.folder / "spec.json").read_text()
+        (one.folder / "spec.json").write_text(
+            spec.replace('"kind": "command"', '"start_seconds": 1.0, "kind": "command"')
+        )
+        (one.folder / "slow").touch()
+        one.start()
+        try:
+            status = one.wait_for("starting", "StartTooSlow")
+            assert "did not answer within 1 s of its start" in status["sentence"]
+            (one.folder / "slow").unlink()
+        finally:
+            one.process.terminate()
+            one.ends()
+        assert not any(map(is_alive, one.engines))
+
+
+def test_what_is_missing_is_said_and_found_later(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    with manager(tmp_path, weights={"source": str(weights)}) as one:
+        status = one.wait_for("pending", "WeightsNotFound")
+        assert str(weights) in status["sentence"]
+        weights.mkdir()
+        (weights / "model.safetensors").write_bytes(b"x")
+        one.wait_for("ready")
+
+
+def test_a_killed_manager_leaves_no_engine_and_its_successor_begins_anew(tmp_path: Path) -> None:
+    with manager(tmp_path) as one:
+        one.wait_for("ready")
+        [first] = one.engines
+        one.kill()
+        one.start()
+        one.wait_for("ready")
+        assert len(one.engines) == 2
+        assert not is_alive(first)
+        second = one.engines[-1]
+        one.kill()
+        wait_until("the kernel has told the engine", lambda: not is_alive(second))
+        one.start()
+        one.wait_for("ready")
+
+
+def test_an_engine_that_does_not_end_with_its_manager_is_killed_before_the_next(tmp_path: Path) -> None:
+    with manager(tmp_path) as one:
+        one.wait_for("ready")
+        [first] = one.engines
+        os.kill(first, signal.SIGSTOP)  # so that no signal but one reaches it
+        one.kill()
+        assert is_alive(first)
+        one.start()
+        one.wait_for("ready")
+        assert not is_alive(first)
+
+
+def test_two_managers_do_not_share_a_folder(tmp_path: Path) -> None:
+    with manager(tmp_path) as one:
+        one.wait_for("ready")
+        done = subprocess.run(
+            [sys.executable, "-m", "workload_manager", "run", "--folder", str(one.folder)],
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 1
+        assert "another process uses" in done.stderr
+        assert one.status()["state"] == "ready"
+        assert len(one.engines) == 1
+
+
+def test_a_wrong_specification_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with manager(tmp_path, begins=False, engine={"kind": "vllm"}) as one:
+        one.start()
+        assert one.ends() == 78
+        assert "vllm needs weights." in one.log
+
+
+def test_without_a_key_it_listens_for_nobody_else(tmp_path: Path) -> None:
+    options = ("--listen", "0.0.0.0:0")
+    with manager(tmp_path, begins=False, secrets={}, options=options) as one:
+        one.start()
+        assert one.ends() == 78
+        assert "has no key" in one.log

@@ -1,0 +1,37 @@
+"""`python -m workload_manager`: what a manager does from a command line. See `--help`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from telemetry.script import program
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["run"]:
+        from workload_manager import run
+
+        return run.main(arguments[1:])
+    if arguments[:1] == ["compile"]:
+        from workload_manager.compiler import command
+
+        return command.main(arguments[1:])
+    _parser().parse_args(arguments)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program("workload_manager"),
+        description="Instances of workloads: an engine each, and what it needs.",
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verbs.add_parser("run", help="run the engine of one instance, until it is gone")
+    verbs.add_parser("compile", help="check a model and an engine, and say what they need")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

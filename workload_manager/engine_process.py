@@ -1,0 +1,204 @@
+"""The processes of an engine: started, listened to, ended to the last one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from telemetry.decoder import Malformed, decode
+from workload_manager.engines.base import Launch
+
+log = logging.getLogger(__name__)
+
+MARK: Final = (
+    "TIDEGATE_ENGINE_OF"  # in the environment of all that an engine starts: the instance's folder
+)
+FOLDER: Final = "TIDEGATE_FOLDER"
+STARTED: Final = "engine.json"
+LEASH: Final = Path(__file__).with_name("leash.py")
+LINE_BYTES_MAX: Final = 8192
+LINES_KEPT: Final = 200
+SENTENCE_CHARACTERS_MAX: Final = 400
+GONE_SECONDS: Final = 10.0  # for processes that were killed
+LOOK_SECONDS: Final = 0.02
+_NO_COLORS: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# What loggers put before a line: process, level, time, place.
+_PREFIX: Final = re.compile(
+    r"^(\([\w ]+(pid=\d+)?\)\s*|(ERROR|WARNING|INFO|CRITICAL|FATAL)\b:?\s*|"
+    r"\d{4}-\d\d-\d\d[T ]\S+\s*|\d\d-\d\d \d\d:\d\d:\d\d\s*|\[[^]]{1,80}\]\s*)+"
+)
+_TELLS: Final = re.compile(
+    r"(\w*(Error|Exception)\b|\berror\b|\bfatal\b|\bcan't\b|\bcannot\b|\bfailed\b)", re.IGNORECASE
+)
+_SAYS_NOTHING: Final = re.compile(
+    r"see root cause above|^Traceback|^\s*File \"|^\s*\^+\s*$", re.IGNORECASE
+)
+
+
+class EngineProcess:
+    """One start of an engine. In a session of its own, so that signals of terminals do not reach it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._is_killed = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @classmethod
+    async def start(cls, launch: Launch, folder: Path) -> EngineProcess:
+        """In the instance's folder. Call it in the main thread, with which the engine is to end. Raises
+        OSError."""
+        environment = {
+            **os.environ,
+            **launch.environment,
+            FOLDER: str(folder),
+            MARK: str(folder),
+        }
+        environment.pop("NOTIFY_SOCKET", None)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), *launch.command),
+            cwd=folder,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            limit=LINE_BYTES_MAX,
+        )
+        (folder / STARTED).write_bytes(msgspec.json.encode(_Started(process.pid, _boot())))
+        return cls(process, folder)
+
+    async def ended(self) -> str:
+        """Wait until no process of it is left, and pass on meanwhile what it says. Returns how it ended,
+        in a sentence."""
+        passing = asyncio.create_task(self._pass_on())
+        try:
+            status = await self._process.wait()
+            await kill_all(self._folder)  # what it has started does not go on without it
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(passing), GONE_SECONDS)
+        finally:
+            passing.cancel()
+        return sentence(status, list(self._lines), was_killed=self._is_killed)
+
+    def forget_start(self) -> None:
+        """It answers: what it has said so far does not tell why it ends later."""
+        self._lines.clear()
+
+    def end(self, *, kill: bool) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if kill:
+                self._is_killed = True
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.terminate()
+
+    async def _pass_on(self) -> None:
+        """To our own standard error, which is the instance's log."""
+        output = self._process.stdout
+        assert output  # noqa: S101 - it was asked for
+        while True:
+            try:
+                raw = await output.readuntil(b"\n")
+            except asyncio.IncompleteReadError as error:
+                raw = error.partial
+            except asyncio.LimitOverrunError as error:
+                raw = await output.readexactly(error.consumed)
+            if not raw:
+                return
+            text = raw.decode(errors="replace").rstrip("\r\n")
+            self._lines.append(text)
+            sys.stderr.write(text + "\n")
+
+
+def sentence(status: int, lines: list[str], *, was_killed: bool) -> str:
+    """How an engine ended, with the last line that says something."""
+    if was_killed:
+        how = "The engine was killed"
+    elif status < 0:
+        how = f"The engine was ended by {_signal_name(-status)}"
+    else:
+        how = f"The engine ended with status {status}"
+    said = telling_line(lines)
+    if not said:
+        return f"{how}."
+    return f"{how}: {said}" if said.endswith((".", "!", "?")) else f"{how}: {said}."
+
+
+def telling_line(lines: list[str]) -> str:
+    """The line that says best what went wrong: the last that sounds like an error, else the last."""
+    clean = [_PREFIX.sub("", _NO_COLORS.sub("", line)).strip() for line in lines]
+    clean = [line for line in clean if line and not _SAYS_NOTHING.search(line)]
+    telling = next((line for line in reversed(clean) if _TELLS.search(line)), clean[-1] if clean else "")
+    return "".join(one for one in telling if one.isprintable())[:SENTENCE_CHARACTERS_MAX]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class _Started(msgspec.Struct, frozen=True):
+    """The session of the last engine that was started, on which boot of the machine."""
+
+    session: int
+    boot: str
+
+
+async def kill_all(folder: Path) -> None:
+    """Kill all that an engine of this instance has started, and wait until it is gone. Also what is left
+    of an earlier manager. Raises OSError if something does not go."""
+    session = _session(folder)
+    deadline = asyncio.get_running_loop().time() + GONE_SECONDS
+    while left := list(_left(folder, session)):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if asyncio.get_running_loop().time() > deadline:
+            raise OSError(f"processes of an engine can't be ended: {left}")
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _session(folder: Path) -> int | None:
+    try:
+        found = decode((folder / STARTED).read_bytes(), _Started)
+    except (FileNotFoundError, Malformed):
+        return None
+    return found.session if found.boot == _boot() else None
+
+
+def _left(folder: Path, session: int | None) -> Iterator[int]:
+    """Processes of engines of this instance. Some write their title over their environment, and some
+    begin a session of their own: so they are known by either."""
+    wanted = f"{MARK}={folder}".encode()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):  # it is gone, or somebody else's
+            fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
+            if fields[0] in (b"Z", b"X"):
+                continue
+            is_ours = session is not None and int(fields[3]) == session
+            if is_ours or wanted in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                yield int(entry.name)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
