@@ -294,7 +294,7 @@ def test_a_body_that_is_too_long_is_not_read(engine: FakeEngine) -> None:
     from inference_brain.api.app import Bounds
     from tests.inference_brain.brains import OPTIONS
 
-    options = replace(OPTIONS, bounds=Bounds(100_000, 150_000))
+    options = replace(OPTIONS, bounds=Bounds(100_000, 400_000))
     with RunningBrain(told([engine.url]), options) as brain:
         assert ask(brain, "completions", prompt="x" * 90_000).status_code == 200
         answer = ask(brain, "completions", prompt="x" * 110_000)
