@@ -17,7 +17,7 @@ from console.workloads.models import Instance, Revision, Workload
 from console.workloads.spec import Template
 from telemetry.decoder import decode
 from workload_manager.compiler.spec import CompileSpec
-from workload_manager.spec import CacheSpec, InstanceSpec, Secrets, TokenizerSpec, encode
+from workload_manager.spec import CacheSpec, InstanceSpec, Secrets, TokenizerSpec, encode, parse
 
 GRACE_SECONDS: Final = 60
 JOIN_HOURS: Final = 24
@@ -60,6 +60,15 @@ def _tokenizer(template: Template) -> TokenizerSpec | None:
         return None
     url = tokenizers.url(source.sha256) if source.sha256 else None
     return TokenizerSpec(folder=source.folder, sha256=source.sha256, url=url)
+
+
+def is_outdated(instance: Instance) -> bool:
+    """Whether its driver was told of addresses that are others by now. It can't join there."""
+    told = parse(bytes(instance.spec)).cache
+    if told is None or not settings.PUBLIC_URL:
+        return False
+    now = _cache(instance)
+    return (told.console, told.telemetry) != (now.console, now.telemetry)
 
 
 def _cache(instance: Instance) -> CacheSpec:
