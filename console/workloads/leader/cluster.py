@@ -210,7 +210,8 @@ class ClusterLink:
         if is_news or (before and after and before.statuses != after.statuses):
             self._changed(name)
 
-    # Requests. All return at once. The same is not asked for twice at a time.
+    # Requests. All return at once. About one workload or job there is one at a time: what comes
+    # meanwhile is left to the next decision.
 
     def apply(self, workload: str, generation: int, instances: list[pb.Instance]) -> None:
         """Have these instances, and no others. They are `known` then."""
@@ -223,7 +224,7 @@ class ClusterLink:
                     self._known[workload] = _known(made)
             return True
 
-        self._ask(("apply", workload), workload, self._workloads.Apply, request, take)
+        self._ask(("workload", workload), workload, self._workloads.Apply, request, take)
 
     def delete(self, workload: str) -> None:
         """Have nothing of it. It is not among `names` any more once nothing is left."""
@@ -237,7 +238,7 @@ class ClusterLink:
             return True
 
         request = pb.DeleteRequest(workload=workload)
-        self._ask(("delete", workload), workload, self._workloads.Delete, request, take, forget)
+        self._ask(("workload", workload), workload, self._workloads.Delete, request, take, forget)
 
     def submit(self, workload: str, job: pb.JobSpec) -> None:
         """Start a job of a workload, unless there is one of this name already. See `job`."""

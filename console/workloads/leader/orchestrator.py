@@ -368,6 +368,8 @@ class Orchestrator:
         assert self._link is not None  # noqa: S101 - the leader has one
         if not workload.cluster_generation or self._link.is_stale:
             return
+        if workload.deleting and not loaded.rows:
+            return  # it is deleted there as a whole
         if self._link.known(workload.name).generation >= workload.cluster_generation:
             return
         self._link.apply(workload.name, workload.cluster_generation, loaded.apply_request())
