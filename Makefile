@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 EXTRAS = --extra console --extra brain --extra cluster --extra manager --extra embedded
 
 .DEFAULT_GOAL := help
-.PHONY: help proto up down incident check test contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
+.PHONY: help proto up down incident rollout check test contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -31,6 +31,9 @@ down: ## stop what `make up` started
 
 incident: run-environment ## stage an incident on the running demo: slow spine, alert, fix, recovery
 	@exec $(IN) -m console.stack incident
+
+rollout: run-environment ## stage rollouts on the running demo: one keeps the cache, one is broken and undone
+	@exec $(IN) -m console.stack rollout
 
 # Three on two cores, here and below: tests of processes wait as much as they work.
 check: dev-environment ## the everyday tests, without browser and whole stacks

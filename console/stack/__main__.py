@@ -25,6 +25,7 @@ def main() -> int:
     verbs.add_parser("down", help="stop the running stack from another terminal")
     verbs.add_parser("status", help="show the services, their uptime and the address")
     verbs.add_parser("incident", help="stage an incident on the demo and resolve it")
+    verbs.add_parser("rollout", help="stage two rollouts on the demo, and undo them")
     logs = verbs.add_parser("logs", help="show the log of a service")
     logs.add_argument("service", nargs="?", help="name of the service; without it, list the services")
     logs.add_argument("-n", "--lines", type=int, default=40, help="number of lines (default: 40)")
@@ -45,8 +46,8 @@ def main() -> int:
                 return commands.down()
             case "status":
                 return commands.status()
-            case "incident":
-                return commands.incident()
+            case "incident" | "rollout":
+                return commands.stage(options.verb)
             case _:
                 return commands.logs(options.service, options.lines, follow=options.follow)
     except ConfigurationError as error:

@@ -66,6 +66,13 @@ class Whole:
         return found[0]
 
     @property
+    def brain_address(self) -> str:
+        """Where clients ask the demo's brain."""
+        found = re.search(r"Models +(http://[0-9.]+:\d+)/v1", self.said)
+        assert found, self.said
+        return found[1]
+
+    @property
     def password(self) -> str:
         found = re.search(r"Password +(\S+)", self.said)
         assert found, self.said
@@ -185,6 +192,14 @@ def browser_of(stack: Whole, password: str) -> Iterator[httpx.Client]:
         form = {"username": "admin", "password": password, "csrfmiddlewaretoken": token[1]}
         browser.post("/log-in/", data=form, headers={"Referer": stack.address + "/log-in/"})
         yield browser
+
+
+def new_token(browser: httpx.Client) -> str:
+    """As the page Tokens makes one that may read and write."""
+    headers = {"X-CSRFToken": browser.cookies["tidegate_csrf"]}
+    made = browser.post("/api/v1/tokens", json={"name": "tutorial", "read_only": False}, headers=headers)
+    assert made.status_code == httpx.codes.CREATED, made.text
+    return str(made.json()["token"])
 
 
 def log_in(stack: Whole, password: str) -> httpx.Response:
