@@ -336,6 +336,7 @@ def instance_of(row: Instance, status: Status | None, is_lost: bool) -> world.In
         created_at=row.created_at.timestamp(),
         since=row.since.timestamp(),
         boxes=tuple(row.boxes),
+        is_outdated=rendering.is_outdated(row),
     )
     if status is None:
         return _with(made, state=State.GONE) if is_lost else made
