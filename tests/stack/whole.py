@@ -83,12 +83,12 @@ class Whole:
             check=False,
         )
 
-    def up(self, **more: str) -> None:
+    def up(self, *arguments: str, **more: str) -> None:
         """Start it and wait until it says that it is up."""
         self.starts += 1
         with self.said_file.open("wb") as output:
             self.process = subprocess.Popen(
-                [*self.launch, *COMMAND, "up"],
+                [*self.launch, *COMMAND, "up", *arguments],
                 cwd=PROJECT,
                 env={**self.environment, **more},
                 stdin=subprocess.DEVNULL,
