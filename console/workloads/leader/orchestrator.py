@@ -33,6 +33,7 @@ from console.accounts.principal import SYSTEM
 from console.fleet.models import ProcessKind
 from console.fleet.nodes import Impossible
 from console.operations.services import Busy, StalePlan
+from console.placement.rules import Cause
 from console.placement.topology import Misconfigured
 from console.placement.topology import State as BoxState
 from console.routing import services as routing
@@ -537,6 +538,8 @@ def _start_job(loaded: Loaded, home: Home) -> None:
     name = rendering.home_name(workload, home.epoch, home.ordinal)
     session = sessions.for_change(SYSTEM, workload.session.name)
     boxes = store.boxes_of_home(loaded, home)
+    if len(boxes) < workload.boxes_per_replica:  # a job without boxes would take what others need
+        raise CannotPlan(Cause.WAITING_FOR_CAPACITY, f"Replica {home.ordinal} has no boxes yet.")
     jobs.start_job(
         SYSTEM,
         session,

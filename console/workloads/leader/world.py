@@ -185,8 +185,8 @@ class HomeSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSeen:
-    """`boxes`: asked for; `granted`: there are. `refused`: why it can't have what was asked for last, in
-    a sentence, and how much that was.
+    """`boxes`: asked for; `granted`: there are, for its jobs. `refused`: why it can't have what was
+    asked for last, in a sentence, and how much that was.
 
     `to_leave`: boxes on which nothing of it may stay, since they are drained or not its own any more;
     while there are some, also `spare`: how many of its boxes take a job, and have neither job nor

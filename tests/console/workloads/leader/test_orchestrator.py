@@ -16,7 +16,7 @@ from console.fleet.models import JoinToken
 from console.operations.models import Operation
 from console.routing.models import Replica, ServedModel
 from console.sessions.changes import box_drains
-from console.sessions.models import Job, Session
+from console.sessions.models import Job, Session, SessionBox
 from console.workloads import changes
 from console.workloads.leader import rendering
 from console.workloads.leader.cluster import ClusterLink
@@ -224,6 +224,27 @@ def test_a_cache_gets_its_job_when_its_driver_has_joined_and_moves_with_the_repl
     leader.until("the old one is drained", lambda: old not in cluster.statuses())
     leader.until("it is complete", is_complete)
     assert Session.objects.get().boxes_desired == 1
+
+
+def test_an_instance_is_made_when_its_session_has_boxes_not_when_they_are_reserved(
+    cluster: FakeCluster, leader: Leader
+) -> None:
+    """An instance without boxes would have a job without boxes, which takes what others need."""
+    cluster.layout = {"name": "chat", "groups": []}
+    make_fleet(boxes=2)
+    make_workload(**QUICK)
+    boxes = SessionBox.objects.all()
+    boxes.update(ready=False)
+    compiled = Condition.objects.filter(type="Compiled", status="True")
+    leader.until("it is compiled", compiled.exists)
+    assert condition("SessionReady")[0] == "False"
+    for _ in range(5):
+        leader.orchestrator.round()
+        leader.ahead += 5
+    assert not Instance.objects.exists()
+    boxes.update(ready=True)
+    leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
+    assert Instance.objects.get().boxes == boxes_of_session()
 
 
 def test_a_replica_leaves_a_box_that_is_drained(
