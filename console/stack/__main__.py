@@ -11,6 +11,7 @@ import sys
 from console import manage
 from console.environment import ConfigurationError
 from console.stack import commands
+from console.stack.engines import ENGINES
 from console.stack.errors import StackError
 from telemetry.script import program
 
@@ -21,7 +22,8 @@ def main() -> int:
         description="The embedded stack: PostgreSQL, Redis and every process of Tidegate.",
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verbs.add_parser("up", help="start everything in the foreground; Ctrl-C stops it")
+    up_parser = verbs.add_parser("up", help="start everything in the foreground; Ctrl-C stops it")
+    up_parser.add_argument("--engine", choices=ENGINES, default="", help="also serve with a real engine")
     verbs.add_parser("down", help="stop the running stack from another terminal")
     verbs.add_parser("status", help="show the services, their uptime and the address")
     verbs.add_parser("incident", help="stage an incident on the demo and resolve it")
@@ -41,7 +43,7 @@ def main() -> int:
             case "up":
                 from console.stack.up import up  # with the clients of both servers
 
-                return up()
+                return up(options.engine)
             case "down":
                 return commands.down()
             case "status":
