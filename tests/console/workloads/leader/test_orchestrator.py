@@ -210,7 +210,7 @@ def test_nothing_that_a_cluster_says_ends_a_leader_or_the_endpoints_of_others(
         cluster.say(name, **lie)
         leader.until(
             "the lie was looked at",
-            lambda decided=decided: sum(leader.orchestrator.figures.decisions.counts) > decided + 1,  # type: ignore[misc]
+            lambda decided=decided: sum(leader.orchestrator.figures.decisions.counts) > decided,  # type: ignore[misc]
         )
         assert leader.orchestrator.figures.led == 1, lie
         read(redis.Redis.from_url(redis_url).get(ENDPOINTS + "example/chat-8b"))  # type: ignore[arg-type]
