@@ -1,8 +1,9 @@
 """Who may ask: whoever can open the Unix socket, a console by its certificate, and the owner of a
-JWT. All others may ask for health, and for nothing else."""
+JWT. All others may ask once for health, and for nothing else."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,9 @@ AUDIENCE: Final = "tidegate-cluster"
 LEEWAY_SECONDS: Final = 30
 REQUIRED_CLAIMS: Final = ["exp", "iat", "aud", "iss", "sub"]
 TOKEN_CHARACTERS_MAX: Final = 8192
-OPEN: Final = "/grpc.health.v1.Health/"
+OPEN: Final = (
+    "/grpc.health.v1.Health/Check"  # and not Watch: it would have a place for as long as it likes
+)
 CERTIFICATE: Final = "x509_pem_cert"  # as gRPC calls it
 
 
@@ -90,7 +93,7 @@ class Gate(aio.ServerInterceptor):  # type: ignore[misc]
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
-        if handler is None or details.method.startswith(OPEN) or handler.request_streaming:
+        if handler is None or details.method == OPEN or handler.request_streaming:
             # Reflection streams its requests; it is asked for by those who may ask for all else.
             return self._guarded_stream(handler) if self._is_reflection(details) else handler
         decode, wrapped = handler.request_deserializer, None
@@ -98,7 +101,11 @@ class Gate(aio.ServerInterceptor):  # type: ignore[misc]
 
             async def stream(raw: bytes, context: Any) -> Any:
                 request = await self._admitted(raw, decode, context)
-                async for answer in handler.unary_stream(request, context):
+                answers = handler.unary_stream(request, context)
+                if inspect.isawaitable(answers):  # it writes them itself
+                    await answers
+                    return
+                async for answer in answers:
                     yield answer
 
             wrapped = grpc.unary_stream_rpc_method_handler(

@@ -137,7 +137,7 @@ urlpatterns = [
     ),
     path("orgs/<slug:slug>/explain/", explain.show, name="explain"),
     path("orgs/<slug:slug>/limits/", brains.org_limits, name="org-limits"),
-    path("-/tokenizers/<str:sha256>/<str:signature>", archive, name="tokenizer-archive"),
+    path("-/tokenizers/<str:sha256>/<str:instance>/<str:signature>", archive, name="tokenizer-archive"),
     path("workloads/", workloads.list_workloads, name="workloads"),
     path("new-workload/", workload_editing.new_workload, name="workload-new"),
     path("workloads/<thing:name>/", workloads.show_workload, name="workload"),

@@ -34,7 +34,9 @@ RETRY_SECONDS: Final = 1.0
 PERIOD_SECONDS: Final = 5.0  # between two readings where nobody says that something has changed
 KEYS_AT_ONCE: Final = 100
 LIMITS: Final = Limits(4 << 20)
-Address = Annotated[str, Meta(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$", max_length=500)]
+ADDRESS: Final = r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"
+ADDRESS_MAX: Final = 500
+Address = Annotated[str, Meta(pattern=ADDRESS, max_length=ADDRESS_MAX)]
 
 
 class Endpoint(msgspec.Struct, frozen=True):

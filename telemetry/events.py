@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from django.db import connection, transaction
-from django.db.models import QuerySet
+from django.db.models import F, Func, QuerySet, Value
 from django.utils import timezone
 
 from telemetry.hints import hint
@@ -98,6 +98,12 @@ def events_of(
     if until:
         found = found.filter(at__lt=until)
     return found
+
+
+def free_topic(topic: str) -> None:
+    """Take a topic from all events so far: something new has its name, which may be somebody else's."""
+    kept = Func(F("topics"), Value(topic), function="array_remove")
+    Event.objects.filter(topics__contains=[topic]).update(topics=kept)
 
 
 def forget_old_events(now: datetime, days: int) -> int:

@@ -32,7 +32,7 @@ from cluster_server.processes.jobs import Jobs
 from cluster_server.processes.keeper import Keeper
 from cluster_server.processes.kernel import Kernel, LinuxKernel
 from cluster_server.processes.surroundings import Surroundings
-from cluster_server.processes.worker import in_thread
+from cluster_server.processes.worker import in_thread, rotate
 from cluster_server.proto import cluster_pb2 as pb
 from kvss_agent.process.durable_file import sync_directory, write_durably
 
@@ -293,13 +293,10 @@ class ProcessBackend:
             await asyncio.to_thread(self._rotate_all, list(self._workers.values()))
 
     def _rotate_all(self, workers: Iterable[InstanceWorker]) -> None:
-        try:
-            for worker in workers:
-                if worker.keeper.folder.exists():
-                    worker.log.rotate()
-            self._jobs.rotate()
-        except OSError as error:
-            log.warning("Logs cannot be rotated: %s", error)
+        for worker in workers:
+            if worker.keeper.folder.exists():
+                rotate(worker)
+        self._jobs.rotate()
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:

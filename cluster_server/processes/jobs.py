@@ -12,6 +12,7 @@ from cluster_server.processes.folder import Folder, sweep
 from cluster_server.processes.job import CANCELLED_FILE, JobWorker, about_job, is_same
 from cluster_server.processes.keeper import Keeper
 from cluster_server.processes.surroundings import Surroundings
+from cluster_server.processes.worker import rotate
 from cluster_server.proto import cluster_pb2 as pb
 
 WAITING_MAX: Final = 1000  # jobs that have not ended
@@ -100,7 +101,7 @@ class Jobs:
         """In a thread."""
         for worker in list(self._workers.values()):
             if not worker.has_ended:
-                worker.log.rotate()
+                rotate(worker)
 
     def _running(self) -> list[JobWorker]:
         return [worker for worker in self._workers.values() if not worker.has_ended]

@@ -24,6 +24,7 @@ from typing import Final, Protocol
 from cluster_server.processes import cgroups
 from cluster_server.processes.cgroups import Cgroups
 from cluster_server.processes.folder import ProcessIdentity
+from cluster_server.processes.log_file import PLAIN
 
 PROC: Final = Path("/proc")
 MARK: Final = "TIDEGATE_FOLDER"  # in the environment of all that belongs to an instance or job
@@ -93,7 +94,8 @@ class LinuxKernel:
         self._cgroups = groups
 
     def start(self, order: Order) -> Started:
-        log = os.open(order.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | PLAIN
+        log = os.open(order.folder / "log", flags, 0o600)
         try:
             process = subprocess.Popen(
                 [SHELL, "-c", WAITS, "starting", *order.command],

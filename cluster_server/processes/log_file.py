@@ -8,17 +8,20 @@ lost: that is microseconds, once in megabytes.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import stat
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final, cast
 
 BYTES_MAX: Final = 16 << 20  # of both files
 CHUNK_BYTES: Final = 64 << 10
 TAIL_BYTES_MAX: Final = 4 << 20
 LINES_MAX: Final = 100_000
 FOLLOW_SECONDS: Final = 0.2
+PLAIN: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class LogFile:
@@ -35,7 +38,7 @@ class LogFile:
         """Make room, if it is time. Of a flood the last part is kept. Raises OSError."""
         if _size(self._path) <= self._half:
             return
-        with self._lock, self._path.open("r+b") as file, self._former.open("wb") as former:
+        with self._lock, _opened(self._path, "r+b") as file, _opened(self._former, "wb") as former:
             os.fchmod(former.fileno(), 0o600)
             copied = max(os.fstat(file.fileno()).st_size - self._half, 0)
             file.seek(copied)
@@ -102,15 +105,32 @@ def last_line(path: Path) -> str:
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        found = path.lstat()
     except FileNotFoundError:
         return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _piece(path: Path, at: int, most: int) -> bytes:
+    if not _size(path):
+        return b""  # nothing yet, or no plain file
     try:
-        with path.open("rb") as file:
+        with _opened(path, "rb") as file:
             file.seek(at)
             return file.read(min(most, CHUNK_BYTES))
     except FileNotFoundError:
         return b""
+
+
+def _opened(path: Path, mode: str) -> BinaryIO:
+    """A plain file, and no other: its process could leave something here that leads elsewhere, or that
+    nobody ever comes back from who opens it. Raises OSError."""
+
+    def open_plain(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags | PLAIN, 0o600)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "It is no plain file", name)
+
+    return cast("BinaryIO", open(path, mode, opener=open_plain))

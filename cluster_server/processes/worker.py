@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from cluster_server.processes.core import FOREVER, Next, Seen, Step
 from cluster_server.processes.keeper import Keeper
+from cluster_server.processes.log_file import LogFile
 from cluster_server.processes.surroundings import EndWatch, Surroundings
 
 T = TypeVar("T")
@@ -23,6 +24,8 @@ KILLED_SECONDS: Final = 0.05  # until the end of what was killed is looked for a
 
 
 class Worker(ABC):
+    log: LogFile
+
     def __init__(self, name: str, keeper: Keeper, around: Surroundings) -> None:
         self.name = name
         self.keeper = keeper
@@ -99,6 +102,14 @@ class Worker(ABC):
         if problem and problem != self.problem:
             log.error("%s: %s", self.name, problem)
         self.problem = problem
+
+
+def rotate(worker: Worker) -> None:
+    """In a thread. That of one cannot be rotated is no reason to let others grow."""
+    try:
+        worker.log.rotate()
+    except OSError as error:
+        log.warning("The log of %s cannot be rotated: %s", worker.name, error)
 
 
 async def in_thread(function: Callable[..., T], *arguments: object) -> T:

@@ -34,6 +34,7 @@ from console.workloads.plans import Plan
 from console.workloads.services import KIND, READY
 from console.workloads.spec import FIXED, Template, WorkloadSpec
 from inference_brain.desired import MODELS_MAX
+from telemetry import events
 from telemetry.hints import hint
 from telemetry.topics import WORKLOADS, of_session
 
@@ -76,6 +77,7 @@ def create(
         replicas=wanted.replicas,
         settings=specs.spelled_out(wanted.settings),
     )
+    events.free_topic(workload.topic)
     session = plans.session_for(wanted, org)
     why = f"Workload {wanted.name}."
     if session is not None:
@@ -298,7 +300,8 @@ def roll_back(
     """Make a new revision that equals an earlier one; by default the last that was rolled out and is not
     the current one. Replicas, orgs and rollout stay as they are.
 
-    Raises Http404, Refused, and Impossible where there is none or where it is the current one.
+    Raises Http404, Impossible where there is none or where it is the current one, and Refused where it
+    would bring back what only a platform admin sets.
     """
     current = workload.revision
     target = services.get_revision(workload, to_number) if to_number is not None else _earlier(workload)
@@ -308,6 +311,7 @@ def roll_back(
         raise Impossible(f"Revision {target.number} is what {workload.name} is to run now.")
     was = workload.snapshot()
     template = target.template_read()
+    services.check_machines(principal, template, current.template_read())
     _new_revision(
         principal,
         workload,

@@ -48,12 +48,15 @@ class TooManyFollowers(Exception):
 
 def tail(instance: str, lines: int = LINES, *, seconds: float = CALL_SECONDS) -> bytes:
     """The last lines, at most BYTES_MAX of them. Raises NoLog, and Http404 if it is not stored."""
-    found = bytearray()
+    found, is_cut = bytearray(), False
     try:
         with channel() as opened:
             request = pb.LogsRequest(name=instance, tail_lines=lines)
             for chunk in cluster_pb2_grpc.WorkloadsStub(opened).Logs(request, timeout=seconds):
                 found += chunk.data
+                if len(found) > 2 * BYTES_MAX:
+                    del found[:-BYTES_MAX]
+                    is_cut = True
     except NoCluster as error:
         raise NoLog(str(error)) from None
     except OSError as error:
@@ -61,7 +64,7 @@ def tail(instance: str, lines: int = LINES, *, seconds: float = CALL_SECONDS) ->
     except grpc.RpcError as error:
         status = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
         raise _failure(status) from error
-    if len(found) <= BYTES_MAX:
+    if len(found) <= BYTES_MAX and not is_cut:
         return bytes(found)
     return bytes(found[-BYTES_MAX:].partition(b"\n")[2])
 

@@ -22,6 +22,8 @@ TOKENIZER_NAME_MAX: Final = 100
 SENTENCE_MAX: Final = 500
 REASON_MAX: Final = 64
 INSTANCE_NAME_MAX: Final = 63
+HOST_MAX: Final = 253
+UNIT_MAX: Final = 32
 ORDINAL_MAX: Final = 100_000
 
 
@@ -257,10 +259,10 @@ class Instance(models.Model):
     url = models.CharField(max_length=500, blank=True)
     progress_done = models.BigIntegerField(default=0)
     progress_total = models.BigIntegerField(default=0)
-    progress_unit = models.CharField(max_length=32, blank=True)
+    progress_unit = models.CharField(max_length=UNIT_MAX, blank=True)
     progress_seconds = models.FloatField(default=0)
     engine_restarts = models.PositiveIntegerField(default=0)
-    host = models.CharField(max_length=253, blank=True)
+    host = models.CharField(max_length=HOST_MAX, blank=True)
     running_requests = models.PositiveIntegerField(default=0)
     seen_at = models.DateTimeField(null=True, blank=True)
 

@@ -306,9 +306,11 @@ def _with_units(raw: Any, at: str, wrong: Any) -> Any:
 
 
 def _line(lines: Mapping[str, int], at: str) -> int:
-    """Of the field, or of what it would be in."""
-    while at and at not in lines:
-        at = re.sub(r"(\.[^.\[\]]*|\[[^\]]*\]|^[^.\[\]]*)$", "", at)
+    """Of the field, or of what it would be in. Names are others', and may have any sign in them."""
+    for _ in range(2 * DEPTH_MAX):
+        if at in lines:
+            break
+        at = at[: max(at.rfind("."), at.rfind("["), 0)]
     return lines.get(at, 0)
 
 

@@ -7,6 +7,9 @@ when they belong to nobody any more, under the lock under which they are added.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -27,11 +30,12 @@ from console.fleet.services import lock_fleet
 from console.orgs.models import Org
 from console.visibility import of_orgs
 from console.workloads import services
-from console.workloads.models import Revision, Tokenizer, Workload
+from console.workloads.models import Instance, Revision, Tokenizer, Workload
 from workload_manager.tokenizers import BadArchive, NotStored, TokenizerStore
 
 KIND: Final = "tokenizer"
 OF_ORG_MAX: Final = 100  # tokenizers of an org, and of the platform
+CHECKS_MAX: Final = 2
 
 
 def store() -> TokenizerStore:
@@ -79,14 +83,45 @@ def used_by(tokenizer: Tokenizer) -> QuerySet[Workload]:
     return found.exclude(org__in=others.exclude(org=None).values("org"))
 
 
+class TooManyChecks(Exception):
+    """In a sentence."""
+
+
+class Checks:
+    """Uploads that this process checks, each with gigabytes of memory and up to a minute: a few at once,
+    and of each owner one."""
+
+    def __init__(self, most: int = CHECKS_MAX) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._owners: set[str] = set()
+
+    @contextmanager
+    def one(self, owner: str) -> Iterator[None]:
+        """Raises TooManyChecks."""
+        with self._lock:
+            if owner in self._owners or len(self._owners) >= self._most:
+                raise TooManyChecks("Other tokenizers are being checked. Try again in a minute.")
+            self._owners.add(owner)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._owners.discard(owner)
+
+
+CHECKS: Final = Checks()
+
+
 def add(principal: Principal, org_slug: str | None, name: str, archive: bytes) -> tuple[Tokenizer, bool]:
     """Check an archive and store it. Returns it, and whether it is new to its owner.
 
-    Raises ValidationError for what is no tokenizer, Refused and Http404.
+    Raises ValidationError for what is no tokenizer, TooManyChecks, Refused and Http404.
     """
     org = services.owner_of(principal, org_slug)
     try:
-        sha256 = store().add(archive)  # takes seconds, so before anything is locked
+        with CHECKS.one(org_slug or ""):
+            sha256 = store().add(archive)  # takes seconds, so before anything is locked
     except BadArchive as error:
         raise ValidationError({"archive": str(error)}) from None
     with transaction.atomic():
@@ -96,7 +131,7 @@ def add(principal: Principal, org_slug: str | None, name: str, archive: bytes) -
             return found, False
         if own.count() >= OF_ORG_MAX:
             raise ValidationError({"archive": f"There are {OF_ORG_MAX} tokenizers already. Delete one."})
-        store().add(archive)  # somebody may have removed it meanwhile
+        store().add_again(archive)
         size_bytes = sum(path.stat().st_size for path in store().folder(sha256).iterdir())
         made = Tokenizer.objects.create(
             sha256=sha256,
@@ -151,23 +186,26 @@ def may_add(principal: Principal) -> bool:
     return principal.anywhere(Role.ORG_ADMIN) and not principal.read_only
 
 
-# For managers, which have no token: who knows the address was told it by the orchestrator.
+# For managers, which have no token: who knows the address was told it by the orchestrator. It is good
+# for as long as the instance runs that it was made for.
 
 
 def _signer() -> Signer:
     return Signer(salt="tidegate.tokenizer")
 
 
-def url(sha256: str) -> str:
-    """Where managers fetch it."""
-    signature = _signer().signature(sha256)
-    return settings.PUBLIC_URL + reverse("tokenizer-archive", args=[sha256, signature])
+def url(sha256: str, instance: str) -> str:
+    """Where the manager of an instance fetches it."""
+    signature = _signer().signature(f"{sha256}:{instance}")
+    return settings.PUBLIC_URL + reverse("tokenizer-archive", args=[sha256, instance, signature])
 
 
-def archive(sha256: str, signature: str) -> bytes:
-    """Raises Http404 also for a signature that is not the console's."""
+def archive(sha256: str, instance: str, signature: str) -> bytes:
+    """Raises Http404 also where the signature is not the console's, or the instance has ended."""
     try:
-        _signer().unsign(f"{sha256}:{signature}")
-        return store().archive(sha256)
+        _signer().unsign(f"{sha256}:{instance}:{signature}")
+        if Instance.objects.filter(name=instance, ended_at=None).exists():
+            return store().archive(sha256)
     except (BadSignature, NotStored):
-        raise Http404("There is no such tokenizer.") from None
+        """As for an instance that has ended."""
+    raise Http404("There is no such tokenizer.")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from cluster_server.processes.core import Goal, Limits, Memory, Running, Seen, Step, next_for_instance
 from cluster_server.processes.log_file import LogFile, last_line
+from cluster_server.processes.worker import rotate
 
 BYTES_MAX = 1000
 
@@ -53,6 +58,49 @@ def test_a_reader_that_is_too_slow_goes_on_with_what_is_kept(tmp_path: Path) -> 
     assert len(piece) == BYTES_MAX // 2
     assert log.read(place)[0] == b"the end\n"
     assert log.place_of_tail(1) == place
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_what_is_no_plain_file_is_neither_read_nor_waited_for_nor_written(
+    tmp_path: Path, kind: str
+) -> None:
+    """Its processes can put something else in its place: who opens a pipe waits for ever, and with all
+    threads of a server that wait nothing works any more."""
+    secret = tmp_path / "secret"
+    secret.write_text("of another\n" * BYTES_MAX)
+    for name in ("log", "log.1"):
+        place = tmp_path / kind / name
+        place.parent.mkdir(exist_ok=True)
+        if kind == "pipe":
+            os.mkfifo(place)
+        elif kind == "link":
+            place.symlink_to(secret)
+        else:
+            place.mkdir()
+    log = LogFile(tmp_path / kind / "log", BYTES_MAX)
+    assert log.place_of_tail(10) == 0
+    assert log.read(0)[0] == b""
+    assert last_line(tmp_path / kind / "log") == ""
+    log.rotate()
+    (tmp_path / kind / "log").rename(tmp_path / "before")
+    append(tmp_path / kind / "log", "x" * 5 * BYTES_MAX)
+    with pytest.raises(OSError, match=r"log\.1"):
+        log.rotate()
+    assert secret.read_text() == "of another\n" * BYTES_MAX
+
+
+def test_a_log_that_can_not_be_rotated_leaves_others_their_bounds(tmp_path: Path) -> None:
+    workers = []
+    for name in ("bad", "good"):
+        (tmp_path / name).mkdir()
+        append(tmp_path / name / "log", "x" * 5 * BYTES_MAX)
+        log = LogFile(tmp_path / name / "log", BYTES_MAX)
+        workers.append(SimpleNamespace(name=name, log=log))
+    (tmp_path / "bad" / "log.1").mkdir()
+    for worker in workers:
+        rotate(worker)  # type: ignore[arg-type]
+    assert (tmp_path / "good" / "log").stat().st_size == 0
 
 
 def test_a_silent_manager_is_killed_after_its_time_and_not_before() -> None:

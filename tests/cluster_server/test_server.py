@@ -168,6 +168,9 @@ async def test_it_says_what_it_serves(cluster: ClusterClient, tmp_path: Path) ->
         check = health_pb2_grpc.HealthStub(channel).Check
         state = await check(health_pb2.HealthCheckRequest(service="tidegate.cluster.v1.Workloads"))
         assert state.status == health_pb2.HealthCheckResponse.SERVING
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await anext(aiter(watch))).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
         asked = reflection_pb2.ServerReflectionRequest(list_services="")
         answers = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([asked]))
         told = (await anext(aiter(answers))).list_services_response.service
@@ -232,7 +235,11 @@ async def test_a_jwt_is_let_in_if_it_is_right(
             with pytest.raises(Refused):
                 await anext(cluster.watch())
         async with aio.insecure_channel(running.targets[0]) as channel:
-            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            health = health_pb2_grpc.HealthStub(channel)
+            await health.Check(health_pb2.HealthCheckRequest())
+            with pytest.raises(aio.AioRpcError) as stranger:  # it would have a place for ever
+                await anext(aiter(health.Watch(health_pb2.HealthCheckRequest(), timeout=30)))
+            assert stranger.value.code() is grpc.StatusCode.UNAUTHENTICATED
             asked = reflection_pb2.ServerReflectionRequest(list_services="")
             answers = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
                 iter([asked])

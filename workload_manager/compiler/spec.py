@@ -34,8 +34,17 @@ class CompileSpec(Document, frozen=True, omit_defaults=True):
     has_cache: bool = True
 
     def inputs(self, found: dict[str, Any]) -> dict[str, Any]:
-        """All that the artifact depends on. `found`: of the model's files."""
-        return {"spec": msgspec.to_builtins(self), "files": found}
+        """All that the artifact depends on. `found`: of the model's files.
+
+        Without the engine's environment: it may be secret, and an address that follows from it tells
+        whoever guesses it whether they are right."""
+        return {"spec": msgspec.to_builtins(self.bare), "files": found}
+
+    @property
+    def bare(self) -> CompileSpec:
+        """The same without the engine's environment."""
+        engine = msgspec.structs.replace(self.engine, environment={})
+        return msgspec.structs.replace(self, engine=engine)
 
 
 _DECODER: Final = msgspec.json.Decoder(CompileSpec)

@@ -12,7 +12,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from telemetry.decoder import excerpt
 
@@ -26,9 +26,11 @@ BYTES_MAX: Final[Mapping[str, int]] = {
 ARCHIVE_BYTES_MAX: Final = 64 << 20
 TOTAL_BYTES_MAX: Final = sum(BYTES_MAX.values()) + (1 << 20)  # with the headers of a tar
 ENTRIES_MAX: Final = 32
+HEADER_BYTES_MAX: Final = 64 << 10  # of a tar, that says more of an entry
 FORMAT: Final = b"tidegate tokenizer 1\0"
 _ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
 _GZIP: Final = b"\x1f\x8b"
+_ZIP_ENTRY: Final = b"PK\x01\x02"
 _TAR_MAGIC: Final = slice(257, 262)
 _METHODS: Final = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
 _ENCRYPTED: Final = 0x1
@@ -104,17 +106,15 @@ def _named(entries: list[_Entry]) -> Files:
         )
     files: dict[str, bytes] = {}
     for entry in entries:
-        name = entry.name.rpartition("/")[2]
-        if name in files:
-            raise BadArchive(f"The archive has {name} twice.")
-        files[name] = entry.content
+        files[entry.name.rpartition("/")[2]] = entry.content
     if REQUIRED not in files:
         raise BadArchive(f"The archive has no {REQUIRED}.")
     return files
 
 
-def _check(name: str, size: int) -> str:
-    """The name of an entry that may be in an archive. Raises BadArchive."""
+def _check(name: str, size: int, seen: set[str]) -> str:
+    """The name of an entry that may be in an archive, and is not yet among those seen. So all that are
+    read are no more than the files may have. Raises BadArchive."""
     shown = excerpt(name)
     parts = name.removeprefix("./").split("/")
     if any(part in ("", ".", "..") for part in parts) or "\\" in name or "\0" in name:
@@ -124,10 +124,17 @@ def _check(name: str, size: int) -> str:
         raise BadArchive(f"The archive has {shown}; it may have {', '.join(BYTES_MAX)}.")
     if size > most:
         raise BadArchive(f"{shown} has more than {most >> 20} MiB.")
+    if parts[-1] in seen:
+        raise BadArchive(f"The archive has {parts[-1]} twice.")
+    seen.add(parts[-1])
     return "/".join(parts)
 
 
 def _zipped(raw: bytes) -> Iterator[_Entry]:
+    seen: set[str] = set()
+    # The library makes an object of each entry first. Compressed bytes look like one once in 4 GiB.
+    if raw.count(_ZIP_ENTRY) > 2 * ENTRIES_MAX:
+        raise BadArchive(f"The archive has more than {ENTRIES_MAX} entries.")
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         told = archive.infolist()
         if len(told) > ENTRIES_MAX:
@@ -143,15 +150,37 @@ def _zipped(raw: bytes) -> Iterator[_Entry]:
                 raise BadArchive(
                     f"{excerpt(one.filename)} is compressed in a way that is not read here."
                 )
-            name = _check(one.filename, one.file_size)
+            name = _check(one.filename, one.file_size, seen)
             with archive.open(one) as file:  # reads no more than the size that was checked
                 yield _Entry(name, one.file_size, _whole(file.read(one.file_size + 1), one.file_size))
 
 
+class _PlainTar(tarfile.TarInfo):
+    """Without what takes long to read: maps of holes in a file, and long lists of what is said of it."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise BadArchive(f"{excerpt(self.name)} is no plain file.")
+
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse
+
+    def _proc_pax(self, archive: tarfile.TarFile) -> Any:
+        self._check_header()
+        return super()._proc_pax(archive)  # type: ignore[misc]
+
+    def _proc_gnulong(self, archive: tarfile.TarFile) -> Any:
+        self._check_header()
+        return super()._proc_gnulong(archive)  # type: ignore[misc]
+
+    def _check_header(self) -> None:
+        if not 0 <= self.size <= HEADER_BYTES_MAX:
+            raise BadArchive(f"The archive has a header with more than {HEADER_BYTES_MAX >> 10} KiB.")
+
+
 def _tarred(raw: bytes) -> Iterator[_Entry]:
+    seen: set[str] = set()
     if raw[_TAR_MAGIC] != b"ustar":
         raise BadArchive("The archive is no tar, gzipped tar or zip.")
-    with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as archive:
+    with tarfile.open(fileobj=io.BytesIO(raw), mode="r:", tarinfo=_PlainTar) as archive:
         for count, one in enumerate(archive, 1):
             if count > ENTRIES_MAX:
                 raise BadArchive(f"The archive has more than {ENTRIES_MAX} entries.")
@@ -159,7 +188,7 @@ def _tarred(raw: bytes) -> Iterator[_Entry]:
                 continue
             if not one.isreg() or one.issparse():
                 raise BadArchive(f"{excerpt(one.name)} is no plain file.")
-            name = _check(one.name, one.size)
+            name = _check(one.name, one.size, seen)
             file = archive.extractfile(one)
             assert file  # noqa: S101 - it is a plain file
             yield _Entry(name, one.size, _whole(file.read(one.size + 1), one.size))

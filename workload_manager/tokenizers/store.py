@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -41,12 +42,20 @@ class TokenizerStore:
         self._folder = folder / "sha256"
 
     def add(self, upload: bytes) -> str:
-        """Check an upload, and keep it. Returns its hash. Raises BadArchive and OSError."""
+        """Check an upload, and keep it. Returns its hash. Raises BadArchive and OSError.
+
+        It takes as long if it is there: nobody learns from that what others have uploaded."""
+        files = archive.read(upload)
+        sha256 = archive.digest(files)
+        self._keep(sha256, files)
+        return sha256
+
+    def add_again(self, upload: bytes) -> None:
+        """Keep what `add` has checked, if it was removed since. Raises BadArchive and OSError."""
         files = archive.read(upload)
         sha256 = archive.digest(files)
         if sha256 not in self:
-            self._keep(sha256, files)
-        return sha256
+            self._keep(sha256, files, is_checked=True)
 
     def folder(self, sha256: str) -> Path:
         """Where it is, compared with its hash. Raises NotStored."""
@@ -68,7 +77,7 @@ class TokenizerStore:
             return self.folder(sha256)
         files = archive.read(_got(url, headers or {}), _FETCHED_BYTES_MAX)
         if archive.digest(files) != sha256:
-            raise NotStored(f"What is at {url} is not the tokenizer {sha256[:16]}.")
+            raise NotStored(f"What {_host(url)} has sent is not the tokenizer {sha256[:16]}.")
         self._keep(sha256, files)
         return self.folder(sha256)
 
@@ -100,7 +109,7 @@ class TokenizerStore:
                 files[name] = (path / name).read_bytes()
         return files if archive.digest(files) == sha256 else None
 
-    def _keep(self, sha256: str, files: Files) -> None:
+    def _keep(self, sha256: str, files: Files, *, is_checked: bool = False) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         self._remove_abandoned()
         fresh = self._folder / f".{sha256}.{secrets.token_hex(8)}"
@@ -111,7 +120,8 @@ class TokenizerStore:
                     file.write(raw)
                     file.flush()
                     os.fsync(file.fileno())
-            check(fresh)
+            if not is_checked:
+                check(fresh)
             self._publish(fresh, self._path(sha256), sha256)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -140,11 +150,16 @@ def _got(url: str, headers: dict[str, str]) -> bytes:
     try:
         with httpx.stream("GET", url, headers=headers, timeout=FETCH_SECONDS) as answer:
             if answer.status_code != httpx.codes.OK:
-                raise NotStored(f"{url} answers with status {answer.status_code}.")
+                raise NotStored(f"{_host(url)} answers with status {answer.status_code}.")
             for piece in answer.iter_bytes():
                 raw += piece
                 if len(raw) > _FETCHED_BYTES_MAX:
-                    raise BadArchive(f"What is at {url} is too long for a tokenizer.")
+                    raise BadArchive(f"What {_host(url)} sends is too long for a tokenizer.")
     except httpx.HTTPError as error:
-        raise NotStored(f"{url} can't be read: {error}.") from error
+        raise NotStored(f"{_host(url)} can't be reached: {error}.") from error
     return bytes(raw)
+
+
+def _host(url: str) -> str:
+    """What may be said of an address: who knows all of it may read what is there."""
+    return urlsplit(url).netloc

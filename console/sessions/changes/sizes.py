@@ -25,6 +25,8 @@ from console.sessions.plans.proposals import Proposal
 from console.sessions.plans.snapshot import Snapshot
 from console.sessions.services import check_may_create
 from console.sessions.steps import machines
+from telemetry import events
+from telemetry.topics import of_session
 
 
 class JobsRun(Exception):
@@ -76,6 +78,7 @@ def create(
     )
     _check_free(session.name)  # again, since nobody else makes one now
     wait_or_not(session, proposal)
+    events.free_topic(of_session(session.name))
     session.save()
     operation = start(
         principal,

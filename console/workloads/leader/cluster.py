@@ -10,6 +10,8 @@ again; what got no answer is asked for again. So a slow Cluster Server holds nei
 from __future__ import annotations
 
 import logging
+import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -18,11 +20,16 @@ from functools import partial
 from typing import Any, Final
 
 import grpc
+import msgspec
 from django.conf import settings
 
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.proto import cluster_pb2_grpc
 from console.workloads.leader.world import Cache, Goal, State
+from console.workloads.models import HOST_MAX, REASON_MAX, SENTENCE_MAX, UNIT_MAX
+from inference_brain.endpoints import ADDRESS, ADDRESS_MAX
+from telemetry.decoder import Malformed, decode, excerpt
+from workload_manager.spec import Sha256
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +37,10 @@ CALL_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 1.0
 JOBS_REMEMBERED: Final = 1000
 STALE_SECONDS: Final = 15.0  # without a watch, after which what it said is not known to be so
+WORKLOADS_MAX: Final = 10_000  # that are known; more are left out
+COUNT_MAX: Final = (1 << 31) - 1
+BYTES_MAX: Final = 1 << 62
+MOMENT_MAX: Final = float(1 << 33)  # the year 2242
 _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 3_000),
@@ -103,6 +114,57 @@ class Known:
     generation: int = 0
     statuses: dict[str, Status] = field(default_factory=dict)
     told: dict[str, pb.InstanceStatus] = field(default_factory=dict)
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """What a compile job has made, as far as the console looks at it."""
+
+    sha256: Sha256
+    layout: dict[str, Any] | None = None
+
+
+def compiled(result: bytes) -> Compiled:
+    """Raises Malformed."""
+    found = decode(result, Compiled)
+    if b"\\u0000" in result:  # which PostgreSQL takes for no text
+        raise Malformed("It has a text with a character 0 in it")
+    return found
+
+
+def storable(told: pb.InstanceStatus) -> pb.InstanceStatus:
+    """The same within the bounds of what is stored. It is what a manager has said, beside which engines
+    run: what is wrong with one instance must not stop the leader for all others."""
+    progress = told.progress
+    return pb.InstanceStatus(
+        name=told.name,
+        state=told.state,
+        reason=excerpt(told.reason, REASON_MAX),
+        sentence=excerpt(told.sentence, SENTENCE_MAX),
+        since=_moment(told.since),
+        goal=told.goal,
+        url=_address(told.url),
+        cache=told.cache,
+        progress=pb.Progress(
+            done=min(max(progress.done, 0), BYTES_MAX),
+            total=min(max(progress.total, 0), BYTES_MAX),
+            unit=excerpt(progress.unit, UNIT_MAX),
+            seconds=_moment(progress.seconds),
+        ),
+        restarts=min(told.restarts, COUNT_MAX),
+        running_requests=min(told.running_requests, COUNT_MAX),
+        seen_at=_moment(told.seen_at),
+        host=excerpt(told.host, HOST_MAX),
+    )
+
+
+def _moment(seconds: float) -> float:
+    return min(max(seconds, 0.0), MOMENT_MAX) if math.isfinite(seconds) else 0.0
+
+
+def _address(url: str) -> str:
+    """Nothing instead of what brains would refuse, and with it the addresses of all other replicas."""
+    is_one = len(url) <= ADDRESS_MAX and url.isascii() and url.isprintable() and re.match(ADDRESS, url)
+    return url if is_one else ""
 
 
 def status_of(told: pb.InstanceStatus) -> Status:
@@ -185,10 +247,12 @@ class ClusterLink:
         snapshot: dict[str, Known] | None = None
         for event in self._call:
             self._is_watching, self._watched_at = True, time.monotonic()
-            self._version = event.version
+            if event.kind != pb.Event.SNAPSHOT:  # one that breaks off begins again
+                self._version = event.version
             if event.kind == pb.Event.SNAPSHOT:
                 snapshot = snapshot if snapshot is not None else {}
-                snapshot[event.workload.name] = _known(event.workload)
+                if len(snapshot) < WORKLOADS_MAX:
+                    snapshot[event.workload.name] = _known(event.workload)
             elif event.kind == pb.Event.COMPLETE:
                 with self._lock:
                     self._known = snapshot or {}
@@ -204,6 +268,8 @@ class ClusterLink:
             if event.kind == pb.Event.DELETED:
                 self._known.pop(name, None)
                 after = None
+            elif before is None and len(self._known) >= WORKLOADS_MAX:
+                return
             else:
                 after = self._known[name] = _known(event.workload)
         is_news = before is None or after is None or before.generation != after.generation
@@ -319,11 +385,8 @@ class ClusterLink:
 
 
 def _known(told: pb.Workload) -> Known:
-    return Known(
-        told.generation,
-        {one.name: status_of(one) for one in told.instances},
-        {one.name: one for one in told.instances},
-    )
+    found = {one.name: storable(one) for one in told.instances}
+    return Known(told.generation, {name: status_of(one) for name, one in found.items()}, found)
 
 
 def _why(error: grpc.RpcError) -> str:

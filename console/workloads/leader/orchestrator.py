@@ -43,7 +43,7 @@ from console.sessions.plans.proposals import CannotPlan
 from console.workloads import changes, lifecycle
 from console.workloads import services as workloads
 from console.workloads.leader import health, rendering, store
-from console.workloads.leader.cluster import RUNNING, ClusterLink
+from console.workloads.leader.cluster import RUNNING, ClusterLink, compiled
 from console.workloads.leader.decisions import decide
 from console.workloads.leader.election import ORCHESTRATORS, TRY_SECONDS, Election, NotLeader
 from console.workloads.leader.endpoints import EndpointWriter
@@ -70,7 +70,7 @@ from console.workloads.leader.world import (
 )
 from console.workloads.models import Revision, Workload
 from telemetry import hints
-from telemetry.decoder import Malformed, decode
+from telemetry.decoder import Malformed, excerpt
 from telemetry.notify import notify
 from telemetry.topics import SESSION, WORKLOAD
 
@@ -85,6 +85,7 @@ REFRESH_SECONDS: Final = 10.0  # between two looks at whose endpoints have to be
 AGAIN_SECONDS: Final = 1.0  # until something is tried again, or asked for again, that takes its time
 HEALTH_SECONDS: Final = 10.0
 COMPILE_SECONDS_MAX: Final = 3600
+ORPHANS_AT_ONCE: Final = 20  # workloads of the cluster that nobody knows, ended in one look
 KEY_BYTES: Final = 32
 HOME: Final = re.compile(r"(.+)-\d+-\d+")  # the name of a driver
 ALL: Final = ""  # in the queue of news: every workload
@@ -246,7 +247,7 @@ class Orchestrator:
             self._forget(name)
         self.figures.workloads = len(found)
         if self._link is not None and not self._link.is_stale:
-            for name in self._link.names() - found.keys():
+            for name in list(self._link.names() - found.keys())[:ORPHANS_AT_ONCE]:
                 self._end_orphan(name)
 
     def _end_orphan(self, name: str) -> None:
@@ -464,12 +465,13 @@ class Orchestrator:
             self._soon(loaded.workload.name, self._clock() + AGAIN_SECONDS / 4)
             return CompileSeen(state=CompileState.RUNNING)
         if job.state != pb.JOB_SUCCEEDED:
-            return CompileSeen(state=CompileState.FAILED, sentence=job.sentence or job.reason)
+            said = excerpt(job.sentence or job.reason, store.SENTENCE_MAX)
+            return CompileSeen(state=CompileState.FAILED, sentence=said)
         try:
-            result = decode(job.result, dict[str, Any])
+            result = compiled(job.result)
         except Malformed as error:
             return CompileSeen(state=CompileState.FAILED, sentence=f"Its result is none: {error}.")
-        store.take_artifact(revision, result.get("sha256"), result.get("layout"))
+        store.take_artifact(revision, result.sha256, result.layout)
         self._soon(loaded.workload.name)
         return CompileSeen(state=CompileState.RUNNING)
 

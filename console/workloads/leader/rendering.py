@@ -45,7 +45,7 @@ def instance_spec(workload: Workload, instance: Instance) -> bytes:
             engine=template.engine,
             tokens_max=template.tokens_max,
             weights=template.weights,
-            tokenizer=_tokenizer(template),
+            tokenizer=_tokenizer(template, instance),
             artifact=instance.revision.artifact,
             cache=_cache(instance) if template.cache.enabled else None,
             boxes=tuple(instance.boxes),
@@ -54,11 +54,11 @@ def instance_spec(workload: Workload, instance: Instance) -> bytes:
     )
 
 
-def _tokenizer(template: Template) -> TokenizerSpec | None:
+def _tokenizer(template: Template, instance: Instance) -> TokenizerSpec | None:
     source = template.tokenizer
     if source is None:
         return None
-    url = tokenizers.url(source.sha256) if source.sha256 else None
+    url = tokenizers.url(source.sha256, instance.name) if source.sha256 else None
     return TokenizerSpec(folder=source.folder, sha256=source.sha256, url=url)
 
 
@@ -136,5 +136,5 @@ def compile_spec(workload: Workload, revision: Revision) -> bytes:
             revision=template.weights.revision if template.weights else "",
             weights=template.weights,
             has_cache=template.cache.enabled,
-        )
+        ).bare
     )

@@ -454,7 +454,7 @@ def _shown(row: Instance) -> tuple[object, ...]:
 
 
 def _take(row: Instance, told: pb.InstanceStatus, status: Status) -> None:
-    row.reason, row.sentence = status.reason[:REASON_MAX], status.sentence[:SENTENCE_MAX]
+    row.reason, row.sentence = status.reason, status.sentence
     row.since = _time(status.since)
     if status.state is State.READY and row.ready_at is None:
         row.ready_at = row.since
@@ -463,7 +463,7 @@ def _take(row: Instance, told: pb.InstanceStatus, status: Status) -> None:
     row.engine_restarts, row.host = status.restarts, told.host
     progress = told.progress
     row.progress_done, row.progress_total = progress.done, progress.total
-    row.progress_unit, row.progress_seconds = progress.unit[:32], progress.seconds
+    row.progress_unit, row.progress_seconds = progress.unit, progress.seconds
     row.running_requests, row.seen_at = told.running_requests, _time(told.seen_at)
 
 

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
+from django.utils.crypto import salted_hmac
 from ninja import Field, Schema
 from pydantic import WithJsonSchema
 
@@ -236,7 +237,7 @@ class WorkloadPlanOut(Schema):
 class RevisionOut(Schema):
     number: int
     template: TemplateField = Field(description="What its instances are started with.")
-    digest: str = Field(description="Equal templates have equal digests.")
+    digest: str = Field(description="Equal templates have equal digests, at one console.")
     same_as: int | None = Field(description="The revision that it restores.")
     author: str = Field(validation_alias="author_name")
     note: str
@@ -244,6 +245,11 @@ class RevisionOut(Schema):
     artifact: str | None = Field(description="SHA-256 of what it was compiled to.")
     epoch: int | None = Field(description="Revisions of one epoch share their cache.")
     compiled_at: datetime | None
+
+    @staticmethod
+    def resolve_digest(revision: Revision) -> str:
+        """Keyed: it follows from variables of engines as well, which could be guessed by it."""
+        return salted_hmac("tidegate.revision", revision.digest, algorithm="sha256").hexdigest()
 
     @staticmethod
     def resolve_template(revision: Revision, context: Context) -> dict[str, Any]:

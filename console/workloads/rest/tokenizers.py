@@ -49,7 +49,7 @@ def list_tokenizers(request: SignedInRequest, org: Slug = "") -> Rows:
 
 @router.post(
     "/tokenizers",
-    response={200: TokenizerOut, 201: TokenizerOut, **documented(404, 413)},
+    response={200: TokenizerOut, 201: TokenizerOut, **documented(404, 413, 429)},
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -76,7 +76,10 @@ def upload_tokenizer(
     archive = request.read(settings.TOKENIZER_BYTES_MAX + 1)
     if len(archive) > settings.TOKENIZER_BYTES_MAX:
         raise ApiError("TooLarge", f"An archive has at most {settings.TOKENIZER_BYTES_MAX >> 20} MiB.")
-    found, is_new = tokenizers.add(request.principal, org or None, name, archive)
+    try:
+        found, is_new = tokenizers.add(request.principal, org or None, name, archive)
+    except tokenizers.TooManyChecks as error:
+        raise ApiError("TooManyAttempts", str(error), headers={"Retry-After": "30"}) from error
     return Status(201 if is_new else 200, found)
 
 
@@ -95,6 +98,7 @@ def delete_tokenizer(request: SignedInRequest, number: Number) -> Answer:
 
 
 @require_GET
-def archive(_request: HttpRequest, sha256: str, signature: str) -> HttpResponse:
+def archive(_request: HttpRequest, sha256: str, instance: str, signature: str) -> HttpResponse:
     """For managers, which have the address from the orchestrator."""
-    return HttpResponse(tokenizers.archive(sha256, signature), content_type="application/x-tar")
+    found = tokenizers.archive(sha256, instance, signature)
+    return HttpResponse(found, content_type="application/x-tar")

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from django.test import Client
 
 from cluster_server.client import ClusterClient
 from cluster_server.proto import cluster_pb2 as pb
+from cluster_server.proto import cluster_pb2_grpc
 from console.accounts.models import User
 from console.workloads import logs
 from console.workloads.models import Workload
@@ -115,6 +119,31 @@ def test_more_than_an_answer_holds_is_cut_to_whole_lines(
     settings.CLUSTER_URL = cluster.target
     monkeypatch.setattr(logs, "BYTES_MAX", 25)
     assert logs.tail(NAME, 100) == b"line 998\nline 999\n"
+
+
+class Endless(cluster_pb2_grpc.WorkloadsServicer):
+    """Whose logs are much longer than any that a Cluster Server keeps."""
+
+    def Logs(self, _request: pb.LogsRequest, _context: Any) -> Iterator[pb.LogChunk]:  # noqa: N802
+        for number in range(200):
+            yield pb.LogChunk(data=b"x" * (1 << 18) + b" %d\n" % number)
+
+
+def test_no_more_of_a_log_is_held_than_an_answer_has(tmp_path: Path, settings: Any) -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    cluster_pb2_grpc.add_WorkloadsServicer_to_server(Endless(), server)
+    server.add_insecure_port(f"unix:{tmp_path}/c.sock")
+    server.start()
+    settings.CLUSTER_URL = f"unix:{tmp_path}/c.sock"
+    tracemalloc.start()
+    try:
+        found = logs.tail(NAME, 100, seconds=60.0)
+        assert tracemalloc.get_traced_memory()[1] < 16 * logs.BYTES_MAX
+    finally:
+        tracemalloc.stop()
+        server.stop(0).wait()
+    assert len(found) <= logs.BYTES_MAX
+    assert found.endswith(b"x 199\n")
 
 
 async def followed(pieces: int = 100, **more: Any) -> bytes:

@@ -11,11 +11,12 @@ from uuid import uuid4
 import msgspec
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from console.accounts.models import User
-from console.workloads import changes
+from console.workloads import changes, tokenizers
 from console.workloads.leader import rendering
-from console.workloads.models import Tokenizer
+from console.workloads.models import Instance, Tokenizer
 from tests.conftest import People
 from tests.console.sessions.fleets import make_fleet
 from tests.console.workloads.workloads import a_workload, an_instance, locked, make_workload, wanted
@@ -81,6 +82,18 @@ def test_what_is_no_tokenizer_is_refused(
     assert list(TokenizerStore(folder)) == []
 
 
+def test_an_owner_has_one_upload_checked_at_a_time(
+    people: People, api_of: Callable[[User], Client]
+) -> None:
+    """Each check takes gigabytes, and half a minute of a processor."""
+    admin = api_of(people.org_admin)
+    with tokenizers.CHECKS.one("acme"):
+        assert upload(admin, tarred(FILES), 429)["reason"] == "TooManyAttempts"
+        with tokenizers.CHECKS.one("globex"):
+            upload(api_of(people.platform_admin), tarred(FILES), 429, "name=x")
+    upload(admin, tarred(FILES))
+
+
 def test_a_workload_names_it_and_brains_and_managers_have_it(
     people: People, api_of: Callable[[User], Client], client: Client, folder: Path, tmp_path: Path
 ) -> None:
@@ -90,13 +103,18 @@ def test_a_workload_names_it_and_brains_and_managers_have_it(
     workload = make_workload(principal, org="acme", tokenizer={"sha256": sha256})
     assert workload.served is not None
     assert workload.served.tokenizer == str(folder / "sha256" / sha256)
-    spec = rendering.instance_spec(workload, an_instance(workload))
+    instance = an_instance(workload)
+    spec = rendering.instance_spec(workload, instance)
     told = msgspec.json.decode(spec, type=InstanceSpec).tokenizer
     assert told is not None
     assert told.url is not None
     answer = client.get(urlsplit(told.url).path)
     assert TokenizerStore(tmp_path / "manager").add(answer.content) == sha256 == told.sha256
     assert client.get(urlsplit(told.url).path[:-1]).status_code == 404
+    other = urlsplit(told.url).path.replace(instance.name, an_instance(workload, 1).name)
+    assert client.get(other).status_code == 404
+    Instance.objects.filter(pk=instance.pk).update(ended_at=timezone.now())
+    assert client.get(urlsplit(told.url).path).status_code == 404, "its instance has ended"
     changes.update(principal, locked(principal), wanted(org="acme"))
     workload.served.refresh_from_db()
     assert workload.served.tokenizer == ""

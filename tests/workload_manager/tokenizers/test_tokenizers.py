@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import multiprocessing
 import os
@@ -67,6 +68,48 @@ def test_no_more_is_decompressed_than_a_tokenizer_may_have() -> None:
     ):
         with pytest.raises(BadArchive, match=sentence):
             archive.read(upload)
+
+
+def test_an_archive_that_has_a_file_in_many_folders_is_not_decompressed_again_and_again() -> None:
+    many = {f"d{number}/tokenizer.json": bytes(1 << 20) for number in range(archive.ENTRIES_MAX)}
+    damaged = bytearray(zipped(many))
+    second = damaged.index(b"PK\x03\x04", 4)
+    damaged[second + 60 : second + 90] = bytes(30)  # who reads it finds that out first
+    with pytest.raises(BadArchive, match=r"has tokenizer\.json twice"):
+        archive.read(bytes(damaged))
+
+
+def test_a_zip_with_very_many_entries_is_refused_before_they_are_read() -> None:
+    entry = zipped(FILES)[zipped(FILES).index(b"PK\x01\x02") :]
+    with pytest.raises(BadArchive, match="more than 32 entries"):
+        archive.read(b"PK\x03\x04" + entry * 1000)
+
+
+def test_a_tar_with_a_long_map_of_holes_or_long_headers_is_refused_before_they_are_read() -> None:
+    holes = b"100\n" + b"1\n" * 100  # of millions it takes minutes
+    said = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "5"}
+    for headers, sentence in (
+        (said, "is no plain file"),
+        ({"comment": "x" * (archive.HEADER_BYTES_MAX + 1)}, "a header with more than 64 KiB"),
+    ):
+        made = io.BytesIO()
+        with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as opened:
+            told = tarfile.TarInfo("tokenizer.json")
+            told.size, told.pax_headers = len(holes), headers
+            opened.addfile(told, io.BytesIO(holes))
+        with pytest.raises(BadArchive, match=sentence) as refused:
+            archive.read(made.getvalue())
+        assert "tokenizer.json" not in str(refused.value), "its entry was made"
+
+
+def test_an_upload_is_checked_also_where_somebody_else_has_uploaded_it(tmp_path: Path) -> None:
+    """It takes as long as the first time: nobody learns from that what others have."""
+    broken = {"tokenizer.json": b"{}"}
+    folder = tmp_path / "sha256" / archive.digest(broken)
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_bytes(b"{}")
+    with pytest.raises(BadArchive, match="is no tokenizer"):
+        TokenizerStore(tmp_path).add(tarred(broken))
 
 
 def encrypted() -> bytes:
@@ -234,9 +277,10 @@ def test_another_machine_fetches_it_and_believes_its_hash_only(
 ) -> None:
     here, there = TokenizerStore(tmp_path / "here"), TokenizerStore(tmp_path / "there")
     sha256 = here.add(gzipped(FILES))
-    with pytest.raises(NotStored, match="status 404"):
+    with pytest.raises(NotStored, match="status 404") as refused:
         there.fetch(served(b""), sha256)
-    with pytest.raises(NotStored, match="is not the tokenizer"):
+    assert "/archive" not in str(refused.value), "who knows the address may read what is there"
+    with pytest.raises(NotStored, match="is not the tokenizer") as refused:
         there.fetch(served(tarred({"tokenizer.json": tokenizer_json()})), sha256)
     with pytest.raises(BadArchive):
         there.fetch(served(b"nothing"), sha256)
@@ -245,7 +289,8 @@ def test_another_machine_fetches_it_and_believes_its_hash_only(
         found = {one.result() for one in [threads.submit(there.fetch, url, sha256) for _ in range(3)]}
     assert found == {there.folder(sha256)}
     assert there.fetch(served(b""), sha256) == there.folder(sha256), "it is there"
-    with pytest.raises(NotStored, match="can't be read"):
+    assert "/archive" not in str(refused.value)
+    with pytest.raises(NotStored, match="can't be reached"):
         TokenizerStore(tmp_path / "third").fetch("http://127.0.0.1:9/x", sha256)
 
 

@@ -39,6 +39,7 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         self.asked_in_vain = threading.Event()  # there is no answer
         self.answers = threading.Event()  # until this
         self.bad: set[int] = set()  # revisions that end by themselves
+        self.result = b""  # of compile jobs, in place of a good one
 
     def __enter__(self) -> Self:
         self.server = grpc.server(futures.ThreadPoolExecutor(8))
@@ -129,7 +130,7 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
             name=request.name,
             state=pb.JOB_FAILED if is_bad else pb.JOB_SUCCEEDED,
             sentence="It has no such option." if is_bad else "",
-            result=msgspec.json.encode(result),
+            result=self.result or msgspec.json.encode(result),
         )
         self.jobs[request.name] = job
         return job
@@ -155,8 +156,11 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         if facts.get("state", status.state) != status.state:
             status.since = time.time()
         for name, value in facts.items():
-            setattr(status, name, value)
-        status.seen_at = time.time()
+            if name == "progress":
+                status.progress.CopyFrom(value)
+            else:
+                setattr(status, name, value)
+        status.seen_at = facts.get("seen_at", time.time())
 
     def _follow(self, status: pb.InstanceStatus, told: pb.Instance) -> None:
         status.goal = told.goal

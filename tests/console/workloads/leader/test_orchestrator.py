@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import grpc
 import pytest
 import redis
 from django.db import connection
@@ -24,12 +25,14 @@ from console.workloads.leader.election import Election
 from console.workloads.leader.endpoints import EndpointWriter
 from console.workloads.leader.orchestrator import Orchestrator
 from console.workloads.models import Condition, Instance, Rollout, Workload
+from inference_brain.endpoints import read
 from telemetry.decoder import decode
 from telemetry.records import ENDPOINTS
 from tests.console.sessions.fleets import make_driver, make_fleet
 from tests.console.sessions.obeying import obeying
 from tests.console.workloads.leader.clusters import FakeCluster
 from tests.console.workloads.workloads import locked, make_workload, settle, wanted
+from tests.live import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -178,6 +181,91 @@ def test_another_leader_goes_on_where_the_first_was_killed(
         assert len(told(redis_url)) == 2
     finally:
         other.orchestrator.stop()
+
+
+LIES: tuple[dict[str, Any], ...] = (
+    {"restarts": (1 << 32) - 1},
+    {"sentence": "busy", "running_requests": (1 << 32) - 1},
+    {"sentence": "a\0b", "reason": "c\0d"},
+    {"sentence": "x" * 5000, "reason": "y" * 5000, "host": "z" * 5000},
+    {"host": "\0"},
+    *({"sentence": str(at), "since": at} for at in (1e300, -1e300, float("nan"), float("inf"))),
+    *({"sentence": str(at), "seen_at": at} for at in (1e18, -1e18, float("-inf"))),
+    {"sentence": "p", "progress": pb.Progress(done=(1 << 64) - 1, unit="\0" * 99, seconds=1e400)},
+    {"url": "http://h/" + "x" * 5000},
+    {"url": "http://h\0/"},
+    {"url": "gopher://h/"},
+)
+
+
+def test_nothing_that_a_cluster_says_ends_a_leader_or_the_endpoints_of_others(
+    leader: Leader, cluster: FakeCluster, redis_url: str
+) -> None:
+    """It passes on what managers say, beside which engines of strangers run."""
+    make_workload(replicas=2, **WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    name, other = cluster.statuses()
+    for lie in LIES:
+        decided = sum(leader.orchestrator.figures.decisions.counts)
+        cluster.say(name, **lie)
+        leader.until(
+            "the lie was looked at",
+            lambda decided=decided: sum(leader.orchestrator.figures.decisions.counts) > decided,  # type: ignore[misc]
+        )
+        assert leader.orchestrator.figures.led == 1, lie
+        read(redis.Redis.from_url(redis_url).get(ENDPOINTS + "example/chat-8b"))  # type: ignore[arg-type]
+    left = Instance.objects.get(name=other)
+    leader.until("the honest one is served", lambda: told(redis_url) == {left.replica: left.url})
+
+
+class BreaksOff(FakeCluster):
+    """Whose first snapshot breaks off in the middle, and which then has nothing new to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watches = 0
+
+    def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.Event]:  # noqa: N802
+        self.watches += 1
+        if self.watches == 1:
+            one = pb.Workload(name="chat", generation=1)
+            yield pb.Event(kind=pb.Event.SNAPSHOT, version=self.version, workload=one)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "The connection is cut.")
+        while context.is_active() and request.since_version == self.version:
+            time.sleep(0.05)
+        yield from super().Watch(request, context)
+
+
+def test_a_snapshot_that_breaks_off_begins_again() -> None:
+    with BreaksOff() as cluster:
+        for name in ("chat", "talk"):
+            cluster.workloads[name] = pb.Workload(name=name, generation=1)
+        link = ClusterLink(cluster.channel(), lambda _: None)
+        link.open()
+        try:
+            wait_until("all of it is known", lambda: not link.is_stale)
+            assert link.names() == {"chat", "talk"}
+        finally:
+            link.close()
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        b'{"sha256": 12, "layout": null}',
+        b'{"sha256": "' + b"a" * 5000 + b'"}',
+        b'{"sha256": "' + b"a" * 64 + b'", "layout": "none"}',
+        b'{"sha256": "' + b"a" * 64 + b'", "layout": {"a": "\\u0000"}}',
+        b'{"sha256": "' + b"a" * 64 + b'", "layout": {"\\u0000": 1}}',
+    ],
+)
+def test_no_result_of_a_compile_job_ends_a_leader(
+    leader: Leader, cluster: FakeCluster, redis_url: str, result: bytes
+) -> None:
+    cluster.result = result
+    make_workload(**WITHOUT_CACHE, **QUICK)
+    leader.until("it is refused", lambda: condition("Ready")[1] == "CompileFailed")
+    assert leader.orchestrator.figures.led == 1
 
 
 def test_a_deleted_workload_leaves_nothing(leader: Leader, cluster: FakeCluster, redis_url: str) -> None:
