@@ -15,7 +15,7 @@ import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, Final
@@ -43,7 +43,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 STRANGERS_BODY_BYTES_MAX: Final = 64 << 10  # a log-in, a joining, a heartbeat
 KNOWN_BODY_BYTES_MAX: Final = 2 * settings.DATA_UPLOAD_MAX_MEMORY_SIZE  # Django says so of half of that
-UPLOADS: Final = {"/api/v1/tokenizers": settings.TOKENIZER_BYTES_MAX}  # archives, of who is known
+# Archives, of who is known: over the API, and in the form of the page.
+UPLOADS: Final = dict.fromkeys(("/api/v1/tokenizers", "/tokenizers/"), settings.TOKENIZER_BYTES_MAX)
 WAIT_SECONDS: Final = 5.0  # for a place
 RETRY_SECONDS: Final = 5
 KNOWN_MAX: Final = 8192  # credentials that are remembered
@@ -100,6 +101,9 @@ TOO_LARGE: Final = Refusal(
     "too_large",
     f"A request has at most {size(settings.DATA_UPLOAD_MAX_MEMORY_SIZE)}.",
 )
+UPLOAD_TOO_LARGE: Final = replace(
+    TOO_LARGE, sentence=f"An upload has at most {size(settings.TOKENIZER_BYTES_MAX)}."
+)
 WHO_IS_IT: Final = Refusal(
     HTTPStatus.UNAUTHORIZED,
     "Unauthenticated",
@@ -144,8 +148,9 @@ class Guard:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, credential: bytes | None) -> None:
         length, most = _length(scope), _most(scope)
+        too_large = UPLOAD_TOO_LARGE if scope["path"] in UPLOADS else TOO_LARGE
         if length is not None and length > most:
-            raise Refused(TOO_LARGE)
+            raise Refused(too_large)
         is_large = length is None or length > STRANGERS_BODY_BYTES_MAX
         owner = self._owner_of(credential)
         if is_large and owner is None and credential is not None:
@@ -156,7 +161,7 @@ class Guard:
             await self._answer(share, origin, scope, receive, send, body)
             return
         async with _held(self.bodies, owner, most if length is None else length):
-            body = await _received(receive, length, most, TOO_LARGE)
+            body = await _received(receive, length, most, too_large)
             await self._answer(self.known, owner, scope, receive, send, body)
 
     async def _answer(

@@ -30,7 +30,7 @@ from console.search import views as search
 from console.sessions.pages import actions, drivers, rules, sessions
 from console.shell import views as shell
 from console.workloads.pages import editing as workload_editing
-from console.workloads.pages import workloads
+from console.workloads.pages import tokenizers, workloads
 from console.workloads.rest.tokenizers import archive
 
 
@@ -138,6 +138,8 @@ urlpatterns = [
     path("orgs/<slug:slug>/explain/", explain.show, name="explain"),
     path("orgs/<slug:slug>/limits/", brains.org_limits, name="org-limits"),
     path("-/tokenizers/<str:sha256>/<str:instance>/<str:signature>", archive, name="tokenizer-archive"),
+    path("tokenizers/", tokenizers.list_tokenizers, name="tokenizers"),
+    path("tokenizers/<int:number>/delete/", tokenizers.delete_tokenizer, name="tokenizer-delete"),
     path("workloads/", workloads.list_workloads, name="workloads"),
     path("new-workload/", workload_editing.new_workload, name="workload-new"),
     path("workloads/<thing:name>/", workloads.show_workload, name="workload"),

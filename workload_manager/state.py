@@ -380,7 +380,8 @@ class Instance:
                 "DriverFailed" if problem else "WaitingForCache",
                 f"The driver can't start: {problem}"
                 if problem
-                else "The engine answers, and waits for the cache that another instance has.",
+                else "The engine answers, and waits for its cache: its driver is being started, or "
+                "another instance still has the cache.",
             )
         elif self._cache_settled:
             self._ready(engine, "Serving", "It serves, with its cache.")

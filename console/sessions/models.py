@@ -19,6 +19,7 @@ from console.sessions.plans.losses import Verdict
 
 PATHS = [(path.value, path.label) for path in Path]
 OF_RULES = tuple(one.name for one in fields(Rules))
+QUOTAS = ("boxes_quota", "replicas_quota")  # of an org; a platform admin sets them
 TIERS = [(tier.value, tier.name.lower()) for tier in Tier]
 VERDICTS = [(verdict.value, verdict.value) for verdict in Verdict]
 named = RegexValidator(SLUG, "Lower-case letters, digits and dashes, at most 48.")
@@ -46,6 +47,9 @@ class RuleSet(models.Model):
         default=100, validators=[MinValueValidator(1), MaxValueValidator(100)]
     )
     boxes_quota = models.PositiveIntegerField(null=True, blank=True)
+    replicas_quota = models.PositiveIntegerField(
+        null=True, blank=True, help_text="For all workloads of an org, those without boxes included."
+    )
     replace_lost = models.BooleanField(default=True)
     replace_lost_after_seconds = models.PositiveIntegerField(
         default=REPLACE_LOST_AFTER_SECONDS,
@@ -68,7 +72,8 @@ class RuleSet(models.Model):
                 name="rules_path", condition=Q(path__in=[value for value, _ in PATHS])
             ),
             models.CheckConstraint(
-                name="rules_quota_is_of_an_org", condition=Q(boxes_quota=None) | Q(org__isnull=False)
+                name="rules_quota_is_of_an_org",
+                condition=Q(boxes_quota=None, replicas_quota=None) | Q(org__isnull=False),
             ),
         ]
 
@@ -82,7 +87,7 @@ class RuleSet(models.Model):
 
     def snapshot(self) -> dict[str, Any]:
         """What the audit trail keeps of it."""
-        return {name: getattr(self, name) for name in (*OF_RULES, "boxes_quota")}
+        return {name: getattr(self, name) for name in (*OF_RULES, *QUOTAS)}
 
 
 class Session(models.Model):

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from django.core.exceptions import ValidationError
 from django.db import transaction
+from django.db.models import Sum
 from django.http import Http404
 
 from console.accounts.principal import Principal, Refused
@@ -22,7 +23,7 @@ from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.placement.rules import Path, Rules
 from console.placement.topology import Misconfigured
-from console.sessions.models import RuleSet, Session
+from console.sessions.models import QUOTAS, RuleSet, Session
 
 CLUSTER: Final = "cluster"
 NAMED_MAX: Final = 3
@@ -98,10 +99,11 @@ def set_rules(
     after = rules.snapshot()
     if after == before:
         return rules
-    if after["boxes_quota"] != before["boxes_quota"]:
-        principal.check_platform(Role.PLATFORM_ADMIN)
-        if rules.org is None:
-            raise ValidationError({"boxes_quota": "The cluster has no quota: set one for each org."})
+    for quota in QUOTAS:
+        if after[quota] != before[quota]:
+            principal.check_platform(Role.PLATFORM_ADMIN)
+            if rules.org is None:
+                raise ValidationError({quota: "The cluster has no quota: set one for each org."})
     rules.full_clean(validate_constraints=False)
     rules.version += 1
     _check(rules)
@@ -128,6 +130,12 @@ def held_by(org: Org | None) -> int:
     )
 
 
+def replicas_of(org: Org) -> int:
+    """Of all its workloads. They are counted from this side, since sessions know no workloads."""
+    found = Org.objects.filter(pk=org.pk).aggregate(sum=Sum("workloads__replicas"))
+    return found["sum"] or 0
+
+
 def _check(changed: RuleSet) -> None:
     try:
         cluster = changed.rules() if changed.org is None else of_cluster().rules()
@@ -151,6 +159,15 @@ def _check(changed: RuleSet) -> None:
             raise Impossible(
                 f"{one.org.name} has {held_by(one.org)} boxes, more than a quota of {one.boxes_quota}: "
                 "shrink its sessions first."
+            )
+        if (
+            one.org
+            and one.replicas_quota is not None
+            and (replicas := replicas_of(one.org)) > one.replicas_quota
+        ):
+            raise Impossible(
+                f"{one.org.name} has {replicas} replicas, more than a quota of {one.replicas_quota}: "
+                "scale its workloads down first."
             )
 
 

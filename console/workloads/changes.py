@@ -69,6 +69,7 @@ def create(
     lock_fleet()
     org = _check_new(principal, wanted)
     _check_token(plan_token, lambda: plans.plan_new(wanted, org))
+    plans.check_replicas(org, wanted.replicas)
     workload = Workload(
         name=wanted.name,
         org=org,
@@ -171,6 +172,7 @@ def update(
     before, was = workload.spec(), workload.snapshot()
     if specs.spelled_out(before.whole) == specs.spelled_out(wanted.whole):
         return workload
+    plans.check_replicas(workload.org, wanted.replicas, before.replicas)
     _fit_boxes(principal, workload, wanted, wait_seconds=wait_seconds, reason=reason)
     workload.replicas = wanted.replicas
     workload.settings = specs.spelled_out(wanted.settings)

@@ -11,11 +11,12 @@ from typing import Any, Final
 from console.audit.diff import changes
 from console.orgs.models import Org
 from console.placement import grants
+from console.placement.rules import Cause
 from console.sessions import rules as session_rules
 from console.sessions.changes.sizes import new_session, plan_size
 from console.sessions.models import Session
 from console.sessions.plans import reservations
-from console.sessions.plans.proposals import Proposal, SessionSpec, more_boxes, propose
+from console.sessions.plans.proposals import CannotPlan, Proposal, SessionSpec, more_boxes, propose
 from console.sessions.plans.snapshot import Snapshot
 from console.workloads import spec as specs
 from console.workloads.models import Workload
@@ -37,8 +38,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Plan:
-    """`placement`: None where nothing changes about boxes. `boxes_free` and `quota_left`: of the fleet
-    and of the owner, once it is done; None: not counted."""
+    """`placement`: None where nothing changes about boxes. `boxes_free` of the fleet, `quota_left` and
+    `replicas_left` of the owner, in boxes and in replicas: once it is done; None: not counted."""
 
     name: str
     differences: tuple[Difference, ...]
@@ -48,6 +49,7 @@ class Plan:
     boxes_before: int
     boxes_free: int | None
     quota_left: int | None
+    replicas_left: int | None
     version: int
 
     @property
@@ -112,6 +114,7 @@ def session_for(wanted: WorkloadSpec, org: Org | None) -> Session | None:
 
 def plan_new(wanted: WorkloadSpec, org: Org | None) -> Plan:
     """With one job for each replica. Raises CannotPlan, Misconfigured and ValidationError."""
+    replicas_left = check_replicas(org, wanted.replicas)
     session = session_for(wanted, org)
     snapshot = Snapshot.now()
     placement = _replicas(snapshot, session, wanted) if session is not None else None
@@ -124,6 +127,7 @@ def plan_new(wanted: WorkloadSpec, org: Org | None) -> Plan:
         boxes_before=0,
         boxes_free=len(snapshot.free_boxes) - wanted.boxes if session is not None else None,
         quota_left=_quota_left(org, wanted.boxes),
+        replicas_left=replicas_left,
         version=0,
     )
 
@@ -148,6 +152,7 @@ def plan_change(workload: Workload, wanted: WorkloadSpec) -> Plan:
     """Raises CannotPlan and Misconfigured."""
     before = workload.spec()
     found = differences(before, wanted)
+    replicas_left = check_replicas(workload.org, wanted.replicas, before.replicas)
     session = workload.session
     placement: Proposal | None = None
     free: int | None = None
@@ -167,8 +172,32 @@ def plan_change(workload: Workload, wanted: WorkloadSpec) -> Plan:
         boxes_before=before.boxes,
         boxes_free=free,
         quota_left=_quota_left(workload.org, wanted.boxes - before.boxes),
+        replicas_left=replicas_left,
         version=workload.version,
     )
+
+
+def check_replicas(org: Org | None, replicas: int, own: int = 0) -> int | None:
+    """How many replicas are left of the owner's quota, with so many instead of its `own`; None without a
+    quota. Raises CannotPlan where it takes more. Fewer than before are never refused."""
+    quota = session_rules.of_an_org(org).replicas_quota if org is not None else None
+    if org is None or quota is None:
+        return None
+    others = session_rules.replicas_of(org) - own
+    left = quota - others - replicas
+    if left < 0 and replicas > own:
+        raise CannotPlan(
+            Cause.EXCEEDS_ORG_QUOTA,
+            f"The quota of {org.name} is {_replicas_said(quota)}, its other workloads have {others}, "
+            f"and {replicas} are requested: {-left} too many. Request at most "
+            f"{max(0, quota - others)}, scale another workload down, or have a platform admin raise the "
+            "quota.",
+        )
+    return left
+
+
+def _replicas_said(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
 
 
 def _quota_left(org: Org | None, more: int) -> int | None:

@@ -8,7 +8,8 @@ when they belong to nobody any more, under the lock under which they are added.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from workload_manager.tokenizers import BadArchive, NotStored, TokenizerStore
 KIND: Final = "tokenizer"
 OF_ORG_MAX: Final = 100  # tokenizers of an org, and of the platform
 CHECKS_MAX: Final = 2
+NAMED_MAX: Final = 5
 
 
 def store() -> TokenizerStore:
@@ -72,15 +74,44 @@ def check(sha256: str | None, org: Org | None) -> None:
         raise ValidationError({"tokenizer": sentence})
 
 
-def used_by(tokenizer: Tokenizer) -> QuerySet[Workload]:
-    """Workloads with a revision that names it, and that may have it from nowhere else."""
-    revisions = Revision.objects.filter(template__tokenizer__sha256=tokenizer.sha256)
-    found = Workload.objects.filter(pk__in=revisions.values("workload")).order_by("name")
-    others = Tokenizer.objects.filter(sha256=tokenizer.sha256).exclude(pk=tokenizer.pk)
+def users_of(
+    shown: Sequence[Tokenizer], principal: Principal | None = None
+) -> dict[int, list[Workload]]:
+    """By tokenizer, the workloads with a revision that names it and that may have it from nowhere else;
+    with a principal, those that they may see. As many queries for many as for one."""
+    hashes = {one.sha256 for one in shown}
+    owners: dict[str, set[int | None]] = {}
+    for sha256, org in Tokenizer.objects.filter(sha256__in=hashes).values_list("sha256", "org"):
+        owners.setdefault(sha256, set()).add(org)
+    named = (
+        Revision.objects.filter(template__tokenizer__sha256__in=hashes)
+        .order_by()
+        .values_list("template__tokenizer__sha256", "workload")
+        .distinct()
+    )
+    workloads: dict[str, set[int]] = {}
+    for sha256, workload in named:
+        workloads.setdefault(sha256, set()).add(workload)
+    seen = Workload.objects.filter(of_orgs(principal) if principal else Q())
+    by_number = seen.in_bulk({one for found in workloads.values() for one in found})
+    return {
+        one.pk: sorted(
+            (
+                by_number[number]
+                for number in workloads.get(one.sha256, ())
+                if number in by_number and _needs(by_number[number], one, owners[one.sha256])
+            ),
+            key=lambda workload: workload.name,
+        )
+        for one in shown
+    }
+
+
+def _needs(workload: Workload, tokenizer: Tokenizer, owners: AbstractSet[int | None]) -> bool:
+    """Whether a workload that names its hash has it from there, and from nowhere else."""
     if tokenizer.org_id is not None:
-        found = found.filter(org=tokenizer.org_id)
-        return found.none() if others.filter(org=None).exists() else found
-    return found.exclude(org__in=others.exclude(org=None).values("org"))
+        return workload.org_id == tokenizer.org_id and None not in owners
+    return workload.org_id is None or workload.org_id not in owners
 
 
 class TooManyChecks(Exception):
@@ -152,9 +183,11 @@ def delete(principal: Principal, number: int) -> Tokenizer:
     found = get(principal, number)
     services.owner_of(principal, found.org.slug if found.org else None)
     lock_fleet()
-    if users := [one.name for one in used_by(found)[:5]]:
+    if users := [one.name for one in users_of([found])[found.pk]]:
+        more = f" and {len(users) - NAMED_MAX} more" if len(users) > NAMED_MAX else ""
         raise Impossible(
-            f"{found.name} is used by revisions of {', '.join(users)}. Delete these workloads first."
+            f"{found.name} is used by revisions of {', '.join(users[:NAMED_MAX])}{more}: they may be "
+            "rolled back to. Delete these workloads first."
         )
     _record(principal, "tokenizer.delete", found, before=_snapshot(found))
     Tokenizer.objects.filter(pk=found.pk).delete()
@@ -184,6 +217,12 @@ def _record(principal: Principal, action: str, tokenizer: Tokenizer, **more: Any
 
 def may_add(principal: Principal) -> bool:
     return principal.anywhere(Role.ORG_ADMIN) and not principal.read_only
+
+
+def may_delete(principal: Principal, tokenizer: Tokenizer) -> bool:
+    """Its owner's admin, whether or not something uses it."""
+    needed = Role.ORG_ADMIN if tokenizer.org_id is not None else Role.PLATFORM_ADMIN
+    return principal.holds(needed, tokenizer.org_id) and not principal.read_only
 
 
 # For managers, which have no token: who knows the address was told it by the orchestrator. It is good

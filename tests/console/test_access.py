@@ -643,6 +643,8 @@ API_OF_ON_CALL = (401, 404, 403, 200, 200, 200)
 PAGES |= {
     "workloads": Case("GET", "/workloads/", known(200)),
     "tokenizer-archive": Case("GET", f"/-/tokenizers/{'0' * 64}/talk-0/wrong", everyone(404)),
+    "tokenizers": Case("GET", "/tokenizers/", known(200)),
+    "tokenizer-delete": Case("POST", "/tokenizers/7000000/delete/", known(404)),
     "workload-new": Case("GET", "/new-workload/", (LOGIN, 200, 403, 403, 200, 200)),
     "workload": Case("GET", "/workloads/talk/", SESSION),
     "workload-edit": Case("GET", "/workloads/talk/edit/", OF_ADMINS),

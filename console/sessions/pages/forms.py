@@ -13,6 +13,7 @@ from console.sessions.driver_orgs import ALL, NAMED_MAX, OWN, Said
 from console.sessions.models import (
     BOXES_MAX,
     PATHS,
+    QUOTAS,
     REPLACE_LOST_AFTER_SECONDS_MAX,
     WAIT_SECONDS_MAX,
 )
@@ -218,6 +219,13 @@ class RulesForm(ReasonMixin):
         label="Box quota",
         help_text="For all sessions of the org. Set by a platform admin.",
     )
+    replicas_quota = forms.IntegerField(
+        min_value=0,
+        max_value=BOXES_MAX,
+        required=False,
+        label="Replica quota",
+        help_text="For all workloads of the org. Set by a platform admin.",
+    )
     replace_lost = forms.BooleanField(
         required=False,
         label="Replace lost nodes",
@@ -231,13 +239,14 @@ class RulesForm(ReasonMixin):
     )
     field_order = [
         *("path", "refuse_spine", "wait_for_rail_seconds", "boxes_min", "boxes_increment"),
-        *("boxes_max", "grant_percent", "boxes_quota", "replace_lost", "replace_lost_after_seconds"),
+        *("boxes_max", "grant_percent", *QUOTAS, "replace_lost", "replace_lost_after_seconds"),
         "reason",
     ]
 
     def __init__(self, *args: Any, has_quota: bool, may_set_quota: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if not has_quota:
-            del self.fields["boxes_quota"]
-        elif not may_set_quota:
-            self.fields["boxes_quota"].disabled = True
+        for quota in QUOTAS:
+            if not has_quota:
+                del self.fields[quota]
+            elif not may_set_quota:
+                self.fields[quota].disabled = True

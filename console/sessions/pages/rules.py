@@ -54,6 +54,8 @@ def _page(request: SignedInRequest, org: Org | None) -> HttpResponse:
         "form": form,
         "org": org,
         "rules": rules,
+        "boxes_used": services.held_by(org) if org else None,
+        "replicas_used": services.replicas_of(org) if org else None,
         "effective": services.effective_rules(org),
         "may_change": services.may_change(principal, org),
         "entries": entries[:RECENT],

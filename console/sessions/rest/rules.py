@@ -47,6 +47,9 @@ class RulesBody(Schema):
     boxes_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = Field(
         description="For all sessions of an org; set by a platform admin."
     )
+    replicas_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = Field(
+        description="For all workloads of an org; set by a platform admin."
+    )
     replace_lost: StrictBool = Field(
         description="Place streams of a lost node on other nodes. The cluster's switch, or an org's."
     )
@@ -63,6 +66,7 @@ class RulesIn(RulesBody, Input):
     boxes_max: Count | None = None
     grant_percent: Annotated[int, Field(ge=1, le=100)] = 100
     boxes_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = None
+    replicas_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = None
     replace_lost: StrictBool = True
     replace_lost_after_seconds: GraceSeconds = REPLACE_LOST_AFTER_SECONDS
     reason: Reason = ""

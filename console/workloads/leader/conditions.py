@@ -13,6 +13,7 @@ from console.workloads.leader.world import (
     CompileState,
     Condition,
     Endpoint,
+    Instance,
     Intent,
     Seen,
     State,
@@ -29,6 +30,7 @@ PUBLISHED: Final = "EndpointsPublished"
 ROLLOUT: Final = "RolloutComplete"
 READY: Final = "Ready"
 CLUSTER_UNKNOWN: Final = "ClusterUnknown"  # the reason where the Cluster Server is silent
+WAITING_FOR_CACHE: Final = "WaitingForCache"  # as managers say it
 TYPES: Final = (READY, COMPILED, SESSION, INSTANCES, WARM, PUBLISHED, ROLLOUT)
 
 
@@ -74,20 +76,37 @@ def _session(intent: Intent, seen: Seen) -> Condition:
     if session is None:
         return Condition(SESSION, None, "Waiting", "Its session is not created yet.")
     if session.granted >= needed:
-        return Condition(SESSION, True, "Granted", f"Its session has {session.granted} boxes.")
-    why = session.refused or f"Its session has {session.granted} of {needed} boxes."
+        return Condition(SESSION, True, "Granted", f"Its session has {_boxes(session.granted)}.")
+    why = session.refused or f"Its session has {session.granted} of {_boxes(needed)}."
     return Condition(SESSION, False, "Refused" if session.refused else "WaitingForBoxes", why)
+
+
+def _boxes(count: int) -> str:
+    return "1 box" if count == 1 else f"{count} boxes"
 
 
 def _instances(intent: Intent, wanted: Sequence[Replica], ready: int) -> Condition:
     needed = max(min(1, intent.replicas), intent.replicas - intent.rules.max_unavailable)
-    counted = f"{ready} of {intent.replicas} replicas are ready."
+    counted = f"{ready} of {intent.replicas} {'is' if ready == 1 else 'are'} ready."
     if ready >= needed:
         return Condition(INSTANCES, True, "Ready", counted)
-    for one in (member for replica in wanted for member in (replica.heir, *replica.rest) if member):
-        if not one.answers and one.sentence:
-            return Condition(INSTANCES, False, one.reason or "Starting", f"{counted} {one.sentence}")
+    for replica in wanted:
+        for one in (replica.heir, *replica.rest):
+            if one is not None and one.sentence and (not one.answers or one.reason == WAITING_FOR_CACHE):
+                said = f"{counted} {_why_not_ready(one, replica)}"
+                return Condition(INSTANCES, False, one.reason or "Starting", said)
     return Condition(INSTANCES, False, "Starting", counted)
+
+
+def _why_not_ready(one: Instance, replica: Replica) -> str:
+    """Its own sentence. A manager does not know whether another instance has the cache."""
+    if one.reason != WAITING_FOR_CACHE:
+        return one.sentence
+    others = [other for other in (*replica.rest, *replica.draining) if other is not one]
+    keeper = next((other for other in others if other.home == one.home), None)
+    if keeper is None:
+        return f"The engine of {one.name} answers; its driver is being started."
+    return f"The engine of {one.name} answers, and waits until {keeper.name} has let go of the cache."
 
 
 def _warm(seen: Seen, wanted: Sequence[Replica]) -> Condition:
@@ -143,6 +162,8 @@ def _rollout(
         return Condition(ROLLOUT, False, "ConsoleMoved", f"{counted} {said}")
     if intent.paused:
         return Condition(ROLLOUT, False, "Paused", f"The roll-out is paused. {counted}")
+    if lacking := _lacking(intent, seen):
+        return Condition(ROLLOUT, False, "WaitingForBoxes", f"{counted} {lacking}")
     moving = [one.heir for one in wanted if one.heir is not None and one.owner is not one.heir]
     standing = next((one for one in moving if one.state is State.STANDBY), None)
     if standing is not None:
@@ -150,6 +171,19 @@ def _rollout(
             ROLLOUT, False, "HandingOver", f"{counted} {standing.name} takes over the cache."
         )
     return Condition(ROLLOUT, False, "RollingOut", counted)
+
+
+def _lacking(intent: Intent, seen: Seen) -> str:
+    """Which boxes a cold roll-out waits for, and what else would help; empty if it has them."""
+    session = seen.session
+    needed = intent.replicas * intent.boxes_per_replica
+    if session is None or not needed <= session.granted < session.boxes:
+        return ""
+    return (
+        f"It waits for {_boxes(session.boxes - session.granted)}: engines with another cache start "
+        "beside the old ones, on boxes of their own. Free some, or set rollout.max_surge to 0 and "
+        "rollout.max_unavailable to 1, and replicas are replaced in place."
+    )
 
 
 def _leaving(intent: Intent, seen: Seen, wanted: Sequence[Replica]) -> str:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 from django import forms
 
-from console.accounts.forms import ReasonMixin
+from console.accounts.forms import OrgsMixin, ReasonMixin, org_field
 from console.sessions.pages.forms import PlannedForm
+from console.workloads.models import TOKENIZER_NAME_MAX
 from console.workloads.spec import CHARACTERS_MAX, REPLICAS_MAX
 
 
@@ -43,3 +46,21 @@ class DeleteForm(ReasonMixin):
 
 class UndoForm(ReasonMixin):
     revision = forms.IntegerField(min_value=1, max_value=2**31 - 1, required=False)
+
+
+class TokenizerForm(OrgsMixin):
+    name = forms.CharField(
+        max_length=TOKENIZER_NAME_MAX, help_text="What people call it, e.g. the model that it is of."
+    )
+    org = org_field("platform: all orgs may use it", help_text="Whose workloads may use it.")
+    archive = forms.FileField(
+        max_length=200,
+        help_text="A tar, a gzipped tar or a zip with tokenizer.json, of at most 16 MiB.",
+    )
+    field_order = ["name", "org", "archive"]
+
+    def __init__(self, *args: Any, may_share: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["org"]
+        if isinstance(field, forms.ModelChoiceField) and not may_share:
+            field.required, field.empty_label = True, None

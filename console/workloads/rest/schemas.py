@@ -231,6 +231,9 @@ class WorkloadPlanOut(Schema):
     boxes_before: int
     boxes_free: int | None = Field(description="Boxes that would stay free; null: no boxes are taken.")
     quota_left: int | None = Field(description="Of the owner, in boxes; null: it has no quota.")
+    replicas_left: int | None = Field(
+        description="Of the owner's quota, in replicas; null: it has no quota."
+    )
     placement: PlanOut | None = Field(description="Its streams, and the memory of its replicas.")
 
 

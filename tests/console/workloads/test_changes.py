@@ -220,6 +220,35 @@ def test_quotas_hold_for_scaling(people: People) -> None:
     changes.scale(admin, locked(admin), 2)
 
 
+def test_replicas_have_a_quota_also_without_boxes(people: People) -> None:
+    admin, platform = people.principal("org_admin"), people.principal("platform_admin")
+    without = {"org": "acme", "cache": {"enabled": False}, "boxes_per_replica": 0}
+    make_workload(platform, **without, replicas=2)
+    with pytest.raises(Refused):
+        rules.set_rules(admin, rules.for_change(admin, people.acme), {"replicas_quota": 9})
+    with pytest.raises(rules.Impossible, match="Acme has 2 replicas, more than a quota of 1: scale"):
+        rules.set_rules(platform, rules.for_change(platform, people.acme), {"replicas_quota": 1})
+    rules.set_rules(platform, rules.for_change(platform, people.acme), {"replicas_quota": 3})
+    for change in (
+        lambda: changes.scale(admin, locked(admin), 5),
+        lambda: changes.plan_change(admin, locked(admin), wanted(**without, replicas=5)),
+    ):
+        with pytest.raises(CannotPlan) as refused:
+            change()
+        assert refused.value.cause.is_never
+        assert str(refused.value) == (
+            "The quota of Acme is 3 replicas, its other workloads have 0, and 5 are requested: "
+            "2 too many. Request at most 3, scale another workload down, or have a platform admin raise the quota."
+        )
+    more = wanted(name="more", model="more", org="acme", replicas=2)
+    for begin in (changes.plan_new, changes.create):
+        with pytest.raises(CannotPlan, match=r"1 too many\. Request at most 1"):
+            begin(platform, more)
+    assert changes.plan_change(admin, locked(admin), wanted(**without, replicas=1)).replicas_left == 2
+    changes.scale(admin, locked(admin), 3)
+    changes.scale(admin, locked(admin), 1)
+
+
 def test_a_roll_back_is_a_new_revision_that_equals_an_old_one(people: People) -> None:
     principal = people.principal("on_call")
     workload = make_workload(people.principal("org_admin"), org="acme", replicas=2)

@@ -1,0 +1,93 @@
+"""What people read while a replica is not ready, or a rollout waits: the reason, and what helps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from console.workloads.leader.conditions import conditions
+from console.workloads.leader.decisions import Replica
+from console.workloads.leader.world import (
+    Cache,
+    Condition,
+    Endpoint,
+    Goal,
+    Instance,
+    Intent,
+    Revision,
+    Rules,
+    Seen,
+    SessionSeen,
+    State,
+)
+
+OLD = Revision(number=1, digest="a" * 64, epoch=1)
+NEW = Revision(number=2, digest="b" * 64, epoch=1)
+COLD = replace(NEW, epoch=2)
+CHAT = Intent(name="chat", replicas=1, revision=NEW, stable=OLD, rules=Rules())
+SERVING = Instance(
+    name="chat-0-r1-aaaa",
+    ordinal=0,
+    revision=OLD,
+    state=State.READY,
+    cache=Cache.ATTACHED,
+    url="http://10.0.0.1:1",
+)
+WAITING = Instance(
+    name="chat-0-r2-bbbb",
+    ordinal=0,
+    revision=NEW,
+    state=State.STANDBY,
+    url="http://10.0.0.1:2",
+    reason="WaitingForCache",
+    sentence="The engine answers, and waits for its cache.",
+)
+
+
+def told(intent: Intent, replica: Replica, *, serves: bool, **seen: Any) -> dict[str, Condition]:
+    endpoints = (
+        [Endpoint(ordinal=0, instance=SERVING.name, url=SERVING.url, is_draining=False, since=0.0)]
+        if serves
+        else []
+    )
+    found = conditions(intent, Seen(**seen), [replica], endpoints, None)
+    return {one.type: one for one in found}
+
+
+def test_a_first_instance_waits_for_its_driver_and_for_no_other_instance() -> None:
+    first = told(CHAT, Replica(0, heir=WAITING), serves=False)["InstancesReady"]
+    assert (first.status, first.reason) == (False, "WaitingForCache")
+    assert first.message == (
+        "0 of 1 are ready. The engine of chat-0-r2-bbbb answers; its driver is being started."
+    )
+
+
+def test_an_heir_says_whose_cache_it_waits_for() -> None:
+    leaving = replace(SERVING, goal=Goal.DRAIN)
+    second = told(CHAT, Replica(0, heir=WAITING, draining=[leaving]), serves=False)["InstancesReady"]
+    assert second.message.endswith("waits until chat-0-r1-aaaa has let go of the cache.")
+    elsewhere = replace(leaving, revision=replace(OLD, epoch=7))
+    other = told(CHAT, Replica(0, heir=WAITING, draining=[elsewhere]), serves=False)["InstancesReady"]
+    assert other.message.endswith("its driver is being started.")
+
+
+def test_a_cold_rollout_without_boxes_says_so_and_what_helps() -> None:
+    intent, replica = replace(CHAT, revision=COLD), Replica(0, rest=[SERVING], owner=SERVING)
+    lacking = told(intent, replica, serves=True, session=SessionSeen(boxes=2, granted=1))
+    assert lacking["SessionReady"].message == "Its session has 1 box."
+    rollout = lacking["RolloutComplete"]
+    assert (rollout.status, rollout.reason) == (False, "WaitingForBoxes")
+    assert rollout.message.startswith("0 of 1 replicas run revision 2. It waits for 1 box: ")
+    assert "rollout.max_surge to 0" in rollout.message
+    has_it = told(intent, replica, serves=True, session=SessionSeen(boxes=2, granted=2))
+    assert has_it["RolloutComplete"].reason == "RollingOut"
+    # More replicas wait for boxes, too: that is the session's condition.
+    scaled = told(
+        replace(intent, replicas=2), replica, serves=True, session=SessionSeen(boxes=2, granted=1)
+    )
+    assert scaled["SessionReady"].reason == "WaitingForBoxes"
+    assert scaled["RolloutComplete"].reason == "RollingOut"
+    paused = told(
+        replace(intent, paused=True), replica, serves=True, session=SessionSeen(boxes=2, granted=1)
+    )
+    assert paused["RolloutComplete"].reason == "Paused"
