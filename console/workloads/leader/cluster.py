@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 CALL_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 1.0
+JOBS_FOLLOWED_MAX: Final = 32  # at once; the end of others is found by looking
 STALE_SECONDS: Final = 15.0  # without a watch, after which what it said is not known to be so
 _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 5_000),
@@ -123,6 +124,7 @@ class ClusterLink:
         self._jobs = cluster_pb2_grpc.JobsStub(opened)
         self._lock = threading.Lock()
         self._known: dict[str, Known] = {}
+        self._followed: set[str] = set()  # jobs
         self._version = 0
         self._watched_at = 0.0  # when the watch was last known to stand
         self._is_whole = False
@@ -230,6 +232,26 @@ class ClusterLink:
                 return None
             raise
         return found
+
+    def follow_job(self, name: str, workload: str) -> None:
+        """Have `changed` called with this workload once the job has ended. It may not be: whoever waits
+        for it looks from time to time."""
+        with self._lock:
+            if name in self._followed or len(self._followed) >= JOBS_FOLLOWED_MAX:
+                return
+            self._followed.add(name)
+        threading.Thread(target=self._follow_job, args=(name, workload), daemon=True).start()
+
+    def _follow_job(self, name: str, workload: str) -> None:
+        try:
+            for _ in self._jobs.Watch(pb.JobRequest(name=name)):
+                """How far it is, until it has ended."""
+            self._changed(workload)
+        except (grpc.RpcError, ValueError) as error:  # the latter: of a channel that is closed
+            log.info("The job %s is not followed: %s", name, str(error)[:300])
+        finally:
+            with self._lock:
+                self._followed.discard(name)
 
 
 def _known(told: pb.Workload) -> Known:

@@ -85,6 +85,7 @@ REFRESH_SECONDS: Final = 10.0  # between two looks at whose endpoints have to be
 AGAIN_SECONDS: Final = 1.0  # until something is tried again, or asked for again, that takes its time
 HEALTH_SECONDS: Final = 10.0
 COMPILE_SECONDS_MAX: Final = 3600
+ARTIFACTS_MAX: Final = 1000  # remembered
 KEY_BYTES: Final = 32
 HOME: Final = re.compile(r"(.+)-\d+-\d+")  # the name of a driver
 ALL: Final = ""  # in the queue of news: every workload
@@ -143,7 +144,7 @@ class Orchestrator:
         self._generations: dict[str, int] = {}
         self._models: dict[str, str] = {}
         self._traffic: dict[str, tuple[float, tuple[Traffic, Traffic]]] = {}
-        self._compiling: set[str] = set()
+        self._artifacts: dict[str, Any] = {}  # the layouts of those that were made, by their address
         self._poll_at = self._refresh_at = 0.0
         self._last: dict[str, tuple[str, list[tuple[str, Any]]]] = {}
         self._was_stale = True
@@ -464,13 +465,17 @@ class Orchestrator:
                 deadline_seconds=COMPILE_SECONDS_MAX,
             )
         )
-        self._compiling.add(rendering.compile_name(revision))
 
     def _compiled(self, loaded: Loaded) -> CompileSeen:
         """How the target's compile job is. What it has made is written down."""
         revision = loaded.workload.revision
         if revision is None or loaded.intent.revision.is_compiled or loaded.intent.deleting:
             return CompileSeen()
+        address = rendering.artifact_address(loaded.workload, revision)
+        if address in self._artifacts:  # the same inputs never compile twice
+            store.take_artifact(revision, address, self._artifacts[address])
+            self._soon(loaded.workload.name)
+            return CompileSeen(state=CompileState.RUNNING)
         assert self._link is not None  # noqa: S101 - the leader has one
         try:
             job = self._link.job(rendering.compile_name(revision))
@@ -481,7 +486,8 @@ class Orchestrator:
         if job is None:
             return CompileSeen()
         if job.state in (pb.JOB_PENDING, pb.JOB_RUNNING):
-            self._soon(loaded.workload.name, self._clock() + AGAIN_SECONDS / 4)
+            self._link.follow_job(job.name, loaded.workload.name)
+            self._again(loaded.workload.name)
             return CompileSeen(state=CompileState.RUNNING)
         if job.state != pb.JOB_SUCCEEDED:
             return CompileSeen(state=CompileState.FAILED, sentence=job.sentence or job.reason)
@@ -489,9 +495,18 @@ class Orchestrator:
             result = decode(job.result, dict[str, Any])
         except Malformed as error:
             return CompileSeen(state=CompileState.FAILED, sentence=f"Its result is none: {error}.")
-        store.take_artifact(revision, result.get("sha256"), result.get("layout"))
+        made, layout = result.get("sha256"), result.get("layout")
+        store.take_artifact(revision, made, layout)
+        if made == address:
+            self._remember(address, layout)
         self._soon(loaded.workload.name)
         return CompileSeen(state=CompileState.RUNNING)
+
+    def _remember(self, address: str | None, layout: Any) -> None:
+        if address is not None:
+            self._artifacts[address] = layout
+            if len(self._artifacts) > ARTIFACTS_MAX:
+                del self._artifacts[next(iter(self._artifacts))]
 
     # How requests fare
 
