@@ -11,6 +11,7 @@ SEEDS ?= 200
 STEPS ?=
 MINUTES ?= 10
 LOCK ?= run
+ENGINE ?=
 OSV ?= all.zip
 AUDITED = run dev fuzz audit uv
 # What was compiled is kept, whatever the environment says: tests start hundreds of processes.
@@ -18,19 +19,25 @@ unexport PYTHONDONTWRITEBYTECODE
 EXTRAS = --extra console --extra brain --extra cluster --extra manager --extra embedded
 
 .DEFAULT_GOAL := help
-.PHONY: help proto up down incident check test contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
+.PHONY: help proto up known-engine down incident rollout check test contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
-up: run-environment ## start everything in the foreground; Ctrl-C stops it
-	@exec $(IN) -m console.stack up
+up: known-engine run-environment $(if $(ENGINE),engines-environment) ## start everything in the foreground; Ctrl-C stops it; ENGINE=vllm: with a real vLLM
+	@exec $(IN) -m console.stack up $(if $(ENGINE),--engine $(ENGINE))
+
+known-engine:
+	@case "$(ENGINE)" in ""|vllm) ;; *) echo "ENGINE is “$(ENGINE)”, but can only be vllm." >&2; exit 64;; esac
 
 down: ## stop what `make up` started
 	@if test -f .venv/.run-installed; then $(IN) -m console.stack down; else echo "Tidegate is not running."; fi
 
 incident: run-environment ## stage an incident on the running demo: slow spine, alert, fix, recovery
 	@exec $(IN) -m console.stack incident
+
+rollout: run-environment ## stage rollouts on the running demo: one keeps the cache, one is broken and undone
+	@exec $(IN) -m console.stack rollout
 
 # Three on two cores, here and below: tests of processes wait as much as they work.
 check: dev-environment ## the everyday tests, without browser and whole stacks

@@ -133,6 +133,7 @@ class Journey:
         self._clock = clock
         self._wall = wall
         self._tried: set[str] = set()
+        self._refused_by: list[Replica] = []  # by answers; nobody knows yet whose fault it is
         self._sent_at = 0.0  # 0 while it is on no replica
         self._sent_at_last = 0.0
         self._first_at: float | None = None
@@ -181,7 +182,10 @@ class Journey:
         if replica is None:
             return
         self._tried.add(replica.name)
-        self._router.fleet.failed(replica, error)
+        if error is None:
+            self._refused_by.append(replica)
+        else:
+            self._router.fleet.failed(replica, error, self.asking.org.name, is_proven=True)
 
     def may_retry(self, reason: str) -> bool:
         """Whether it may be sent to another replica. Takes that from the budget, unless the replica has
@@ -206,8 +210,10 @@ class Journey:
         self._first_at = self.routed.replica.heard_at = now = self._clock()
         self._router.flights[self.asking.model.name].first_token(self.asking.id, now)
         self._place.first_token()
-        self._router.fleet.succeeded(self.routed.replica)
-        asking = self.asking
+        asking, fleet = self.asking, self._router.fleet
+        fleet.succeeded(self.routed.replica, asking.org.name)
+        for one in self._refused_by:
+            fleet.failed(one, None, asking.org.name, is_proven=True)
         labels = asking.org.name, asking.model.name, self.routed.replica.name
         self._router.counts.time(metrics.TTFT, now - asking.arrived, *labels)
 
@@ -219,6 +225,9 @@ class Journey:
         self._ended_at = self._clock()
         replica = self._leave_replica()
         asking, counts = self.asking, self._router.counts
+        if self._first_at is None and len(self._refused_by) == 1:  # by more of them: it is the request
+            fleet = self._router.fleet
+            fleet.failed(self._refused_by[0], None, asking.org.name, is_proven=False)
         most = asking.model.tokens_max * asking.request.answers
         self.usage = usage = self.usage and _believed(self.usage, most)
         org, model = asking.org.name, asking.model.name

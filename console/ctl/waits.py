@@ -144,14 +144,14 @@ def rollout(client: Client, reference: Reference, seconds: float) -> Item:
                 raise Failed(f"Revision {awaited} was replaced by revision {item['revision']}.{why}")
             if current and (item["paused"] or current["phase"] == "paused"):
                 raise Failed(f"The rollout is paused: {current['sentence'] or current['reason']}")
-            if _is_rolled_out(item):
+            if is_rolled_out(item):
                 return item
             show(_progress(item))
             deadline.pause(f"{reference} was not rolled out")
             item = fetch(client, reference).item
 
 
-def _is_rolled_out(item: Item) -> bool:
+def is_rolled_out(item: Item) -> bool:
     is_seen = item["observed_generation"] >= item["generation"]
     is_done = item["rollout"] is None and item["stable_revision"] == item["revision"]
     return bool(is_seen and is_done and item["ready"] == "True")

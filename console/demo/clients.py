@@ -67,6 +67,7 @@ class Clients:
             "prompt": tokenizer.text(ask.tokens),
             "max_tokens": len(ask.answer),
             "stream": True,
+            "stream_options": {"include_usage": True},  # so that the brain counts hits, too
         }
         with client.stream(
             "POST",

@@ -6,11 +6,9 @@ Every step is an ordinary operation. Whatever interrupts the incident, the strea
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final
 
 from django.db import transaction
 
@@ -18,7 +16,8 @@ from console.accounts.principal import SYSTEM
 from console.alerts.models import Alert
 from console.alerts.suggested_fixes import services as suggested_fixes
 from console.demo import story
-from console.environment import STACK, remove_data
+from console.demo.staging import LOOK_EVERY_SECONDS, CannotStage, Story
+from console.environment import remove_data
 from console.fleet.models import Node
 from console.operations.models import Operation
 from console.operations.services import running_within
@@ -32,31 +31,18 @@ from telemetry.figures import figures_now
 from telemetry.topics import of_org, of_session
 from telemetry.units import duration
 
-T = TypeVar("T")
-
 REASON: Final = "make incident"
 SESSION: Final = story.ASSISTANT.name
 TOPIC: Final = of_org(story.ORGS[0].slug)
-STEPS: Final = 6
 SLOW_SECONDS: Final = 0.1  # fifty times what a store takes on a rail
-LOOK_EVERY_SECONDS: Final = 0.5
-PATIENCE_SECONDS: Final = 300.0
 
 
-class CannotStage(Exception):
-    """The reason why an incident cannot be staged, and what to do."""
+class Incident(Story):
+    """The steps of the incident."""
 
-
-class Incident:
-    """The steps of the incident, on the console at `address`. Without a terminal no step waits."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._is_alone = not sys.stdin.isatty()
-        self._step = 0
+    steps = 6
 
     def run(self) -> None:
-        """Raises CannotStage."""
         self._wait(f"session {SESSION} has a job, and no operation is running", _is_settled)
         self._wait(f"{TOPIC} has traffic", evict_p99)
         if across := [one.name for one in _streams() if one.tier == Tier.SPINE]:
@@ -119,26 +105,6 @@ class Incident:
             print(f"     {shard.name} moves back to {home.name} …", flush=True)
             _finish(_move(now, home))
         print("     The fleet is restored.", flush=True)
-
-    def _tell(self, what: str, page: str) -> None:
-        self._step += 1
-        print(f"{self._step}/{STEPS}  {what}\n     {self._address}{page}", flush=True)
-
-    def _pause(self, what: str = "Press Enter to continue, Ctrl-C to undo everything.") -> None:
-        if not self._is_alone:
-            input(f"     {what} ")
-
-    def _wait(self, what: str, look: Callable[[], T | None]) -> T:
-        """Poll `look` until it returns something."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not (found := look()):
-            if time.monotonic() > deadline:
-                raise CannotStage(
-                    f"Timed out after {duration(PATIENCE_SECONDS)} waiting until {what}. "
-                    f"`{STACK} status` shows which services are running."
-                )
-            time.sleep(LOOK_EVERY_SECONDS)
-        return found
 
 
 def evict_p99() -> float | None:

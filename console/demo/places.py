@@ -11,6 +11,7 @@ from typing import Final
 NODES: Final = ("ax-1", "ax-2", "ax-3", "ax-4")
 BRAIN: Final = "brain"
 MEMORY: Final = "24M"  # of each node
+VLLM_MODEL: Final = "demo-vllm"  # see `real`
 SOCKET_PATH_BYTES_MAX: Final = 107  # as the kernel has it
 
 
@@ -39,6 +40,11 @@ def tier2(state: Path) -> Path:
 def tokenizer(state: Path) -> Path:
     """The folder with the tokenizer of the demo's models."""
     return folder(state) / "tokenizer"
+
+
+def tiny_llama(state: Path) -> Path:
+    """The folder with the model of `make up ENGINE=vllm`."""
+    return folder(state) / "tiny-llama"
 
 
 def join_token(state: Path, kind: str) -> Path:

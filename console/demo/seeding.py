@@ -26,7 +26,7 @@ from console.policies.models import Caller
 from console.sessions import rules
 from console.stack.keys import write_private
 from console.workloads import changes as workloads
-from console.workloads.spec import TokenizerSource, WorkloadSpec
+from console.workloads.spec import RolloutSpec, TokenizerSource, WorkloadSpec
 from swdriver_shim.desired import token_hash
 from swdriver_shim.policy import OrgPolicies
 from workload_manager.spec import EngineSpec
@@ -34,6 +34,7 @@ from workload_manager.spec import EngineSpec
 REASON: Final = "the demo of make up"
 CALLER: Final = "demo"
 JOINS_MAX: Final = 1000
+TTFT_RATIO_MAX: Final = 100.0
 JOINING_SECONDS_MAX: Final = 3600  # sessions wait for nodes to join
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('demo'))"
 
@@ -63,6 +64,8 @@ def seed() -> bool:
             tokens_max=story.CONTEXT_TOKENS,
             engine=EngineSpec(kind="emulator", emulator=served.emulator),
             tokenizer=TokenizerSource(folder=folder),
+            # Times say nothing on a machine that does much else.
+            rollout=RolloutSpec(ttft_ratio_max=TTFT_RATIO_MAX),
         )
         workloads.create(SYSTEM, spec, wait_seconds=JOINING_SECONDS_MAX, reason=REASON)
     return True

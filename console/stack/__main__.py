@@ -11,6 +11,7 @@ import sys
 from console import manage
 from console.environment import ConfigurationError
 from console.stack import commands
+from console.stack.engines import ENGINES
 from console.stack.errors import StackError
 from telemetry.script import program
 
@@ -21,10 +22,12 @@ def main() -> int:
         description="The embedded stack: PostgreSQL, Redis and every process of Tidegate.",
     )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verbs.add_parser("up", help="start everything in the foreground; Ctrl-C stops it")
+    up_parser = verbs.add_parser("up", help="start everything in the foreground; Ctrl-C stops it")
+    up_parser.add_argument("--engine", choices=ENGINES, default="", help="also serve with a real engine")
     verbs.add_parser("down", help="stop the running stack from another terminal")
     verbs.add_parser("status", help="show the services, their uptime and the address")
     verbs.add_parser("incident", help="stage an incident on the demo and resolve it")
+    verbs.add_parser("rollout", help="stage two rollouts on the demo, and undo them")
     logs = verbs.add_parser("logs", help="show the log of a service")
     logs.add_argument("service", nargs="?", help="name of the service; without it, list the services")
     logs.add_argument("-n", "--lines", type=int, default=40, help="number of lines (default: 40)")
@@ -40,13 +43,13 @@ def main() -> int:
             case "up":
                 from console.stack.up import up  # with the clients of both servers
 
-                return up()
+                return up(options.engine)
             case "down":
                 return commands.down()
             case "status":
                 return commands.status()
-            case "incident":
-                return commands.incident()
+            case "incident" | "rollout":
+                return commands.stage(options.verb)
             case _:
                 return commands.logs(options.service, options.lines, follow=options.follow)
     except ConfigurationError as error:

@@ -101,8 +101,8 @@ def status() -> int:
     return os.EX_OK
 
 
-def incident() -> int:
-    """Stage an incident on the running demo; returns its exit code."""
+def stage(story: str) -> int:
+    """Stage a story on the running demo: `incident` or `rollout`. Returns its exit code."""
     folders = Folders.given(os.environ)
     holder = lock.holder(folders.state)
     address = holder.get("address") if holder else None
@@ -114,7 +114,7 @@ def incident() -> int:
         print("The demo is off. Restart Tidegate without TIDEGATE_DEMO=0.")
         return NOT_RUNNING
     sys.stdout.flush()
-    manage.main(["manage.py", "incident", str(address)])
+    manage.main(["manage.py", story, str(address)])
     return os.EX_OK
 
 

@@ -39,8 +39,10 @@ class Display:
         address: str,
         notes: list[str],
         brain: str = "",
+        curl: str = "",
     ) -> None:
-        """`services`: versions by the names of services. `brain`: where one serves clients."""
+        """`services`: versions by the names of services. `brain`: where one serves clients. `curl`: a
+        command to try."""
         self.console = SteadyConsole(highlight=False)
         if not self.console.is_terminal:
             self.console.width = PLAIN_WIDTH
@@ -49,6 +51,7 @@ class Display:
         self.address = address
         self.notes = notes
         self.brain = brain
+        self.curl = curl
         self.versions = services
         self.states = dict.fromkeys(services, State.WAITING)
         self.started: dict[str, float] = {}
@@ -116,6 +119,8 @@ class Display:
         self.is_up = True
         self._end_live()
         self.printer.print(self._welcome())
+        if self.curl:  # outside the panel, so that it can be copied whole
+            self.printer.print(Text(self.curl))
 
     def _exited(self, service: Service, last_lines: list[str]) -> None:
         name = service.spec.name

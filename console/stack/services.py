@@ -118,15 +118,16 @@ def console_services(servers: tuple[str, ...], worker_processes: int) -> list[Se
     ]
 
 
-def workload_services(state: Path) -> list[Service]:
+def workload_services(state: Path, environment: dict[str, str]) -> list[Service]:
     """Who runs workloads on this machine: the Cluster Server, whose instances end with it and begin with
-    the next one, and the orchestrator, which tells it what to run."""
+    the next one, and the orchestrator, which tells it what to run. `environment`: of managers too."""
     return [
         ours(
             "cluster",
             *(*ALONE, "cluster_server", "--state", str(cluster.folder(state))),
             *("--listen", f"unix:{cluster.socket(state)}"),
             *("--end-instances", "--end-time", f"{cluster.END_SECONDS}s"),
+            environment=environment,
             stop_seconds_max=cluster.END_SECONDS + STOP_SECONDS_MAX,
         ),
         orchestrator_service(after=("cluster",)),
@@ -137,11 +138,11 @@ def orchestrator_service(after: tuple[str, ...] = ("prepare",)) -> Service:
     return ours("orchestrator", *MANAGE, "orchestrate", after=after)
 
 
-def demo_services(address: str, listen: str) -> list[Service]:
+def demo_services(address: str, listen: str, engine: str) -> list[Service]:
     """A fleet that joins the console at `address`, and whoever makes it, with its workloads, and is its
-    clients. `listen`: where its brain serves them."""
+    clients. `listen`: where its brain serves them. `engine`: that one workload more has."""
     return [
-        ours("demo", *MANAGE, "demo"),
+        ours("demo", *MANAGE, "demo", *(("--engine", engine) if engine else ())),
         *(
             ours(name, PYTHON, "-m", "console.demo.launch", name, address, after=("demo",))
             for name in places.NODES

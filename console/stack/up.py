@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
+import json
 import os
+import shlex
 import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from console.demo import places
 from console.environment import Environment, Mode, command, env_file
-from console.stack import cluster, elsewhere, keys, lock, postgres, redis, redis_users
+from console.stack import cluster, elsewhere, engines, keys, lock, postgres, redis, redis_users
 from console.stack.display import Display
 from console.stack.endpoint import LOOPBACK, address, first_free_port, listening_socket
 from console.stack.errors import sentences
@@ -53,19 +57,23 @@ READING = ("ingest", "rollup")
 ANY_OTHER = "*"
 BRAIN_AFTER = 40  # its port, after the console's
 PORT_LAST = 65_000
+ASKING_ORG = "lighthouse"  # of the demo
 NEEDED_BY_BRAINS = ("granian", "tokenizers", "jinja2")
 
 
-def up() -> int:
-    """Start everything, stay until told to stop, stop everything."""
+def up(engine: str = "") -> int:
+    """Start everything, stay until told to stop, stop everything. `engine`: a real one, beside those of
+    the demo."""
     began = time.monotonic()
     given = {name: value for name, value in os.environ.items() if value}
-    _settings(given)  # nothing is touched on the disk for settings that are wrong
+    settings = _settings(given)  # nothing is touched on the disk for settings that are wrong
+    if engine:
+        engines.check(given, settings)
     folders = Folders.given(given)
     folders.make()
     try:
         with lock.held(folders.state) as held:
-            return _up(began, given, folders, held)
+            return _up(began, given, folders, held, engine)
     except lock.HeldError as error:
         where = error.holder.get("address", "it is still starting")
         since = error.holder.get("since")
@@ -75,7 +83,7 @@ def up() -> int:
         return os.EX_OK
 
 
-def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Held) -> int:
+def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Held, engine: str) -> int:
     # What a killed supervisor left runs over the same files: first of all it has to go.
     left = [*Remembered(folders.run).stop_all(), *cluster.end_leftovers(folders.state)]
     notes = [f"Stopped processes of an earlier start: {', '.join(left)}."] if left else []
@@ -108,16 +116,21 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
             ours.append(orchestrator_service())
         elif cluster_url := cluster.url(folders.state):
             environment["TIDEGATE_CLUSTER_URL"] = cluster_url
-            ours += workload_services(folders.state)
+            ours += workload_services(folders.state, engines.environment(given))
         else:
             notes.append("Workloads are off: the path of the Cluster Server's socket can't be used.")
-        brain = ""
+        brain = curl = ""
         if settings.demo and (why_not := _why_no_demo(folders)):
             notes.append(f"The demo is off: {why_not}")
         elif settings.demo:
             brain = f"{LOOPBACK}:{first_free_port(min(settings.port + BRAIN_AFTER, PORT_LAST))}"
-            ours += demo_services(where, brain)
+            ours += demo_services(where, brain, engine)
             notes.append("A demo fleet with traffic is running; TIDEGATE_DEMO=0 turns it off.")
+            if engine:
+                curl = _curl(folders, brain)
+                notes.append(
+                    f"A real vLLM serves {places.VLLM_MODEL} in a minute or two. It is small and random."
+                )
         services = [*servers.started, *map(servers.with_urls, ours)]
         with sentences("say how to reach the stack", env_file(folders.state)):
             known = [name for name in WRITTEN if name in environment]
@@ -128,7 +141,9 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
         notes += servers.notes
         logs = Logs(folders.logs)
         try:
-            with Display(versions, began=began, address=where, notes=notes, brain=brain) as display:
+            with Display(
+                versions, began=began, address=where, notes=notes, brain=brain, curl=curl
+            ) as display:
                 display.stage("files", made_ready)
                 ours_only = servers.without_urls(environment, given)
                 asyncio.run(_supervise(services, ours_only, folders, logs, display, web_socket))
@@ -146,6 +161,22 @@ def _why_no_demo(folders: Folders) -> str:
     if not all(map(importlib.util.find_spec, NEEDED_BY_BRAINS)):
         return "its brain needs the extra “brain” of the package."
     return ""
+
+
+def _curl(folders: Folders, brain: str) -> str:
+    """How to ask the model of the real engine."""
+    key = places.caller_token(folders.state.absolute(), ASKING_ORG)
+    with contextlib.suppress(ValueError):  # it is somewhere else
+        key = key.relative_to(Path.cwd())
+    told = {
+        "model": places.VLLM_MODEL,
+        "messages": [{"role": "user", "content": "Hello!"}],
+        "max_tokens": 12,
+    }
+    return (
+        f'curl http://{brain}/v1/chat/completions -H "Content-Type: application/json" '
+        f'-H "Authorization: Bearer $(cat {shlex.quote(str(key))})" -d {shlex.quote(json.dumps(told))}'
+    )
 
 
 @dataclass(frozen=True)

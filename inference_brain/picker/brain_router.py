@@ -245,7 +245,7 @@ class JourneyPlace:
     def received(self, data: bytes, *, ends: bool) -> bytes:
         if self._is_streaming:
             return self._passed_events(data, ends=ends)
-        if data:
+        if data and self.status == HTTPStatus.OK:
             self._journey.first_token()
         must_hold = bool(self._renaming) or self.status != HTTPStatus.OK
         self._keep(data)

@@ -20,6 +20,8 @@ from telemetry.decoder import Limits, Malformed, decode, excerpt
 FILE_BYTES_MAX: Final = 256 << 20
 TEMPLATES_MAX: Final = 64
 _CONFIG: Final = Limits(64 << 20, 1 << 20, 64)
+# `int(1e30)`: what transformers writes as `model_max_length` where there is none.
+_UNLIMITED: Final = b"1000000000000000019884624838656"
 # Also tokens of a model of its own, such as `image_token`, may be named by templates.
 _SUFFIX: Final = "_token"
 _LISTS: Final = ("additional_special_tokens", "extra_special_tokens")
@@ -137,7 +139,7 @@ def _object(path: Path) -> dict[str, Any]:
     if raw is None:
         return {}
     try:
-        return decode(raw, dict[str, Any], _CONFIG)
+        return decode(raw.replace(_UNLIMITED, b"null"), dict[str, Any], _CONFIG)
     except Malformed as error:
         raise BadTokenizer(f"{path} can't be read: {error}") from error
 

@@ -129,17 +129,20 @@ class Fleet:
 
     # What became of requests
 
-    def succeeded(self, replica: Replica) -> None:
-        replica.health.succeeded()
+    def succeeded(self, replica: Replica, org: str) -> None:
+        replica.health.succeeded(org, self._clock())
 
-    def failed(self, replica: Replica, error: UpstreamFailed | None) -> None:
-        """A request failed there: by an error, or by an answer that says so."""
+    def failed(
+        self, replica: Replica, error: UpstreamFailed | None, org: str, *, is_proven: bool
+    ) -> None:
+        """A request failed there: by an error, or by an answer that says so. `is_proven`: it can't lie
+        with the request."""
         now = self._clock()
         if error is not None and error.reason == "unreachable":
             if replica.health.lost(str(error)):
                 log.warning("Replica %s of %s can't be reached: %s", replica.name, replica.model, error)
                 self._changed()
-        elif replica.health.failed(now):
+        elif replica.health.failed(org, now, is_proven=is_proven):
             log.warning("Replica %s of %s is ejected: it keeps failing", replica.name, replica.model)
             self._changed()
 

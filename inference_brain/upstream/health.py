@@ -3,6 +3,9 @@
 A replica that cannot be reached is left out at once, and probed until it answers. One that fails several
 times in a row is left out for a while, longer each time. Whoever returns, and whoever is new beside
 others, begins slowly: with one request at a time, twice as many each second.
+
+A request may be such that every engine fails at it. So one org's failures count once in a row while
+another org is served, unless they are proven: the same request was answered elsewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ EJECTED_SECONDS: Final = 1.0  # the first time; then twice as long each time, up
 EJECTED_SECONDS_MAX: Final = 60.0
 SLOW_START_SECONDS: Final = 10.0
 FORGOTTEN_SECONDS: Final = 300.0  # without a failure: the next ejection is short again
+SERVED_SECONDS: Final = 10.0  # since an answer: so long does it speak for the replica
 
 
 class State(StrEnum):
@@ -32,12 +36,23 @@ class State(StrEnum):
 class Health:
     """Of one replica, as one brain sees it. Times are seconds of a monotonic clock."""
 
-    __slots__ = ("_ejections", "_failures", "_last_failure", "_returned_at", "_until", "unreachable")
+    __slots__ = (
+        "_accusers",
+        "_ejections",
+        "_failures",
+        "_last_failure",
+        "_returned_at",
+        "_served",
+        "_until",
+        "unreachable",
+    )
 
     def __init__(self, now: float, *, is_new: bool = False) -> None:
         """`is_new`: it has come to others that are warm, and begins slowly."""
         self.unreachable = ""  # why, in a sentence
         self._failures = 0
+        self._accusers: set[str] = set()  # orgs whose failures are among those
+        self._served = [("", -math.inf), ("", -math.inf)]  # the last two orgs, and when
         self._ejections = 0
         self._last_failure = now
         self._until = now  # it is ejected until then
@@ -60,13 +75,20 @@ class Health:
             case _:
                 return False
 
-    def succeeded(self) -> None:
-        """It has begun to answer a request."""
+    def succeeded(self, org: str, now: float) -> None:
+        """It has begun to answer a request of this org."""
         self._failures = 0
+        self._accusers.clear()
+        if self._served[0][0] != org:
+            self._served[1] = self._served[0]
+        self._served[0] = org, now
 
-    def failed(self, now: float) -> bool:
-        """A request failed for a reason that lies with the replica. Returns whether it is ejected for
-        it."""
+    def failed(self, org: str, now: float, *, is_proven: bool) -> bool:
+        """A request of this org failed for a reason that may lie with the replica. Returns whether it is
+        ejected for it."""
+        if not is_proven and org in self._accusers and self._serves_others(org, now):
+            return False
+        self._accusers.add(org)
         if now - self._last_failure > FORGOTTEN_SECONDS:
             self._ejections = 0
         self._last_failure = now
@@ -74,10 +96,14 @@ class Health:
         if self._failures < FAILURES_MAX or now < self._until:
             return False
         self._failures = 0
+        self._accusers.clear()
         seconds = min(EJECTED_SECONDS * 2.0 ** min(self._ejections, 16), EJECTED_SECONDS_MAX)
         self._ejections += 1
         self._until = self._returned_at = now + seconds
         return True
+
+    def _serves_others(self, org: str, now: float) -> bool:
+        return any(other != org and now - at < SERVED_SECONDS for other, at in self._served)
 
     def lost(self, why: str) -> bool:
         """No connection can be had. Returns whether that is new."""

@@ -74,6 +74,7 @@ class Replica:
         self.requests: list[tuple[Mapping[str, str], bytes]] = []
         self.go_on = asyncio.Event()  # before the second piece of a stream
         self.left = asyncio.Event()  # the client of a stream has left
+        self.status = 200
         self.ends = False  # its process, in the middle of a stream
         self.port = 0
         self.server: Any = None
@@ -106,7 +107,7 @@ class Replica:
                 "usage": USAGE,
             }
             answer = json.dumps(told).encode()
-            await send({"type": "http.response.start", "status": 200, "headers": _head(answer)})
+            await send({"type": "http.response.start", "status": self.status, "headers": _head(answer)})
             await send({"type": "http.response.body", "body": answer})
 
     async def _stream(self, receive: Any, send: Any) -> None:

@@ -172,6 +172,12 @@ def test_tokens_of_the_configuration_are_tokens(tmp_path: Path) -> None:
     assert len(tokenizer.text("<|mine|><|other|><|third|>")) == 3
 
 
+def test_a_tokenizer_without_a_longest_text_is_read(tmp_path: Path) -> None:
+    """transformers writes the whole number nearest to 1e30, which is more than other integers may be."""
+    folder = folder_with(tmp_path, "{{ bos_token }}", bos_token="<s>", model_max_length=int(1e30))
+    assert len(load(folder).text("<s>")) == 1
+
+
 @pytest.mark.parametrize(
     ("write", "because"),
     [

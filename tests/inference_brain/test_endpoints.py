@@ -92,7 +92,7 @@ def test_a_new_address_is_a_new_process_with_the_same_driver() -> None:
     first = fleet.replica("m", "r0")
     assert first is not None
     for _ in range(3):
-        fleet.failed(first, None)
+        fleet.failed(first, None, "acme", is_proven=True)
     assert first.state(now) is State.EJECTED
     endpoints.set("m", EndpointDocument(0, 2, (ready("r0", "http://c"), ready("r1", "http://b"))))
     fleet.follow(endpoints.resolved(desired))

@@ -162,6 +162,16 @@ def test_what_all_replicas_refuse_is_the_clients_to_know(
     assert sum(len(one.asked) for one in engines) == 2
 
 
+def test_a_request_that_every_engine_fails_at_ejects_nobody(
+    brain: RunningBrain, engines: list[FakeEngine]
+) -> None:
+    for engine in engines:
+        engine.behavior = Behavior(status=500)
+    for one in range(10):
+        assert ask(brain, prompt=f"Hi {one}").status_code == 500
+        assert states(brain) == {State.READY}
+
+
 def test_a_draining_replica_gets_nothing_new_and_finishes_what_it_has(
     brain: RunningBrain, engines: list[FakeEngine]
 ) -> None:

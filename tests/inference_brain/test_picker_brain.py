@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from inference_brain.decisions import RequestRecord
 from inference_brain.desired import DriverSpec, Limits, ReplicaSpec, ServedModel
 from inference_brain.picker.server import picking
 from inference_brain.picker.settings import PickerSettings
+from inference_brain.upstream.health import FAILURES_MAX, State
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from tests.inference_brain import brains, gateway
@@ -100,6 +102,17 @@ async def test_what_clients_may_not_set_is_removed_and_claims_are_added(world: W
     assert "cookie" not in head
     claims = ClaimVerifier(b"k" * 32, "job7")
     assert claims.verify(got["kv_transfer_params"]["tidegate"]) == Claim("acme")
+
+
+async def test_a_replica_that_answers_with_errors_is_ejected(world: World) -> None:
+    for one in world.replicas:
+        one.status = 500
+    for at in range(2 * FAILURES_MAX):
+        answer = await world.client.post(PATH, json={**BODY, "prompt": f"Hello {at}"})
+        assert answer.status_code == 500
+        await world.record(answer)
+    now = time.monotonic()
+    assert State.EJECTED in {one.state(now) for one in world.brain.fleet}
 
 
 async def test_a_stream_is_followed_to_its_end(world: World) -> None:

@@ -17,6 +17,7 @@ from inference_brain.upstream.health import (
     EJECTED_SECONDS,
     EJECTED_SECONDS_MAX,
     FAILURES_MAX,
+    SERVED_SECONDS,
     SLOW_START_SECONDS,
     Health,
     State,
@@ -192,12 +193,13 @@ async def test_nothing_comes() -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_to_leave_closes_the_connection(begun: bool) -> None:  # noqa: FBT001
-    closed = asyncio.Event()
+    asked, closed = asyncio.Event(), asyncio.Event()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         if begun:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhi")
+        asked.set()
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
         closed.set()
@@ -210,11 +212,12 @@ async def test_to_leave_closes_the_connection(begun: bool) -> None:  # noqa: FBT
 
     async with serving(handle) as (url, client):
         task = asyncio.create_task(leave(client, url))
+        await asyncio.wait_for(asked.wait(), 20)
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(closed.wait(), 5)
+        await asyncio.wait_for(closed.wait(), 20)
 
 
 async def test_what_nobody_takes_is_bounded() -> None:
@@ -246,12 +249,16 @@ async def test_what_nobody_takes_is_bounded() -> None:
 # Health
 
 
+def fail(health: Health, now: float, org: str = "acme") -> bool:
+    return health.failed(org, now, is_proven=False)
+
+
 def test_who_keeps_failing_is_ejected_for_longer_each_time() -> None:
     health, now, last = Health(0.0), 100.0, 0.0
     for _ in range(10):
         for _ in range(FAILURES_MAX - 1):
-            assert not health.failed(now)
-        assert health.failed(now)
+            assert not fail(health, now)
+        assert fail(health, now)
         assert health.state(now) is State.EJECTED
         seconds = 0.0
         while health.state(now + seconds) is State.EJECTED:
@@ -269,10 +276,28 @@ def test_who_keeps_failing_is_ejected_for_longer_each_time() -> None:
 def test_a_success_in_between_counts() -> None:
     health = Health(0.0)
     for _ in range(20):
-        health.failed(50.0)
-        health.failed(50.0)
-        health.succeeded()
+        fail(health, 50.0)
+        fail(health, 50.0)
+        health.succeeded("acme", 50.0)
     assert health.state(50.0) is State.READY
+
+
+def test_requests_that_no_engine_can_answer_eject_nobody_who_serves_others() -> None:
+    health = Health(0.0)
+    health.succeeded("globex", 50.0)
+    for _ in range(20):
+        assert not fail(health, 51.0)
+    assert not fail(health, 51.0, org="initech"), "the second one that counts"
+    assert fail(health, 51.0, org="globex"), "those who were served fail as well"
+
+
+def test_failures_of_one_org_count_where_nobody_else_is_served_or_others_could() -> None:
+    for is_proven, at in ((True, 51.0), (False, 51.0 + SERVED_SECONDS)):
+        health = Health(0.0)
+        health.succeeded("globex", 50.0)
+        health.succeeded("acme", 50.0)
+        failed = [health.failed("acme", at, is_proven=is_proven) for _ in range(FAILURES_MAX)]
+        assert failed == [False] * (FAILURES_MAX - 1) + [True]
 
 
 def test_who_cannot_be_reached_is_out_until_it_answers() -> None:
@@ -290,9 +315,9 @@ def test_a_replica_always_returns(happened: list[tuple[str, float]]) -> None:
     for what, after in happened:
         now += after
         if what == "fail":
-            health.failed(now)
+            fail(health, now)
         elif what == "ok":
-            health.succeeded()
+            health.succeeded("acme", now)
         elif what == "lose":
             health.lost("gone")
         else:

@@ -55,6 +55,13 @@ def test_the_panel_has_all_that_a_newcomer_needs() -> None:
         assert expected in shown.text, expected
 
 
+def test_a_command_to_try_can_be_copied_whole() -> None:
+    shown = Shown()
+    shown.display.curl = command = "curl http://127.0.0.1:8440/v1/models " + "--header x " * 20
+    shown.comes_up()
+    assert command in shown.text
+
+
 def test_a_later_start_has_no_password_but_a_way_to_a_new_one() -> None:
     shown = Shown()
     shown.comes_up()

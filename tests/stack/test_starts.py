@@ -20,6 +20,7 @@ from console.stack import redis
 from console.stack.embedded import running
 from console.stack.privileges import Identity, launcher
 from tests.prepared import database, migrated
+from tests.stack import tutorial
 from tests.stack.sessions import is_running
 from tests.stack.whole import (
     COMMAND,
@@ -30,11 +31,13 @@ from tests.stack.whole import (
     Whole,
     browser_of,
     log_in,
+    new_token,
     until,
 )
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]
 
+ROLLOUTS_SECONDS_MAX = 900.0  # one and a half minutes where nothing else runs
 NOBODY = pwd.getpwnam("nobody")
 AS_NOBODY = tuple(
     launcher(
@@ -117,7 +120,7 @@ def _take_terminal() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have said nohup
 
 
-@pytest.mark.timeout(600)  # a minute where nothing else runs
+@pytest.mark.timeout(1800)  # four minutes where nothing else runs
 def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(
     ended: Ended, again: Whole
 ) -> None:
@@ -141,9 +144,14 @@ def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(
             assert moved(topic=f"session:{session}", label="tier:unknown") == 0, (
                 "the console tells paths"
             )
-        stop_an_incident_half_way(again)
+        stop_half_way(again, "incident", "2/6", "The fleet is restored.")
         streams = browser.get("/api/v1/sessions/chat/streams").json()["items"]
         assert [one["path"] for one in streams] == ["rail"] * 8
+        stop_half_way(again, "rollout", "2/5", "The workload is restored.")
+        stage_rollouts(again)
+        spec = browser.get("/api/v1/workloads/chat").json()["spec"]
+        assert "arguments" not in spec["engine"], "as it was before"
+        tutorial.follow(again, new_token(browser))
         before = again.pid("ax-1")
         os.kill(before, signal.SIGKILL)
         until(lambda: again.is_back("ax-1", before))
@@ -155,11 +163,11 @@ def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(
     assert "Unauthorized" not in again.said, "heartbeats of those who have not joined"
 
 
-def stop_an_incident_half_way(stack: Whole) -> None:
-    """`make incident` at a terminal, and Ctrl-C as soon as a stream is on its way across the spine."""
+def stop_half_way(stack: Whole, story: str, step: str, restored: str) -> None:
+    """`make incident` or `make rollout` at a terminal, and Ctrl-C as soon as a step has begun."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [*stack.launch, *COMMAND, "incident"],
+        [*stack.launch, *COMMAND, story],
         cwd=PROJECT,
         env=stack.environment,
         stdin=theirs,
@@ -169,7 +177,7 @@ def stop_an_incident_half_way(stack: Whole) -> None:
         assert process.stdout
         try:
             os.write(ours, b"\n")  # the first time that it asks whether to go on
-            heard = list(itertools.takewhile(lambda line: "2/6" not in line, process.stdout))
+            heard = list(itertools.takewhile(lambda line: step not in line, process.stdout))
             process.send_signal(signal.SIGINT)
             said = process.stdout.read()
         except BaseException:
@@ -179,7 +187,30 @@ def stop_an_incident_half_way(stack: Whole) -> None:
     os.close(theirs)
     assert "All is well" in heard[0]
     assert process.returncode == os.EX_OK
-    assert "The fleet is restored." in said
+    assert restored in said
+
+
+def stage_rollouts(stack: Whole) -> None:
+    """`make rollout`, to its end: nobody waits for Enter."""
+    with subprocess.Popen(
+        [*stack.launch, *COMMAND, "rollout"],
+        cwd=PROJECT,
+        env=stack.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            said = process.communicate(timeout=ROLLOUTS_SECONDS_MAX)[0]
+        except BaseException:
+            process.kill()
+            raise
+    assert process.returncode == os.EX_OK, said
+    assert "3/5  Rolled out in " in said
+    assert "was restarted 5 times." in said
+    assert "equals the last good one" in said
+    assert "The workload is restored." in said
 
 
 def test_servers_of_ones_own_are_used(own: Whole) -> None:

@@ -2,6 +2,9 @@
 
 The watch runs in a thread of its own and wakes the leader when something has changed that decisions look
 at. How many requests an instance serves just now is none of that: it is read with the next decision.
+
+Nobody waits for the answer to a request. It wakes the leader, who sees what has become so and decides
+again; what got no answer is asked for again. So a slow Cluster Server holds neither rounds nor rows.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -24,7 +28,7 @@ log = logging.getLogger(__name__)
 
 CALL_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 1.0
-JOBS_FOLLOWED_MAX: Final = 32  # at once; the end of others is found by looking
+JOBS_REMEMBERED: Final = 1000
 STALE_SECONDS: Final = 15.0  # without a watch, after which what it said is not known to be so
 _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 5_000),
@@ -41,6 +45,7 @@ GOALS: Final = {
     Goal.DRAIN: pb.DRAIN,
 }
 _GOALS_TOLD: Final = {number: goal for goal, number in GOALS.items()}
+RUNNING: Final = (pb.JOB_PENDING, pb.JOB_RUNNING)  # states of jobs that have not ended
 _STATES: Final = {getattr(pb, one.name): one for one in State}
 _CACHES: Final = {
     pb.NO_CACHE: Cache.NONE,
@@ -124,7 +129,9 @@ class ClusterLink:
         self._jobs = cluster_pb2_grpc.JobsStub(opened)
         self._lock = threading.Lock()
         self._known: dict[str, Known] = {}
-        self._followed: set[str] = set()  # jobs
+        self._jobs_seen: dict[str, pb.Job] = {}
+        self._asked: set[tuple[str, str]] = set()
+        self._faults = 0
         self._version = 0
         self._watched_at = 0.0  # when the watch was last known to stand
         self._is_whole = False
@@ -203,55 +210,112 @@ class ClusterLink:
         if is_news or (before and after and before.statuses != after.statuses):
             self._changed(name)
 
-    # Requests. All raise grpc.RpcError.
+    # Requests. All return at once. About one workload or job there is one at a time: what comes
+    # meanwhile is left to the next decision.
 
     def apply(self, workload: str, generation: int, instances: list[pb.Instance]) -> None:
+        """Have these instances, and no others. They are `known` then."""
         request = pb.ApplyRequest(workload=workload, generation=generation, instances=instances)
-        made = self._workloads.Apply(request, timeout=CALL_SECONDS)
-        with self._lock:
-            known = self._known.get(workload)
-            if known is None or known.generation < made.generation:
-                self._known[workload] = _known(made)
+
+        def take(made: pb.Workload) -> bool:
+            with self._lock:
+                known = self._known.get(workload)
+                if known is None or known.generation < made.generation:
+                    self._known[workload] = _known(made)
+            return True
+
+        self._ask(("workload", workload), workload, self._workloads.Apply, request, take)
 
     def delete(self, workload: str) -> None:
-        try:
-            self._workloads.Delete(pb.DeleteRequest(workload=workload), timeout=CALL_SECONDS)
-        except grpc.RpcError as error:
-            if _code(error) is not grpc.StatusCode.NOT_FOUND:
-                raise
+        """Have nothing of it. It is not among `names` any more once nothing is left."""
 
-    def submit(self, job: pb.JobSpec) -> pb.Job:
-        made: pb.Job = self._jobs.Submit(job, timeout=CALL_SECONDS)
-        return made
+        def take(_: object) -> bool:
+            return False  # the watch tells when it is gone
 
-    def job(self, name: str) -> pb.Job | None:
-        try:
-            found: pb.Job = self._jobs.Get(pb.JobRequest(name=name), timeout=CALL_SECONDS)
-        except grpc.RpcError as error:
-            if _code(error) is grpc.StatusCode.NOT_FOUND:
-                return None
-            raise
+        def forget() -> bool:
+            with self._lock:
+                self._known.pop(workload, None)
+            return True
+
+        request = pb.DeleteRequest(workload=workload)
+        self._ask(("workload", workload), workload, self._workloads.Delete, request, take, forget)
+
+    def submit(self, workload: str, job: pb.JobSpec) -> None:
+        """Start a job of a workload, unless there is one of this name already. See `job`."""
+
+        def start() -> bool:
+            self._ask(key, workload, self._jobs.Submit, job, self._take_job)
+            return False
+
+        key, request = ("job", job.name), pb.JobRequest(name=job.name)
+        self._ask(key, workload, self._jobs.Get, request, self._take_job, start)
+
+    def job(self, workload: str, name: str) -> pb.Job | None:
+        """As it was last heard of. None: not yet, or it is not known there. One that has not ended is
+        asked for anew."""
+        with self._lock:
+            found = self._jobs_seen.get(name)
+        if found is not None and found.state in RUNNING:
+            request, key = pb.JobRequest(name=name), ("job", name)
+            self._ask(
+                key, workload, self._jobs.Get, request, self._take_job, partial(self._drop_job, name)
+            )
         return found
 
-    def follow_job(self, name: str, workload: str) -> None:
-        """Have `changed` called with this workload once the job has ended. It may not be: whoever waits
-        for it looks from time to time."""
+    def take_faults(self) -> int:
+        """How many requests have failed since this was last called."""
         with self._lock:
-            if name in self._followed or len(self._followed) >= JOBS_FOLLOWED_MAX:
-                return
-            self._followed.add(name)
-        threading.Thread(target=self._follow_job, args=(name, workload), daemon=True).start()
+            found, self._faults = self._faults, 0
+        return found
 
-    def _follow_job(self, name: str, workload: str) -> None:
-        try:
-            for _ in self._jobs.Watch(pb.JobRequest(name=name)):
-                """How far it is, until it has ended."""
-            self._changed(workload)
-        except (grpc.RpcError, ValueError) as error:  # the latter: of a channel that is closed
-            log.info("The job %s is not followed: %s", name, str(error)[:300])
-        finally:
+    def _take_job(self, job: pb.Job) -> bool:
+        with self._lock:
+            before = self._jobs_seen.pop(job.name, None)
+            self._jobs_seen[job.name] = job
+            while len(self._jobs_seen) > JOBS_REMEMBERED:
+                del self._jobs_seen[next(iter(self._jobs_seen))]
+        return before is None or before.state != job.state
+
+    def _drop_job(self, name: str) -> bool:
+        with self._lock:
+            self._jobs_seen.pop(name, None)
+        return True
+
+    def _ask(
+        self,
+        key: tuple[str, str],
+        workload: str,
+        method: Any,
+        request: Any,
+        take: Callable[[Any], bool],
+        miss: Callable[[], bool] | None = None,
+    ) -> None:
+        """`take` gets the answer, and `miss` is called where it is that there is none, both in a thread
+        of gRPC's. The leader is woken if they say that it is news."""
+        with self._lock:
+            if key in self._asked:
+                return
+            self._asked.add(key)
+
+        def answered(call: Any) -> None:
             with self._lock:
-                self._followed.discard(name)
+                self._asked.discard(key)
+            if self._ends.is_set():
+                return
+            code = call.code()
+            if code is grpc.StatusCode.OK:
+                is_news = take(call.result())
+            elif code is grpc.StatusCode.NOT_FOUND and miss is not None:
+                is_news = miss()
+            else:  # it is asked for again, by the next decision
+                is_news = False
+                log.warning("The Cluster Server did not do it (%s %s): %s", *key, _why(call))
+                with self._lock:
+                    self._faults += 1
+            if is_news:
+                self._changed(workload)
+
+        method.future(request, timeout=CALL_SECONDS).add_done_callback(answered)
 
 
 def _known(told: pb.Workload) -> Known:
@@ -260,10 +324,6 @@ def _known(told: pb.Workload) -> Known:
         {one.name: status_of(one) for one in told.instances},
         {one.name: one for one in told.instances},
     )
-
-
-def _code(error: grpc.RpcError) -> Any:
-    return error.code() if isinstance(error, grpc.Call) else None
 
 
 def _why(error: grpc.RpcError) -> str:

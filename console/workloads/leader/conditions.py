@@ -137,6 +137,10 @@ def _rollout(
         return Condition(ROLLOUT, True, "Complete", counted)
     if leaving := _leaving(intent, seen, wanted):
         return Condition(ROLLOUT, False, "LeavingBoxes", f"{counted} {leaving}")
+    if outdated := [one for one in wanted if any(member.is_outdated for member in one.rest)]:
+        names = ", ".join(f"{intent.name}-{one.ordinal}" for one in outdated[:5])
+        said = f"{names} gets a new instance: the console has another address."
+        return Condition(ROLLOUT, False, "ConsoleMoved", f"{counted} {said}")
     if intent.paused:
         return Condition(ROLLOUT, False, "Paused", f"The roll-out is paused. {counted}")
     moving = [one.heir for one in wanted if one.heir is not None and one.owner is not one.heir]

@@ -7,7 +7,8 @@ decides the same, whatever the one before it had done of its actions. For each r
     owner    the instance whose address brains are told: the heir once it is warm, else what serves
 
 and from these follows what each instance is asked for. A roll-back is the same with another heir.
-So is a box that has to be left: who runs on it is no heir, and the next one gets other boxes.
+So is a box that has to be left: who runs on it is no heir, and the next one gets other boxes. And so is
+another address of the console, which who was made before can't know.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ class _Plan:
             for one in replica.rest
             if one.template == self.intent.template
             and not self._has_lost_its_cache(one)
-            and not self.seen.leaves(one)
+            and not self.seen.is_to_be_replaced(one)
         ]
         if of_target:
             replica.heir = max(of_target, key=lambda one: (one.answers, one.created_at, one.name))
@@ -264,14 +265,14 @@ class _Plan:
         return self.intent.paused or any(isinstance(one, RollBack | Pause) for one in self.actions)
 
     def _is_held_back(self, one: Instance) -> bool:
-        """It would be replaced by another revision. What leaves a box goes on."""
+        """It would be replaced by another revision. What is replaced by its equal goes on."""
         return self._is_held and one.template != self.intent.template
 
-    def _leaves(self, replica: Replica) -> bool:
-        """Whether it is what is wanted, but for its boxes."""
+    def _is_to_be_replaced(self, replica: Replica) -> bool:
+        """Whether it is what is wanted, but for its boxes or the console's address."""
         if any(self._is_held_back(one) for one in replica.rest):
             return False
-        return any(self.seen.leaves(one) for one in replica.rest)
+        return any(self.seen.is_to_be_replaced(one) for one in replica.rest)
 
     def _compile(self) -> None:
         if not self.intent.revision.is_compiled and self.seen.compile.state is CompileState.NONE:
@@ -294,7 +295,9 @@ class _Plan:
             if replica.live == 0:
                 self._fill(replica)
                 continue
-            if (self._is_held and not self._leaves(replica)) or not self._can_run(self.intent.revision):
+            if self._is_held and not self._is_to_be_replaced(replica):
+                continue
+            if not self._can_run(self.intent.revision):
                 continue
             if self._can_surge(replica):
                 if surge < self.intent.rules.max_surge and self._new(replica, self.intent.revision):

@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-import grpc
 import psycopg
 import redis
 from django.conf import settings
@@ -33,6 +32,7 @@ from console.accounts.principal import SYSTEM
 from console.fleet.models import ProcessKind
 from console.fleet.nodes import Impossible
 from console.operations.services import Busy, StalePlan
+from console.placement.rules import Cause
 from console.placement.topology import Misconfigured
 from console.placement.topology import State as BoxState
 from console.routing import services as routing
@@ -43,7 +43,7 @@ from console.sessions.plans.proposals import CannotPlan
 from console.workloads import changes, lifecycle
 from console.workloads import services as workloads
 from console.workloads.leader import health, rendering, store
-from console.workloads.leader.cluster import ClusterLink
+from console.workloads.leader.cluster import RUNNING, ClusterLink
 from console.workloads.leader.decisions import decide
 from console.workloads.leader.election import ORCHESTRATORS, TRY_SECONDS, Election, NotLeader
 from console.workloads.leader.endpoints import EndpointWriter
@@ -68,7 +68,7 @@ from console.workloads.leader.world import (
     StartJob,
     Traffic,
 )
-from console.workloads.models import Workload
+from console.workloads.models import Revision, Workload
 from telemetry import hints
 from telemetry.decoder import Malformed, decode
 from telemetry.notify import notify
@@ -255,11 +255,8 @@ class Orchestrator:
         """The cluster runs a workload that nobody knows: its deletion was interrupted."""
         assert self._link is not None  # noqa: S101 - the leader has one
         if not Workload.objects.filter(name=name).exists():
-            try:
-                self._link.delete(name)
-                self.figures.actions["DeleteOrphan"] += 1
-            except grpc.RpcError as error:
-                self._fault("cluster", error)
+            self._link.delete(name)
+            self.figures.actions["DeleteOrphan"] += 1
 
     def _forget(self, name: str) -> None:
         self._generations.pop(name, None)
@@ -284,6 +281,8 @@ class Orchestrator:
 
     def _note_links(self) -> None:
         is_stale = self._link is None or self._link.is_stale
+        if self._link is not None:
+            self.figures.faults["cluster"] += self._link.take_faults()
         self.figures.is_cluster_there = not is_stale
         self.figures.is_redis_there = self._writer.is_connected
         if is_stale is not self._was_stale:
@@ -371,12 +370,11 @@ class Orchestrator:
         assert self._link is not None  # noqa: S101 - the leader has one
         if not workload.cluster_generation or self._link.is_stale:
             return
+        if workload.deleting and not loaded.rows:
+            return  # it is deleted there as a whole
         if self._link.known(workload.name).generation >= workload.cluster_generation:
             return
-        try:
-            self._link.apply(workload.name, workload.cluster_generation, loaded.apply_request())
-        except grpc.RpcError as error:
-            self._fault("cluster", error)
+        self._link.apply(workload.name, workload.cluster_generation, loaded.apply_request())
         self._again(workload.name)
 
     def _again(self, name: str) -> None:
@@ -386,11 +384,14 @@ class Orchestrator:
         self.figures.faults[whom] += 1
         log.warning("%s did not do it: %s", whom, str(error)[:300])
 
-    # What other parts of the console do
+    # What the cluster does, and what other parts of the console do
 
     def _act(self, loaded: Loaded, decision: Decision) -> None:
         refused = self._refused.setdefault(loaded.workload.name, {})
         for action in decision.actions:
+            if self._asks_cluster(action, loaded):
+                self._again(loaded.workload.name)
+                continue
             handler = self._handler(action)
             if handler is None:
                 continue
@@ -400,19 +401,29 @@ class Orchestrator:
                     handler(loaded)
                 if isinstance(action, StartJob):
                     refused.pop(action.home, None)
-                if isinstance(action, SetPlace | Compile):
+                if isinstance(action, SetPlace):
                     self._soon(loaded.workload.name)  # it is done, and others wait for it
             except REFUSALS as error:
                 self._fault("console", error)
                 if isinstance(action, StartJob):
                     refused[action.home] = str(error)[: store.SENTENCE_MAX]
-            except grpc.RpcError as error:
-                self._fault("cluster", error)
+
+    def _asks_cluster(self, action: object, loaded: Loaded) -> bool:
+        """Whether the Cluster Server is what does this, or has to do something before it. It is asked
+        outside of transactions."""
+        workload = loaded.workload
+        assert self._link is not None  # noqa: S101 - the leader has one
+        match action:
+            case Compile() if workload.revision is not None:
+                self._link.submit(workload.name, _compile_job(workload, workload.revision))
+            case Forget() if workload.name in self._link.names():
+                self._link.delete(workload.name)
+            case _:
+                return False
+        return True
 
     def _handler(self, action: object) -> Callable[[Loaded], object] | None:
         match action:
-            case Compile():
-                return self._compile
             case SizeSession(boxes):
                 return lambda loaded: _size_session(loaded, boxes)
             case DeleteSession():
@@ -438,36 +449,12 @@ class Orchestrator:
             case Pause(reason, sentence):
                 return lambda loaded: _pause(loaded, reason, sentence)
             case Forget():
-                return self._let_go
+                return lambda loaded: _let_go(loaded.workload)
             case _:
                 return None
 
-    def _let_go(self, loaded: Loaded) -> None:
-        workload = loaded.workload
-        if not lifecycle.release(workload):
-            return
-        assert self._link is not None  # noqa: S101 - the leader has one
-        self._link.delete(workload.name)
-        lifecycle.forget(workload)
-
-    # Compile jobs
-
-    def _compile(self, loaded: Loaded) -> None:
-        workload, revision = loaded.workload, loaded.workload.revision
-        assert self._link is not None  # noqa: S101 - the leader has one
-        if revision is None:
-            return
-        self._link.submit(
-            pb.JobSpec(
-                name=rendering.compile_name(revision),
-                kind=pb.COMPILE,
-                spec=rendering.compile_spec(workload, revision),
-                deadline_seconds=COMPILE_SECONDS_MAX,
-            )
-        )
-
     def _compiled(self, loaded: Loaded) -> CompileSeen:
-        """How the target's compile job is. What it has made is written down."""
+        """How the target's compile job is, as far as is known. What it has made is written down."""
         revision = loaded.workload.revision
         if revision is None or loaded.intent.revision.is_compiled or loaded.intent.deleting:
             return CompileSeen()
@@ -477,17 +464,11 @@ class Orchestrator:
             self._soon(loaded.workload.name)
             return CompileSeen(state=CompileState.RUNNING)
         assert self._link is not None  # noqa: S101 - the leader has one
-        try:
-            job = self._link.job(rendering.compile_name(revision))
-        except grpc.RpcError as error:
-            self._fault("cluster", error)
-            self._again(loaded.workload.name)
-            return CompileSeen(state=CompileState.RUNNING)
+        job = self._link.job(loaded.workload.name, rendering.compile_name(revision))
         if job is None:
             return CompileSeen()
-        if job.state in (pb.JOB_PENDING, pb.JOB_RUNNING):
-            self._link.follow_job(job.name, loaded.workload.name)
-            self._again(loaded.workload.name)
+        if job.state in RUNNING:
+            self._soon(loaded.workload.name, self._clock() + AGAIN_SECONDS / 4)
             return CompileSeen(state=CompileState.RUNNING)
         if job.state != pb.JOB_SUCCEEDED:
             return CompileSeen(state=CompileState.FAILED, sentence=job.sentence or job.reason)
@@ -535,6 +516,11 @@ class Orchestrator:
 # Services of the console, in a transaction of the leader
 
 
+def _let_go(workload: Workload) -> None:
+    if lifecycle.release(workload):
+        lifecycle.forget(workload)
+
+
 def _size_session(loaded: Loaded, boxes: int) -> None:
     workload = loaded.workload
     if workload.session is None:
@@ -552,6 +538,8 @@ def _start_job(loaded: Loaded, home: Home) -> None:
     name = rendering.home_name(workload, home.epoch, home.ordinal)
     session = sessions.for_change(SYSTEM, workload.session.name)
     boxes = store.boxes_of_home(loaded, home)
+    if len(boxes) < workload.boxes_per_replica:  # a job without boxes would take what others need
+        raise CannotPlan(Cause.WAITING_FOR_CAPACITY, f"Replica {home.ordinal} has no boxes yet.")
     jobs.start_job(
         SYSTEM,
         session,
@@ -610,6 +598,15 @@ def _pause(loaded: Loaded, reason: str, sentence: str) -> None:
         store.end_rollout(loaded.rollout, "paused", reason, sentence)
     workload = workloads.for_change(SYSTEM, loaded.workload.name)
     changes.pause(SYSTEM, workload, reason=sentence)
+
+
+def _compile_job(workload: Workload, revision: Revision) -> pb.JobSpec:
+    return pb.JobSpec(
+        name=rendering.compile_name(revision),
+        kind=pb.COMPILE,
+        spec=rendering.compile_spec(workload, revision),
+        deadline_seconds=COMPILE_SECONDS_MAX,
+    )
 
 
 class HintListener:

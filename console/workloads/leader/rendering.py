@@ -15,7 +15,7 @@ from console.fleet.models import ProcessKind
 from console.workloads import tokenizers
 from console.workloads.models import Instance, Revision, Workload
 from console.workloads.spec import Template
-from telemetry.decoder import decode
+from telemetry.decoder import DOCUMENT, decode
 from workload_manager.artifact import address
 from workload_manager.compiler.spec import CompileSpec
 from workload_manager.spec import CacheSpec, InstanceSpec, Secrets, TokenizerSpec, encode
@@ -61,6 +61,25 @@ def _tokenizer(template: Template) -> TokenizerSpec | None:
         return None
     url = tokenizers.url(source.sha256) if source.sha256 else None
     return TokenizerSpec(folder=source.folder, sha256=source.sha256, url=url)
+
+
+class _Addresses(msgspec.Struct):
+    console: str
+    telemetry: str | None = None
+
+
+class _Told(msgspec.Struct):
+    """What is looked at of a specification, which an earlier version of Tidegate may have written."""
+
+    cache: _Addresses | None = None
+
+
+def is_outdated(instance: Instance) -> bool:
+    """Whether its driver was told of addresses that are others by now. It can't join there."""
+    if not settings.PUBLIC_URL or not instance.spec:
+        return False
+    told, now = decode(bytes(instance.spec), _Told, DOCUMENT).cache, _cache(instance)
+    return told is not None and (told.console, told.telemetry) != (now.console, now.telemetry)
 
 
 def _cache(instance: Instance) -> CacheSpec:

@@ -23,7 +23,7 @@ from console.routing.models import EndpointSource, Engine
 from console.routing.models import Replica as Place
 from console.sessions.models import Job, Session
 from console.sessions.plans.snapshot import Snapshot
-from console.sessions.services import boxes_to_leave, sizes
+from console.sessions.services import boxes_to_leave
 from console.workloads.leader import rendering, world
 from console.workloads.leader.cluster import GOALS, Known, Status
 from console.workloads.leader.world import (
@@ -240,11 +240,8 @@ def _add_surroundings(loaded: Loaded) -> None:
     is_busy = False
     if session is not None:
         is_busy = running_on(of_session(session.name)) is not None
-        granted = sizes(session)
-        loaded.takes_jobs = tuple(_boxes_for_jobs(session))
         loaded.session = SessionSeen(
             boxes=session.boxes_desired,
-            granted=granted.granted,
             is_busy=is_busy,
             is_deleting=session.deleting,
             refused=session.cause_sentence if session.is_never else "",
@@ -252,7 +249,7 @@ def _add_surroundings(loaded: Loaded) -> None:
         )
     loaded.homes = tuple(_homes(workload, is_going=session is not None and session.deleting))
     if session is not None and loaded.session is not None:
-        loaded.session = _with_boxes_to_leave(loaded, session, loaded.session)
+        loaded.session = _with_boxes(loaded, session, loaded.session)
     served = (
         Place.objects.filter(model=workload.served_id) if workload.served_id else Place.objects.none()
     )
@@ -263,16 +260,15 @@ def _add_surroundings(loaded: Loaded) -> None:
             loaded.places[ordinal] = home.epoch if home else None
 
 
-def _boxes_for_jobs(session: Session) -> Iterable[str]:
-    """Its boxes that take a job, by name."""
-    ready = session.boxes.filter(ready=True, leaving=False, box__state=BoxState.READY.value)
-    return ready.order_by("box__name").values_list("box__name", flat=True)
-
-
-def _with_boxes_to_leave(loaded: Loaded, session: Session, seen: SessionSeen) -> SessionSeen:
+def _with_boxes(loaded: Loaded, session: Session, seen: SessionSeen) -> SessionSeen:
+    """What it has of boxes, and which of them are to be left."""
     used = {box for row in loaded.rows.values() for box in row.boxes}
     used |= {box for one in loaded.homes for box in one.boxes}
-    own = set(session.boxes.values_list("box__name", flat=True))
+    own = {one.box.name: one for one in session.boxes.select_related("box")}
+    # Those that a resize has only reserved are given to nobody yet: jobs can't be started there.
+    there = [name for name, one in sorted(own.items()) if one.ready and not one.leaving]
+    loaded.takes_jobs = tuple(name for name in there if own[name].box.state == BoxState.READY.value)
+    seen = replace(seen, granted=len({*loaded.takes_jobs, *used.intersection(there)}))
     placed = {one.home for one in loaded.homes if one.boxes}
     unplaced = {
         box
@@ -281,7 +277,7 @@ def _with_boxes_to_leave(loaded: Loaded, session: Session, seen: SessionSeen) ->
         for box in row.boxes
     }
     cordoned = session.boxes.filter(box__state=BoxState.CORDONED.value, box__name__in=unplaced)
-    to_leave = frozenset(boxes_to_leave(session)) | (used - own)
+    to_leave = frozenset(boxes_to_leave(session)) | (used - own.keys())
     to_leave |= set(cordoned.values_list("box__name", flat=True))  # their jobs can't be started there
     if not to_leave:
         return seen
@@ -340,6 +336,7 @@ def instance_of(row: Instance, status: Status | None, is_lost: bool) -> world.In
         created_at=row.created_at.timestamp(),
         since=row.since.timestamp(),
         boxes=tuple(row.boxes),
+        is_outdated=rendering.is_outdated(row),
     )
     if status is None:
         return _with(made, state=State.GONE) if is_lost else made

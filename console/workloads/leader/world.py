@@ -111,7 +111,8 @@ class Intent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """What was decided of it, then what the Cluster Server says of it. `since`: in this state."""
+    """What was decided of it, then what the Cluster Server says of it. `since`: in this state.
+    `is_outdated`: it was made with an address of the console that is another one by now."""
 
     name: str
     ordinal: int
@@ -129,6 +130,7 @@ class Instance:
     reason: str = ""
     sentence: str = ""
     boxes: tuple[str, ...] = ()
+    is_outdated: bool = False
 
     @property
     def template(self) -> Template:
@@ -185,8 +187,8 @@ class HomeSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSeen:
-    """`boxes`: asked for; `granted`: there are. `refused`: why it can't have what was asked for last, in
-    a sentence, and how much that was.
+    """`boxes`: asked for; `granted`: there are, for its jobs. `refused`: why it can't have what was
+    asked for last, in a sentence, and how much that was.
 
     `to_leave`: boxes on which nothing of it may stay, since they are drained or not its own any more;
     while there are some, also `spare`: how many of its boxes take a job, and have neither job nor
@@ -262,6 +264,10 @@ class Seen:
         if self.session is None or one.home is None:
             return False
         return not self.session.to_leave.isdisjoint(one.boxes)
+
+    def is_to_be_replaced(self, one: Instance) -> bool:
+        """Whether another one of the same template has to take its place."""
+        return one.is_outdated or self.leaves(one)
 
 
 # What can be done. Doing any of it twice is doing it once.

@@ -9,6 +9,7 @@ from django.db import transaction
 
 from console.accounts.principal import SYSTEM
 from console.demo import incident
+from console.demo.staging import CannotStage
 from console.operations.services import start
 from console.sessions.models import Session, Stream
 from tests.console.operations import machines  # noqa: F401 - registers them
@@ -28,7 +29,7 @@ def test_who_does_not_wait_until_it_is_taken_back_is_told_what_is_left(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(time, "sleep", interrupt)
-    with pytest.raises(incident.CannotStage) as told:
+    with pytest.raises(CannotStage) as told:
         incident.Incident("http://here")._restore(Stream.objects.get(index=1))
     assert str(told.value) == (
         "job7.full.1 may be left across the spine. Restore it: http://here/sessions/chat/restore-rails/"

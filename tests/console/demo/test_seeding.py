@@ -9,7 +9,7 @@ from django.test import override_settings
 
 from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
-from console.demo import places, seeding, story
+from console.demo import places, real, seeding, story
 from console.fleet import desired
 from console.fleet.membership import tokens
 from console.fleet.models import Box, Node, Stamp
@@ -84,6 +84,17 @@ def test_its_nodes_have_a_tier_2_in_the_state_directory(tmp_path: Path) -> None:
     with override_settings(STATE_DIR=tmp_path):
         seeding.seed()
     assert desired.tier2("ax-1")["tier2"]["path"] == str(tmp_path / "demo" / "tier2")
+
+
+def test_a_real_engine_has_a_workload_and_a_box_beside_the_demo_once(tmp_path: Path) -> None:
+    with override_settings(STATE_DIR=tmp_path):
+        seeding.seed()
+        assert real.serve()
+        assert not real.serve()
+    made = Workload.objects.get(name=real.NAME)
+    assert made.spec().engine.kind == "vllm"
+    assert Box.objects.count() == len(story.BOXES) + 1
+    assert made.spec().boxes == 1
 
 
 def test_sockets_have_to_fit_into_the_state_directory() -> None:

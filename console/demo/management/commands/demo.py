@@ -9,14 +9,18 @@ import time
 from typing import Any, Final
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error as DatabaseError
 from django.db import close_old_connections
 
-from console.demo import places, seeding, story
+from console.demo import places, real, seeding, story
 from console.demo.clients import Clients
 from console.demo.spine import Spine
 from console.fleet.models import Brain
+from console.fleet.nodes import Impossible
+from console.placement.topology import Misconfigured
+from console.sessions.plans.proposals import CannotPlan
 from telemetry.notify import notify
 
 log = logging.getLogger(__name__)
@@ -28,12 +32,17 @@ KNOWN_SECONDS: Final = 5.0  # for which the brain's address is not asked for aga
 class Command(BaseCommand):
     help = "Create the demo of `make up`, and run its clients until SIGTERM."
 
-    def handle(self, *_args: Any, **_options: Any) -> None:
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--engine", choices=["vllm"], help="also serve a small model with it")
+
+    def handle(self, *_args: Any, engine: str | None, **_options: Any) -> None:
         if not settings.DEMO:
             raise CommandError("The demo is off: TIDEGATE_DEMO is not set, or false.")
         state = settings.STATE_DIR
         if seeding.seed():
             log.info("Created a fleet of %d nodes, and %d orgs", len(places.NODES), len(story.ORGS))
+        if engine:
+            _serve_really()
         seeding.write_down(state)
         stopped = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -54,6 +63,16 @@ class Command(BaseCommand):
             notify("STOPPING=1")
         for thread in threads:
             thread.join()
+
+
+def _serve_really() -> None:
+    """The rest of the demo does not depend on it."""
+    try:
+        if real.serve():
+            log.info("Created workload %s, with a real vLLM", real.NAME)
+    except (CannotPlan, Impossible, Misconfigured, ValidationError) as error:
+        said = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
+        log.warning("Workload %s can't be created: %s", real.NAME, said)
 
 
 class BrainAddress:

@@ -38,6 +38,9 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         self.jobs: dict[str, pb.Job] = {}
         self.applies = 0
         self.fails_apply = False
+        self.silent: tuple[str, str] | None = None  # a method, and a part of whom it is asked about:
+        self.asked_in_vain = threading.Event()  # there is no answer
+        self.answers = threading.Event()  # until this
         self.bad: set[int] = set()  # revisions that end by themselves
 
     def __enter__(self) -> Self:
@@ -51,6 +54,7 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.answers.set()
         self.server.stop(0).wait()
 
     def channel(self) -> grpc.Channel:
@@ -74,6 +78,7 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
     # The services
 
     def Apply(self, request: pb.ApplyRequest, context: Any) -> pb.Workload:  # noqa: N802
+        self._wait_if_silent("Apply", request.workload)
         with self.changed:
             if self.fails_apply:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "It is away.")
@@ -96,6 +101,7 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
             return known
 
     def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteResponse:  # noqa: N802
+        self._wait_if_silent("Delete", request.workload)
         with self.changed:
             if self.workloads.pop(request.workload, None) is None:
                 context.abort(grpc.StatusCode.NOT_FOUND, "There is none.")
@@ -141,9 +147,15 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         return job
 
     def Get(self, request: pb.JobRequest, context: Any) -> pb.Job:  # noqa: N802
+        self._wait_if_silent("Get", request.name)
         if request.name not in self.jobs:
             context.abort(grpc.StatusCode.NOT_FOUND, "There is none.")
         return self.jobs[request.name]
+
+    def _wait_if_silent(self, method: str, name: str) -> None:
+        if self.silent is not None and self.silent[0] == method and self.silent[1] in name:
+            self.asked_in_vain.set()
+            self.answers.wait()
 
     # Instances
 

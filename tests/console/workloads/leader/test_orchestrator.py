@@ -16,7 +16,7 @@ from console.fleet.models import JoinToken
 from console.operations.models import Operation
 from console.routing.models import Replica, ServedModel
 from console.sessions.changes import box_drains
-from console.sessions.models import Job, Session
+from console.sessions.models import Job, Session, SessionBox
 from console.workloads import changes
 from console.workloads.leader import rendering
 from console.workloads.leader.cluster import ClusterLink
@@ -95,9 +95,10 @@ def condition(kind: str) -> tuple[str, str]:
     return row.status, row.reason
 
 
-def is_complete() -> bool:
-    workload = Workload.objects.get()
-    return workload.stable_id == workload.revision_id and not Rollout.objects.filter(ended_at=None)
+def is_complete(name: str = "talk") -> bool:
+    workload = Workload.objects.get(name=name)
+    is_rolling = workload.rollouts.filter(ended_at=None).exists()
+    return workload.stable_id == workload.revision_id and not is_rolling
 
 
 def test_a_workload_comes_up_and_brains_hear_of_it(leader: Leader, redis_url: str) -> None:
@@ -189,6 +190,58 @@ def test_a_deleted_workload_leaves_nothing(leader: Leader, cluster: FakeCluster,
     assert not ServedModel.objects.exists()
 
 
+@pytest.mark.parametrize("method", ["Get", "Apply", "Delete"])
+def test_others_are_looked_after_while_the_cluster_does_not_answer_about_one(
+    leader: Leader, cluster: FakeCluster, redis_url: str, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Rounds don't wait for an answer: of a compile job, of what is applied, of a deletion."""
+    monkeypatch.setattr("console.workloads.leader.cluster.CALL_SECONDS", 3600.0)
+    cluster.silent = method, "talk"
+    make_workload(**WITHOUT_CACHE, **QUICK)
+    if method == "Delete":
+        leader.until("it is rolled out", is_complete)
+        changes.delete(SYSTEM, locked(SYSTEM))
+    leader.until("it does not answer", cluster.asked_in_vain.is_set)
+    make_workload(name="other", model="example/other", **WITHOUT_CACHE, **QUICK)
+    leader.until("the other one is rolled out", lambda: is_complete("other"))
+    assert told(redis_url, "example/other")
+    assert Workload.objects.filter(name="talk").exists()
+    cluster.answers.set()
+    if method == "Delete":
+        leader.until("it is gone", lambda: not Workload.objects.filter(name="talk").exists())
+    else:
+        leader.until("it is rolled out", is_complete)
+
+
+def test_an_instance_that_knows_another_address_of_the_console_is_replaced(
+    cluster: FakeCluster, leader: Leader, redis_url: str, settings: Any
+) -> None:
+    """One at a time, as a box is left: no rollout, and no moment without an endpoint."""
+    cluster.layout = {"name": "chat", "groups": []}
+    settings.PUBLIC_URL = "http://before:8000"
+    make_fleet(boxes=4)
+    make_workload(**QUICK)
+    leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
+    [old] = cluster.statuses()
+    make_driver("talk-1-0")
+    cluster.say(old, state=pb.READY, cache=pb.ATTACHED, url="http://old:80")
+    leader.until("it is rolled out", is_complete)
+    settings.PUBLIC_URL = "https://after"
+    leader.until("a new one is applied", lambda: len(cluster.statuses()) == 2)
+    assert condition("RolloutComplete") == ("False", "ConsoleMoved")
+    [new] = cluster.statuses().keys() - {old}
+    cache = decode(cluster.specs[new].spec, dict[str, Any])["cache"]
+    assert (cache["console"], cache.get("plain_console", False)) == ("https://after", False)
+    cluster.say(new, state=pb.STANDBY, cache=pb.WAITING, url="http://new:80")
+    leader.until("the old one lets go", lambda: cluster.specs[old].goal == pb.RELEASE_CACHE)
+    cluster.say(old, cache=pb.RELEASED)
+    cluster.say(new, state=pb.READY, cache=pb.ATTACHED)
+    leader.until("brains are told", lambda: told(redis_url) == {"talk-0": "http://new:80"})
+    leader.until("the old one is gone", lambda: old not in cluster.statuses())
+    leader.until("it is said", lambda: condition("RolloutComplete") == ("True", "Complete"))
+    assert Rollout.objects.count() == 1, "nothing was rolled out"
+
+
 def test_a_cache_gets_its_job_when_its_driver_has_joined_and_moves_with_the_replica(
     cluster: FakeCluster, leader: Leader, redis_url: str
 ) -> None:
@@ -224,6 +277,27 @@ def test_a_cache_gets_its_job_when_its_driver_has_joined_and_moves_with_the_repl
     leader.until("the old one is drained", lambda: old not in cluster.statuses())
     leader.until("it is complete", is_complete)
     assert Session.objects.get().boxes_desired == 1
+
+
+def test_an_instance_is_made_when_its_session_has_boxes_not_when_they_are_reserved(
+    cluster: FakeCluster, leader: Leader
+) -> None:
+    """An instance without boxes would have a job without boxes, which takes what others need."""
+    cluster.layout = {"name": "chat", "groups": []}
+    make_fleet(boxes=2)
+    make_workload(**QUICK)
+    boxes = SessionBox.objects.all()
+    boxes.update(ready=False)
+    compiled = Condition.objects.filter(type="Compiled", status="True")
+    leader.until("it is compiled", compiled.exists)
+    assert condition("SessionReady")[0] == "False"
+    for _ in range(5):
+        leader.orchestrator.round()
+        leader.ahead += 5
+    assert not Instance.objects.exists()
+    boxes.update(ready=True)
+    leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
+    assert Instance.objects.get().boxes == boxes_of_session()
 
 
 def test_a_replica_leaves_a_box_that_is_drained(

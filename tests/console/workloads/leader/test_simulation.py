@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
 
 @lives
-@given(SEEDS, RULES, st.integers(1, 5), LOSSY, st.lists(st.sampled_from("rrgcdd"), max_size=3))
+@given(SEEDS, RULES, st.integers(1, 5), LOSSY, st.lists(st.sampled_from("rrgcddm"), max_size=3))
 def test_a_healthy_roll_out_keeps_its_promises_whatever_is_lost(
     seed: int, rules: Rules, replicas: int, chaos: Chaos, changes: list[str]
 ) -> None:
@@ -58,6 +58,8 @@ def test_a_healthy_roll_out_keeps_its_promises_whatever_is_lost(
             world.restart()
         elif change == "d":
             world.drain(world.chance.choice(world.boxes))
+        elif change == "m":
+            world.move_console()
         else:
             world.change(GOOD if change == "g" else COLD)
         world.run_until(world.is_reached)
@@ -103,7 +105,7 @@ def test_the_goal_is_reached_or_a_person_asked_after_any_life(seed: int) -> None
     )
     for _ in range(chance.randint(3, 12)):
         world.run(chance.choice((0.5, 2.0, 5.0, 20.0, 60.0)))
-        match chance.randrange(9):
+        match chance.randrange(10):
             case 0:
                 world.scale(chance.randint(1, 5))
             case 1 | 2:
@@ -118,6 +120,8 @@ def test_the_goal_is_reached_or_a_person_asked_after_any_life(seed: int) -> None
                 world.resume()
             case 7 if world.boxes:
                 world.drain(chance.choice(world.boxes))
+            case 8:
+                world.move_console()
     if chance.random() < 0.3:
         world.delete()
     elif world.intent.paused:
@@ -191,3 +195,18 @@ def test_a_drain_goes_on_while_roll_outs_are_paused() -> None:
     world.pause()
     world.drain("box0")
     world.run_until(lambda: world.is_reached() and "box0" not in world.boxes)
+
+
+@pytest.mark.parametrize("rules", [Rules(max_surge=1), Rules(max_surge=0, max_unavailable=1)])
+def test_after_the_console_has_moved_all_get_new_instances_also_while_roll_outs_are_paused(
+    rules: Rules,
+) -> None:
+    world = World(5, rules, 3)
+    world.run_until(world.is_reached)
+    before = set(world.rows)
+    world.pause()
+    world.move_console()
+    world.run_until(world.is_reached)
+    assert not before & world.rows.keys()
+    assert not world.rolled_back
+    assert world.intent.paused

@@ -136,6 +136,7 @@ class World:
         self.locks: dict[Home, str] = {}
         self.boxes: list[str] = []  # of the session
         self.draining: set[str] = set()
+        self.outdated: set[str] = set()  # instances of an earlier address of the console
         self.ends_jobs: set[Home] = set()
         self.session: SessionSeen | None = None
         self.session_until = 0.0
@@ -197,6 +198,10 @@ class World:
     def drain(self, box: str) -> None:
         self.note(f"drain {box}")
         self.draining.add(box)
+
+    def move_console(self) -> None:
+        self.note("the console moves")
+        self.outdated = {*self.rows}
 
     def delete(self) -> None:
         self.note("delete")
@@ -433,6 +438,7 @@ class World:
     def _seen(self) -> Seen:
         instances = []
         for row in self.rows.values():
+            row = replace(row, is_outdated=row.name in self.outdated)
             process = self.observed.get(row.name)
             if process is None:
                 instances.append(row)
@@ -679,6 +685,7 @@ class World:
             and not self.session.is_busy
             and self.session.boxes == intent.replicas
             and not self.draining & {*self.boxes}
+            and not self.outdated & self.rows.keys()
             and all(self.homes[home].boxes == one.boxes for one in rows if (home := one.home))
         )
 
