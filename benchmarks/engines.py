@@ -29,7 +29,7 @@ from benchmarks.peers.peer import Peer
 from benchmarks.peers.servers import lmcache_server, mooncake_master
 from kvss_agent import native
 from swdriver_shim.adapters.claims import mint
-from swdriver_shim.adapters.joining import NameSpec
+from swdriver_shim.adapters.join_config import NameSpec
 from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, fresh
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from swdriver_shim.replay.fleet import Agent

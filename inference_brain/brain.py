@@ -41,7 +41,8 @@ from inference_brain.router import Router
 from inference_brain.upstream import Fleet
 from inference_brain.upstream.engine_metrics import EngineMetrics, fetching, targets
 from inference_brain.upstream.probes import Probes
-from kvss_agent.http.api import CONTROLLER, Conflict
+from kvss_agent.documents import Conflict
+from kvss_agent.http.api import CONTROLLER
 from kvss_agent.http.client import Client, Timeouts
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.process.membership import MembershipStatus

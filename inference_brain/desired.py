@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, field
 
 from kvss_agent.desired import Document, Name, WholeDocument
-from kvss_agent.http.api import Invalid, decode
+from kvss_agent.documents import Invalid, decode
 from swdriver_shim.desired import (
     CLAIMS_KEY_BYTES_MIN,
     ORGS_MAX,

@@ -24,7 +24,8 @@ from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.server import DataPlane
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.desired import Desired, Progress, ShardSpec
-from kvss_agent.http.api import CONTROLLER, Conflict, Invalid
+from kvss_agent.documents import Conflict, Invalid
+from kvss_agent.http.api import CONTROLLER
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.process.durable_file import write_durably
 from kvss_agent.process.membership import MembershipStatus

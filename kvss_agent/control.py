@@ -22,8 +22,9 @@ from starlette.routing import Route
 from kvss_agent import metrics
 from kvss_agent.agent import Agent, NotReady, Unknown
 from kvss_agent.desired import HEX_16, Document, Name
+from kvss_agent.documents import decode
 from kvss_agent.http import controller
-from kvss_agent.http.api import Handler, OwnerOf, Refused, as_json, bearer, body_of, decode, guarded
+from kvss_agent.http.api import Handler, OwnerOf, Refused, as_json, bearer, body_of, guarded
 from kvss_agent.http.controller import controller_of, is_private, peer_of_request
 from kvss_agent.pulls import Pull
 from kvss_agent.security import capabilities

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
-from kvss_agent.http.api import Conflict, Invalid, decode
+from kvss_agent.documents import Conflict, Invalid, decode
 from kvss_agent.shard.arena import SLOT_ALIGNMENT, SLOT_BYTES_MAX
 from kvss_agent.shard.core import SLOTS_MAX
 from kvss_agent.shard.hosted import ShardIdentity

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Final, Self
 
-import httpx
 import msgspec
 from msgspec import Meta, field, structs
 
@@ -19,7 +18,7 @@ from kvss_agent.client import Address
 from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
 from kvss_agent.data_plane.wire import DATA_KEY_BYTES
 from kvss_agent.desired import Document, Name, WholeDocument
-from kvss_agent.http.api import Invalid, decode
+from kvss_agent.documents import Invalid, decode
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX, Namespace, isolation_tag
 from swdriver_shim.keys import SECRET_BYTES_MIN as ORG_SECRET_BYTES_MIN
@@ -192,6 +191,8 @@ def token_hash(token: str) -> str:
 
 
 def _problems(desired: Desired) -> Iterator[str]:
+    import httpx  # it takes a while, and whoever compiles a layout needs none
+
     for name, count in Counter(org.name for org in desired.orgs).items():
         if count > 1:
             yield f"There are two entries for org {name}."

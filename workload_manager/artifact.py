@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from kvss_agent.desired import Document
-from kvss_agent.http.api import Invalid, decode
+from kvss_agent.documents import Invalid, decode
 from kvss_agent.process.durable_file import write_durably
 from swdriver_shim.desired import GroupSpec
 from workload_manager.single_flight import alone

@@ -26,7 +26,7 @@ from kvss_agent.process.folder_watch import FolderWatch
 from kvss_agent.process.state_dir import locked
 from swdriver_shim.adapters.handover import CacheState, Handover
 from swdriver_shim.adapters.handover import Goal as DriverGoal
-from swdriver_shim.adapters.joining import JoinConfig
+from swdriver_shim.adapters.join_config import JoinConfig
 from telemetry.notify import notify
 from workload_manager import preparation, state, status
 from workload_manager.engine_process import EngineProcess, kill_all

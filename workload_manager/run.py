@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import uvloop
 
-from kvss_agent.http.api import Invalid, decode
+from kvss_agent.documents import Invalid, decode
 from kvss_agent.process import daemon
 from kvss_agent.process.options import WrongSettings
 from kvss_agent.process.settings import is_loopback

@@ -11,7 +11,7 @@ from typing import Final
 
 from kvss_agent.process.options import Options, path, place
 from kvss_agent.process.settings import LOG_FORMATS
-from swdriver_shim.adapters.joining import default_state_dir
+from swdriver_shim.adapters.join_config import default_state_dir
 from telemetry.script import program
 from workload_manager.compiler.command import STORE
 from workload_manager.engines.base import Programs

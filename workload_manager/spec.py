@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, field
 
 from kvss_agent.desired import Document, Name
-from kvss_agent.http.api import Invalid, decode
+from kvss_agent.documents import Invalid, decode
 
 ARGUMENTS_MAX: Final = 256
 PROMPT_TOKENS_MAX: Final = 1 << 24

@@ -29,7 +29,7 @@ from django.core.exceptions import ObjectDoesNotExist
 from console.control.models import Kind
 from inference_brain import desired as of_brains
 from kvss_agent import desired as of_agents
-from kvss_agent.http.api import Invalid
+from kvss_agent.documents import Invalid
 from swdriver_shim import desired as of_drivers
 
 Partial = Mapping[str, Any]

@@ -10,15 +10,16 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane import handshake, wire
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.channel import Closed, Piece, PlainChannel, TlsChannel
 from kvss_agent.data_plane.wire import Means, Role
-from kvss_agent.security.certificates import key_name
-from kvss_agent.security.trust import ClientCertificate
+
+if TYPE_CHECKING:
+    from kvss_agent.security.trust import ClientCertificate
 
 CONNECT_SECONDS: Final = 5.0
 LAST_WORDS_SECONDS: Final = 0.2
@@ -93,12 +94,18 @@ class Address:
         try:
             _connect(sock, place)
             if tls and not self.path:
-                expected = key_name(self.key) if self.is_tls else self.host
+                expected = _name_of(self.key) if self.is_tls else self.host
                 return TlsChannel(tls.wrap_socket(sock, server_hostname=expected), stall_seconds)
         except BaseException:
             sock.close()
             raise
         return PlainChannel(sock, stall_seconds)
+
+
+def _name_of(key: str) -> str:
+    from kvss_agent.security.certificates import key_name  # it takes a while, and few need it
+
+    return key_name(key)
 
 
 def _connect(sock: socket.socket, place: str) -> None:

@@ -11,24 +11,22 @@ import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from kvss_agent.documents import Conflict, Invalid
 from kvss_agent.http.server import EXTENSION, HttpConnection
 from kvss_agent.memory import unwritten
-from telemetry import decoder as bounded_decoder
 
 BODY_BYTES_MAX: Final = 8 << 20
 SMALL_BYTES: Final = 64 << 10  # put together from pieces sooner than memory of their own is taken
 RETRY_SECONDS: Final = 5
-BODY: Final = bounded_decoder.Limits(64 << 20, 1 << 23)  # a prompt of four million tokens, at most
 CONTROLLER: Final = "controller"  # whose connections those with the control token are
 
-T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 OwnerOf = Callable[[Request], str | None]
 
@@ -40,14 +38,6 @@ class Refused(Exception):
         super().__init__(detail)
         self.status = status
         self.retry_seconds = retry_seconds
-
-
-class Invalid(Exception):
-    """One sentence for everything that is wrong."""
-
-
-class Conflict(Exception):
-    """The request does not fit what is there now."""
 
 
 def guarded(
@@ -159,14 +149,6 @@ def announced_bytes(request: Request) -> int | None:
         return None
     length = request.headers.get("content-length", "")
     return int(length) if length.isdecimal() else 0
-
-
-def decode(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """A body, within the limits of documents. Raises Invalid."""
-    try:
-        return bounded_decoder.decode(raw, decoder, BODY)
-    except bounded_decoder.Malformed as error:
-        raise Invalid(str(error)) from error
 
 
 def as_json(value: object, status: int = 200) -> Response:

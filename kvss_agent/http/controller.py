@@ -17,16 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kvss_agent.http.api import (
-    CONTROLLER,
-    Refused,
-    as_json,
-    bearer,
-    body_of,
-    decode,
-    is_token,
-    problem,
-)
+from kvss_agent.documents import decode
+from kvss_agent.http.api import CONTROLLER, Refused, as_json, bearer, body_of, is_token, problem
 from kvss_agent.http.server import EXTENSION, HttpConnection
 from kvss_agent.security.certificates import Peer, Role, peer_of_connection
 from kvss_agent.security.confirmations import NotConfirmedYet, Question, Statement, sign

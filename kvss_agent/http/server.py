@@ -30,12 +30,11 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
 from kvss_agent.http.pace import Pace
@@ -291,6 +290,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
     def handle_websocket_upgrade(self) -> None:
+        from kvss_agent.http.websocket import BoundedWebSocket  # it takes a while, and few need it
+
         self._upgraded = True
         self.ws_protocol_class = partial(BoundedWebSocket, self._connection)  # type: ignore[assignment]
         super().handle_websocket_upgrade()
@@ -511,23 +512,6 @@ def _unacknowledged(transport: asyncio.Transport) -> int:
     with contextlib.suppress(OSError):  # it has been closed meanwhile
         fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, raw)
     return int.from_bytes(raw, sys.byteorder)
-
-
-class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """uvicorn's; its place is free when it ends."""
-
-    def __init__(self, connection: HttpConnection, **what: Any) -> None:
-        super().__init__(**what)
-        self._connection = connection
-
-    async def run_asgi(self) -> None:
-        extensions = cast("dict[str, object]", self.scope["extensions"])
-        extensions[EXTENSION] = self._connection
-        await super().run_asgi()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._connection.leave()
-        super().connection_lost(exc)
 
 
 class BoundedServer(uvicorn.Server):

@@ -13,7 +13,7 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
 import uvicorn
@@ -21,7 +21,6 @@ from starlette.applications import Starlette
 
 from kvss_agent import native
 from kvss_agent.http.server import HttpPolicy, QuietServer
-from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.process.options import WrongSettings
 from kvss_agent.process.settings import ProcessSettings
 from telemetry.credentials import own_url
@@ -31,6 +30,9 @@ from telemetry.emit.transfers import TakeSlowest
 from telemetry.metrics import LabelLimits
 from telemetry.notify import notify
 from telemetry.version import tidegate_version
+
+if TYPE_CHECKING:
+    from kvss_agent.process.membership import MembershipStatus  # of those who join, which takes a while
 
 log = logging.getLogger(__name__)
 

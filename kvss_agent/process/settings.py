@@ -8,11 +8,13 @@ import socket
 from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kvss_agent.process.membership import Console
 from kvss_agent.process.options import Options, file, name, path, place, redis_url, web_url
 from telemetry.emit.extras import NO_OTLP, has_otlp
+
+if TYPE_CHECKING:
+    from kvss_agent.process.membership import Console
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +142,8 @@ def with_token(given: Options, settings: S) -> S:
 
 
 def _console(given: Options) -> Console | None:
+    from kvss_agent.process.membership import Console  # for those who join, since it takes a while
+
     url = given.take("console", "", web_url, WEB_URL)
     token = given.take("join_token", "", _join_token, "tgj_…, as the console has shown it", secret=True)
     plain = given.take("plain_console", False, YES_OR_NO.__getitem__, "yes or no")

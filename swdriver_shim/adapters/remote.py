@@ -20,7 +20,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
-from kvss_agent.http.api import Invalid
+from kvss_agent.documents import Invalid
 from kvss_agent.http.blocking_exchange import JSON, BlockingExchange
 from kvss_agent.http.exchange import Budget, Unanswered
 from kvss_agent.security.certificates import Role, process_name

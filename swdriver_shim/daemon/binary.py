@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from kvss_agent.http.api import Invalid, decode
+from kvss_agent.documents import Invalid, decode
 from kvss_agent.memory import unwritten
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Layout

@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kvss_agent.http.api import Invalid, Refused, as_json, bearer
+from kvss_agent.documents import Invalid
+from kvss_agent.http.api import Refused, as_json, bearer
 from swdriver_shim.cache.misses import ColumnState
 from swdriver_shim.daemon import binary, verbs
 from swdriver_shim.daemon.admission import BODY_BYTES_LEAST, OrgAdmission

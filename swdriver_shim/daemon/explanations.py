@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from kvss_agent.http.api import Invalid, Refused
+from kvss_agent.documents import Invalid
+from kvss_agent.http.api import Refused
 from swdriver_shim.cache.misses import ColumnState
 from swdriver_shim.cache.request_log import PromptKeys, RequestRecord
 from swdriver_shim.daemon.shim import Shim

@@ -21,8 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from kvss_agent.documents import decode
 from kvss_agent.http import controller
-from kvss_agent.http.api import Refused, as_json, body_of, decode, guarded
+from kvss_agent.http.api import Refused, as_json, body_of, guarded
 from kvss_agent.security.identity import ProcessIdentity
 from swdriver_shim.daemon import explanations, metrics
 from swdriver_shim.daemon.callers import HEADER_BYTES_MAX, CallerApi

@@ -16,7 +16,8 @@ import msgspec
 from msgspec import structs
 
 from kvss_agent.client import Address, Credentials
-from kvss_agent.http.api import CONTROLLER, Conflict
+from kvss_agent.documents import Conflict
+from kvss_agent.http.api import CONTROLLER
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.limits.shares import FairShare, Shares
 from kvss_agent.process.membership import MembershipStatus

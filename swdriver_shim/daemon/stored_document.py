@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec import structs
 
-from kvss_agent.http.api import Invalid
+from kvss_agent.documents import Invalid
 from kvss_agent.process.durable_file import write_durably
 from swdriver_shim.desired import Desired, parse
 

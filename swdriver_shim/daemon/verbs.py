@@ -12,7 +12,7 @@ from typing import Annotated, Final, Generic, TypeVar
 import msgspec
 from msgspec import Meta, Struct, field
 
-from kvss_agent.http.api import decode
+from kvss_agent.documents import decode
 from swdriver_shim.cache.misses import ColumnState
 from swdriver_shim.daemon import binary
 from swdriver_shim.daemon.binary import LoadHead, ObjectsHead

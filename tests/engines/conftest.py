@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from swdriver_shim.adapters.joining import NameSpec
+from swdriver_shim.adapters.join_config import NameSpec
 from swdriver_shim.adapters.vllm.config import AgentSpec, fresh
 from tests.engines.prompts import prompt
 from tests.engines.running import Place, Plain, vllm

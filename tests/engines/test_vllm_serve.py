@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from swdriver_shim.adapters.claims import mint
-from swdriver_shim.adapters.joining import NameSpec
+from swdriver_shim.adapters.join_config import NameSpec
 from swdriver_shim.adapters.vllm.config import AgentSpec, EngineConfig, fresh
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.engines.prompts import prompt

@@ -22,7 +22,7 @@ from kvss_agent.client.connection import Address
 from kvss_agent.data_plane import handshake, wire
 from kvss_agent.data_plane.breach import Breach
 from kvss_agent.data_plane.wire import FrameReader, Role
-from kvss_agent.http.api import Invalid, decode
+from kvss_agent.documents import Invalid, decode
 from kvss_agent.mover import PYTHON
 from kvss_agent.process import membership
 from kvss_agent.security import identity

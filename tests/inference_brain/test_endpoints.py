@@ -19,7 +19,7 @@ from inference_brain.desired import Desired, Limits, ReplicaSpec, ServedModel
 from inference_brain.endpoints import Endpoint, EndpointDocument, EndpointReader, Endpoints
 from inference_brain.upstream.fleet import Fleet
 from inference_brain.upstream.health import State
-from kvss_agent.http.api import Invalid
+from kvss_agent.documents import Invalid
 from telemetry.credentials import own_url, rules
 from telemetry.records import ENDPOINTS, ENDPOINTS_CHANNEL
 from tests.inference_brain.brains import RunningBrain, model, org, told

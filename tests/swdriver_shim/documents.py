@@ -25,7 +25,7 @@ import msgspec
 
 from kvss_agent.client import Lost, ShardClient
 from kvss_agent.desired import Document
-from kvss_agent.http.api import Conflict, Invalid, decode
+from kvss_agent.documents import Conflict, Invalid, decode
 from kvss_agent.process.durable_file import write_durably
 from swdriver_shim import desired, driver
 from swdriver_shim.daemon import shim as shims

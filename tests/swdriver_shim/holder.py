@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from console.environment import PROJECT
 from swdriver_shim.adapters.handover import CacheState, Goal, Handover, HandoverState
-from swdriver_shim.adapters.joining import JoinConfig, JoinedDriver
+from swdriver_shim.adapters.join_config import JoinConfig
+from swdriver_shim.adapters.joining import JoinedDriver
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from tests.kvss_agent.plane import DRIVER
 from tests.live import wait_until

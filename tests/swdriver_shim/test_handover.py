@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvss_agent.http.api import Conflict
+from kvss_agent.documents import Conflict
 from swdriver_shim.adapters.handover import CacheState, Goal, Handover, HandoverState, Users
 from swdriver_shim.adapters.joining import JoinedDriver
 from tests.kvss_agent.process import AgentProcess, agent, document, spec

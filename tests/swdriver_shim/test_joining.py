@@ -19,11 +19,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvss_agent.http.api import Invalid
+from kvss_agent.documents import Invalid
 from kvss_agent.process import state_dir
 from kvss_agent.process.own_address import own_address
 from swdriver_shim.adapters.claims import mint
-from swdriver_shim.adapters.joining import JoinConfig, JoinedDriver, NameSpec
+from swdriver_shim.adapters.join_config import JoinConfig, NameSpec
+from swdriver_shim.adapters.joining import JoinedDriver
 from swdriver_shim.adapters.vllm.config import GovernedConfig, config_of
 from swdriver_shim.adapters.vllm.engine_driver import (
     EngineDriver,

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvss_agent.http.api import Invalid
+from kvss_agent.documents import Invalid
 from swdriver_shim.adapters.objects_config import Misconfigured, OpenObjects, open_objects
 from swdriver_shim.adapters.remote import Objects, RemoteObjects
 from swdriver_shim.desired import parse

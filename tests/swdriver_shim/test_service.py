@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from console.environment import PROJECT
-from kvss_agent.http import api as http_api
+from kvss_agent import documents
 from swdriver_shim.cache.reuse.preview import Traffic, preview
 from swdriver_shim.cache.reuse.sample import Sample
 from swdriver_shim.daemon import admission, service, verbs
@@ -429,7 +429,7 @@ async def test_long_bodies_of_one_org_are_read_one_after_the_other(
         if len(raw) > admission.BODY_BYTES_LEAST:
             begun.put(len(raw))
             assert go_on.wait(60)
-        return http_api.decode(raw, decoder)
+        return documents.decode(raw, decoder)
 
     monkeypatch.setattr(verbs, "decode", reading)
     transport = httpx.ASGITransport(service.Service(shim, "t" * 32).application())

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from kvss_agent.http.api import Conflict
+from kvss_agent.documents import Conflict
 from kvss_agent.security.confirmations import Question, Scope
 from swdriver_shim.daemon import shim as shims
 from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes

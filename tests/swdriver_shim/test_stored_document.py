@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvss_agent.http.api import Conflict, Invalid
+from kvss_agent.documents import Conflict, Invalid
 from swdriver_shim.daemon.shim import ANOTHER_MODEL, Shim
 from swdriver_shim.daemon.stored_document import StoredDocument
 from swdriver_shim.decider.decider import Decider

@@ -16,9 +16,9 @@ import redis
 from django.conf import settings as django
 from msgspec.structs import replace
 
-from kvss_agent.http.api import Invalid
+from kvss_agent.documents import Invalid
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, mint
-from swdriver_shim.adapters.joining import NameSpec
+from swdriver_shim.adapters.join_config import NameSpec
 from swdriver_shim.adapters.vllm.__main__ import main
 from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unsupported
 from swdriver_shim.adapters.vllm.config import AgentSpec, ApiSpec, EngineConfig, file_of, fresh, read

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvss_agent.client import Miss
-from swdriver_shim.adapters.joining import NameSpec
+from swdriver_shim.adapters.join_config import NameSpec
 from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Shape
 from swdriver_shim.adapters.vllm.engine_driver import GroupFacts, WorkerFacts, model_spec
 from swdriver_shim.adapters.vllm.scheduling import GroupShape, goes_on_from_blocks

@@ -21,7 +21,8 @@ from typing import Any
 
 import msgspec
 
-from swdriver_shim.adapters.joining import JoinConfig, JoinedDriver
+from swdriver_shim.adapters.join_config import JoinConfig
+from swdriver_shim.adapters.joining import JoinedDriver
 from tests.swdriver_shim.holder import MODEL, load, store
 
 WAIT_SECONDS = 60.0

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvss_agent.http.api import Invalid, decode
+from kvss_agent.documents import Invalid, decode
 from kvss_agent.process.durable_file import write_durably
 from workload_manager.artifact import Artifact, ArtifactStore
 from workload_manager.compiler import model_files

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from kvss_agent.desired import Document
-from kvss_agent.http.api import decode
+from kvss_agent.documents import decode
 from swdriver_shim.layout import SHARDS_MAX
 from workload_manager.compiler.errors import misconfigured
 from workload_manager.spec import (

@@ -14,11 +14,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from kvss_agent.http.api import Invalid
-from kvss_agent.native import Unavailable
-from kvss_agent.security.identity import Unusable
+from kvss_agent.documents import Invalid
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
-from swdriver_shim.adapters.joining import JoinConfig, JoinedDriver
+from swdriver_shim.adapters.join_config import JoinConfig
 from swdriver_shim.adapters.wafer import ColumnPart, Kv, Wafer
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS
@@ -144,7 +142,7 @@ class Attachment:
         config: JoinConfig,
         model: ModelSpec,
         use: Callable[[Driver | None], None],
-        make: Callable[[JoinConfig, ModelSpec, str], Driver] = JoinedDriver,
+        make: Callable[[JoinConfig, ModelSpec, str], Driver] | None = None,
     ) -> None:
         self._problem = "The driver is being started."
         self._driver: Driver | None = None
@@ -152,7 +150,6 @@ class Attachment:
         self._ending = threading.Event()
         self._opened = ExitStack()
         self._thread = threading.Thread(target=self._run, name="driver", daemon=True)
-        self._thread.start()
 
     @property
     def is_attached(self) -> bool:
@@ -165,18 +162,28 @@ class Attachment:
             return self._problem
         return "" if self.is_attached else "The driver's identity is released, or another engine has it."
 
+    def begin(self) -> None:
+        self._thread.start()
+
     def close(self) -> None:
         """Stop the driver, which leaves its note for the next one."""
         self._ending.set()
-        self._thread.join()
+        if self._thread.ident is not None:  # it has begun
+            self._thread.join()
         self._use(None)
         self._opened.close()
 
     def _run(self) -> None:
+        # Here, for it takes as long to load as all the rest: the engine answers by now.
+        from kvss_agent.native import Unavailable
+        from kvss_agent.security.identity import Unusable
+        from swdriver_shim.adapters.joining import JoinedDriver
+
+        make = self._make or JoinedDriver
         while not self._ending.is_set():
             began = time.monotonic()
             try:
-                driver = self._make(self._config, self._model, ENGINE)
+                driver = make(self._config, self._model, ENGINE)
             except (Invalid, Unavailable, Unusable) as error:
                 self._say(f"There is no driver: {error}")
                 return

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from kvss_agent.http.api import Invalid
+from kvss_agent.documents import Invalid
 from kvss_agent.http.server import HttpBounds, HttpPolicy
 from kvss_agent.limits.admission import Places
 from kvss_agent.process import daemon
@@ -102,6 +102,8 @@ async def _serve(document: EngineDocument, options: argparse.Namespace) -> None:
             if options.address_file:
                 write_durably(options.address_file, url.encode())
             log.info("Serving %s at %s", document.model, url)
+            if attachment:
+                attachment.begin()
             await stop.wait()
             await _drain(engine, options.grace_seconds)
 

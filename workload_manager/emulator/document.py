@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from kvss_agent.desired import Document
-from kvss_agent.http.api import Invalid, decode
-from swdriver_shim.adapters.joining import JoinConfig
+from kvss_agent.documents import Invalid, decode
+from swdriver_shim.adapters.join_config import JoinConfig
 from swdriver_shim.layout import SHARDS_MAX
 from workload_manager.spec import PRINTED, PROMPT_TOKENS_MAX, EmulatorSpec, Text
 

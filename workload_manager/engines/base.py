@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from swdriver_shim.adapters.joining import JoinConfig
+from swdriver_shim.adapters.join_config import JoinConfig
 from workload_manager.spec import InstanceSpec
 
 SOCKET: Final = Path("engine.sock")  # in the folder of the instance, where engine and manager are

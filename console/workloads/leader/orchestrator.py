@@ -86,6 +86,7 @@ AGAIN_SECONDS: Final = 1.0  # until something is tried again, or asked for again
 HEALTH_SECONDS: Final = 10.0
 COMPILE_SECONDS_MAX: Final = 3600
 ORPHANS_AT_ONCE: Final = 20  # workloads of the cluster that nobody knows, ended in one look
+ARTIFACTS_MAX: Final = 1000  # remembered
 KEY_BYTES: Final = 32
 HOME: Final = re.compile(r"(.+)-\d+-\d+")  # the name of a driver
 ALL: Final = ""  # in the queue of news: every workload
@@ -144,6 +145,7 @@ class Orchestrator:
         self._generations: dict[str, int] = {}
         self._models: dict[str, str] = {}
         self._traffic: dict[str, tuple[float, tuple[Traffic, Traffic]]] = {}
+        self._artifacts: dict[str, Any] = {}  # the layouts of those that were made, by their address
         self._poll_at = self._refresh_at = 0.0
         self._last: dict[str, tuple[str, list[tuple[str, Any]]]] = {}
         self._was_stale = True
@@ -457,6 +459,11 @@ class Orchestrator:
         revision = loaded.workload.revision
         if revision is None or loaded.intent.revision.is_compiled or loaded.intent.deleting:
             return CompileSeen()
+        address = rendering.artifact_address(loaded.workload, revision)
+        if address in self._artifacts:  # the same inputs never compile twice
+            store.take_artifact(revision, address, self._artifacts[address])
+            self._soon(loaded.workload.name)
+            return CompileSeen(state=CompileState.RUNNING)
         assert self._link is not None  # noqa: S101 - the leader has one
         job = self._link.job(loaded.workload.name, rendering.compile_name(revision))
         if job is None:
@@ -472,8 +479,16 @@ class Orchestrator:
         except Malformed as error:
             return CompileSeen(state=CompileState.FAILED, sentence=f"Its result is none: {error}.")
         store.take_artifact(revision, result.sha256, result.layout)
+        if result.sha256 == address:
+            self._remember(address, result.layout)
         self._soon(loaded.workload.name)
         return CompileSeen(state=CompileState.RUNNING)
+
+    def _remember(self, address: str | None, layout: Any) -> None:
+        if address is not None:
+            self._artifacts[address] = layout
+            if len(self._artifacts) > ARTIFACTS_MAX:
+                del self._artifacts[next(iter(self._artifacts))]
 
     # How requests fare
 

@@ -16,6 +16,7 @@ from console.workloads import tokenizers
 from console.workloads.models import Instance, Revision, Workload
 from console.workloads.spec import Template
 from telemetry.decoder import DOCUMENT, decode
+from workload_manager.artifact import address
 from workload_manager.compiler.spec import CompileSpec
 from workload_manager.spec import CacheSpec, InstanceSpec, Secrets, TokenizerSpec, encode
 
@@ -138,3 +139,9 @@ def compile_spec(workload: Workload, revision: Revision) -> bytes:
             has_cache=template.cache.enabled,
         ).bare
     )
+
+
+def artifact_address(workload: Workload, revision: Revision) -> str | None:
+    """Of what its compile job makes; None where that depends on the files of its weights."""
+    told = decode(compile_spec(workload, revision), CompileSpec)
+    return None if told.weights else address(told.inputs({}))

@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from kvss_agent.http.api import Invalid
+from kvss_agent.documents import Invalid
 from kvss_agent.process.durable_file import write_durably
 from swdriver_shim.adapters.claims import SECONDS, mint
-from swdriver_shim.adapters.joining import NameSpec
+from swdriver_shim.adapters.join_config import NameSpec
 from swdriver_shim.adapters.vllm.config import AgentSpec, fresh, read
 from swdriver_shim.policy import Rules, Tier2Rule
 from telemetry.units import Unreadable, parse_seconds, parse_size

@@ -31,10 +31,10 @@ from msgspec import Meta, field
 from kvss_agent.client import Address
 from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
 from kvss_agent.desired import Document, Name
-from kvss_agent.http.api import Invalid, decode
+from kvss_agent.documents import Invalid, decode
 from kvss_agent.process.options import redis_url
 from kvss_agent.process.settings import REDIS_URL
-from swdriver_shim.adapters.joining import RANK, JoinConfig, NameSpec
+from swdriver_shim.adapters.join_config import RANK, JoinConfig, NameSpec
 from swdriver_shim.adapters.vllm.blocks import Unsupported
 from swdriver_shim.desired import (
     CLAIMS_KEY_BYTES_MIN,

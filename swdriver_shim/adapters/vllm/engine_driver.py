@@ -15,11 +15,12 @@ from typing import Any, Final
 
 import msgspec
 
-from kvss_agent.http.api import Invalid
+from kvss_agent.documents import Invalid
 from kvss_agent.process import daemon
 from kvss_agent.process.settings import warn_of_plain
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
-from swdriver_shim.adapters.joining import JoinedDriver, NameSpec, RemoteShards
+from swdriver_shim.adapters.join_config import NameSpec
+from swdriver_shim.adapters.joining import JoinedDriver, RemoteShards
 from swdriver_shim.adapters.vllm.blocks import Unsupported
 from swdriver_shim.adapters.vllm.config import EngineConfig, GovernedConfig
 from swdriver_shim.adapters.vllm.events import UnitEvents

@@ -238,7 +238,8 @@ def test_replicas_have_a_quota_also_without_boxes(people: People) -> None:
         assert refused.value.cause.is_never
         assert str(refused.value) == (
             "The quota of Acme is 3 replicas, its other workloads have 0, and 5 are requested: "
-            "2 too many. Request at most 3, scale another workload down, or have a platform admin raise the quota."
+            "2 too many. Request at most 3, scale another workload down, or have a platform admin raise "
+            "the quota."
         )
     more = wanted(name="more", model="more", org="acme", replicas=2)
     for begin in (changes.plan_new, changes.create):

@@ -16,7 +16,7 @@ import msgspec
 
 from console.environment import PROJECT
 from swdriver_shim.adapters.claims import mint
-from swdriver_shim.adapters.joining import JoinConfig
+from swdriver_shim.adapters.join_config import JoinConfig
 from tests.kvss_agent.plane import DRIVER, SECRET
 from tests.kvss_agent.process import AgentProcess, document, spec
 from tests.live import wait_until

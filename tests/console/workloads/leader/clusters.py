@@ -19,6 +19,8 @@ import msgspec
 
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.proto import cluster_pb2_grpc
+from workload_manager.artifact import address
+from workload_manager.compiler.spec import CompileSpec
 
 
 class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServicer):
@@ -30,6 +32,7 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         self.layout = layout
         self.changed = threading.Condition()
         self.version = 1
+        self.changed_at: dict[str, int] = {}  # by workload, also of those that are gone
         self.workloads: dict[str, pb.Workload] = {}
         self.specs: dict[str, pb.Instance] = {}
         self.jobs: dict[str, pb.Job] = {}
@@ -71,7 +74,7 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
                 for one in workload.instances:
                     if one.name == name:
                         self._set(one, **facts)
-            self._tell()
+                        self._tell(workload.name)
 
     # The services
 
@@ -95,7 +98,7 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
                 made.append(status)
             del known.instances[:]
             known.instances.extend(made)
-            self._tell()
+            self._tell(request.workload)
             return known
 
     def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteResponse:  # noqa: N802
@@ -103,29 +106,38 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         with self.changed:
             if self.workloads.pop(request.workload, None) is None:
                 context.abort(grpc.StatusCode.NOT_FOUND, "There is none.")
-            self._tell()
+            self._tell(request.workload)
         return pb.DeleteResponse()
 
     def Watch(self, _: pb.WatchRequest, context: Any) -> Iterator[pb.Event]:  # noqa: N802
-        seen = -1
+        with self.changed:
+            seen = self.version
+            events = [self._event(pb.Event.SNAPSHOT, name) for name in self.workloads]
+        yield from events
+        yield pb.Event(kind=pb.Event.COMPLETE, version=seen)
         while context.is_active():
             with self.changed:
                 if self.version == seen:
                     self.changed.wait(0.2)
                     continue
-                seen = self.version
+                news = [name for name, version in self.changed_at.items() if version > seen]
                 events = [
-                    pb.Event(kind=pb.Event.SNAPSHOT, version=seen, workload=one)
-                    for one in self.workloads.values()
+                    self._event(pb.Event.CHANGED if name in self.workloads else pb.Event.DELETED, name)
+                    for name in news
                 ]
+                seen = self.version
             yield from events
-            yield pb.Event(kind=pb.Event.COMPLETE, version=seen)
+
+    def _event(self, kind: pb.Event.Kind, name: str) -> pb.Event:
+        workload = self.workloads.get(name) or pb.Workload(name=name)
+        return pb.Event(kind=kind, version=self.version, workload=workload)
 
     def Submit(self, request: pb.JobSpec, _: Any) -> pb.Job:  # noqa: N802
         spec = msgspec.json.decode(request.spec)
         arguments = spec["engine"].get("arguments", [])
         is_bad = "--no" in arguments
-        result = {"sha256": "a" * 64, "layout": self.layout}
+        inputs = msgspec.convert(spec, CompileSpec).inputs({})
+        result = {"sha256": address(inputs), "layout": self.layout}
         job = pb.Job(
             name=request.name,
             state=pb.JOB_FAILED if is_bad else pb.JOB_SUCCEEDED,
@@ -148,8 +160,9 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
 
     # Instances
 
-    def _tell(self) -> None:
+    def _tell(self, workload: str) -> None:
         self.version += 1
+        self.changed_at[workload] = self.version
         self.changed.notify_all()
 
     def _set(self, status: pb.InstanceStatus, **facts: Any) -> None:

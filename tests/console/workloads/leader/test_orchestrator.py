@@ -474,6 +474,18 @@ def test_what_failed_is_compiled_again_for_an_equal_revision_and_after_a_restart
     assert len(names) == 3
 
 
+def test_the_same_inputs_are_not_compiled_again(leader: Leader, cluster: FakeCluster) -> None:
+    made = []
+    for _ in range(2):
+        workload = make_workload(**WITHOUT_CACHE, **QUICK)
+        leader.until("it is rolled out", is_complete)
+        made.append(workload.revisions.get().artifact)
+        changes.delete(SYSTEM, locked(SYSTEM))
+        leader.until("it is gone", lambda: not Workload.objects.exists())
+    assert made[0] == made[1]
+    assert len(cluster.jobs) == 1
+
+
 def test_two_never_lead_and_who_has_lost_its_connection_does_not_act(db: None) -> None:
     election = Election("two")
     assert election.run()
