@@ -84,6 +84,7 @@ def fill(part: float = 1.0) -> dict[str, object]:
         "policy": 1,
         "scheduled": 1,
         "users": "admin",
+        "tokenizers": 1,
         "tokens": "none",
         "nodes": "ax-0",
         "boxes": "cs-0",

@@ -38,6 +38,7 @@ THINGS = {
     "sessions": "none",
     "silences": 1,
     "stores": 1,
+    "tokenizers": 1,
     "tokens": "none",
     "users": "admin",
     "views": 1,
