@@ -34,7 +34,7 @@ def write(folder: Path) -> None:
     if (folder / CONFIG).exists():
         return
     tokenizer.write(folder)
-    words = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    words = tokenizer.vocabulary()
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": tokenizer.MESSAGE_END,

@@ -49,19 +49,24 @@ def write(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)  # last: then all is there
 
 
+def vocabulary() -> dict[str, int]:
+    """The number of each piece: words of the story first, and the end of a message last."""
+    pieces = {f"{BLANK}{word(token)}": token for token in range(VOCABULARY)}
+    for piece in (*_bytes(), *SYLLABLES, *_beginnings(1), *_beginnings(2), MESSAGE_END):
+        pieces.setdefault(piece, len(pieces))
+    return pieces
+
+
 def _tokenizer() -> dict[str, Any]:
     """As the library reads it. Merges build words syllable by syllable."""
-    vocabulary = {f"{BLANK}{word(token)}": token for token in range(VOCABULARY)}
-    for piece in (*_bytes(), *SYLLABLES, *_beginnings(1), *_beginnings(2)):
-        vocabulary.setdefault(piece, len(vocabulary))
-    special = len(vocabulary)
+    pieces = vocabulary()
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [
             {
-                "id": special,
+                "id": pieces[MESSAGE_END],
                 "content": MESSAGE_END,
                 "single_word": False,
                 "lstrip": False,
@@ -93,7 +98,7 @@ def _tokenizer() -> dict[str, Any]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            "vocab": {**vocabulary, MESSAGE_END: special},
+            "vocab": pieces,
             "merges": list(_merges()),
         },
     }

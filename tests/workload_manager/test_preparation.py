@@ -27,7 +27,7 @@ def test_a_tokenizer_is_where_the_specification_says(tmp_path: Path) -> None:
         ({}, "neither a folder nor an upload"),
         ({"folder": "/nowhere/at/all"}, "no such file or directory"),
         ({"sha256": "0" * 64}, "There is no tokenizer 0000000000000000"),
-        ({"sha256": "0" * 64, "url": "http://127.0.0.1:9/x"}, "can't be read"),
+        ({"sha256": "0" * 64, "url": "http://127.0.0.1:9/x"}, "can't be reached"),
     ],
 )
 def test_a_tokenizer_that_is_missing_is_said(
