@@ -27,7 +27,9 @@ from telemetry.units import duration
 
 def not_applied(desired: str, observed: str, kind: str) -> Condition:
     """Breach for each process of a kind that is behind, or gives the console no valid answer."""
-    by_metrics = metrics.behind(desired, observed, "{name} is behind its desired generation by {value:.0f}")
+    by_metrics = metrics.behind(
+        desired, observed, "{name} is behind its desired generation by {value:.0f}"
+    )
 
     def condition(tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
         found = {one.topic: one for one in by_metrics(tables, snapshot, values)}
