@@ -35,6 +35,7 @@ class Migration(migrations.Migration):
             options={
                 'ordering': ('name',),
                 'abstract': False,
+                'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='brain_name'), models.CheckConstraint(condition=models.Q(models.Q(('control_url', ''), ('heartbeat_sha256', None), ('joined_at', None)), models.Q(('heartbeat_sha256__isnull', False), ('joined_at__isnull', False), models.Q(('control_url', ''), _negated=True)), _connector='OR'), name='brain_joined')],
             },
         ),
         migrations.RemoveConstraint(
@@ -54,13 +55,5 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='jointoken',
             constraint=models.CheckConstraint(condition=models.Q(('kind__in', ['node', 'driver', 'brain'])), name='join_token_kind'),
-        ),
-        migrations.AddConstraint(
-            model_name='brain',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9][a-z0-9._-]{0,62}$')), name='brain_name'),
-        ),
-        migrations.AddConstraint(
-            model_name='brain',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('control_url', ''), ('heartbeat_sha256', None), ('joined_at', None)), models.Q(('heartbeat_sha256__isnull', False), ('joined_at__isnull', False), models.Q(('control_url', ''), _negated=True)), _connector='OR'), name='brain_joined'),
         ),
     ]

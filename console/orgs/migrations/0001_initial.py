@@ -12,7 +12,7 @@ class Migration(migrations.Migration):
     initial = True
 
     dependencies = [
-        migrations.swappable_dependency(settings.AUTH_USER_MODEL),
+        ('accounts', '__first__'),
     ]
 
     operations = [
@@ -26,6 +26,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('user__username',),
+                'constraints': [models.CheckConstraint(condition=models.Q(('role__in', [1, 2, 3])), name='membership_role')],
             },
         ),
         migrations.CreateModel(
@@ -50,9 +51,5 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='membership',
             constraint=models.UniqueConstraint(fields=('org', 'user'), name='member_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='membership',
-            constraint=models.CheckConstraint(condition=models.Q(('role__in', [1, 2, 3])), name='membership_role'),
         ),
     ]
