@@ -121,13 +121,11 @@ def _take_terminal() -> None:
 
 
 @pytest.mark.timeout(1800)  # four minutes where nothing else runs
-def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(
-    ended: Ended, again: Whole
-) -> None:
-    again.up(TIDEGATE_DEMO="1")
-    assert {"demo", *places.NODES, places.BRAIN} <= again.rows().keys()
-    assert "TIDEGATE_DEMO=0 turns it off" in re.sub(r"[│\s]+", " ", again.said)
-    with browser_of(again, ended.password) as browser:
+def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(own: Whole) -> None:
+    own.up(TIDEGATE_DEMO="1")
+    assert {"demo", *places.NODES, places.BRAIN} <= own.rows().keys()
+    assert "TIDEGATE_DEMO=0 turns it off" in re.sub(r"[│\s]+", " ", own.said)
+    with browser_of(own, own.password) as browser:
 
         def moved(**asked: str) -> float:
             told = {"name": "tidegate_driver_path_bytes_total", "fold": "sum", **asked}
@@ -144,23 +142,23 @@ def test_the_demo_is_a_fleet_that_joins_and_serves_and_leaves_nothing_behind(
             assert moved(topic=f"session:{session}", label="tier:unknown") == 0, (
                 "the console tells paths"
             )
-        stop_half_way(again, "incident", "2/6", "The fleet is restored.")
+        stop_half_way(own, "incident", "2/6", "The fleet is restored.")
         streams = browser.get("/api/v1/sessions/chat/streams").json()["items"]
         assert [one["path"] for one in streams] == ["rail"] * 8
-        stop_half_way(again, "rollout", "2/5", "The workload is restored.")
-        stage_rollouts(again)
+        stop_half_way(own, "rollout", "2/5", "The workload is restored.")
+        stage_rollouts(own)
         spec = browser.get("/api/v1/workloads/chat").json()["spec"]
         assert "arguments" not in spec["engine"], "as it was before"
-        tutorial.follow(again, new_token(browser))
-        before = again.pid("ax-1")
+        tutorial.follow(own, new_token(browser))
+        before = own.pid("ax-1")
         os.kill(before, signal.SIGKILL)
-        until(lambda: again.is_back("ax-1", before))
-    pids = again.pids()
-    again.signal(signal.SIGINT)
-    assert again.end() == os.EX_OK
-    again.assert_nothing_is_left(pids)
-    assert "differ from what was stored" not in again.said, "some were wrong"
-    assert "Unauthorized" not in again.said, "heartbeats of those who have not joined"
+        until(lambda: own.is_back("ax-1", before))
+    pids = own.pids()
+    own.signal(signal.SIGINT)
+    assert own.end() == os.EX_OK
+    own.assert_nothing_is_left(pids)
+    assert "differ from what was stored" not in own.said, "some were wrong"
+    assert "Unauthorized" not in own.said, "heartbeats of those who have not joined"
 
 
 def stop_half_way(stack: Whole, story: str, step: str, restored: str) -> None:
