@@ -16,15 +16,10 @@ class Router(ninja.Router):
     """The first line of an operation's docstring is its summary, the rest its description."""
 
     def add_api_operation(
-        self,
-        path: str,
-        methods: list[str],
-        view_func: Callable[..., Any],
-        *,
-        response: Any,
-        **options: Any,
+        self, path: str, methods: list[str], view_func: Callable[..., Any], **options: Any
     ) -> None:
         """`response`: what it answers with, or that by status."""
+        response = options.pop("response")
         super().add_api_operation(path, methods, view_func, **options)
         operation = self.path_operations[path].operations[-1]
         by_status = response if isinstance(response, dict) else {200: response}
