@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import httpx
 import pytest
@@ -129,7 +130,100 @@ def test_whatever_is_killed_in_a_rollout_it_ends_with_one_instance(
     assert time.monotonic() - began < 60
 
 
-def of_nobody(scene: Served, name: str) -> list[str]:
+VICTIMS: Final = ("orchestrator", "cluster", "manager", "engine")
+
+
+def test_whatever_is_killed_while_workloads_are_created_and_deleted_nothing_is_doubled_or_left(
+    scene: Served,
+) -> None:
+    """One workload for each of the processes, which are killed at other points of its life."""
+    for victim in VICTIMS:
+        slow = {"answer_tokens_per_second": 20, "parameters": 70e9}
+        engine = {"kind": "emulator", "emulator": slow, "arguments": ["--start-seconds", "1"]}
+        scene.create(victim, model=model_of(victim), engine=engine)
+    wait_until("one is being compiled", lambda: compile_jobs(scene), 60)
+    kill(scene, "orchestrator")
+    wait_until("there is an instance", lambda: scene.instances("cluster"), UP_SECONDS)
+    kill(scene, "cluster")
+    kill(scene, "manager")
+    kill(scene, "engine")
+    for victim in VICTIMS:
+        scene.wait_until_ready(victim, UP_SECONDS * 2)
+    serving = [assert_one_serves(scene, victim) for victim in VICTIMS]
+    wait_until("nothing else runs", lambda: of_nobody(scene, *serving) == [], 60)
+
+    with contextlib.ExitStack() as reading:  # so that they do not go before they are killed
+        for victim in VICTIMS:
+            reading.enter_context(scene.streaming(model_of(victim)))
+        for victim in VICTIMS:
+            scene.begin_to_delete(victim)
+        wait_until("the first drains", lambda: drains(scene, "engine"), UP_SECONDS)
+        for victim in reversed(VICTIMS):
+            kill(scene, victim)
+    for victim in VICTIMS:
+        scene.wait_until_gone(victim)
+    wait_until("no process is left", lambda: not scene.processes_of(), 60)
+    assert scene.ask("GET", "/sessions")["items"] == []
+    assert scene.ask("GET", "/drivers")["items"] == []
+    assert [scene.endpoints(model_of(victim)) for victim in VICTIMS] == [[]] * len(VICTIMS)
+    kept = [*scene.cluster_folder.glob("workloads/*"), *scene.cluster_folder.glob("instances/*")]
+    assert kept == []
+
+
+def model_of(victim: str) -> str:
+    return f"example/{victim}"
+
+
+def compile_jobs(scene: Served) -> list[Path]:
+    return list(scene.cluster_folder.glob("jobs/compile-*"))
+
+
+def kill(scene: Served, victim: str) -> None:
+    """The process of the stack, or the one of the workload of this name, wherever that is just now."""
+    if victim in ("orchestrator", "cluster"):
+        before = scene.whole.pid(victim)
+        os.kill(before, signal.SIGKILL)
+        wait_until(f"{victim} is back", partial(scene.whole.is_back, victim, before), UP_SECONDS)
+        return
+    found = scene.managers if victim == "manager" else scene.engines
+
+    def killed() -> bool:
+        running = [one for name in states(scene, victim) for one in found(name)]
+        for process in running:
+            process.kill()
+        return bool(running) or scene.is_gone(victim)
+
+    wait_until(f"a {victim} is killed", killed, UP_SECONDS)
+
+
+def assert_one_serves(scene: Served, name: str) -> str:
+    """Its only instance: another one was never needed, and brains know its address."""
+    [only] = scene.instances(name, with_ended=True)
+    instance = str(only["name"])
+    assert (only["state"], only["serving"]) == ("ready", True)
+    assert (len(scene.managers(instance)), len(scene.engines(instance))) == (1, 1)
+    wait_until(
+        "brains are told of it",
+        lambda: (
+            [(one.instance, one.url, one.state) for one in scene.endpoints(model_of(name))]
+            == [(instance, scene.instances(name)[0]["url"], "ready")]
+        ),
+        60,
+    )
+    return instance
+
+
+def states(scene: Served, workload: str) -> dict[str, str]:
+    """Of its instances, by name; none of a workload that is gone."""
+    found = scene.admin.get(f"/workloads/{workload}/instances?ended=false")
+    return {one["name"]: one["state"] for one in found.json()["items"]} if found.is_success else {}
+
+
+def drains(scene: Served, workload: str) -> bool:
+    return "draining" in states(scene, workload).values() or scene.is_gone(workload)
+
+
+def of_nobody(scene: Served, *names: str) -> list[str]:
     """Processes of other instances and of jobs."""
-    ours = {one.pid for one in scene.processes_of(name)}
+    ours = {one.pid for name in names for one in scene.processes_of(name)}
     return [str(one) for one in scene.processes_of() if one.pid not in ours]
