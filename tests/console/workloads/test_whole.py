@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -15,7 +16,10 @@ from typing import Final, Self
 
 import httpx
 import pytest
+from playwright.sync_api import Locator, Page, expect
 
+from tests.browser.chromium import chromium
+from tests.browser.looking import WIDE, log_in
 from tests.console.workloads.whole import UP_SECONDS, Served, served
 from tests.live import wait_until
 
@@ -128,6 +132,63 @@ def test_whatever_is_killed_in_a_rollout_it_ends_with_one_instance(
     began = time.monotonic()
     wait_until("it hits", lambda: scene.cached(text(0)) > 0, 60)
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.browser
+def test_in_a_browser_one_is_created_seen_to_come_up_broken_and_seen_to_be_rolled_back(
+    scene: Served,
+) -> None:
+    """Everything that happens on the page is done by the orchestrator; nobody reloads it."""
+    with chromium() as browser:
+        page = browser.new_page(base_url=scene.whole.address, viewport=WIDE, reduced_motion="reduce")
+        complaints: list[str] = []
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        log_in(page, scene)
+        page.goto("/workloads/")
+        page.get_by_role("link", name="Create workload").click()
+        rewrite(page, "replicas: 2", "replicas: 1")
+        page.get_by_role("button", name="Create workload").click()
+        expect(page.get_by_role("heading", name="chat", exact=True)).to_be_visible()
+        watch(row(page, "status", "Ready"), "True")
+        [good] = scene.instances("chat")
+        watch(row(page, "replicas", "chat-0"), f"{good['name']}.*serving")
+
+        with Clients(scene) as clients:
+            page.get_by_role("link", name="Edit").click()
+            rewrite(page, "kind: emulator", "kind: emulator\n  arguments: [--fail-start]")
+            rewrite(page, "deadline_seconds: 10m", "deadline_seconds: 8")
+            page.get_by_role("button", name="Apply").click()
+            expect(page.get_by_role("heading", name="chat", exact=True)).to_be_visible()
+            watch(row(page, "rollouts", r"2\s+from 1"), "rolled back.* was not ready within 8 s")
+            watch(row(page, "revisions", "3"), "current.*same as revision 1")
+            watch(row(page, "status", "RolloutComplete"), "True")
+        assert clients.failed == []
+        assert clients.asked > 3
+        assert [one["name"] for one in scene.instances("chat")] == [good["name"]]
+
+        page.get_by_label("Type the name to confirm").fill("chat")
+        page.get_by_role("button", name="Delete workload").click()
+        scene.wait_until_gone("chat")
+        assert complaints == []
+
+
+def rewrite(page: Page, old: str, new: str) -> None:
+    """In the spec of the form. Its plan is there again afterwards."""
+    spec = page.get_by_label("Spec")
+    text = spec.input_value()
+    assert old in text
+    with page.expect_response(lambda answer: answer.request.method == "POST"):
+        spec.fill(text.replace(old, new))
+
+
+def row(page: Page, section: str, begins: str) -> Locator:
+    """The row of a table of the page that begins so."""
+    rows = page.locator(f"section[aria-labelledby={section}] tbody tr")
+    return rows.filter(has_text=re.compile(rf"^\s*{begins}\b"))
+
+
+def watch(found: Locator, says: str) -> None:
+    expect(found).to_have_text(re.compile(says, re.DOTALL), timeout=1000 * UP_SECONDS)
 
 
 VICTIMS: Final = ("orchestrator", "cluster", "manager", "engine")

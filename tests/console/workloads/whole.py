@@ -59,6 +59,10 @@ class Served(Scene):
 
     # People
 
+    @property
+    def password(self) -> str:
+        return self.whole.password
+
     def create(self, name: str, **more: Any) -> dict[str, Any]:
         spec = {
             "name": name,
