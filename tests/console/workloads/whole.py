@@ -24,7 +24,7 @@ NODES: Final = ("ax-1", "ax-2")
 ORG: Final = "acme"
 MODEL: Final = "example/chat-8b"
 BRAIN: Final = "brain-1"
-UP_SECONDS: Final = 120.0
+UP_SECONDS: Final = 240.0
 DOMAINS: Final = ", ".join(["{wio: 2, leaves: [leaf-1]}"] * 4)  # a shard for each
 FLEET: Final = f"""
 stamps:
