@@ -118,6 +118,7 @@ class Loaded:
                 boxes=row.boxes,
                 goal=GOALS[Goal(row.goal)],
                 grace_seconds=rendering.GRACE_SECONDS,
+                resources=rendering.resources(row.revision),
             )
             for row in sorted(self.rows.values(), key=lambda row: row.pk)
         ]

@@ -106,9 +106,14 @@ def is_complete(name: str = "talk") -> bool:
     return workload.stable_id == workload.revision_id and not is_rolling
 
 
-def test_a_workload_comes_up_and_brains_hear_of_it(leader: Leader, redis_url: str) -> None:
-    make_workload(replicas=2, **WITHOUT_CACHE, **QUICK)
+def test_a_workload_comes_up_and_brains_hear_of_it(
+    cluster: FakeCluster, leader: Leader, redis_url: str
+) -> None:
+    limits = {"memory_bytes": "1GiB", "cpu_cores": 1.5}
+    make_workload(replicas=2, limits=limits, **WITHOUT_CACHE, **QUICK)
     leader.until("it is rolled out", is_complete)
+    told_limits = [one.resources for one in cluster.specs.values()]
+    assert told_limits == [pb.Resources(memory_bytes=1 << 30, cpu_millis=1500)] * 2
     rows = Instance.objects.filter(ended_at=None, serving=True)
     assert told(redis_url) == {one.replica: one.url for one in rows}
     assert len(rows) == 2
