@@ -577,8 +577,8 @@ class World:
                 self.homes[home] = replace(self.homes[home], is_busy=True, is_starting=True, boxes=here)
                 self.busy_until[home] = self.now + 1.0
             case CancelJob(home):
-                users = [one for one in self.rows.values() if one.home == home]
-                assert not users, f"the job of {users} is cancelled"
+                its = [one.name for one in self.rows.values() if one.home == home]
+                assert not its, f"the job of {its} is cancelled"
                 self.counts["cancelled"] += 1
                 self.homes[home] = replace(self.homes[home], is_starting=False)
                 self.busy_until[home] = self.now + 1.0
