@@ -163,7 +163,7 @@ def test_in_a_browser_one_is_created_seen_to_come_up_broken_and_seen_to_be_rolle
         with Clients(scene) as clients:
             page.get_by_role("link", name="Edit").click()
             rewrite(page, "kind: emulator", "kind: emulator\n  arguments: [--fail-start]")
-            rewrite(page, "deadline_seconds: 10m", "deadline_seconds: 8")
+            rewrite(page, "deadline_seconds: 600", "deadline_seconds: 8")
             page.get_by_role("button", name="Apply").click()
             expect(page.get_by_role("heading", name="chat", exact=True)).to_be_visible()
             watch(row(page, "rollouts", r"2\s+from 1"), "rolled back.* was not ready within 8 s")
