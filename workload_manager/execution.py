@@ -90,6 +90,7 @@ class Cancelled(Exception):
 
 
 _DECODER: Final = msgspec.json.Decoder(ExecuteSpec)
+_ANY: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -240,6 +241,6 @@ class Execution:
 
 def _value(body: bytes) -> Any:
     try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return decode(body, _ANY)
+    except Invalid:
         return body.decode(errors="replace")
