@@ -33,6 +33,7 @@ from console.fleet.models import (
     Node,
     ProcessKind,
     Removed,
+    is_lost,
     topic,
 )
 from console.fleet.nodes import Impossible
@@ -205,15 +206,11 @@ def _as_removed(gone: Removed) -> str:
     return f"{gone.name} was removed from the fleet on {gone.removed_at:%Y-%m-%d at %H:%M} UTC."
 
 
-def _is_lost(joined: Process) -> bool:
-    return joined.state == State.LOST.value if isinstance(joined, Node) else joined.lost_at is not None
-
-
 def _is_gone(joined: Process) -> bool:
     """Who is in maintenance never counts as lost; and that is when machines are made anew."""
     if isinstance(joined, Node) and joined.state == State.MAINTENANCE.value:
         return has_gone_silent(joined.last_heartbeat_at, timezone.now())
-    return _is_lost(joined)
+    return is_lost(joined)
 
 
 def _leaves_of(nics: Sequence[NicFacts]) -> dict[str, Leaf]:
@@ -262,7 +259,7 @@ def beats(name: str, shown: str, facts: Facts) -> bool:
     joined = _of_these(facts).filter(name=name).first()
     if joined is None or not _may_say(joined, shown, facts):
         return False
-    if _is_lost(joined) or not _says_the_same(joined, facts):
+    if is_lost(joined) or not _says_the_same(joined, facts):
         return _changes(joined.pk, shown, facts)
     type(joined).objects.filter(pk=joined.pk).update(last_heartbeat_at=timezone.now())
     return True
@@ -281,7 +278,7 @@ def _changes(key: int, shown: str, facts: Facts) -> bool:
     joined = _of_these(facts).select_for_update(no_key=True, of=("self",)).filter(pk=key).first()
     if joined is None or not _may_say(joined, shown, facts):
         return False
-    was_lost, version = _is_lost(joined), joined.software_version
+    was_lost, version = is_lost(joined), joined.software_version
     _follow(joined, facts)
     joined.last_heartbeat_at = timezone.now()
     joined.version += 1
