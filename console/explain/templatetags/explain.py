@@ -65,8 +65,8 @@ def hit_part(result: RequestResult) -> str:
 
 @register.simple_tag
 def body_of(question: Question | None, session: str) -> str:
-    """The body of the same question over REST, for within the quotes of a shell; the first of many tokens
-    or keys."""
+    """The body of the same question over REST, for within the quotes of a shell; the first of many
+    tokens or keys."""
     asked: dict[str, Any] = {"request": "…"}
     if question:
         given = {
