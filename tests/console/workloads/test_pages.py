@@ -45,8 +45,8 @@ def test_an_empty_list_says_what_to_do_next(
 
 def test_a_new_form_proposes_a_name_that_is_free(admin: Client) -> None:
     assert "name: chat\n" in admin.get("/new-workload/").content.decode()
-    make_workload("chat")
-    make_workload("chat-2")
+    a_workload(name="chat")
+    a_workload(name="chat-2")
     page = admin.get("/new-workload/").content.decode()
     assert "name: chat-3\n" in page
     assert "already" not in page
