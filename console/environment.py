@@ -11,7 +11,7 @@ import enum
 import os
 import re
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ PROJECT = Path(__file__).resolve().parent.parent  # where it is installed, the f
 IS_CHECKOUT = (PROJECT / "pyproject.toml").is_file()
 HOME = PROJECT if IS_CHECKOUT else Path.cwd()  # what the paths of settings are relative to
 PREFIX = "TIDEGATE_"
+OF_OTHERS = ("database_url", "redis_url")  # which have the names that they have everywhere, without it
 # What the API examples of docs show, and `tidegatectl` reads: people export it.
 OF_CLIENTS = ("TIDEGATE_ADDRESS", "TIDEGATE_CA", "TIDEGATE_CONTEXT", "TIDEGATE_TOKEN")
 SECRET_KEY_CHARACTERS_MIN = 50  # what Django asks for
@@ -159,32 +160,25 @@ class JwtAlgorithm(enum.StrEnum):
 
 @dataclass(frozen=True)
 class About:
-    """What the table says of one setting."""
+    """What the table says of one setting. Its name is that of its attribute, with a prefix."""
 
-    name: str
     kind: Kind
     purpose: str
-    required: bool = False
-    secret: bool = False
-    default_text: str | None = None
+    required: bool
+    secret: bool
+    default_text: str
+    name: str = ""
 
 
 REQUIRED = object()
 
 
-def setting(
-    name: str, kind: Kind, purpose: str, *, default: Any = REQUIRED, secret: bool = False
-) -> Any:
-    about = About(
-        name=name,
-        kind=kind,
-        purpose=purpose,
-        required=default is REQUIRED,
-        secret=secret,
-        default_text=None if default is REQUIRED else _as_text(default),
-    )
+def setting(kind: Kind, purpose: str, *, default: Any = REQUIRED, secret: bool = False) -> Any:
     if default is REQUIRED:
-        return field(metadata={"about": about})
+        return field(
+            metadata={"about": About(kind, purpose, required=True, secret=secret, default_text="")}
+        )
+    about = About(kind, purpose, required=False, secret=secret, default_text=_as_text(default))
     return field(default=default, metadata={"about": about})
 
 
@@ -203,19 +197,16 @@ class Environment:
     """The settings of one process. Made only by `read`."""
 
     database_url: str = setting(
-        "DATABASE_URL",
         url("postgres", "postgresql"),
         "PostgreSQL (14 or newer). `make up` starts one of its own when this is not set.",
         secret=True,
     )
     redis_url: str = setting(
-        "REDIS_URL",
         url("redis", "rediss", "unix"),
         "Redis (6.2 or newer), the broker of work. `make up` starts one of its own when it is not set.",
         secret=True,
     )
     telemetry_url: str | None = setting(
-        "TIDEGATE_TELEMETRY_URL",
         url("redis", "rediss", "unix"),
         "Redis that takes telemetry, as the console's processes add their own numbers: user `console`. "
         "Better a server of its own than `REDIS_URL`, which it is if it is not set.",
@@ -223,7 +214,6 @@ class Environment:
         secret=True,
     )
     ingest_url: str | None = setting(
-        "TIDEGATE_INGEST_URL",
         url("redis", "rediss", "unix"),
         "The same, as it is read: user `ingest` for ingest, `observer` for web. If it is not set, "
         "`TIDEGATE_TELEMETRY_URL`.",
@@ -231,7 +221,6 @@ class Environment:
         secret=True,
     )
     registrar_url: str | None = setting(
-        "TIDEGATE_REGISTRAR_URL",
         url("redis", "rediss", "unix"),
         "The same, for workers: user `registrar`, which makes a Redis user for each agent and driver "
         "that has joined. If it is not set, nobody does.",
@@ -239,14 +228,12 @@ class Environment:
         secret=True,
     )
     own_telemetry_url: str | None = setting(
-        "TIDEGATE_OWN_TELEMETRY_URL",
         url("redis", "rediss", "unix"),
         "The same, as agents and drivers are to be given it: user `own`, no password, such as "
         "`rediss://own@redis.example.org:6379/0`. Each opens it as its own user.",
         default=None,
     )
     endpoints_url: str | None = setting(
-        "TIDEGATE_ENDPOINTS_URL",
         url("redis", "rediss", "unix"),
         "The same, for orchestrators: user `leader`, which tells brains where replicas of workloads "
         "are. If it is not set, `TIDEGATE_TELEMETRY_URL`.",
@@ -254,171 +241,122 @@ class Environment:
         secret=True,
     )
     cluster_url: str | None = setting(
-        "TIDEGATE_CLUSTER_URL",
         url("unix", "https"),
         "The Cluster Server, which runs the instances of workloads: `https://cluster.example.org:8450`, "
         "or `unix:///run/tidegate/cluster.sock` on the same machine.",
         default=None,
     )
     cluster_ca: Path | None = setting(
-        "TIDEGATE_CLUSTER_CA",
-        FOLDER,
-        "PEM file of who vouches for the Cluster Server. With `https://`.",
-        default=None,
+        FOLDER, "PEM file of who vouches for the Cluster Server. With `https://`.", default=None
     )
     cluster_certificate: Path | None = setting(
-        "TIDEGATE_CLUSTER_CERTIFICATE",
         FOLDER,
         "PEM file of the certificate that the console shows the Cluster Server. With `https://`.",
         default=None,
     )
-    cluster_key: Path | None = setting(
-        "TIDEGATE_CLUSTER_KEY",
-        FOLDER,
-        "PEM file of the key of that certificate.",
-        default=None,
-    )
+    cluster_key: Path | None = setting(FOLDER, "PEM file of the key of that certificate.", default=None)
     secret_key: str = setting(
-        "TIDEGATE_SECRET_KEY",
         SECRET,
         "Signs sessions and cursors, and seals stored secrets: those are lost with it. `make up` makes "
         "one and keeps it under `.tidegate/`.",
         secret=True,
     )
     secret_key_fallbacks: tuple[str, ...] = setting(
-        "TIDEGATE_SECRET_KEY_FALLBACKS",
         comma_list(SECRET),
         "Former secret keys, which still open what they signed and sealed while a new one takes over.",
         default=(),
         secret=True,
     )
     mode: Mode = setting(
-        "TIDEGATE_MODE",
         choice(Mode),
         "`production` expects TLS in front and makes every cookie secure; "
         "`embedded` is what `make up` sets for one machine.",
         default=Mode.PRODUCTION,
     )
-    debug: bool = setting(
-        "TIDEGATE_DEBUG",
-        FLAG,
-        "Django's debug pages. Refused in production mode.",
-        default=False,
-    )
+    debug: bool = setting(FLAG, "Django's debug pages. Refused in production mode.", default=False)
     allowed_hosts: tuple[str, ...] = setting(
-        "TIDEGATE_ALLOWED_HOSTS",
         comma_list(HOST),
         "Host names the console answers to. Required in production mode; "
         "in embedded mode the loopback names are always among them.",
         default=(),
     )
     trusted_origins: tuple[str, ...] = setting(
-        "TIDEGATE_TRUSTED_ORIGINS",
         comma_list(url("https", "http")),
         "Further origins (scheme and host) whose forms are accepted.",
         default=(),
     )
     trusted_proxies: int = setting(
-        "TIDEGATE_TRUSTED_PROXIES",
         integer(0, 8),
         "How many proxies stand in front. That many entries of `X-Forwarded-For` are believed, "
         "and `X-Forwarded-Proto` if there is at least one.",
         default=0,
     )
     hsts_seconds: int = setting(
-        "TIDEGATE_HSTS_SECONDS",
         seconds(0, 63_072_000),
         "How long browsers insist on TLS, in production mode.",
         default=31_536_000,
     )
-    host: str = setting("TIDEGATE_HOST", HOST, "Address that `make up` listens on.", default="127.0.0.1")
+    host: str = setting(HOST, "Address that `make up` listens on.", default="127.0.0.1")
     port: int = setting(
-        "TIDEGATE_PORT",
         integer(1, 65535),
         "Port that `make up` listens on; if it is taken, the next free one.",
         default=8400,
     )
     state_dir: Path = setting(
-        "TIDEGATE_STATE_DIR",
         FOLDER,
         "Where `make up` keeps data, sockets, logs and secrets. Relative to the checkout or, when "
         "installed, to the working directory.",
         default=HOME / ".tidegate",
     )
     tokenizers_dir: Path | None = setting(
-        "TIDEGATE_TOKENIZERS_DIR",
         FOLDER,
         "Where uploaded tokenizers are stored, and where brains read them: on several machines a "
         "mount that has the same path on all. By default `tokenizers` in `TIDEGATE_STATE_DIR`.",
         default=None,
     )
     static_dir: Path = setting(
-        "TIDEGATE_STATIC_DIR",
         FOLDER,
         "Where `manage.py collectstatic` puts files, and production serves them from.",
         default=HOME / ".tidegate" / "static",
     )
-    log_level: LogLevel = setting(
-        "TIDEGATE_LOG_LEVEL", choice(LogLevel), "Least level that is logged.", default=LogLevel.INFO
-    )
+    log_level: LogLevel = setting(choice(LogLevel), "Least level that is logged.", default=LogLevel.INFO)
     login_attempts_max: int = setting(
-        "TIDEGATE_LOGIN_ATTEMPTS_MAX",
         integer(1, 10_000),
         "Failed log-ins per name, and ten times as many per address, before further ones wait.",
         default=8,
     )
     login_window_seconds: int = setting(
-        "TIDEGATE_LOGIN_WINDOW_SECONDS",
-        seconds(1, 86_400),
-        "How long failed log-ins are counted.",
-        default=300,
+        seconds(1, 86_400), "How long failed log-ins are counted.", default=300
     )
-    session_hours: int = setting(
-        "TIDEGATE_SESSION_HOURS",
-        integer(1, 720),
-        "How long a browser stays logged in.",
-        default=12,
-    )
+    session_hours: int = setting(integer(1, 720), "How long a browser stays logged in.", default=12)
     jwt_algorithm: JwtAlgorithm | None = setting(
-        "TIDEGATE_JWT_ALGORITHM",
         choice(JwtAlgorithm),
         "The one algorithm accepted for bearer JWTs. All four `TIDEGATE_JWT_*` or none.",
         default=None,
     )
     jwt_key: str | None = setting(
-        "TIDEGATE_JWT_KEY",
         PEM_OR_SECRET,
         "The issuer's public key, or the shared secret of HS256.",
         default=None,
         secret=True,
     )
-    jwt_issuer: str | None = setting("TIDEGATE_JWT_ISSUER", LINE, "What `iss` must say.", default=None)
-    jwt_audience: str | None = setting(
-        "TIDEGATE_JWT_AUDIENCE", LINE, "What `aud` must contain.", default=None
-    )
+    jwt_issuer: str | None = setting(LINE, "What `iss` must say.", default=None)
+    jwt_audience: str | None = setting(LINE, "What `aud` must contain.", default=None)
     task_seconds_max: int = setting(
-        "TIDEGATE_TASK_SECONDS_MAX",
         seconds(1, 3600),
         "A Celery task is stopped after this long. A task whose worker vanished runs again "
         "elsewhere after twice this long.",
         default=60,
     )
-    worker_processes: int = setting(
-        "TIDEGATE_WORKER_PROCESSES",
-        integer(1, 256),
-        "Processes of one Celery worker.",
-        default=2,
-    )
+    worker_processes: int = setting(integer(1, 256), "Processes of one Celery worker.", default=2)
 
     public_url: str | None = setting(
-        "TIDEGATE_PUBLIC_URL",
         url("https", "http"),
         "Where people reach the console: what links in notifications begin with. In embedded mode the "
         "address that it listens on.",
         default=None,
     )
     smtp_url: str | None = setting(
-        "TIDEGATE_SMTP_URL",
         url("smtp", "smtp+tls", "smtps"),
         "Mail server for notifications: `smtp+tls://name:password@mail.example.org` goes over to TLS,"
         " `smtps://` begins with it, `smtp://` is plain.",
@@ -426,24 +364,21 @@ class Environment:
         secret=True,
     )
     mail_from: str | None = setting(
-        "TIDEGATE_MAIL_FROM", LINE, "The sender of its e-mails. With `TIDEGATE_SMTP_URL`.", default=None
+        LINE, "The sender of its e-mails. With `TIDEGATE_SMTP_URL`.", default=None
     )
     lost_after_seconds: int = setting(
-        "TIDEGATE_LOST_AFTER_SECONDS",
         seconds(5, 3600),
         "A node or a driver that was last seen so long ago is lost. Heartbeats come four "
         "times as often, and at least every ten seconds.",
         default=30,
     )
     certificate_days: int = setting(
-        "TIDEGATE_CERTIFICATE_DAYS",
         integer(1, 90),
         "For how many days certificates of agents and drivers are valid. They are renewed after two "
         "thirds of that; for the rest of it the console may be away.",
         default=7,
     )
     plain_control: bool = setting(
-        "TIDEGATE_PLAIN_CONTROL",
         FLAG,
         "Whether agents and drivers on other machines may be asked over plain HTTP. Tokens, secrets and "
         "data keys can be read on the way then: only while processes of an older version are "
@@ -452,32 +387,21 @@ class Environment:
     )
 
     telemetry_days_10s: int = setting(
-        "TIDEGATE_TELEMETRY_DAYS_10S",
-        integer(1, 30),
-        "For how many days numbers are kept in steps of ten seconds.",
-        default=3,
+        integer(1, 30), "For how many days numbers are kept in steps of ten seconds.", default=3
     )
     telemetry_days_1m: int = setting(
-        "TIDEGATE_TELEMETRY_DAYS_1M",
-        integer(1, 120),
-        "For how many days they are kept in steps of a minute.",
-        default=15,
+        integer(1, 120), "For how many days they are kept in steps of a minute.", default=15
     )
     telemetry_days_1h: int = setting(
-        "TIDEGATE_TELEMETRY_DAYS_1H",
-        integer(1, 1500),
-        "For how many days they are kept in steps of an hour.",
-        default=400,
+        integer(1, 1500), "For how many days they are kept in steps of an hour.", default=400
     )
     telemetry_hours_slowest: int = setting(
-        "TIDEGATE_TELEMETRY_HOURS_SLOWEST",
         integer(1, 720),
         "For how many hours the slowest transfers of each ten seconds are kept.",
         default=24,
     )
 
     demo: bool = setting(
-        "TIDEGATE_DEMO",
         FLAG,
         "A small fleet with traffic of three orgs, made where there is no fleet yet. `make up` sets it "
         "unless told otherwise. Refused in production mode.",
@@ -485,7 +409,6 @@ class Environment:
     )
 
     otlp_url: str | None = setting(
-        "TIDEGATE_OTLP_URL",
         url("http", "https"),
         "A collector of OpenTelemetry that the console tells its own numbers, too, over OTLP: without "
         "`/v1/metrics`. Needs the extra `otlp`.",
@@ -522,7 +445,13 @@ class Environment:
     @classmethod
     def attributes(cls) -> dict[str, About]:
         """Attribute name → what the table says of it, in the order of the table."""
-        return {item.name: item.metadata["about"] for item in fields(cls)}
+        return {
+            item.name: replace(
+                item.metadata["about"],
+                name=item.name.upper() if item.name in OF_OTHERS else f"{PREFIX}{item.name.upper()}",
+            )
+            for item in fields(cls)
+        }
 
     def _contradictions(self) -> list[str]:
         problems = []

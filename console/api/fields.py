@@ -15,6 +15,7 @@ from pydantic import (
     AwareDatetime,
     BeforeValidator,
     ConfigDict,
+    Field,
     StringConstraints,
     ValidationInfo,
     field_validator,
@@ -70,6 +71,10 @@ class Input(Schema):
         if wrong := _mistaken(value, _kinds(field.annotation)):
             raise ValueError(wrong)
         return value
+
+
+class ReasonIn(Input):
+    reason: Reason = Field("", description="Stored in the audit trail.")
 
 
 _NUMBER: Final = "write it as a number"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from ninja import Field, Path, Schema
 
 from console.accounts.browser import SignedInRequest
-from console.api.fields import Input, Moment, Reason, SearchText
+from console.api.fields import Moment, ReasonIn, SearchText
 from console.api.pagination import Rows, listing
 from console.api.routes import Router, answers
 from console.audit import services
@@ -54,10 +54,6 @@ class EntryOut(Schema):
         return services.can_undo(entry)
 
 
-class UndoIn(Input):
-    reason: Reason = ""
-
-
 @listing(router, "/audit", EntryOut, 404, by="-pk")
 def list_entries(
     request: SignedInRequest,
@@ -89,7 +85,7 @@ def get_entry(request: SignedInRequest, entry_id: EntryId) -> AuditEntry:
 
 
 @router.post("/audit/{entry_id}/undo", response=answers(EntryOut, 404, 409))
-def undo(request: SignedInRequest, entry_id: EntryId, payload: UndoIn) -> AuditEntry:
+def undo(request: SignedInRequest, entry_id: EntryId, payload: ReasonIn) -> AuditEntry:
     """Undo a change."""
     principal = request.principal
     return services.undo(principal, services.get_entry(principal, entry_id), payload.reason)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.http import Http404
@@ -46,17 +48,20 @@ def record(
     before: dict[str, Any] | None = None,
     after: dict[str, Any] | None = None,
     reason: str = "",
-    undoes: AuditEntry | None = None,
     sentence: str = "",
 ) -> AuditEntry:
     """Add one entry. Call it inside the transaction of the change, so that both are kept or none.
 
-    It is an event of the subject's topics as well, without before and after: events are seen by more. It
-    is told as `sentence`, or by its action and name.
+    Within `undo` it is the entry that undoes, if it is of the same action and object. It is an event of
+    the subject's topics as well, without before and after: events are seen by more. It is told as
+    `sentence`, or by its action and name.
     """
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError(f"{action} must be recorded in the transaction that makes the change")
-    context = request_context.current()
+    context, undone = request_context.current(), _undoing.get()
+    is_undo = undone is not None and (action, subject.type, str(subject.id)) == (
+        *(undone.action, undone.object_type, undone.object_id),
+    )
     entry = AuditEntry.objects.create(
         actor_id=principal.user_id,
         actor_name=principal.name,
@@ -71,7 +76,7 @@ def record(
         before=before,
         after=after,
         reason=cut(reason, REASON_MAX),
-        undoes=undoes,
+        undoes=undone if is_undo else None,
     )
     if subject.topics:
         told = sentence or f"{action}: {subject.name}"
@@ -141,17 +146,26 @@ class CannotUndo(Exception):
 
 Undo = Callable[[Principal, AuditEntry, str], None]
 _undo: dict[str, Undo] = {}
+_undoing: ContextVar[AuditEntry | None] = ContextVar("undoing", default=None)  # what is taken back
 
 
-def undoable(action: str) -> Callable[[Undo], Undo]:
+def undoable(action: str, *refusals: type[Exception]) -> Callable[[Undo], Undo]:
     """Register how changes of this action are taken back.
 
     The function makes the opposite change through the ordinary service, which checks permissions
-    and records it with `undoes`; it raises CannotUndo where the world has moved on.
+    and records it; it raises CannotUndo where the world has moved on. So do these `refusals` of the
+    service, with what they say.
     """
 
     def register(function: Undo) -> Undo:
-        _undo[action] = function
+        def undo(principal: Principal, entry: AuditEntry, reason: str) -> None:
+            try:
+                function(principal, entry, reason)
+            except refusals as error:
+                said = error.messages if isinstance(error, ValidationError) else [str(error)]
+                raise CannotUndo(" ".join(said)) from None
+
+        _undo[action] = undo
         return function
 
     return register
@@ -172,7 +186,11 @@ def undo(principal: Principal, entry: AuditEntry, reason: str) -> AuditEntry:
         raise CannotUndo(f"“{entry.action}” can't be taken back.")
     if hasattr(entry, "undone_by"):
         raise CannotUndo(f"It was taken back already, by entry {entry.undone_by.pk}.")
-    _undo[entry.action](principal, entry, reason or f"undo of entry {entry.pk}")
+    before = _undoing.set(entry)
+    try:
+        _undo[entry.action](principal, entry, reason or f"undo of entry {entry.pk}")
+    finally:
+        _undoing.reset(before)
     return AuditEntry.objects.select_related("undone_by").get(undoes=entry)
 
 

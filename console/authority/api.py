@@ -8,7 +8,7 @@ from datetime import datetime
 from ninja import Field, Schema, Status
 
 from console.accounts.browser import SignedInRequest
-from console.api.fields import Input, Reason
+from console.api.fields import ReasonIn
 from console.api.routes import Router, answers
 from console.authority import services
 
@@ -34,10 +34,6 @@ class AuthorityOut(Schema):
     )
 
 
-class RotationIn(Input):
-    reason: Reason = ""
-
-
 def _shown(request: SignedInRequest) -> dict[str, object]:
     roots = services.visible_authorities(request.principal)
     return {"roots": roots, **asdict(services.bundle()), **asdict(services.following())}
@@ -50,7 +46,7 @@ def show_authority(request: SignedInRequest) -> dict[str, object]:
 
 
 @router.post("/authority/rotate", response=answers(AuthorityOut, 404, 409, status=202))
-def rotate_authority(request: SignedInRequest, payload: RotationIn) -> Status[dict[str, object]]:
+def rotate_authority(request: SignedInRequest, payload: ReasonIn) -> Status[dict[str, object]]:
     """Replace the root certificate."""
     services.begin_rotation(request.principal, payload.reason)
     return Status(202, _shown(request))

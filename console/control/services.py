@@ -32,7 +32,7 @@ from console.control.sending import (
     Order,
     send,
 )
-from console.fleet.models import MODELS, Brain, Driver, Node
+from console.fleet.models import MODELS, Brain, Driver, Node, is_lost
 from console.operations import services as operations
 from telemetry.events import in_order_of_commits
 from telemetry.hints import hint
@@ -163,7 +163,7 @@ def applied(
     return Reach(
         change,
         [
-            _standing(target, change.pk if change else 0, is_silent=_is_silent(there[target.name]))
+            _standing(target, change.pk if change else 0, is_silent=is_lost(there[target.name]))
             for target in targets.defer("secret", "claims_key", "digest")
             if (target.name in among if among is not None else _concerns(change, target))
         ],
@@ -486,7 +486,7 @@ def _joined(kind: str) -> QuerySet[Node | Driver | Brain]:
 def _endpoints(kind: str, names: Collection[str] | None) -> Mapping[str, Endpoint | None]:
     """Who has joined, and where it is told; None for whom nothing is heard of."""
     found = _joined(kind) if names is None else _joined(kind).filter(name__in=names)
-    return {one.name: None if _is_silent(one) else Endpoint.of(one) for one in found}
+    return {one.name: None if is_lost(one) else Endpoint.of(one) for one in found}
 
 
 def in_the_open() -> list[str]:
@@ -497,7 +497,3 @@ def in_the_open() -> list[str]:
         for one in _joined(kind).filter(control_url__startswith="http:").order_by("name")
         if Endpoint(one.control_url, "").is_in_the_open
     ]
-
-
-def _is_silent(one: Node | Driver | Brain) -> bool:
-    return one.state == "lost" if isinstance(one, Node) else one.lost_at is not None

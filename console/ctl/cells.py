@@ -40,14 +40,12 @@ def shown(value: Any, form: Form, now: float) -> str:
             return _age(value, now)
         case "count":
             return str(len(value)) if isinstance(value, Sequence | Mapping) else f"{value}"
-        case "names":
-            return value if isinstance(value, str) else ",".join(str(one) for one in value)
-        case "yes":
-            return "yes" if value else "no"
         case "percent":
             return f"{value}%"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, list):
+        return printable(",".join(map(str, value)))
     if isinstance(value, float):
         return f"{value:g}"
     return printable(str(value))

@@ -14,7 +14,7 @@ import yaml
 from rich.cells import cell_len, set_cell_size
 
 from console.ctl.cells import form_of, moment, printable, shown, spoken, style_of
-from console.ctl.resources import Column, Resource, value_at
+from console.ctl.resources import Column, Resource, label_of, value_at
 
 GAP: Final = "   "
 CELL_MIN: Final = 8
@@ -78,7 +78,7 @@ class Screen:
         self, resource: Resource, items: Sequence[Item], *, wide: bool = False, has_headings: bool = True
     ) -> None:
         """A table of items, with the columns of their resource."""
-        columns = columns_of(resource, wide=wide)
+        columns = resource.shown(wide=wide)
         rows = [row_of(columns, item, time.time()) for item in items]
         states = [place for place, column in enumerate(columns) if column.form == "state"]
         headings = [[column.heading for column in columns]] if has_headings else []
@@ -89,7 +89,7 @@ class Screen:
     def described(self, item: Mapping[str, Any], indent: int = 0) -> None:
         """All fields, the nested ones below their names."""
         now = time.time()
-        labels = {name: f"{_label(name)}:" for name in item}
+        labels = {name: f"{_heading(name)}:" for name in item}
         width = max((len(label) for label in labels.values()), default=0) + 2
         for name, value in item.items():
             label = " " * indent + labels[name]
@@ -104,7 +104,7 @@ class Screen:
                 for line in value.splitlines():
                     self.say(" " * (indent + 2) + printable(line))
             else:
-                form = "names" if isinstance(value, list) else form_of(name)
+                form = "text" if isinstance(value, list) else form_of(name)
                 is_moment = form == "age" and isinstance(value, str)
                 text = moment(value, now) if is_moment else shown(value, form, now)
                 self.say(label.ljust(indent + width) + self.styled(text, style_of(text)))
@@ -126,12 +126,6 @@ class Screen:
             if number:
                 self.say("")
             self.described(one, indent)
-
-
-def columns_of(resource: Resource, *, wide: bool) -> list[Column]:
-    """Those that are shown. Of what is inside something else, its parent is the first."""
-    parent = [Column(resource.parent.upper(), resource.parent)] if resource.parent else []
-    return parent + [column for column in resource.columns if wide or not column.wide]
 
 
 def row_of(columns: Sequence[Column], item: Item, now: float) -> list[str]:
@@ -166,10 +160,8 @@ def _cut(text: str, width: int, *, fill: bool) -> str:
     return text + " " * (width - length) if fill else text
 
 
-def _label(name: str) -> str:
-    for unit in ("_bytes", "_seconds"):
-        name = name.removesuffix(unit)
-    text = name.removesuffix("_at").replace("_", " ")
+def _heading(name: str) -> str:
+    text = label_of(name)
     return text[:1].upper() + text[1:]
 
 

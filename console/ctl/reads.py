@@ -12,7 +12,7 @@ from console.ctl.arguments import filters, option_of
 from console.ctl.catalogue import Reference, fetch, listed, references, referred
 from console.ctl.client import Client, Item, at
 from console.ctl.failures import Refused, Usage
-from console.ctl.output import Screen, columns_of, fitting, row_of, widths_of
+from console.ctl.output import Screen, fitting, row_of, widths_of
 from console.ctl.resources import Resource, named
 
 RELATED_MAX: Final = 10
@@ -87,7 +87,7 @@ def _watch(
 ) -> None:
     """First all rows, then those that have changed, until it is interrupted."""
     resource = what if isinstance(what, Resource) else what[0].resource
-    columns = columns_of(resource, wide=given.output == "wide")
+    columns = resource.shown(wide=given.output == "wide")
     seen: dict[str, Item] = {}
     widths: list[int] = []
     states = [place for place, column in enumerate(columns) if column.form == "state"]

@@ -13,17 +13,20 @@ from typing import Any, Final, Literal
 
 from console.ctl.failures import Usage
 
-Form = Literal["text", "size", "duration", "age", "count", "names", "state", "yes", "percent"]
+Form = Literal["text", "size", "duration", "age", "count", "names", "state", "percent"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """`path`: of the field, with dots. The form follows from its name if it is not said."""
+    """`path`: of the field, with dots. Heading and form follow from it if they are not said."""
 
-    heading: str
     path: str
+    said: str = ""
     form: Form | None = None
-    wide: bool = False
+
+    @property
+    def heading(self) -> str:
+        return self.said or label_of(self.path).upper()
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,15 @@ class Resource:
     one in all. `item`: of the path of one, "" where only the list tells of it. `within`: the field of
     the parent that is the list. `inner`: the field that has all that a manifest says; a manifest may
     have it too, or its fields. `sources`: where the item has the fields of its manifest, if not under
-    their names. `read_only`: fields that a manifest may have, and that are not sent."""
+    their names. `read_only`: fields that a manifest may have, and that are not sent. `wide`: columns
+    that are shown where somebody asks for more. A text is a column of that path."""
 
     name: str
     plural: str
     path: str
-    columns: tuple[Column, ...]
+    columns: tuple[Column | str, ...]
     text: str
+    wide: tuple[Column | str, ...] = ()
     short: str = ""
     key: str = "name"
     item: str | None = None
@@ -80,6 +85,11 @@ class Resource:
             return self.path
         return f"{self.path}/{{{self.key}}}" if self.item is None else self.item or None
 
+    def shown(self, *, wide: bool) -> list[Column]:
+        """Its columns. Of what is inside something else, its parent is the first."""
+        said = [*([self.parent] if self.parent else []), *self.columns, *(self.wide if wide else ())]
+        return [Column(one) if isinstance(one, str) else one for one in said]
+
     @property
     def is_applied(self) -> bool:
         return bool(self.create or self.update)
@@ -93,9 +103,18 @@ class Resource:
 
 
 C = Column
-NAME: Final = C("NAME", "name")
-_PATCHED: Final = ("created_at", "version")
-_JOINED: Final = (C("LAST SEEN", "last_heartbeat_at"), C("JOINED", "joined_at", wide=True))
+
+
+def label_of(name: str) -> str:
+    """What a field is called in words: without its unit."""
+    for unit in ("_bytes", "_seconds", "_at"):
+        name = name.removesuffix(unit)
+    return name.replace("_", " ")
+
+
+def state(path: str, heading: str = "") -> Column:
+    return Column(path, heading, "state")
+
 
 _OF_WORKLOAD: Final = (
     *("name", "model", "engine", "tokens_max", "org", "orgs", "replicas", "boxes_per_replica"),
@@ -108,20 +127,18 @@ RESOURCES: Final = (
         "workloads",
         "/workloads",
         (
-            NAME,
-            C("READY", "ready", "state"),
-            C("REPLICAS", "replicas.ready"),
-            C("DESIRED", "replicas.desired"),
-            C("REVISION", "revision"),
-            C("ROLLOUT", "rollout.phase", "state"),
-            C("MODEL", "model"),
-            C("ORG", "org"),
-            C("AGE", "created_at"),
-            C("STABLE", "stable_revision", wide=True),
-            C("INSTANCES", "replicas.instances", wide=True),
-            C("SESSION", "session", wide=True),
+            "name",
+            state("ready"),
+            C("replicas.ready", "REPLICAS"),
+            C("replicas.desired", "DESIRED"),
+            "revision",
+            state("rollout.phase", "ROLLOUT"),
+            "model",
+            "org",
+            C("created_at", "AGE"),
         ),
         "Models that are served, by their specs.",
+        wide=(C("stable_revision", "STABLE"), C("replicas.instances", "INSTANCES"), "session"),
         short="wl",
         filters=("org", "q", "ready"),
         topic="workload:{}",
@@ -148,17 +165,9 @@ RESOURCES: Final = (
         "revision",
         "revisions",
         "/workloads/{workload}/revisions",
-        (
-            C("NUMBER", "number"),
-            C("MADE", "made_at"),
-            C("AUTHOR", "author"),
-            C("RESTORES", "same_as"),
-            C("EPOCH", "epoch"),
-            C("COMPILED", "compiled_at"),
-            C("NOTE", "note"),
-            C("ARTIFACT", "artifact", wide=True),
-        ),
+        ("number", "made_at", "author", C("same_as", "RESTORES"), "epoch", "compiled_at", "note"),
         "What a workload's instances were started with.",
+        wide=("artifact",),
         key="number",
         parent="workload",
     ),
@@ -167,21 +176,17 @@ RESOURCES: Final = (
         "instances",
         "/workloads/{workload}/instances",
         (
-            NAME,
-            C("STATE", "state", "state"),
-            C("REVISION", "revision"),
-            C("SERVING", "serving", "yes"),
-            C("CACHE", "cache", "state"),
-            C("REQUESTS", "running_requests"),
-            C("SINCE", "since"),
-            C("REASON", "reason"),
-            C("REPLICA", "replica", wide=True),
-            C("HOST", "host", wide=True),
-            C("BOXES", "boxes", "names", wide=True),
-            C("RESTARTS", "engine_restarts", wide=True),
-            C("SENTENCE", "sentence", wide=True),
+            "name",
+            state("state"),
+            "revision",
+            "serving",
+            state("cache"),
+            C("running_requests", "REQUESTS"),
+            "since",
+            "reason",
         ),
         "Processes that serve a workload's replicas.",
+        wide=("replica", "host", "boxes", C("engine_restarts", "RESTARTS"), "sentence"),
         item="",
         parent="workload",
         filters=("ended",),
@@ -191,17 +196,17 @@ RESOURCES: Final = (
         "rollouts",
         "/workloads/{workload}/rollouts",
         (
-            C("TO", "to_revision"),
-            C("FROM", "from_revision"),
-            C("PHASE", "phase", "state"),
-            C("SWITCHED", "switched"),
-            C("REPLICAS", "total"),
-            C("STARTED", "started_at"),
-            C("ENDED", "ended_at"),
-            C("REASON", "reason"),
-            C("SENTENCE", "sentence", wide=True),
+            C("to_revision", "TO"),
+            C("from_revision", "FROM"),
+            state("phase"),
+            "switched",
+            C("total", "REPLICAS"),
+            "started_at",
+            "ended_at",
+            "reason",
         ),
         "Changes of replicas from one revision to the next.",
+        wide=("sentence",),
         key="to_revision",
         item="",
         parent="workload",
@@ -210,16 +215,9 @@ RESOURCES: Final = (
         "tokenizer",
         "tokenizers",
         "/tokenizers",
-        (
-            C("ID", "id"),
-            C("NAME", "name"),
-            C("ORG", "org"),
-            C("SHA256", "sha256"),
-            C("SIZE", "size_bytes"),
-            C("AGE", "created_at"),
-            C("AUTHOR", "author", wide=True),
-        ),
+        ("id", "name", "org", "sha256", "size_bytes", C("created_at", "AGE")),
         "Uploaded tokenizers, which workloads name.",
+        wide=("author",),
         key="id",
         filters=("org",),
         delete=Call("DELETE"),
@@ -229,19 +227,18 @@ RESOURCES: Final = (
         "sessions",
         "/sessions",
         (
-            NAME,
-            C("ORG", "org"),
-            C("BOXES", "boxes.actual"),
-            C("DESIRED", "boxes.desired"),
-            C("JOBS", "jobs"),
-            C("MEMORY", "memory_bytes"),
-            C("SPINE", "spine_streams"),
-            C("WAITING", "waiting.cause", "state"),
-            C("AGE", "created_at"),
-            C("BOX NAMES", "box_names", "names", wide=True),
-            C("LOST NODES", "lost_nodes", "count", wide=True),
+            "name",
+            "org",
+            C("boxes.actual", "BOXES"),
+            C("boxes.desired", "DESIRED"),
+            "jobs",
+            "memory_bytes",
+            C("spine_streams", "SPINE"),
+            state("waiting.cause", "WAITING"),
+            C("created_at", "AGE"),
         ),
         "Boxes that jobs share.",
+        wide=("box_names", C("lost_nodes", form="count")),
         filters=("org", "waiting"),
         topic="session:{}",
         create=Call(
@@ -270,15 +267,9 @@ RESOURCES: Final = (
         "job",
         "jobs",
         "/sessions/{session}/jobs",
-        (
-            NAME,
-            C("DRIVER", "driver"),
-            C("RUNNING", "running", "yes"),
-            C("BOXES", "boxes", "names"),
-            C("AGE", "created_at"),
-            C("ADDRESS", "driver_address", wide=True),
-        ),
+        ("name", "driver", "running", "boxes", C("created_at", "AGE")),
         "Replicas of models that use a session's boxes.",
+        wide=(C("driver_address", "ADDRESS"),),
         item="",
         parent="session",
         create=Call(
@@ -291,17 +282,9 @@ RESOURCES: Final = (
         "stream",
         "streams",
         "/sessions/{session}/streams",
-        (
-            NAME,
-            C("BOX", "box"),
-            C("NODE", "node"),
-            C("PATH", "path", "state"),
-            C("MEMORY", "memory_bytes"),
-            C("PHASE", "phase", wide=True),
-            C("NEXT", "next_node", wide=True),
-            C("WHY", "why", wide=True),
-        ),
+        ("name", "box", "node", state("path"), "memory_bytes"),
         "Which shard of a job is stored on which node.",
+        wide=("phase", C("next_node", "NEXT"), "why"),
         item="",
         parent="session",
     ),
@@ -310,18 +293,21 @@ RESOURCES: Final = (
         "nodes",
         "/nodes",
         (
-            NAME,
-            C("STATE", "state", "state"),
-            C("STAMP", "stamp"),
-            C("MEMORY", "memory_bytes"),
-            C("CPUS", "cpus"),
-            C("VERSION", "software_version"),
-            *_JOINED,
-            C("REASON", "state_reason", wide=True),
-            C("MOVER", "mover", wide=True),
-            C("ADDRESS", "data_address", wide=True),
+            "name",
+            state("state"),
+            "stamp",
+            "memory_bytes",
+            "cpus",
+            C("software_version", "VERSION"),
+            C("last_heartbeat_at", "LAST SEEN"),
         ),
         "Machines whose agents store columns.",
+        wide=(
+            "joined_at",
+            C("state_reason", "REASON"),
+            "mover",
+            C("data_address", "ADDRESS"),
+        ),
         short="no",
         filters=("q", "state", "stamp", "leaf", "label"),
         topic="node:{}",
@@ -352,14 +338,9 @@ RESOURCES: Final = (
         "box",
         "boxes",
         "/boxes",
-        (
-            NAME,
-            C("STATE", "state", "state"),
-            C("STAMP", "stamp"),
-            C("DOMAINS", "domains", "count"),
-            C("REASON", "state_reason", wide=True),
-        ),
+        ("name", state("state"), "stamp", C("domains", form="count")),
         "Machines that compute.",
+        wide=(C("state_reason", "REASON"),),
         filters=("q", "stamp"),
         actions={
             "cordon": Call("PUT", "/state", body={"state": "cordoned"}, fields=("reason",)),
@@ -371,7 +352,7 @@ RESOURCES: Final = (
         "leaf",
         "leaves",
         "/leaves",
-        (NAME, C("STAMP", "stamp")),
+        ("name", "stamp"),
         "Switches of nodes and boxes.",
         filters=("stamp",),
     ),
@@ -379,7 +360,7 @@ RESOURCES: Final = (
         "spine-link",
         "spine-links",
         "/spine-links",
-        (NAME, C("LEAF", "leaf"), C("SPINE", "spine"), C("GBIT/S", "gbits")),
+        ("name", "leaf", "spine", C("gbits", "GBIT/S")),
         "Links of leaves to the spine.",
         filters=("leaf",),
     ),
@@ -388,15 +369,15 @@ RESOURCES: Final = (
         "drivers",
         "/drivers",
         (
-            NAME,
-            C("MODEL", "model.name"),
-            C("ENGINE", "engine"),
-            C("VERSION", "software_version"),
-            C("LOST", "lost_at"),
-            *_JOINED,
-            C("MOVER", "mover", wide=True),
+            "name",
+            C("model.name", "MODEL"),
+            "engine",
+            C("software_version", "VERSION"),
+            "lost_at",
+            C("last_heartbeat_at", "LAST SEEN"),
         ),
         "What decides for a job which columns are cached.",
+        wide=("joined_at", "mover"),
         filters=("q",),
         topic="driver:{}",
     ),
@@ -405,13 +386,14 @@ RESOURCES: Final = (
         "brains",
         "/brains",
         (
-            NAME,
-            C("ADDRESS", "api_url"),
-            C("VERSION", "software_version"),
-            C("LOST", "lost_at"),
-            *_JOINED,
+            "name",
+            C("api_url", "ADDRESS"),
+            C("software_version", "VERSION"),
+            "lost_at",
+            C("last_heartbeat_at", "LAST SEEN"),
         ),
         "What routes requests to replicas.",
+        wide=("joined_at",),
         filters=("q",),
         topic="brain:{}",
         delete=Call("DELETE", match="self", dry=True),
@@ -420,15 +402,9 @@ RESOURCES: Final = (
         "model",
         "models",
         "/models",
-        (
-            NAME,
-            C("MODEL", "model"),
-            C("TOKENS", "tokens_max"),
-            C("REPLICAS", "replicas", "count"),
-            C("ORGS", "orgs", "names"),
-            C("TOKENIZER", "tokenizer", wide=True),
-        ),
+        ("name", "model", C("tokens_max", "TOKENS"), C("replicas", form="count"), "orgs"),
         "Models that brains serve.",
+        wide=("tokenizer",),
         filters=("q",),
         create=Call(
             "POST",
@@ -449,15 +425,9 @@ RESOURCES: Final = (
         "replica",
         "replicas",
         "/models/{model}/replicas",
-        (
-            NAME,
-            C("ENGINE", "engine"),
-            C("DRIVER", "driver"),
-            C("DRAINING", "draining", "yes"),
-            C("URL", "url"),
-            C("SERVED AS", "served_as", wide=True),
-        ),
+        ("name", "engine", "driver", "draining", "url"),
         "Copies of a model that requests are routed to.",
+        wide=("served_as",),
         parent="model",
         within="replicas",
         create=Call(
@@ -479,7 +449,7 @@ RESOURCES: Final = (
         "org",
         "orgs",
         "/orgs",
-        (C("NAME", "slug"), C("FULL NAME", "name"), C("AGE", "created_at")),
+        (C("slug", "NAME"), C("name", "FULL NAME"), C("created_at", "AGE")),
         "Tenants.",
         key="slug",
         topic="org:{}",
@@ -492,7 +462,7 @@ RESOURCES: Final = (
         "member",
         "members",
         "/orgs/{org}/members",
-        (C("NAME", "username"), C("ROLE", "role")),
+        (C("username", "NAME"), "role"),
         "Users of an org, with their roles.",
         key="username",
         item="",
@@ -507,15 +477,15 @@ RESOURCES: Final = (
         "policies",
         "/orgs/{org}/policy",
         (
-            C("VERSION", "version"),
-            C("DEFAULT", "follows_default", "yes"),
-            C("APPLIED", "applied.has_it"),
-            C("DRIVERS", "applied.drivers"),
-            C("AUTHOR", "author"),
-            C("CHANGED", "made_at"),
-            C("REASON", "reason", wide=True),
+            "version",
+            C("follows_default", "DEFAULT"),
+            C("applied.has_it", "APPLIED"),
+            C("applied.drivers", "DRIVERS"),
+            "author",
+            C("made_at", "CHANGED"),
         ),
         "What an org wants of its cache.",
+        wide=("reason",),
         parent="org",
         single=True,
         update=Call("PUT", fields=("policy", "models", "reason"), match="self", dry=True),
@@ -537,17 +507,16 @@ RESOURCES: Final = (
         "limits",
         "/orgs/{org}/limits",
         (
-            C("REQUESTS/MIN", "requests_per_minute"),
-            C("TOKENS/MIN", "tokens_per_minute"),
-            C("CONCURRENT", "concurrent"),
-            C("QUEUED", "queued"),
-            C("WEIGHT", "weight"),
-            C("PRIORITY", "priority"),
-            C("WAIT", "wait_seconds"),
-            C("APPLIED", "applied.has_it", wide=True),
-            C("BRAINS", "applied.brains", wide=True),
+            C("requests_per_minute", "REQUESTS/MIN"),
+            C("tokens_per_minute", "TOKENS/MIN"),
+            "concurrent",
+            "queued",
+            "weight",
+            "priority",
+            "wait_seconds",
         ),
         "What an org may ask of brains.",
+        wide=(C("applied.has_it", "APPLIED"), C("applied.brains", "BRAINS")),
         parent="org",
         single=True,
         update=Call(
@@ -566,12 +535,12 @@ RESOURCES: Final = (
         "session-rules",
         "/session-rules",
         (
-            C("PATH", "path"),
-            C("BOXES MIN", "boxes_min"),
-            C("INCREMENT", "boxes_increment"),
-            C("BOXES MAX", "boxes_max"),
-            C("GRANT %", "grant_percent"),
-            C("REPLACE LOST", "replace_lost", "yes"),
+            "path",
+            "boxes_min",
+            C("boxes_increment", "INCREMENT"),
+            "boxes_max",
+            C("grant_percent", "GRANT %"),
+            "replace_lost",
         ),
         "Rules that all sessions follow.",
         single=True,
@@ -590,7 +559,7 @@ RESOURCES: Final = (
         "cluster-policy",
         "cluster-policy",
         "/policies/cluster",
-        (C("VERSION", "version"), C("IN WORDS", "in_words")),
+        ("version", "in_words"),
         "The default policy, and limits that no policy exceeds.",
         single=True,
         update=Call("PUT", fields=("default", "limits", "reason"), match="self", dry=True),
@@ -600,7 +569,7 @@ RESOURCES: Final = (
         "fleet",
         "fleet",
         "/fleet/description",
-        (C("DESCRIPTION", "yaml"),),
+        (C("yaml", "DESCRIPTION"),),
         "Stamps, leaves, nodes and boxes, as one description.",
         single=True,
         update=Call("PUT", fields=("yaml", "reason"), match="self", dry=True),
@@ -610,17 +579,16 @@ RESOURCES: Final = (
         "alerts",
         "/alerts",
         (
-            C("ID", "id"),
-            C("STATE", "state", "state"),
-            C("SEVERITY", "severity", "state"),
-            C("RULE", "rule"),
-            C("SUBJECT", "subject"),
-            C("SINCE", "since"),
-            C("ACKNOWLEDGED", "acknowledged_by"),
-            C("ASSIGNEE", "assignee", wide=True),
-            C("SUMMARY", "sentence", wide=True),
+            "id",
+            state("state"),
+            state("severity"),
+            "rule",
+            "subject",
+            "since",
+            C("acknowledged_by", "ACKNOWLEDGED"),
         ),
         "Rules that are violated.",
+        wide=("assignee", C("sentence", "SUMMARY")),
         key="id",
         filters=("state", "severity", "rule", "org", "topic", "q", "suppressed"),
         actions={
@@ -632,14 +600,7 @@ RESOURCES: Final = (
         "silence",
         "silences",
         "/silences",
-        (
-            C("ID", "id"),
-            C("STATE", "state", "state"),
-            C("MATCHERS", "matchers", "names"),
-            C("ENDS", "ends_at"),
-            C("AUTHOR", "author"),
-            C("REASON", "reason"),
-        ),
+        ("id", state("state"), "matchers", "ends_at", "author", "reason"),
         "Alerts that nobody is notified of for a time.",
         key="id",
         delete=Call("DELETE", match="self"),
@@ -648,13 +609,7 @@ RESOURCES: Final = (
         "alert-rule",
         "alert-rules",
         "/alert-rules",
-        (
-            C("NAME", "slug"),
-            C("SEVERITY", "severity", "state"),
-            C("SCOPE", "scope"),
-            C("ENABLED", "enabled", "yes"),
-            C("TITLE", "title"),
-        ),
+        (C("slug", "NAME"), state("severity"), "scope", "enabled", "title"),
         "Conditions on numbers or states.",
         key="slug",
         paged=False,
@@ -664,16 +619,15 @@ RESOURCES: Final = (
         "operations",
         "/operations",
         (
-            C("ID", "id"),
-            C("KIND", "kind"),
-            C("TARGET", "target"),
-            C("STATE", "state", "state"),
-            C("PROGRESS", "progress.percent", "percent"),
-            C("AGE", "created_at"),
-            C("BY", "started_by", wide=True),
-            C("MESSAGE", "progress.message", wide=True),
+            "id",
+            "kind",
+            "target",
+            state("state"),
+            C("progress.percent", "PROGRESS", "percent"),
+            C("created_at", "AGE"),
         ),
         "Work that takes longer than a request.",
+        wide=(C("started_by", "BY"), C("progress.message", "MESSAGE")),
         short="ops",
         key="id",
         filters=("target", "kind", "done"),
@@ -684,15 +638,15 @@ RESOURCES: Final = (
         "targets",
         "/targets",
         (
-            C("KIND", "kind"),
-            NAME,
-            C("DESIRED", "desired_generation"),
-            C("OBSERVED", "observed_generation"),
-            C("FAULT", "fault", "state"),
-            C("SEEN", "observed_at"),
-            C("PROBLEM", "problem", wide=True),
+            "kind",
+            "name",
+            C("desired_generation", "DESIRED"),
+            C("observed_generation", "OBSERVED"),
+            state("fault"),
+            C("observed_at", "SEEN"),
         ),
         "Processes that are sent desired documents.",
+        wide=("problem",),
         item="",
         filters=("faulty",),
     ),
@@ -701,14 +655,14 @@ RESOURCES: Final = (
         "tokens",
         "/tokens",
         (
-            C("ID", "public_id"),
-            C("NAME", "name"),
-            C("USER", "user"),
-            C("STATE", "state", "state"),
-            C("READ ONLY", "read_only", "yes"),
-            C("ORG", "org"),
-            C("EXPIRES", "expires_at"),
-            C("LAST USED", "last_used_at"),
+            C("public_id", "ID"),
+            "name",
+            "user",
+            state("state"),
+            "read_only",
+            "org",
+            "expires_at",
+            "last_used_at",
         ),
         "Secrets with which programs call the API.",
         key="public_id",
@@ -720,14 +674,7 @@ RESOURCES: Final = (
         "join-token",
         "join-tokens",
         "/join-tokens",
-        (
-            C("ID", "public_id"),
-            C("KIND", "kind"),
-            C("STATE", "state", "state"),
-            C("USES LEFT", "uses_left"),
-            C("EXPIRES", "expires_at"),
-            C("NOTE", "note"),
-        ),
+        (C("public_id", "ID"), "kind", state("state"), "uses_left", "expires_at", "note"),
         "Secrets with which agents, drivers and brains join.",
         key="public_id",
         item="",
@@ -737,12 +684,7 @@ RESOURCES: Final = (
         "event",
         "events",
         "/events",
-        (
-            C("AT", "at"),
-            C("KIND", "kind"),
-            C("TOPICS", "topics", "names"),
-            C("SENTENCE", "sentence"),
-        ),
+        ("at", "kind", "topics", "sentence"),
         "What happened to whom.",
         short="ev",
         key="id",
@@ -753,16 +695,9 @@ RESOURCES: Final = (
         "audit-entry",
         "audit",
         "/audit",
-        (
-            C("ID", "id"),
-            C("AT", "at"),
-            C("ACTOR", "actor"),
-            C("ACTION", "action"),
-            C("OBJECT", "object_name"),
-            C("REASON", "reason"),
-            C("REQUEST", "request_id", wide=True),
-        ),
+        ("id", "at", "actor", "action", C("object_name", "OBJECT"), "reason"),
         "Who changed what, when and why.",
+        wide=(C("request_id", "REQUEST"),),
         key="id",
         filters=("q", "actor", "action", "org", "request_id", "since", "until"),
         actions={"undo": Call("POST", "/undo", fields=("reason",))},

@@ -37,7 +37,6 @@ def set_state(
     state: State,
     *,
     reason: str = "",
-    undoes: AuditEntry | None = None,
     operation: Operation | None = None,
 ) -> Box:
     """Say what a box that came from `for_change` should be. The same again changes nothing. What runs on
@@ -59,7 +58,6 @@ def set_state(
         before=before,
         after=snapshot(box),
         reason=reason,
-        undoes=undoes,
         sentence=f"{box.name} is {state.value}{f': {reason}' if reason else ''}.",
     )
     return box
@@ -77,6 +75,6 @@ def _undo_state(principal: Principal, entry: AuditEntry, reason: str) -> None:
     if State(before["state"]) not in BY_PEOPLE:
         raise CannotUndo(f"{box.name} was draining: drain it again.")
     try:
-        set_state(principal, box, State(before["state"]), reason=reason, undoes=entry)
+        set_state(principal, box, State(before["state"]), reason=reason)
     except Busy as error:
         raise CannotUndo(str(error)) from None

@@ -121,6 +121,10 @@ def topic(joined: Node | Driver | Brain) -> str:
     return of_source(joined.KIND.value, joined.name)
 
 
+def is_lost(joined: Node | Driver | Brain) -> bool:
+    return joined.state == State.LOST.value if isinstance(joined, Node) else joined.lost_at is not None
+
+
 class Node(Named, Joined):
     """An AX node, or the place for one that has not joined yet.
 

@@ -70,7 +70,6 @@ def set_state(
     state: State,
     *,
     reason: str = "",
-    undoes: AuditEntry | None = None,
     operation: Operation | None = None,
 ) -> Node:
     """Say what a node that came from `for_change` should be. The same again changes nothing.
@@ -95,7 +94,7 @@ def set_state(
     sentence = f"{node.name} is {state.value}{f': {reason}' if reason else ''}."
     if node.state == State.LOST.value:
         sentence = f"{node.name} will be {state.value} when it comes back."
-    _save(principal, "node.state", node, sentence, before, reason, undoes)
+    _save(principal, "node.state", node, sentence, before, reason)
     return node
 
 
@@ -106,7 +105,6 @@ def set_labels(
     labels: Mapping[str, str],
     *,
     reason: str = "",
-    undoes: AuditEntry | None = None,
 ) -> Node:
     """Give a node that came from `for_change` these labels. Raises Impossible for what is no label."""
     try:
@@ -118,20 +116,17 @@ def set_labels(
     before = snapshot(node)
     node.labels = dict(labels)
     sentence = f"The labels of {node.name} have changed."
-    _save(principal, "node.labels", node, sentence, before, reason, undoes)
+    _save(principal, "node.labels", node, sentence, before, reason)
     return node
 
 
-@undoable("node.state")
+@undoable("node.state", Busy, Impossible)
 def _undo_state(principal: Principal, entry: AuditEntry, reason: str) -> None:
     node = _node_of(principal, entry, Role.ON_CALL)
     before, after = entry.before or {}, entry.after or {}
     if snapshot(node)["state"] != after.get("state"):
         raise CannotUndo(f"{node.name} is {snapshot(node)['state']} by now.")
-    try:
-        set_state(principal, node, State(before["state"]), reason=reason, undoes=entry)
-    except (Busy, Impossible) as error:
-        raise CannotUndo(str(error)) from None
+    set_state(principal, node, State(before["state"]), reason=reason)
 
 
 @undoable("node.labels")
@@ -139,7 +134,7 @@ def _undo_labels(principal: Principal, entry: AuditEntry, reason: str) -> None:
     node = _node_of(principal, entry, Role.PLATFORM_ADMIN)
     if node.labels != (entry.after or {}).get("labels"):
         raise CannotUndo(f"The labels of {node.name} have changed since.")
-    set_labels(principal, node, (entry.before or {})["labels"], reason=reason, undoes=entry)
+    set_labels(principal, node, (entry.before or {})["labels"], reason=reason)
 
 
 def _node_of(principal: Principal, entry: AuditEntry, at_least: Role) -> Node:
@@ -156,7 +151,6 @@ def _save(
     sentence: str,
     before: dict[str, Any],
     reason: str,
-    undoes: AuditEntry | None,
 ) -> None:
     node.version += 1
     node.full_clean(exclude=["heartbeat_sha256"])
@@ -168,6 +162,5 @@ def _save(
         before=before,
         after=snapshot(node),
         reason=reason,
-        undoes=undoes,
         sentence=sentence,
     )

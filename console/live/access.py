@@ -1,8 +1,8 @@
-"""Who is at the other end of a WebSocket, and which topics they may see. The same as for pages and API.
+"""Authentication of WebSockets, and the topics that a viewer may see: as for pages and the API.
 
-Asked at the upgrade, for each topic, and again and again while the connection lasts: a session that is
-logged out, a token that is revoked and a member who is removed see no more. Nothing here changes
-anything, neither a session nor a cookie.
+Checked at the upgrade, for each topic, and repeatedly while the connection lasts: a session that was
+logged out, a revoked token and a removed member lose access. Nothing here changes a session or a
+cookie.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEY: Final = re.compile(r"[a-z0-9]{8,40}")
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What they came with: a token, or else the key of a browser's session."""
+    """What a viewer presents: a token, or the key of a browser's session."""
 
     session: str = ""
     token: str = ""
@@ -54,7 +54,7 @@ def credential_of(scope: Scope) -> Credential:
 
 
 def credential_of_request(request: HttpRequest) -> Credential:
-    """The same of a request over HTTP, for what lasts longer than a request should."""
+    """The credential of a request over HTTP, for responses that last long, such as streams."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return Credential(token=token.strip())
@@ -62,7 +62,7 @@ def credential_of_request(request: HttpRequest) -> Credential:
 
 
 def subprotocol_of(scope: Scope) -> str | None:
-    """A client that offers some wants to hear which one it is."""
+    """The subprotocol to accept, if the client has offered it."""
     return SUBPROTOCOL if SUBPROTOCOL in scope.get("subprotocols", ()) else None
 
 
@@ -95,14 +95,14 @@ def principal_of(credential: Credential) -> Principal | None:
 
 
 class Standing(NamedTuple):
-    """Who it is, and which of the topics they may not see."""
+    """The owner of a credential, and the topics that it may not see."""
 
     owner: str
     refused: frozenset[str]
 
 
 def standing(credential: Credential, topics: Collection[str]) -> Standing | None:
-    """What a credential opens of these topics; None if it is not good, or no longer."""
+    """Access of a credential to these topics; None if it is not valid, or not any more."""
     principal = principal_of(credential)
     if principal is None:
         return None
@@ -119,7 +119,7 @@ def may_see(principal: Principal, topic: str) -> bool:
 
 
 def _of_session(key: str) -> Principal | None:
-    """As Django's own look at a session, but read-only: that one would renew it in passing."""
+    """The principal of a session, read without renewing it, as Django's own lookup would."""
     session = import_module(settings.SESSION_ENGINE).SessionStore(key).load()
     user = User.objects.filter(pk=session.get(SESSION_KEY) or 0, is_active=True).first()
     if user is None or user.must_change_password:

@@ -38,14 +38,14 @@ MESSAGES_MAX: Final = 2 * SUBSCRIPTIONS_MAX  # at once, and
 MESSAGES_A_SECOND: Final = 10.0  # from then on
 STALL_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 2.0
-CHECK_SECONDS: Final = 15.0  # how often it is asked whether they may still see what they see
+CHECK_SECONDS: Final = 15.0  # between checks of access to the subscribed topics
 
 COUNTS: Final = Counts()
 _hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = weakref.WeakKeyDictionary()
 
 
 def hub() -> Hub:
-    """The one of this event loop; a process has one of each."""
+    """The hub of this event loop. A process has one for each loop."""
     loop = asyncio.get_running_loop()
     if loop not in _hubs:
         _hubs[loop] = Hub(COUNTS)
@@ -53,11 +53,11 @@ def hub() -> Hub:
 
 
 class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
-    """Frames are put into an outbox, from which one task sends: whoever makes them waits for nobody."""
+    """Frames are put into an outbox, from which one task sends them. Making a frame never blocks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.owner = ""  # not before they are known, and then they are counted
+        self.owner = ""  # of the connection; empty until authenticated, then the connection is counted
         self._outbox = Outbox()
         self._topics: set[str] = set()
         self._wake = asyncio.Event()
@@ -169,7 +169,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         except TimeoutError:
             await self._close(Closing.STALLED)
         except OSError:
-            return  # they are gone, and Channels is about to hear it
+            return  # the client has disconnected; Channels reports it next
 
     async def _send_all(self) -> None:
         for frame in self._outbox.take():
@@ -192,8 +192,8 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
                 await self._close(Closing.FORBIDDEN)
 
     async def _refused(self, topics: tuple[str, ...]) -> frozenset[str] | None:
-        """Those they may not see. None where the connection had to be closed: they are not known any
-        more, or that can't be found out."""
+        """The topics that the viewer may not see. None if the connection had to be closed: the
+        credential is no longer valid, or the database can't be asked."""
         ask: Any = database_sync_to_async(access.standing, thread_sensitive=False)
         try:
             standing: access.Standing | None = await ask(self._credential, topics)
@@ -212,9 +212,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         if self._is_open:
             self._leave()
             COUNTS.closed[str(int(why))] += 1
-            with contextlib.suppress(
-                OSError
-            ):  # they are gone, or don't read: a TimeoutError is one, too
+            with contextlib.suppress(OSError):  # disconnected, or not reading (TimeoutError is one)
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self.close(int(why), REASONS[why])
 

@@ -1,8 +1,8 @@
-"""One topic as its viewers see it: what was read in, the frames that tell of it out. Pure.
+"""One topic as its viewers see it: reads of storage in, frames out. Pure.
 
-A frame says what has become of the topic since the one before: its `seq` is one more, and `event` is the
-number of the last event that it knows. So a viewer sees that it missed a frame, and can say from which
-event on it wants to be told again; and whatever it missed, the next snapshot has all there is.
+A frame has what has changed since the one before: its `seq` is one more, and `event` is the number of
+the last event that it includes. So a viewer notices that it missed a frame, and can ask for the events
+after one that it has. Whatever it missed, the next snapshot is complete.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one round of reading found about a topic."""
+    """What one round read of a topic."""
 
     event: int  # up to which number the log was read
     events: Sequence[Event] = ()  # those of the topic, oldest first
-    hints: Collection[str] = ()  # kinds of what somebody said has changed
+    hints: Collection[str] = ()  # kinds of changes that were hinted at
     numbers: Mapping[str, Any] | None = None  # None: they were not read
     state: State | None = None  # likewise
 
 
 @dataclass(slots=True)
 class Feed:
-    """Begins with what is stored; goes on with `advance`."""
+    """The state of a topic: `begin` makes it from storage, `advance` applies each further read."""
 
     topic: str
     seq: int
@@ -64,8 +64,8 @@ class Feed:
         return feed
 
     def advance(self, update: Update, now: float) -> Frame | None:
-        """Take in what was read. The frame that tells it to viewers who know all before; None if there
-        is nothing to tell."""
+        """Apply what was read. Returns the frame for viewers that have all frames before; None if
+        nothing has changed."""
         data: dict[str, Any] = {}
         changed = set(update.hints)
         self.read_at = now
@@ -92,7 +92,8 @@ class Feed:
         return frame(self.topic, "delta", self.seq, now, data, concerns_access=concerns_access)
 
     def _is_new_state(self, state: State) -> bool:
-        """What is too large to be sent is not: that it has changed is, and pages ask for it."""
+        """Whether the state differs. One that is too large is not sent: pages fetch it when they are
+        told that it has changed."""
         text = encoded(state)
         if text == self._state_text:
             return False
@@ -101,8 +102,8 @@ class Feed:
         return True
 
     def opening(self, since: int | None, now: float) -> tuple[Frame, ...]:
-        """For somebody who begins, or begins again: all there is, with the events after `since`; before
-        it a gap, if some of those are not kept here."""
+        """The frames for a viewer that subscribes: a snapshot with the events after `since`; before it a
+        gap, if some of those are no longer kept."""
         known = self._openings.get(since)
         if known is None:
             if len(self._openings) >= OPENINGS_KEPT:
@@ -126,6 +127,6 @@ class Feed:
         return frame(self.topic, "gap", self.seq, now, missed), snapshot
 
     def heartbeat(self, now: float) -> Frame:
-        """The sequence that everybody should have, and whether storage is still read."""
+        """The sequence number that every viewer should have, and when storage was last read."""
         data = {"event": self.event, "read_at": moment(self.read_at)}
         return frame(self.topic, "heartbeat", self.seq, now, data)

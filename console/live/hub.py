@@ -1,9 +1,9 @@
-"""One per web process: reads changes of all subscribed topics, and sends them to viewers.
+"""The hub of a web process: reads changes of all subscribed topics, and sends them to viewers.
 
 A round is one read of all topics, and one frame for each that has changed, encoded once. There is one a
-second, and one soon after each hint, which is a notice of PostgreSQL that something changed. What hints
-say is never believed; what they fail to say is found within the second, and after a time without them
-everything counts as changed.
+second, and one soon after each hint, which is a notice of PostgreSQL that something changed. Hints only
+start a round: its content is always read from the database. A change without a hint is found within the
+second, and after a time without hints everything counts as changed.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class Viewer(Protocol):
     owner: str  # the one who watches; empty until it is known
 
     def offer(self, frames: Iterable[Frame]) -> None:
-        """Send them when you can. Never blocks, never fails."""
+        """Queue frames for this viewer. Never blocks and never fails."""
 
     def check(self) -> None:
-        """Ask again whether they may still see what they watch."""
+        """Check again whether the viewer may still see its topics."""
 
     def end(self, why: Closing) -> None:
         """Close the connection."""
 
 
 class Hub:
-    """Lives in one event loop, and works only while somebody watches."""
+    """Belongs to one event loop. Runs only while there are viewers."""
 
     def __init__(self, counts: Counts) -> None:
         self.counts = counts
@@ -109,7 +109,7 @@ class Hub:
         self._hints.clear()
 
     def _ended(self, reading: asyncio.Task[None]) -> None:
-        """A fault of ours: nobody shall wait for frames that never come."""
+        """Close all connections after an internal error, so that no viewer waits for frames in vain."""
         if not reading.cancelled() and (fault := reading.exception()):
             log.error("reading for live viewers failed", exc_info=fault)
             everybody = {viewer for viewers in self._viewers.values() for viewer in viewers}
@@ -183,7 +183,7 @@ class Hub:
     # Hints
 
     async def _listen(self) -> None:
-        """On a connection of its own, which comes back by itself."""
+        """Listen for hints on a connection of its own, and reconnect after errors."""
         while True:
             try:
                 url, name = settings.ENVIRONMENT.database_url, connection.settings_dict["NAME"]
@@ -203,7 +203,7 @@ class Hub:
         loop.add_reader(reader, readable.set)
         self.counts.is_listening = True
         self._has_tried_to_listen.set()
-        for topic in self._feeds:  # it was away, and with it who knows what
+        for topic in self._feeds:  # hints may have been missed meanwhile
             self._hint(topic, UNKNOWN)
         try:
             while True:
@@ -225,13 +225,13 @@ class Hub:
             self._woken.set()
 
     def _check_all_of(self, account: str) -> None:
-        """Their credentials have changed. Who has none that is good any more is told so at once."""
+        """Check all connections of an account whose credentials have changed, at once."""
         for viewer in {viewer for viewers in self._viewers.values() for viewer in viewers}:
             if viewer.owner == account:
                 viewer.check()
 
 
 async def _in_a_thread(work: Callable[[], Reading]) -> Reading:
-    """With a database connection that is given back."""
+    """Run it in a thread, and release its database connection."""
     reading: Reading = await database_sync_to_async(work, thread_sensitive=False)()
     return reading

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
@@ -210,6 +211,14 @@ def retry(principal: Principal, operation_id: UUID, reason: str = "") -> Operati
     _record(principal, "operation.retry", operation, "is retried", reason)
     _advance_on_commit(operation)
     return operation
+
+
+def retry_stuck(principal: Principal, found: Iterable[Operation], reason: str) -> None:
+    """Retry those of them that are stuck."""
+    for one in found:
+        if one.state == State.STUCK:
+            with contextlib.suppress(NotStuck):  # somebody else has it tried again
+                retry(principal, one.pk, reason)
 
 
 def advance(operation_id: UUID) -> bool:

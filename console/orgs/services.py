@@ -85,7 +85,6 @@ def update_org(
     *,
     name: str,
     reason: str = "",
-    undoes: AuditEntry | None = None,
 ) -> Org:
     """Rename an org that came from `for_change`. The same name again changes nothing."""
     before = org.snapshot()
@@ -96,9 +95,7 @@ def update_org(
         return org
     org.version += 1
     org.save()
-    record(
-        principal, "org.update", _about(org), before=before, after=after, reason=reason, undoes=undoes
-    )
+    record(principal, "org.update", _about(org), before=before, after=after, reason=reason)
     return org
 
 
@@ -133,7 +130,6 @@ def set_member(
     role: Role,
     *,
     reason: str = "",
-    undoes: AuditEntry | None = None,
 ) -> Membership:
     """Add a member, or change the role of one. `org` came from `for_change`.
 
@@ -160,7 +156,6 @@ def set_member(
             before=before,
             after=after,
             reason=reason,
-            undoes=undoes,
         )
         credentials.revoke_after_fall(principal, user, role_before, role, org.pk)
     return membership
@@ -173,7 +168,6 @@ def remove_member(
     username: str,
     *,
     reason: str = "",
-    undoes: AuditEntry | None = None,
 ) -> None:
     """Take a member out of an org that came from `for_change`, and revoke their tokens that are confined
     to it. Raises Http404 for no member."""
@@ -190,7 +184,6 @@ def remove_member(
         before=membership.snapshot(),
         after=None,
         reason=reason,
-        undoes=undoes,
     )
     membership.delete()
     credentials.revoke_after_fall(principal, user, Role(membership.role), None, org.pk)
@@ -205,10 +198,10 @@ def _undo_update(principal: Principal, entry: AuditEntry, reason: str) -> None:
     org = for_undo(principal, entry)
     if org.snapshot() != entry.after:
         raise CannotUndo("The org was changed again since. Undo the later change first.")
-    update_org(principal, org, name=(entry.before or {})["name"], reason=reason, undoes=entry)
+    update_org(principal, org, name=(entry.before or {})["name"], reason=reason)
 
 
-@undoable("org.member")
+@undoable("org.member", NoSuchUser)
 def _undo_member(principal: Principal, entry: AuditEntry, reason: str) -> None:
     org = for_undo(principal, entry)
     username = entry.object_name
@@ -216,13 +209,10 @@ def _undo_member(principal: Principal, entry: AuditEntry, reason: str) -> None:
     if (membership.snapshot() if membership else None) != entry.after:
         raise CannotUndo(f"The membership of {username} was changed again since.")
     if entry.before is None:
-        remove_member(principal, org, username, reason=reason, undoes=entry)
+        remove_member(principal, org, username, reason=reason)
         return
     role = next(role for role in Role if role.label == entry.before["role"])
-    try:
-        set_member(principal, org, username, role, reason=reason, undoes=entry)
-    except NoSuchUser as error:
-        raise CannotUndo(str(error)) from None
+    set_member(principal, org, username, role, reason=reason)
 
 
 def for_undo(principal: Principal, entry: AuditEntry) -> Org:

@@ -87,10 +87,6 @@ class Unplaced:
     refused: tuple[Refusal, ...]
 
 
-class CannotPlace(Exception):
-    """Some streams have no node. `plan.unplaced` says which, and what is missing."""
-
-
 class Cost(NamedTuple):
     """What a plan is judged by: the first difference decides. Less is better."""
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from console.placement.plan import CannotPlace, Placed, Plan, RailsPlan, Reason, Refusal, Unplaced
+from console.placement.plan import Placed, Plan, RailsPlan, Reason, Refusal, Unplaced
 from console.placement.rules import Cause
 from console.placement.topology import Tier
 from telemetry.units import size
@@ -170,17 +170,3 @@ def table(found: Plan) -> Iterator[Line]:
         for one in found.unplaced
     ]
     return iter(sorted(lines))
-
-
-def require_whole(found: Plan) -> Plan:
-    """The plan, if everything has a node. Raises CannotPlace: what is missing, and by how much."""
-    if not found.unplaced:
-        return found
-    causes = Counter(one.cause for one in found.unplaced)
-    first = max(found.unplaced, key=lambda one: (one.missing_bytes, one.missing_shards))
-    total = sum(one.stream.memory_bytes for one in found.unplaced)
-    reasons = ", ".join(f"{cause.value} {count}" for cause, count in causes.items())
-    raise CannotPlace(
-        f"{len(found.unplaced)} of {len(found.placed) + len(found.unplaced)} streams have no node, "
-        f"{size(total)} together ({reasons}). {unplaced(first)}"
-    )

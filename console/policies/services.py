@@ -134,7 +134,6 @@ def set_policy(
     policies: OrgPolicies | None,
     *,
     reason: str,
-    undoes: AuditEntry | None = None,
 ) -> ActivePolicy:
     """Put a new version in force for an org that came from `orgs.services.for_change`.
 
@@ -142,7 +141,7 @@ def set_policy(
     ValidationError, by field, for what the limits refuse and where there is no reason.
     """
     check(policies, _settled_cluster().policies.limits)
-    return _put(principal, org, documents.write(policies), reason=reason, undoes=undoes)
+    return _put(principal, org, documents.write(policies), reason=reason)
 
 
 def restore(
@@ -151,7 +150,6 @@ def restore(
     number: int,
     *,
     reason: str,
-    undoes: AuditEntry | None = None,
 ) -> ActivePolicy:
     """Put an earlier version in force again, as a new one that is equal to it byte for byte.
 
@@ -159,7 +157,7 @@ def restore(
     """
     document = document_of(org, number)
     check(documents.read_org(document), _settled_cluster().policies.limits)
-    return _put(principal, org, document, reason=reason, undoes=undoes, same_as=number or None)
+    return _put(principal, org, document, reason=reason, same_as=number or None)
 
 
 @transaction.atomic
@@ -169,7 +167,6 @@ def _put(
     document: str,
     *,
     reason: str,
-    undoes: AuditEntry | None,
     same_as: int | None = None,
 ) -> ActivePolicy:
     check_reason(reason)
@@ -184,7 +181,6 @@ def _put(
         before={"version": before.number, "policies": documents.spelled_out(before.own)},
         after={"version": _next_number(org), "policies": documents.spelled_out(after)},
         reason=reason,
-        undoes=undoes,
     )
     wanted = before.cluster.policies.limits.held_all(
         after or OrgPolicies(policy=before.cluster.policies.default)
@@ -202,7 +198,6 @@ def set_cluster(
     *,
     reason: str,
     if_number: int | None = None,
-    undoes: AuditEntry | None = None,
 ) -> Cluster:
     """Set the default policy and the limits. What orgs have said stays, and is held to the new limits.
 
@@ -232,7 +227,6 @@ def set_cluster(
         before={"version": before.number, "policies": documents.spelled_out(before.policies)},
         after={"version": _next_number(None), "policies": documents.spelled_out(policies)},
         reason=reason,
-        undoes=undoes,
     )
     _store(principal, None, document, reason, None, "default and limits of policies")
     changed([ALL_NODES], f"tier 2 by default and limits: {reason}")
@@ -300,16 +294,13 @@ def check_reason(reason: str) -> None:
 # Taking back
 
 
-@undoable("policy.set")
+@undoable("policy.set", ValidationError)
 def _undo_policy(principal: Principal, entry: AuditEntry, reason: str) -> None:
     org = orgs.for_undo(principal, entry)
     before, after = _numbers(entry)
     if active_policy(org).number != after:
         raise CannotUndo("The policy was changed again since. Undo the later change first.")
-    try:
-        restore(principal, org, before, reason=reason, undoes=entry)
-    except ValidationError as error:
-        raise CannotUndo(" ".join(error.messages)) from None
+    restore(principal, org, before, reason=reason)
 
 
 @undoable("policy.cluster")
@@ -319,7 +310,7 @@ def _undo_cluster(principal: Principal, entry: AuditEntry, reason: str) -> None:
     if before:
         policies = documents.read_cluster(get_version(None, before).document)
     try:
-        set_cluster(principal, policies, reason=reason, if_number=after, undoes=entry)
+        set_cluster(principal, policies, reason=reason, if_number=after)
     except StaleCluster:
         raise CannotUndo("They were changed again since. Undo the later change first.") from None
 

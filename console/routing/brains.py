@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from django.db import transaction
 from django.db.models import QuerySet
 
@@ -16,7 +14,6 @@ from console.fleet.models import Brain, Removed, topic
 from console.fleet.services import check_fleet, get
 from console.fleet.services import for_change as fleet_for_change
 from console.operations import services as operations
-from console.operations.core import State
 from console.operations.models import Operation
 from console.search.services import Found, finder, nearest
 from telemetry.topics import FLEET
@@ -64,10 +61,7 @@ def remove_brain(principal: Principal, brain: Brain, *, reason: str = "") -> Non
         Removed.of(brain).save()
     brain.delete()
     control.forget(Kind.BRAIN, brain.name)
-    for one in waiting:
-        if one.state == State.STUCK:
-            with contextlib.suppress(operations.NotStuck):  # somebody else has it tried again
-                operations.retry(principal, one.pk, f"{brain.name} was removed from the fleet.")
+    operations.retry_stuck(principal, waiting, f"{brain.name} was removed from the fleet.")
 
 
 @finder("brains")

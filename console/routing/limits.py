@@ -61,7 +61,6 @@ def set_limits(
     limits: Limits,
     *,
     reason: str = "",
-    undoes: AuditEntry | None = None,
 ) -> ActiveLimits:
     """Set the limits of an org that came from `orgs.services.for_change`. Brains are told after the
     commit. The same again changes nothing. Raises ValidationError, by field."""
@@ -87,7 +86,6 @@ def set_limits(
         before=_shown(before.limits),
         after=_shown(limits),
         reason=reason,
-        undoes=undoes,
     )
     return _of(org, row)
 
@@ -101,4 +99,4 @@ def _undo_limits(principal: Principal, entry: AuditEntry, reason: str) -> None:
     org = for_undo(principal, entry)
     if _shown(active_limits(org).limits) != entry.after:
         raise CannotUndo("The limits were changed again since. Undo the later change first.")
-    set_limits(principal, org, msgspec.convert(entry.before, Limits), reason=reason, undoes=entry)
+    set_limits(principal, org, msgspec.convert(entry.before, Limits), reason=reason)

@@ -86,7 +86,6 @@ def set_rules(
     values: Mapping[str, Any],
     *,
     reason: str = "",
-    undoes: AuditEntry | None = None,
 ) -> RuleSet:
     """Change rules that came from `for_change`. The same again changes nothing.
 
@@ -117,7 +116,6 @@ def set_rules(
         before=before,
         after=after,
         reason=reason,
-        undoes=undoes,
     )
     return rules
 
@@ -194,7 +192,7 @@ def limit_to(session: Session, rules: Rules) -> None:
     session.boxes_max = rules.boxes_max
 
 
-@undoable("rules.update")
+@undoable("rules.update", Impossible)
 def _undo(principal: Principal, entry: AuditEntry, reason: str) -> None:
     org = Org.objects.filter(slug=entry.object_id).first() if entry.org_id else None
     if entry.org_id and org is None:
@@ -202,7 +200,4 @@ def _undo(principal: Principal, entry: AuditEntry, reason: str) -> None:
     rules = for_change(principal, org)
     if rules.snapshot() != entry.after:
         raise CannotUndo("The rules were changed again since. Undo the later change first.")
-    try:
-        set_rules(principal, rules, entry.before or {}, reason=reason, undoes=entry)
-    except Impossible as error:
-        raise CannotUndo(str(error)) from None
+    set_rules(principal, rules, entry.before or {}, reason=reason)

@@ -160,7 +160,6 @@ def update(
     wait_seconds: int = 0,
     plan_token: str | None = None,
     reason: str = "",
-    undoes: AuditEntry | None = None,
 ) -> Workload:
     """Have a workload that came from `for_change` be what a spec says. The same again changes nothing.
 
@@ -183,7 +182,7 @@ def update(
         fit_model(workload)
     _saved(workload)
     sentence = f"Workload {workload.name} changed."
-    _record(principal, "workload.update", workload, sentence, before=was, reason=reason, undoes=undoes)
+    _record(principal, "workload.update", workload, sentence, before=was, reason=reason)
     return workload
 
 
@@ -199,7 +198,7 @@ def _undo_update(principal: Principal, entry: AuditEntry, reason: str) -> None:
         del before["paused"], before["restarts"]
         parts = {one: getattr(template, one) for one in template.__struct_fields__}
         wanted = msgspec.structs.replace(specs.from_values(before), **parts)
-        update(principal, workload, wanted, reason=reason, undoes=entry)
+        update(principal, workload, wanted, reason=reason)
     except Http404 as error:
         raise CannotUndo("The workload, or its earlier revision, no longer exists.") from error
     except (CannotPlan, Impossible, specs.Wrong) as error:
@@ -481,7 +480,6 @@ def _record(
     *,
     before: dict[str, Any] | None = None,
     reason: str,
-    undoes: AuditEntry | None = None,
 ) -> None:
     record(
         principal,
@@ -491,6 +489,5 @@ def _record(
         after=workload.snapshot() if not workload.deleting else None,
         reason=reason,
         sentence=sentence,
-        undoes=undoes,
     )
     tell(workload)

@@ -127,26 +127,12 @@ PATH_BYTES = _counter(
     "tidegate_driver_path_bytes_total",
     "Bytes of columns, by path: out to a node, in from it, or pulled by it from another node in a move."
     " The tier is `unknown` for homes without a path.",
-    "stream",
-    "session",
-    "node",
-    "tier",
-    "port_leaf",
-    "nic_leaf",
-    "link",
-    "box",
-    "direction",
+    *("stream", "session", "node", "tier", "port_leaf", "nic_leaf", "link", "box", "direction"),
 )
 PATH_SECONDS = _histogram(
     "tidegate_driver_path_seconds",
     "Duration of transfers of batches of columns of one request, by path: out to a node, or in from it.",
-    "stream",
-    "session",
-    "node",
-    "tier",
-    "nic_leaf",
-    "link",
-    "direction",
+    *("stream", "session", "node", "tier", "nic_leaf", "link", "direction"),
 )
 TOO_LARGE = _counter(
     "swdriver_objects_too_large_total",

@@ -20,7 +20,6 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="seconds",
         suggested_fix="Restart the brain. If its process has ended for good, remove it.",
         page="routing-brains",
-        runbook="brain-not-reporting.md",
         condition=reporting.not_reporting("brain", registered_only=True),
         own_thresholds=(SILENT,),
         pending_seconds=60,
@@ -38,13 +37,7 @@ RULES: Final[tuple[Rule, ...]] = (
         suggested_fix="Act on the reason in the evidence.",
         runbook="desired-not-applied.md",
         condition=generations.not_applied("desired", "observed", "brain"),
-        queries=by_which(
-            *("desired", "observed"),
-            topic="brain:*",
-            metric="brain_generation",
-            fold=Fold.MAX,
-            seconds=30,
-        ),
+        queries=by_which(("desired", "observed"), "brain_generation", Fold.MAX, 30),
         pending_seconds=120,
         prometheus=("TidegateBrainBehind",),
     ),
@@ -58,7 +51,6 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="share",
         suggested_fix="Look at the error by replica, and for what else uses the slow one.",
         page="routing",
-        runbook="estimate-off.md",
         condition=metrics.share(
             "error",
             "ttft",
@@ -68,22 +60,8 @@ RULES: Final[tuple[Rule, ...]] = (
             least="least_seconds",
         ),
         queries={
-            "error": MetricQuery(
-                topic="brain:*",
-                metric="brain_estimate_error_seconds",
-                fold=Fold.MEAN,
-                seconds=300,
-                step=60,
-                by=("model",),
-            ),
-            "ttft": MetricQuery(
-                topic="brain:*",
-                metric="brain_ttft_seconds",
-                fold=Fold.MEAN,
-                seconds=300,
-                step=60,
-                by=("model",),
-            ),
+            "error": MetricQuery("brain_estimate_error_seconds", Fold.MEAN, 300, step=60, by=("model",)),
+            "ttft": MetricQuery("brain_ttft_seconds", Fold.MEAN, 300, step=60, by=("model",)),
         },
         own_thresholds=(
             Threshold("error_share", 0.5, "Threshold: mean error over mean time to first token."),
@@ -104,17 +82,12 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="tokens",
         suggested_fix="Check that all brains reach Redis, and the limits of the orgs with queues.",
         page="routing",
-        runbook="routing-unfair.md",
         condition=metrics.level(
             "gap",
             "gap_tokens",
             "{name} has served one org {value:,.0f} weighted tokens more than another",
         ),
-        queries={
-            "gap": MetricQuery(
-                topic="brain:*", metric="brain_fairness_gap_tokens", fold=Fold.MAX, seconds=60
-            )
-        },
+        queries={"gap": MetricQuery("brain_fairness_gap_tokens", Fold.MAX, 60)},
         own_thresholds=(
             Threshold("gap_tokens", 500_000, "Threshold: difference of weighted tokens served."),
         ),
@@ -130,17 +103,12 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="requests",
         suggested_fix="Add replicas, or raise the org's weight; see what fills the queue.",
         page="routing",
-        runbook="queue-past-deadline.md",
         condition=metrics.level(
             "late", "requests", "{value:,.0f} requests of {name} waited past their deadline", of=sum
         ),
         queries={
             "late": MetricQuery(
-                topic="org:*",
-                metric="brain_rejected_requests_total",
-                fold=Fold.SUM,
-                seconds=300,
-                where={"reason": "deadline"},
+                "brain_rejected_requests_total", Fold.SUM, 300, where={"reason": "deadline"}
             )
         },
         own_thresholds=(Threshold("requests", 10, "Threshold: requests in five minutes."),),
@@ -157,15 +125,10 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="brains",
         suggested_fix="See the engine's log. Drain or remove the replica if it will not return.",
         page="routing-models",
-        runbook="replica-ejected.md",
         condition=replicas.left_out("states", "brains"),
         queries={
             "states": MetricQuery(
-                topic="fleet",
-                metric="brain_replica_state",
-                fold=Fold.TOTAL,
-                seconds=60,
-                by=("model", "replica", "state"),
+                "brain_replica_state", Fold.TOTAL, 60, by=("model", "replica", "state")
             )
         },
         own_thresholds=(Threshold("brains", 0.5, "Threshold: brains that leave it out, on average."),),
@@ -181,22 +144,13 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="seconds",
         suggested_fix="Check that the driver and the brain reach Redis, and that the driver is running.",
         page="routing-brains",
-        runbook="map-stale.md",
         condition=metrics.level(
             "age",
             "stale_seconds",
             "the map of {driver} at {name} is {value:.0f} s old",
             of=metrics.newest,
         ),
-        queries={
-            "age": MetricQuery(
-                topic="brain:*",
-                metric="brain_map_age_seconds",
-                fold=Fold.MAX,
-                seconds=30,
-                by=("driver",),
-            )
-        },
+        queries={"age": MetricQuery("brain_map_age_seconds", Fold.MAX, 30, by=("driver",))},
         own_thresholds=(Threshold("stale_seconds", 30, "Threshold: age of the map."),),
         pending_seconds=30,
         prometheus=("TidegateMapStale",),

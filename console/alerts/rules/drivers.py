@@ -27,10 +27,8 @@ def _latency(verb: str) -> Rule:
             "hour", "six_hours", f"{verb} {{percentile}} of {{name}} is {{value}} (objective {{limit}})"
         ),
         queries={
-            "hour": MetricQuery(topic="org:*", metric=metric, fold=Fold.HEATMAP, seconds=HOUR, step=60),
-            "six_hours": MetricQuery(
-                topic="org:*", metric=metric, fold=Fold.HEATMAP, seconds=6 * HOUR, step=300
-            ),
+            "hour": MetricQuery(metric, Fold.HEATMAP, HOUR, step=60),
+            "six_hours": MetricQuery(metric, Fold.HEATMAP, 6 * HOUR, step=300),
         },
         own_thresholds=(
             Threshold("objective_seconds", 0.25, "Latency objective.", low=1e-6, high=60),
@@ -66,7 +64,6 @@ RULES: Final[tuple[Rule, ...]] = (
         description="A joined driver sends no telemetry. Its engine may recompute every prompt.",
         unit="seconds",
         suggested_fix="Restart the driver. If its job is finished, remove it from the fleet.",
-        runbook="driver-not-reporting.md",
         condition=reporting.not_reporting("driver", registered_only=True),
         own_thresholds=(SILENT,),
         pending_seconds=60,
@@ -83,13 +80,7 @@ RULES: Final[tuple[Rule, ...]] = (
         suggested_fix="Act on the reason in the evidence. Until then the older policy stays active.",
         runbook="desired-not-applied.md",
         condition=generations.not_applied("desired", "observed", "driver"),
-        queries=by_which(
-            *("desired", "observed"),
-            topic="driver:*",
-            metric="swdriver_generation",
-            fold=Fold.MAX,
-            seconds=30,
-        ),
+        queries=by_which(("desired", "observed"), "swdriver_generation", Fold.MAX, 30),
         pending_seconds=120,
         prometheus=("TidegateDriverBehind",),
     ),
@@ -100,11 +91,8 @@ RULES: Final[tuple[Rule, ...]] = (
         scope=Scope.DRIVER,
         description="An agent is unreachable, or a shard is moving. Columns with a part there miss.",
         suggested_fix="Start the agent, or move the stream to another node. A move ends by itself.",
-        runbook="driver-not-ready.md",
         condition=metrics.flag("ready", "a shard of {name} is lost or moving"),
-        queries={
-            "ready": MetricQuery(topic="driver:*", metric="swdriver_ready", fold=Fold.MAX, seconds=30)
-        },
+        queries={"ready": MetricQuery("swdriver_ready", Fold.MAX, 30)},
         pending_seconds=120,
         prometheus=("TidegateDriverNotReady",),
     ),
@@ -118,28 +106,18 @@ RULES: Final[tuple[Rule, ...]] = (
         description="The hit rate of an org is far below its median of the last week.",
         unit="share",
         suggested_fix="Check why it misses, and what changed: a policy, a resize, or its prompts.",
-        runbook="hit-rate-drop.md",
         actions=("quota",),
         condition=metrics.drop(
             "hit", "requested", "usual", "hit rate of {name} is {value:.0%} (usually {usual_share:.0%})"
         ),
         queries={
-            "hit": MetricQuery(
-                topic="org:*", metric="swdriver_hit_tokens_total", fold=Fold.SUM, seconds=900, step=60
-            ),
-            "requested": MetricQuery(
-                topic="org:*",
-                metric="swdriver_requested_tokens_total",
-                fold=Fold.SUM,
-                seconds=900,
-                step=60,
-            ),
+            "hit": MetricQuery("swdriver_hit_tokens_total", Fold.SUM, 900, step=60),
+            "requested": MetricQuery("swdriver_requested_tokens_total", Fold.SUM, 900, step=60),
             "usual": MetricQuery(
-                topic="org:*",
-                metric="swdriver_hit_tokens_total",
-                fold=Fold.RATIO,
+                "swdriver_hit_tokens_total",
+                Fold.RATIO,
+                7 * DAY,
                 over="swdriver_requested_tokens_total",
-                seconds=7 * DAY,
                 step=HOUR,
                 behind_seconds=HOUR,
             ),
@@ -165,15 +143,10 @@ RULES: Final[tuple[Rule, ...]] = (
         description="A sweeper was late. Expired columns were not served, but stayed in memory.",
         unit="columns",
         suggested_fix="Restore the agent, or give the driver more CPU. Inform the org's admin.",
-        runbook="ttl-exceeded.md",
         condition=metrics.level(
             "columns", "columns", "{name} kept {value:,.0f} columns in memory past their TTL", of=sum
         ),
-        queries={
-            "columns": MetricQuery(
-                topic="driver:*", metric="swdriver_overstay_columns_total", fold=Fold.SUM, seconds=300
-            )
-        },
+        queries={"columns": MetricQuery("swdriver_overstay_columns_total", Fold.SUM, 300)},
         own_thresholds=(Threshold("columns", 0, "Threshold: columns in five minutes."),),
         prometheus=("TidegateTtlExceeded",),
     ),
@@ -186,17 +159,12 @@ RULES: Final[tuple[Rule, ...]] = (
         "is a memory error or a driver bug.",
         unit="tokens",
         suggested_fix="Find the kind in the driver's log (corrupt, stale, foreign); see the runbook.",
-        runbook="seal-refused.md",
         condition=metrics.level(
             "tokens", "tokens", "{value:,.0f} tokens of {name} failed the seal check", of=sum
         ),
         queries={
             "tokens": MetricQuery(
-                topic="org:*",
-                metric="swdriver_missed_tokens_total",
-                fold=Fold.SUM,
-                seconds=600,
-                where={"reason": "seal_refused"},
+                "swdriver_missed_tokens_total", Fold.SUM, 600, where={"reason": "seal_refused"}
             )
         },
         own_thresholds=(Threshold("tokens", 0, "Threshold: tokens in ten minutes."),),

@@ -20,15 +20,14 @@ RULES: Final[tuple[Rule, ...]] = (
         scope=Scope.SESSION,
         description="Its box and its node are on different leaves: its traffic uses shared links.",
         suggested_fix="Make room on a node of the box's leaf, and move the stream there.",
-        runbook="spine-placement.md",
         actions=("move",),
         condition=spine.placed_across,
         queries={
             "crossing": MetricQuery(
+                PATH_BYTES,
+                Fold.SUM,
+                HOUR,
                 topic="driver:*",
-                metric=PATH_BYTES,
-                fold=Fold.SUM,
-                seconds=HOUR,
                 step=HOUR,
                 where={"tier": "spine"},
                 by=("session", "stream", "node", "port_leaf", "nic_leaf", "link", "box", "direction"),
@@ -46,7 +45,6 @@ RULES: Final[tuple[Rule, ...]] = (
         description="Spine traffic of this session slows all sessions on the same links.",
         unit="share",
         suggested_fix="If it is not a move: make room on better nodes, and move the streams there.",
-        runbook="spine-share.md",
         actions=("restore-rails",),
         condition=metrics.share(
             "spine",
@@ -57,9 +55,7 @@ RULES: Final[tuple[Rule, ...]] = (
             least="least_bytes",
         ),
         queries={
-            name: MetricQuery(
-                topic="session:*", metric=PATH_BYTES, fold=Fold.SUM, seconds=600, step=60, where=where
-            )
+            name: MetricQuery(PATH_BYTES, Fold.SUM, 600, step=60, where=where)
             for name, where in {"spine": {"tier": "spine"}, "all": {}}.items()
         },
         own_thresholds=(
@@ -77,17 +73,11 @@ RULES: Final[tuple[Rule, ...]] = (
         description="For ten seconds a link carried nearly its full capacity. All traffic on it waits.",
         unit="Gbit/s",
         suggested_fix="Find the session, then slow its moves or restore its rails.",
-        runbook="spine-burst.md",
         actions=("restore-rails",),
         condition=spine.saturated,
         queries={
             "crossing": MetricQuery(
-                topic="fleet",
-                metric=PATH_BYTES,
-                fold=Fold.SUM,
-                seconds=60,
-                where={"tier": "spine"},
-                by=("link", "session"),
+                PATH_BYTES, Fold.SUM, 60, where={"tier": "spine"}, by=("link", "session")
             )
         },
         own_thresholds=(
@@ -105,7 +95,6 @@ RULES: Final[tuple[Rule, ...]] = (
         description="One node of a session carries far more than the others, and limits its speed.",
         unit="times the average",
         suggested_fix="Move streams of the session from the busiest node to the idlest.",
-        runbook="load-uneven.md",
         condition=metrics.uneven(
             "carried",
             "node",
@@ -113,11 +102,7 @@ RULES: Final[tuple[Rule, ...]] = (
             "least_bytes",
             "{busiest} carries {value:.2g} times the average of the nodes of {name}",
         ),
-        queries={
-            "carried": MetricQuery(
-                topic="session:*", metric=PATH_BYTES, fold=Fold.SUM, seconds=600, step=60, by=("node",)
-            )
-        },
+        queries={"carried": MetricQuery(PATH_BYTES, Fold.SUM, 600, step=60, by=("node",))},
         own_thresholds=(
             Threshold(
                 "uneven_factor", 1.5, "Threshold: multiple of the nodes' average.", low=1, high=1000

@@ -22,7 +22,6 @@ RULES: Final[tuple[Rule, ...]] = (
         "are placed on other nodes. Where that is impossible, an alert of the session pages.",
         unit="seconds",
         suggested_fix="Start the agent, or remove the node if the machine will not return.",
-        runbook="agent-not-reporting.md",
         actions=("drain",),
         condition=reporting.not_reporting("node"),
         own_thresholds=(SILENT,),
@@ -38,7 +37,6 @@ RULES: Final[tuple[Rule, ...]] = (
         description="A node is lost, and the session's streams there can't be placed on other nodes. "
         "Its drivers have no hits and store nothing.",
         suggested_fix="Start the agent, or act on the reason: add memory, change rules, drain the node.",
-        runbook="lost-node-not-replaced.md",
         actions=("drain",),
         condition=reporting.not_replaced,
         keep_firing_seconds=20,
@@ -52,7 +50,6 @@ RULES: Final[tuple[Rule, ...]] = (
         description="No node on this leaf is reporting. The cause is the switch or its power.",
         unit="nodes",
         suggested_fix="Check the switch. Its nodes recover without further action.",
-        runbook="leaf-down.md",
         condition=reporting.leaf_down,
         own_thresholds=(SILENT, Threshold("least_nodes", 2, "Smaller leaves are ignored.", low=1)),
         keep_firing_seconds=20,
@@ -65,10 +62,9 @@ RULES: Final[tuple[Rule, ...]] = (
         scope=Scope.NODE,
         description="A shard did not get its memory, or tier 2 cannot be opened.",
         suggested_fix="Add memory to the machine, reduce the shards' slots, or fix the path of tier 2.",
-        runbook="agent-not-ready.md",
         actions=("cordon", "drain"),
         condition=metrics.flag("ready", "{name} cannot apply its desired state"),
-        queries={"ready": MetricQuery(topic="node:*", metric="kvss_ready", fold=Fold.MAX, seconds=30)},
+        queries={"ready": MetricQuery("kvss_ready", Fold.MAX, 30)},
         pending_seconds=300,
         prometheus=("TidegateAgentNotReady",),
     ),
@@ -80,11 +76,8 @@ RULES: Final[tuple[Rule, ...]] = (
         description="An agent is behind its desired generation, or gives the console no valid answer.",
         unit="generations",
         suggested_fix="If its progress moves, wait. Otherwise act on the reason in the evidence.",
-        runbook="desired-not-applied.md",
         condition=generations.not_applied("desired", "observed", "node"),
-        queries=by_which(
-            *("desired", "observed"), topic="node:*", metric="kvss_generation", fold=Fold.MAX, seconds=30
-        ),
+        queries=by_which(("desired", "observed"), "kvss_generation", Fold.MAX, 30),
         pending_seconds=120,
         prometheus=("TidegateDesiredNotApplied",),
     ),
@@ -96,7 +89,6 @@ RULES: Final[tuple[Rule, ...]] = (
         description="Refills and deletes at a shard wait for evicts that are not yet applied.",
         unit="requests",
         suggested_fix="Move the stream to a less busy node. The agent disconnects stalled drivers.",
-        runbook="queue-deep.md",
         actions=("cordon", "drain"),
         condition=metrics.level(
             "waiting",
@@ -104,15 +96,7 @@ RULES: Final[tuple[Rule, ...]] = (
             "{value:,.0f} requests waiting at shard {shard} of {name}",
             of=metrics.newest,
         ),
-        queries={
-            "waiting": MetricQuery(
-                topic="node:*",
-                metric="kvss_shard_waiting_requests",
-                fold=Fold.MAX,
-                seconds=30,
-                by=("shard",),
-            )
-        },
+        queries={"waiting": MetricQuery("kvss_shard_waiting_requests", Fold.MAX, 30, by=("shard",))},
         own_thresholds=(Threshold("depth", 1000, "Threshold: requests waiting at a shard."),),
         pending_seconds=120,
         prometheus=("TidegateQueueDeep",),
@@ -125,7 +109,6 @@ RULES: Final[tuple[Rule, ...]] = (
         description="The cap is never exceeded, but new spills displace columns that would be hit.",
         unit="share",
         suggested_fix="Raise the cap, cap the org that uses most, or shorten its TTL.",
-        runbook="tier2-near-cap.md",
         condition=metrics.share(
             "held",
             "cap",
@@ -133,9 +116,7 @@ RULES: Final[tuple[Rule, ...]] = (
             "tier 2 of {name} is {value:.0%} full (threshold {limit:.0%})",
             of=metrics.newest,
         ),
-        queries=by_which(
-            *("held", "cap"), topic="node:*", metric="kvss_tier2_bytes", fold=Fold.MAX, where={"tag": ""}
-        ),
+        queries=by_which(("held", "cap"), "kvss_tier2_bytes", Fold.MAX, tag=""),
         own_thresholds=(
             Threshold("full_share", 0.95, "Threshold: used share of the cap.", low=0.1, high=1),
         ),
@@ -150,20 +131,11 @@ RULES: Final[tuple[Rule, ...]] = (
         description="Reads or writes of tier 2 fail. A column that cannot be read is a miss.",
         unit="errors",
         suggested_fix="Free disk space, replace the disk, or fix the credentials of the bucket.",
-        runbook="tier2-faults.md",
         actions=("cordon", "drain"),
         condition=metrics.level(
             "faults", "faults", "{value:,.0f} tier 2 errors on {name}: {outcome}", of=sum
         ),
-        queries={
-            "faults": MetricQuery(
-                topic="node:*",
-                metric="kvss_tier2_faults_total",
-                fold=Fold.SUM,
-                seconds=300,
-                by=("outcome",),
-            )
-        },
+        queries={"faults": MetricQuery("kvss_tier2_faults_total", Fold.SUM, 300, by=("outcome",))},
         own_thresholds=(Threshold("faults", 0, "Threshold: errors in five minutes."),),
         pending_seconds=300,
         keep_firing_seconds=300,

@@ -6,7 +6,7 @@ The rules themselves are in `catalogue`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -57,11 +57,10 @@ class Threshold:
         return last if last in ("seconds", "share", "bytes") else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MetricQuery:
     """What a rule reads: a metric over the last `seconds`, in steps, grouped by labels."""
 
-    topic: str  # may end with a star
     metric: str
     fold: Fold
     seconds: int = 60
@@ -70,6 +69,7 @@ class MetricQuery:
     where: Mapping[str, str] = field(default_factory=dict)
     over: str | None = None
     behind_seconds: int = 0  # how long before now it ends
+    topic: str = ""  # may end with a star; empty: all of the rule's scope
 
     def address(self, topic: str, labels: Mapping[str, str]) -> str:
         """The API request that returns the same for one instance."""
@@ -96,10 +96,11 @@ class MetricQuery:
         )
 
 
-def by_which(*values: str, **asked: Any) -> dict[str, MetricQuery]:
+def by_which(
+    values: tuple[str, ...], metric: str, fold: Fold, seconds: int = 60, **where: str
+) -> dict[str, MetricQuery]:
     """A query for each of these values of the label `which`."""
-    where = asked.pop("where", {})
-    return {value: MetricQuery(**asked, where={**where, "which": value}) for value in values}
+    return {one: MetricQuery(metric, fold, seconds, where={**where, "which": one}) for one in values}
 
 
 PENDING_SECONDS: Final = "pending_seconds"
@@ -116,7 +117,7 @@ class Rule:
     unit: str = ""  # of the value and threshold of its alerts: seconds, share or a name
     suggested_fix: str  # for every case; `actions` are for the case at hand
     page: str = ""  # route of the page that the suggested fix mentions
-    runbook: str  # file in docs/runbooks
+    runbook: str = ""  # file in docs/runbooks; by default it has the name of the rule
     condition: Condition
     queries: Mapping[str, MetricQuery] = field(default_factory=dict)
     own_thresholds: tuple[Threshold, ...] = ()
@@ -126,6 +127,12 @@ class Rule:
     actions: tuple[str, ...] = ()  # names in `suggested_fixes.services` that may help
     ignores_missing_data: bool = False  # it does not go to no_data when a process stops reporting
     prometheus: tuple[str, ...] = ()  # the equivalent alerts in deploy/prometheus
+
+    def __post_init__(self) -> None:
+        topic = "fleet" if self.scope is Scope.FLEET else f"{self.scope}:*"
+        asked = {name: replace(one, topic=one.topic or topic) for name, one in self.queries.items()}
+        object.__setattr__(self, "queries", asked)
+        object.__setattr__(self, "runbook", self.runbook or f"{self.slug}.md")
 
     @property
     def thresholds(self) -> tuple[Threshold, ...]:

@@ -16,7 +16,6 @@ RULES: Final[tuple[Rule, ...]] = (
         description="TIDEGATE_PLAIN_CONTROL is set. Tokens, org secrets and keys may cross the network "
         "unencrypted.",
         suggested_fix="Update the processes in the evidence, let them join with a key, then unset it.",
-        runbook="control-plaintext.md",
         condition=security.plaintext_control,
         keep_firing_seconds=0,
         every_seconds=60,
@@ -30,7 +29,6 @@ RULES: Final[tuple[Rule, ...]] = (
         description="The replacement of the root certificate waits for a process. Until it continues, "
         "the old root is still trusted.",
         suggested_fix="Check the process's log for why it gets no certificate, or stop the process.",
-        runbook="root-replacement-stalled.md",
         condition=security.root_replacement_stalled,
         pending_seconds=300,
         keep_firing_seconds=0,

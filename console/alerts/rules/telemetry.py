@@ -17,7 +17,6 @@ RULES: Final[tuple[Rule, ...]] = (
         description="Records wait in Redis, or roll-ups are behind. The console shows old data.",
         unit="seconds",
         suggested_fix="Start ingest, or a second one; check what PostgreSQL waits for.",
-        runbook="telemetry-late.md",
         condition=reporting.telemetry_late,
         own_thresholds=(Threshold("late_seconds", 60, "Threshold: lag.", low=5, high=86_400),),
         ignores_missing_data=True,
@@ -31,7 +30,6 @@ RULES: Final[tuple[Rule, ...]] = (
         description="Records of running processes have not arrived. Sums over that time are too low.",
         unit="records",
         suggested_fix="Fix what was down. The metrics of that time are lost.",
-        runbook="telemetry-missing.md",
         condition=reporting.telemetry_missing,
         pending_seconds=900,
         ignores_missing_data=True,
@@ -46,15 +44,10 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="records or series",
         suggested_fix="See the page “Dead letters” for the process and the cause.",
         page="dead-letters",
-        runbook="telemetry-rejected.md",
         condition=metrics.level(
             "rejected", "rejected", "{value:,.0f} records or series were rejected", of=sum
         ),
-        queries={
-            "rejected": MetricQuery(
-                topic="fleet", metric="telemetry_dead_letters_total", fold=Fold.SUM, seconds=600
-            )
-        },
+        queries={"rejected": MetricQuery("telemetry_dead_letters_total", Fold.SUM, 600)},
         own_thresholds=(Threshold("rejected", 0, "Threshold: records or series in ten minutes."),),
         prometheus=("TidegateTelemetryRejected",),
     ),

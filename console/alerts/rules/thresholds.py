@@ -111,7 +111,6 @@ def set_thresholds(
     values: Mapping[str, float],
     enabled: bool,
     reason: str = "",
-    undoes: AuditEntry | None = None,
 ) -> Thresholds:
     """Replace the values in a row from `thresholds_for_change`. A threshold that is not named inherits
     its value. Setting the same values changes nothing. Raises ValidationError."""
@@ -123,13 +122,7 @@ def set_thresholds(
         current.save()
         after = current.snapshot()
         record(
-            principal,
-            "alerts.thresholds",
-            _about(current),
-            before=before,
-            after=after,
-            reason=reason,
-            undoes=undoes,
+            principal, "alerts.thresholds", _about(current), before=before, after=after, reason=reason
         )
     return current
 
@@ -167,14 +160,7 @@ def _undo(principal: Principal, entry: AuditEntry, reason: str) -> None:
     if current.snapshot() != entry.after:
         raise CannotUndo("The thresholds were changed again later. Undo the later change first.")
     before = entry.before or {}
-    set_thresholds(
-        principal,
-        current,
-        values=before["values"],
-        enabled=before["enabled"],
-        reason=reason,
-        undoes=entry,
-    )
+    set_thresholds(principal, current, values=before["values"], enabled=before["enabled"], reason=reason)
 
 
 def may_change(principal: Principal, org: Org | None) -> bool:

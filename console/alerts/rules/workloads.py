@@ -18,7 +18,6 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="seconds",
         suggested_fix="Act on the reason in the evidence; the logs of its instances say more.",
         page="workloads",
-        runbook="workload-not-ready.md",
         condition=workloads.not_ready,
         own_thresholds=(
             Threshold("not_ready_seconds", 600, "Threshold: time without being ready.", high=86_400),
@@ -35,7 +34,6 @@ RULES: Final[tuple[Rule, ...]] = (
         suggested_fix="Compare the two revisions, and see the logs of the new one's instances. Then "
         "resume the rollout, or change the workload.",
         page="workloads",
-        runbook="rollout-stopped.md",
         condition=workloads.rollout_stopped,
         own_thresholds=(
             Threshold(
@@ -56,7 +54,6 @@ RULES: Final[tuple[Rule, ...]] = (
         "are not replaced, and changes wait.",
         suggested_fix="Start `manage.py orchestrate`, or see why it ends.",
         page="workloads",
-        runbook="no-orchestrator.md",
         condition=workloads.nobody_leads,
         pending_seconds=60,
         ignores_missing_data=True,
@@ -71,7 +68,6 @@ RULES: Final[tuple[Rule, ...]] = (
         unit="seconds",
         suggested_fix="Start the Cluster Server, or repair the network or the certificates.",
         page="workloads",
-        runbook="cluster-server-silent.md",
         condition=workloads.cluster_silent,
         own_thresholds=(Threshold("silent_seconds", 60, "Threshold: silence.", high=86_400),),
         ignores_missing_data=True,

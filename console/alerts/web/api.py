@@ -21,7 +21,7 @@ from console.alerts.services import Filters
 from console.alerts.state.silences import active_silences, silence_of
 from console.alerts.suggested_fixes import services as suggested_fixes
 from console.alerts.suggested_fixes.definition import SuggestedFix
-from console.api.fields import NO_NUL, Input, Reason, SearchText
+from console.api.fields import NO_NUL, Input, Reason, ReasonIn, SearchText
 from console.api.pagination import Rows, listing
 from console.api.routes import Router, answers
 from console.api.shown import Context, KeyOf, SlugOf, UsernameOf
@@ -132,10 +132,6 @@ class AlertWithHistory(AlertOut):
     @staticmethod
     def resolve_comments(alert: Alert) -> QuerySet[Comment]:
         return alert.comments.order_by("-pk")[:100]
-
-
-class ReasonIn(Input):
-    reason: Reason = Field("", description="Stored in the audit trail.")
 
 
 class CommentIn(Input):

@@ -248,7 +248,6 @@ def _become(
     before: Things,
     wanted: Things,
     reason: str,
-    undoes: AuditEntry | None = None,
 ) -> Difference:
     found = difference(before, wanted)
     if refused := found.refused:
@@ -269,7 +268,7 @@ def _become(
         raise Impossible(f"Nothing was changed: {held} still needs what would be removed.") from None
     except IntegrityError:  # somebody has joined under a name that was to be added, say
         raise Moved from None
-    _record(principal, found, reason, undoes)
+    _record(principal, found, reason)
     _tell(found)
     return found
 
@@ -287,7 +286,7 @@ def _tell(found: Difference) -> None:
 # The trail
 
 
-def _record(principal: Principal, found: Difference, reason: str, undoes: AuditEntry | None) -> None:
+def _record(principal: Principal, found: Difference, reason: str) -> None:
     counts = found.counted()
     said = ", ".join(
         f"{counts[what]} {what}" for what in ("added", "changed", "removed") if counts[what]
@@ -299,13 +298,12 @@ def _record(principal: Principal, found: Difference, reason: str, undoes: AuditE
         before={f"{one.kind} {one.name}": one.before for one in found.changes if one.before is not None},
         after={f"{one.kind} {one.name}": one.after for one in found.changes if one.after is not None},
         reason=reason,
-        undoes=undoes,
     )
     touched = [f"node:{one.name}" for one in found.changes if one.kind == NODE]
     note("fleet.import", [FLEET, *touched], f"The fleet was changed: {said}.", {"audit_entry": entry.pk})
 
 
-@undoable("fleet.import")
+@undoable("fleet.import", Impossible)
 def _undo_import(principal: Principal, entry: AuditEntry, reason: str) -> None:
     """What it added goes, what it removed comes back (as what has to join again), the rest as it was."""
     services.check_fleet(principal, Role.PLATFORM_ADMIN)
@@ -314,10 +312,7 @@ def _undo_import(principal: Principal, entry: AuditEntry, reason: str) -> None:
     if moved := [thing for thing in {**was, **became} if before.get(thing) != became.get(thing)]:
         raise CannotUndo(f"{' '.join(moved[0])} has changed since.")
     wanted = {thing: said for thing, said in before.items() if thing not in became} | was
-    try:
-        _become(principal, before, wanted, reason, entry)
-    except Impossible as error:
-        raise CannotUndo(str(error)) from None
+    _become(principal, before, wanted, reason)
 
 
 def _things(said: dict[str, Any] | None) -> Things:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
@@ -33,6 +33,7 @@ from console.fleet.models import (
     Node,
     ProcessKind,
     Removed,
+    is_lost,
     topic,
 )
 from console.fleet.nodes import Impossible
@@ -44,6 +45,7 @@ from telemetry.events import note
 from telemetry.topics import of_source
 
 Process = Node | Driver | Brain
+Facts = NodeFacts | DriverFacts | BrainFacts
 PROTOCOL: Final = (wire.VERSION_MIN, wire.VERSION)
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext(%s))"
 
@@ -69,18 +71,13 @@ def join_node(
     What the fleet says of NICs holds; those that the agent tells are taken where it says nothing. Raises
     Impossible, and TokenIsUsedUp.
     """
-    _check(token, ProcessKind.NODE, facts.software_version)
     if not protocols_meet(PROTOCOL, (facts.protocol_min, facts.protocol_max)):
         raise Impossible(
             f"It speaks protocol {facts.protocol_min} to {facts.protocol_max}, others here "
             f"{PROTOCOL[0]} to {PROTOCOL[1]}. Update it."
         )
-    its_topic, key = of_source("agent", name), _key_of(certificate_request)
-    _check_not_removed(token, its_topic, control_token, key)
-    _one_at_a_time(its_topic)
+    known = _checked(token, ProcessKind.NODE, name, control_token, facts, certificate_request)
     node = Node.objects.select_for_update(no_key=True).filter(name=name).first()
-    if node is not None:
-        _check_not_alive(node, is_gone=_is_gone(node))
     leaves = _leaves_of(nics) if node is None or not node.nics.exists() else {}
     if node is None:
         if not leaves:
@@ -91,14 +88,7 @@ def join_node(
         node = Node(name=name, stamp=next(iter(leaves.values())).stamp)
     if any(leaf.stamp_id != node.stamp_id for leaf in leaves.values()):
         raise Impossible(f"All NICs of {name} have to be on leaves of one stamp.")
-    if not tokens.use(token):
-        raise TokenIsUsedUp
-    before = shown_of(node) if node.pk else None
-    _come_in(node, control_token, its_topic, key)
-    _follow_node(node, facts)
-    _heal(node)
-    node.full_clean(exclude=["heartbeat_sha256"])
-    node.save()
+    _let_in(token, node, known, facts)
     Nic.objects.bulk_create(
         [
             Nic(node=node, leaf=leaves[nic.name], name=nic.name, wio=nic.wio, gbits=nic.gbits)
@@ -106,7 +96,6 @@ def join_node(
             if nic.name in leaves
         ]
     )
-    _record(node, token, before, f"{name} has joined.")
     return node
 
 
@@ -120,12 +109,11 @@ def join_driver(
     certificate_request: str = "",
 ) -> Driver:
     """Let a driver in. The model that it tells of is taken where none is known of it."""
-    _check(token, ProcessKind.DRIVER, facts.software_version)
-    _one_at_a_time(of_source("driver", name))
+    known = _checked(token, ProcessKind.DRIVER, name, control_token, facts, certificate_request)
     driver = Driver.objects.select_for_update(no_key=True).filter(name=name).first()
     driver = driver or Driver(name=name)
     driver.model = driver.model or (dict(model) if model else None)
-    _let_in(token, driver, control_token, certificate_request, facts.of(driver))
+    _let_in(token, driver, known, facts)
     return driver
 
 
@@ -134,40 +122,70 @@ def join_brain(
     token: JoinToken, name: str, control_token: str, facts: BrainFacts, certificate_request: str = ""
 ) -> Brain:
     """Let a brain in."""
-    _check(token, ProcessKind.BRAIN, facts.software_version)
-    _one_at_a_time(of_source("brain", name))
+    known = _checked(token, ProcessKind.BRAIN, name, control_token, facts, certificate_request)
     brain = Brain.objects.select_for_update(no_key=True).filter(name=name).first() or Brain(name=name)
-    _let_in(token, brain, control_token, certificate_request, asdict(facts))
+    _let_in(token, brain, known, facts)
     return brain
 
 
-def _let_in(
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a process is known by once it has joined."""
+
+    control_token: str
+    public_key: str
+    heartbeat_sha256: bytes
+
+
+def _checked(
     token: JoinToken,
-    joined: Driver | Brain,
+    kind: ProcessKind,
+    name: str,
     control_token: str,
+    facts: Facts,
     certificate_request: str,
-    facts: Mapping[str, Any],
-) -> None:
+) -> _Known:
+    """Check what the token and the fleet say of who comes, whoever has the name; others that join under
+    it wait. Raises Impossible."""
+    if token.kind != kind:
+        raise Impossible(f"This token lets a {token.kind} join, and not a {kind.value}.")
+    found = skew(settings.VERSION, facts.software_version)
+    if not found.fit.works:
+        raise Impossible(found.sentence)
+    its_topic = of_source(kind.value, name)
+    digest = tokens.digest(credential(control_token, its_topic))
+    known = _Known(control_token, _key_of(certificate_request), digest)
+    _check_not_removed(token, known)
+    with connection.cursor() as cursor:
+        cursor.execute(_LOCK, [f"join {its_topic}"])
+    return known
+
+
+def _let_in(token: JoinToken, joined: Process, known: _Known, facts: Facts) -> None:
     """As the one of this name that was lost, or as a new one. Raises Impossible, and TokenIsUsedUp."""
-    key = _key_of(certificate_request)
-    _check_not_removed(token, topic(joined), control_token, key)
-    _check_not_alive(joined, is_gone=joined.lost_at is not None)
+    if joined.joined_at is not None and not _is_gone(joined):
+        raise Impossible(
+            f"{joined.name} is taken, and alive. Choose another name; or, if this machine replaces it, "
+            f"try again when the former one has been silent for {lost_after()} s."
+        )
     if not tokens.use(token):
         raise TokenIsUsedUp
     before = shown_of(joined) if joined.pk else None
-    _come_in(joined, control_token, topic(joined), key)
+    for name, value in asdict(known).items():
+        setattr(joined, name, value)
+    joined.joined_at = joined.last_heartbeat_at = timezone.now()
+    joined.version += 1 if joined.pk else 0
     _follow(joined, facts)
-    joined.lost_at = None
     joined.full_clean(exclude=["heartbeat_sha256"])
     joined.save()
-    _record(joined, token, before, f"{joined.KIND.capitalize()} {joined.name} has joined.")
+    _record(joined, token, before, f"{_called(joined)} has joined.")
 
 
-def _check_not_removed(token: JoinToken, its_topic: str, control_token: str, key: str) -> None:
+def _check_not_removed(token: JoinToken, known: _Known) -> None:
     """Who was removed does not come back by itself: it may still have the token that it came with."""
-    is_it = Q(heartbeat_sha256=tokens.digest(credential(control_token, its_topic)))
-    if key:
-        is_it |= Q(public_key=key)
+    is_it = Q(heartbeat_sha256=known.heartbeat_sha256)
+    if known.public_key:
+        is_it |= Q(public_key=known.public_key)
     gone = Removed.objects.filter(is_it, removed_at__gte=token.created_at).first()
     if gone is not None:
         raise Impossible(
@@ -188,34 +206,11 @@ def _as_removed(gone: Removed) -> str:
     return f"{gone.name} was removed from the fleet on {gone.removed_at:%Y-%m-%d at %H:%M} UTC."
 
 
-def _check(token: JoinToken, kind: ProcessKind, version: str) -> None:
-    if token.kind != kind:
-        raise Impossible(f"This token lets a {token.kind} join, and not a {kind.value}.")
-    found = skew(settings.VERSION, version)
-    if not found.fit.works:
-        raise Impossible(found.sentence)
-
-
-def _one_at_a_time(name: str) -> None:
-    """Two that join under one name do so one after the other."""
-    with connection.cursor() as cursor:
-        cursor.execute(_LOCK, [f"join {name}"])
-
-
-def _is_gone(node: Node) -> bool:
+def _is_gone(joined: Process) -> bool:
     """Who is in maintenance never counts as lost; and that is when machines are made anew."""
-    if node.state == State.MAINTENANCE.value:
-        return has_gone_silent(node.last_heartbeat_at, timezone.now())
-    return node.state == State.LOST.value
-
-
-def _check_not_alive(joined: Process, *, is_gone: bool) -> None:
-    """Nobody takes the name of somebody who is there, whatever token they have."""
-    if joined.joined_at is not None and not is_gone:
-        raise Impossible(
-            f"{joined.name} is taken, and alive. Choose another name; or, if this machine replaces it, "
-            f"try again when the former one has been silent for {lost_after()} s."
-        )
+    if isinstance(joined, Node) and joined.state == State.MAINTENANCE.value:
+        return has_gone_silent(joined.last_heartbeat_at, timezone.now())
+    return is_lost(joined)
 
 
 def _leaves_of(nics: Sequence[NicFacts]) -> dict[str, Leaf]:
@@ -233,13 +228,6 @@ def _key_of(certificate_request: str) -> str:
         return requested_key(certificate_request) if certificate_request else ""
     except Unusable as error:
         raise Impossible(str(error)) from error
-
-
-def _come_in(joined: Process, control_token: str, name: str, key: str) -> None:
-    joined.control_token, joined.public_key = control_token, key
-    joined.heartbeat_sha256 = tokens.digest(credential(control_token, name))
-    joined.joined_at = joined.last_heartbeat_at = timezone.now()
-    joined.version += 1 if joined.pk else 0
 
 
 def shown_of(joined: Process) -> dict[str, Any]:
@@ -266,77 +254,41 @@ def _record(joined: Process, token: JoinToken, before: dict[str, Any] | None, se
 # Heartbeats
 
 
-def node_beats(name: str, shown: str, facts: NodeFacts) -> bool:
-    """A node is alive. False where that is nobody's, who has to join (again)."""
-    node = Node.objects.filter(name=name).first()
-    if node is None or not _may_say(node, shown, facts):
+def beats(name: str, shown: str, facts: Facts) -> bool:
+    """A process is alive. False where that is nobody's, who has to join (again)."""
+    joined = _of_these(facts).filter(name=name).first()
+    if joined is None or not _may_say(joined, shown, facts):
         return False
-    if node.state == State.LOST.value or not _says_the_same(node, asdict(facts), node.reported):
-        return _node_changes(node.pk, shown, facts)
-    Node.objects.filter(pk=node.pk).update(last_heartbeat_at=timezone.now())
-    return True
-
-
-def driver_beats(name: str, shown: str, facts: DriverFacts) -> bool:
-    driver = Driver.objects.select_related("job").filter(name=name).first()
-    if driver is None or not _may_say(driver, shown, facts):
-        return False
-    return _beats(driver, shown, facts)
-
-
-def brain_beats(name: str, shown: str, facts: BrainFacts) -> bool:
-    brain = Brain.objects.filter(name=name).first()
-    return brain is not None and _may_say(brain, shown, facts) and _beats(brain, shown, facts)
-
-
-def _beats(joined: Driver | Brain, shown: str, facts: DriverFacts | BrainFacts) -> bool:
-    if joined.lost_at is not None or not _says_the_same(joined, _facts_of(joined, facts)):
-        return _changes(joined, shown, facts)
+    if is_lost(joined) or not _says_the_same(joined, facts):
+        return _changes(joined.pk, shown, facts)
     type(joined).objects.filter(pk=joined.pk).update(last_heartbeat_at=timezone.now())
     return True
 
 
-def _facts_of(joined: Driver | Brain, facts: DriverFacts | BrainFacts) -> dict[str, Any]:
-    if isinstance(joined, Driver) and isinstance(facts, DriverFacts):
-        return facts.of(joined)
-    return asdict(facts)
+def _of_these(facts: Facts) -> QuerySet[Any]:
+    """All processes of the kind that tells this."""
+    if isinstance(facts, DriverFacts):
+        return Driver.objects.select_related("job")
+    return Node.objects.all() if isinstance(facts, NodeFacts) else Brain.objects.all()
 
 
 @transaction.atomic
-def _node_changes(key: int, shown: str, facts: NodeFacts) -> bool:
+def _changes(key: int, shown: str, facts: Facts) -> bool:
     """It is back, or another one than before: updated, say. Unless its name was taken over meanwhile."""
-    node = Node.objects.select_for_update(no_key=True).filter(pk=key).first()
-    if node is None or not _may_say(node, shown, facts):
+    joined = _of_these(facts).select_for_update(no_key=True, of=("self",)).filter(pk=key).first()
+    if joined is None or not _may_say(joined, shown, facts):
         return False
-    was_lost, version = node.state == State.LOST.value, node.software_version
-    _follow_node(node, facts)
-    _heal(node)
-    node.last_heartbeat_at = timezone.now()
-    node.version += 1
-    node.save()
+    was_lost, version = is_lost(joined), joined.software_version
+    _follow(joined, facts)
+    joined.last_heartbeat_at = timezone.now()
+    joined.version += 1
+    joined.save()
+    called, its_topic = _called(joined), [topic(joined)]
     if was_lost:
-        note("node.back", [topic(node)], f"{node.name} is back, and {node.state}.")
-    if version != node.software_version:
-        note("node.software", [topic(node)], f"{node.name} runs {node.software_version}.")
-    return True
-
-
-@transaction.atomic
-def _changes(joined: Driver | Brain, shown: str, facts: DriverFacts | BrainFacts) -> bool:
-    """As `_node_changes`."""
-    found = type(joined).objects.select_for_update(no_key=True).filter(pk=joined.pk).first()
-    if found is None or not _may_say(found, shown, facts):
-        return False
-    was_lost, version = found.lost_at is not None, found.software_version
-    _follow(found, _facts_of(found, facts))
-    found.lost_at, found.last_heartbeat_at = None, timezone.now()
-    found.version += 1
-    found.save()
-    called = f"{found.KIND.capitalize()} {found.name}"
-    if was_lost:
-        note(f"{found.KIND}.back", [topic(found)], f"{called} is back.")
-    if version != found.software_version:
-        note(f"{found.KIND}.software", [topic(found)], f"{called} runs {found.software_version}.")
+        state = f", and {joined.state}" if isinstance(joined, Node) else ""
+        note(f"{joined.KIND}.back", its_topic, f"{called} is back{state}.")
+    if version != joined.software_version:
+        note(f"{joined.KIND}.software", its_topic, f"{called} runs {joined.software_version}.")
     return True
 
 
@@ -349,33 +301,46 @@ def is_its(joined: Process, shown: str) -> bool:
     return hmac.compare_digest(known, tokens.digest(shown))
 
 
-def _may_say(joined: Process, shown: str, facts: NodeFacts | DriverFacts | BrainFacts) -> bool:
+def _may_say(joined: Process, shown: str, facts: Facts) -> bool:
     """Whether this heartbeat is its own. What it is known by travels every few seconds, and is not
     enough to be told in plain text what only its key could read so far: for that it joins again."""
     comes_out = facts.control_url.startswith("http:") and joined.control_url.startswith("https:")
     return is_its(joined, shown) and not (comes_out and joined.public_key)
 
 
-def _says_the_same(
-    joined: Process, facts: Mapping[str, Any], reported: Mapping[str, Any] | None = None
-) -> bool:
+def _called(joined: Process) -> str:
+    return joined.name if isinstance(joined, Node) else f"{joined.KIND.capitalize()} {joined.name}"
+
+
+def _facts_of(joined: Process, facts: Facts) -> dict[str, Any]:
+    if isinstance(joined, Driver) and isinstance(facts, DriverFacts):
+        return facts.of(joined)
+    return asdict(facts)
+
+
+def _says_the_same(joined: Process, facts: Facts) -> bool:
     """What follows from what is declared is compared with what was reported before."""
-    before = reported or {}
+    before = joined.reported if isinstance(joined, Node) else {}
     return all(
         (before[name] if name in before else getattr(joined, name)) == value
-        for name, value in facts.items()
+        for name, value in _facts_of(joined, facts).items()
     )
 
 
-def _follow_node(node: Node, facts: NodeFacts) -> None:
-    _follow(node, asdict(facts))
-    node.reported = {"memory_bytes": facts.memory_bytes, "cpus": facts.cpus}
-    settle(node)
-
-
-def _follow(joined: Process, facts: Mapping[str, Any]) -> None:
-    for name, value in facts.items():
+def _follow(joined: Process, facts: Facts) -> None:
+    """It is as it tells, and not lost any more. A node that was is what it was before, or was told to be
+    since."""
+    for name, value in _facts_of(joined, facts).items():
         setattr(joined, name, value)
+    if not isinstance(joined, Node):
+        joined.lost_at = None
+        return
+    joined.reported = {"memory_bytes": joined.memory_bytes, "cpus": joined.cpus}
+    settle(joined)
+    if joined.state == State.LOST.value:
+        joined.state, joined.state_reason = joined.held_state, joined.held_reason
+        joined.held_state, joined.held_reason = "", ""
+        joined.state_since = timezone.now()
 
 
 def settle(node: Node) -> None:
@@ -384,14 +349,6 @@ def settle(node: Node) -> None:
     node.memory_bytes = said.get("memory_bytes", 0)
     node.cpus = said.get("cpus", 0)
     node.shards_max = said.get("shards_max", node.cpus)
-
-
-def _heal(node: Node) -> None:
-    """A node that was lost is what it was before, or was told to be since."""
-    if node.state == State.LOST.value:
-        node.state, node.state_reason = node.held_state, node.held_reason
-        node.held_state, node.held_reason = "", ""
-        node.state_since = timezone.now()
 
 
 def heartbeat_seconds() -> float:

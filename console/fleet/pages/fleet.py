@@ -18,7 +18,7 @@ from console.fleet.insight import activity
 from console.fleet.insight.overview import look_of, overview
 from console.fleet.membership.joins import lost_after
 from console.fleet.membership.versions import skew
-from console.fleet.models import Driver, Node, RetiringStore
+from console.fleet.models import Brain, Driver, Node, RetiringStore
 from console.fleet.models import topic as topic_of
 from console.fleet.nodes import Impossible
 from console.fleet.pages.forms import BoxStateForm, LabelsForm, NodeFilterForm, SearchForm, StateForm
@@ -156,11 +156,12 @@ def set_labels(request: SignedInRequest, name: str) -> HttpResponse:
 
 @read_page
 def list_boxes(request: SignedInRequest) -> HttpResponse:
-    context = _searched(request, services.visible_boxes(request.principal), "boxes")
+    context = searched(request, services.visible_boxes(request.principal), "boxes")
     return render(request, "fleet/boxes.html", context)
 
 
-def _searched(request: SignedInRequest, things: QuerySet[Any], tab: str) -> dict[str, Any]:
+def searched(request: SignedInRequest, things: QuerySet[Any], tab: str) -> dict[str, Any]:
+    """A page of those with a name that is searched for, for the tab of this name."""
     form = SearchForm(request.GET)
     query = form.cleaned_data["q"] if form.is_valid() else ""
     return {
@@ -202,9 +203,9 @@ def show_box(request: SignedInRequest, name: str) -> HttpResponse:
 @read_page
 def list_drivers(request: SignedInRequest) -> HttpResponse:
     visible = services.visible_drivers(request.principal).select_related("job__session")
-    context = _searched(request, visible, "drivers")
+    context = searched(request, visible, "drivers")
     for driver in context["page"]:
-        driver.look, driver.said = _look_of_driver(driver)
+        driver.look, driver.said = look_of_process(driver)
         driver.skew = skew(settings.VERSION, driver.software_version)
     return render_live(request, "fleet/drivers", context)
 
@@ -213,7 +214,7 @@ def list_drivers(request: SignedInRequest) -> HttpResponse:
 def show_driver(request: SignedInRequest, name: str) -> HttpResponse:
     visible = services.visible_drivers(request.principal).select_related("job__session")
     driver = services.get(visible, name)
-    look, said = _look_of_driver(driver)
+    look, said = look_of_process(driver)
     topic = of_source("driver", driver.name)
     context = {
         "driver": driver,
@@ -230,7 +231,7 @@ def show_driver(request: SignedInRequest, name: str) -> HttpResponse:
     return render_live(request, "fleet/driver", context)
 
 
-def _look_of_driver(driver: Driver) -> tuple[str, str]:
-    if driver.joined_at is None:
+def look_of_process(one: Driver | Brain) -> tuple[str, str]:
+    if one.joined_at is None:
         return "off", "not joined"
-    return ("bad", "lost") if driver.lost_at else ("ok", "alive")
+    return ("bad", "lost") if one.lost_at else ("ok", "alive")

@@ -9,7 +9,7 @@ from typing import Annotated
 from ninja import Field, Schema, Status
 
 from console.accounts.browser import SignedInRequest
-from console.api.fields import Input, Reason
+from console.api.fields import Input, Reason, ReasonIn
 from console.api.routes import Router, answers
 from console.fleet import claims
 from console.fleet.rest.fleet import Name
@@ -24,10 +24,6 @@ router = Router(tags=["joining"])
 class ClaimsKeyOut(Schema):
     driver: str = Field(description="The audience of the claims (`aud`).")
     claims_key: str = Field(description="Base64. It signs claims of all orgs of this driver.")
-
-
-class ClaimsKeyIn(Input):
-    reason: Reason = ""
 
 
 class ClaimIn(Input):
@@ -52,7 +48,7 @@ def get_claims_key(request: SignedInRequest, name: Name) -> ClaimsKeyOut:
 
 
 @router.post("/drivers/{name}/claims-key/rotate", response=answers(ClaimsKeyOut, 404, 409))
-def rotate_claims_key(request: SignedInRequest, name: Name, payload: ClaimsKeyIn) -> ClaimsKeyOut:
+def rotate_claims_key(request: SignedInRequest, name: Name, payload: ReasonIn) -> ClaimsKeyOut:
     """Rotate the key that gateways sign claims with."""
     key = claims.rotate_key(request.principal, name, reason=payload.reason)
     return ClaimsKeyOut(driver=name, claims_key=base64.b64encode(key).decode())

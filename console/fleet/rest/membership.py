@@ -251,6 +251,12 @@ def _joined(request: HttpRequest, kind: Kind, name: str, join: Callable[[], obje
     return _heard(request, kind, name)
 
 
+def _beaten(request: HttpRequest, kind: Kind, name: str, facts: joins.Facts) -> HeartbeatOut:
+    if not joins.beats(name, _shown(request), facts):
+        raise _unknown(request, kind, name)
+    return _heard(request, kind, name)
+
+
 def _certified(request: HttpRequest, kind: Kind, name: str, payload: CertificateIn) -> CertificateOut:
     issued = certify(Role(kind), name, _shown(request), payload.certificate_request)
     if issued is None:
@@ -314,25 +320,19 @@ def join_brain(request: HttpRequest, name: Name, payload: BrainJoins) -> Heartbe
 @router.post("/nodes/{name}/heartbeat", auth=HeartbeatBearer(), response=answers(HeartbeatOut))
 def node_beats(request: HttpRequest, name: Name, payload: NodeSays) -> HeartbeatOut:
     """Send an agent's heartbeat."""
-    if not joins.node_beats(name, _shown(request), payload.facts()):
-        raise _unknown(request, "node", name)
-    return _heard(request, "node", name)
+    return _beaten(request, "node", name, payload.facts())
 
 
 @router.post("/drivers/{name}/heartbeat", auth=HeartbeatBearer(), response=answers(HeartbeatOut))
 def driver_beats(request: HttpRequest, name: Name, payload: DriverSays) -> HeartbeatOut:
     """Send a driver's heartbeat."""
-    if not joins.driver_beats(name, _shown(request), payload.facts()):
-        raise _unknown(request, "driver", name)
-    return _heard(request, "driver", name)
+    return _beaten(request, "driver", name, payload.facts())
 
 
 @router.post("/brains/{name}/heartbeat", auth=HeartbeatBearer(), response=answers(HeartbeatOut))
 def brain_beats(request: HttpRequest, name: Name, payload: BrainSays) -> HeartbeatOut:
     """Send a brain's heartbeat."""
-    if not joins.brain_beats(name, _shown(request), payload.facts()):
-        raise _unknown(request, "brain", name)
-    return _heard(request, "brain", name)
+    return _beaten(request, "brain", name, payload.facts())
 
 
 @router.post("/nodes/{name}/certificate", auth=HeartbeatBearer(), response=answers(CertificateOut, 409))

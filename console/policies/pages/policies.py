@@ -25,8 +25,6 @@ from console.policies.services import ActivePolicy
 from console.shell.pages import Refusing
 from swdriver_shim.policy import OrgPolicies, Policy
 
-VERSIONS_PER_PAGE = 10
-
 
 @form_page
 def edit(request: SignedInRequest, slug: str) -> HttpResponse:

@@ -16,7 +16,6 @@ from console.api.pagination import Rows, listing
 from console.api.routes import Router, answers
 from console.api.shown import read
 from console.orgs.api import Slug
-from console.orgs.models import SLUG
 from console.orgs.services import changing, for_change, get_org
 from console.policies import schedule
 from console.policies.models import ScheduledPolicy
@@ -26,7 +25,6 @@ from console.policies.rest.policies import PoliciesIn, ReadsDocument, Why
 router = Router(tags=["policies"])
 
 Id = Annotated[int, Path(ge=1, le=2**63 - 1)]
-SlugIn = Annotated[str, Field(pattern=SLUG, max_length=48)]
 
 
 class ScheduleIn(PoliciesIn):

@@ -19,12 +19,13 @@ from console.control.models import Kind, Target
 from console.fleet.insight import activity
 from console.fleet.membership.joins import lost_after
 from console.fleet.membership.versions import skew
-from console.fleet.models import Brain, topic
+from console.fleet.models import topic
+from console.fleet.pages.fleet import look_of_process, searched
 from console.orgs import services as orgs
 from console.routing import brains, limits, rollout, services
-from console.routing.pages.forms import LimitsForm, SearchForm, TypedForm
+from console.routing.pages.forms import LimitsForm, TypedForm
 from console.routing.pages.models import STALE
-from console.shell.pages import Refusing, paged, render_live
+from console.shell.pages import Refusing, render_live
 from telemetry.events import events_of
 
 RECENT = 12
@@ -32,22 +33,13 @@ RECENT = 12
 
 @read_page
 def list_brains(request: SignedInRequest) -> HttpResponse:
-    form = SearchForm(request.GET)
-    query = form.cleaned_data["q"] if form.is_valid() else ""
-    found = brains.visible_brains(request.principal).filter(name__contains=query).order_by("name")
-    context = {
-        **paged(request, found),
-        "form": form,
-        "filtered": bool(query),
-        "lost_after": lost_after(),
-        "tab": "brains",
-    }
+    context = searched(request, brains.visible_brains(request.principal), "brains")
     shown: Any = list(context["page"])
     names = [brain.name for brain in shown]
     rows = Target.objects.filter(kind=Kind.BRAIN, name__in=names, generation__gt=0)
     targets = {target.name: target for target in rows.defer("secret", "claims_key")}
     for brain in shown:
-        brain.look, brain.said = _look_of(brain)
+        brain.look, brain.said = look_of_process(brain)
         brain.skew = skew(settings.VERSION, brain.software_version)
         brain.target = targets.get(brain.name)
     context["brains"] = shown
@@ -57,7 +49,7 @@ def list_brains(request: SignedInRequest) -> HttpResponse:
 @read_page
 def show_brain(request: SignedInRequest, name: str) -> HttpResponse:
     brain = brains.get_brain(request.principal, name)
-    look, said = _look_of(brain)
+    look, said = look_of_process(brain)
     context = {
         "brain": brain,
         "topic": topic(brain),
@@ -86,10 +78,6 @@ def remove_brain(request: SignedInRequest, name: str) -> HttpResponse:
         brains.remove_brain(request.principal, brain, reason=form.cleaned_data["reason"])
     messages.success(request, f"{name} was removed. To return, it needs a new join token.")
     return redirect("routing-brains")
-
-
-def _look_of(brain: Brain) -> tuple[str, str]:
-    return ("bad", "lost") if brain.lost_at else ("ok", "alive")
 
 
 @form_page

@@ -28,10 +28,6 @@ NAMED = "Lower-case letters, digits, dots, dashes and underscores. Can't be chan
 UNLIMITED = forms.NumberInput(attrs={"placeholder": "no limit"})
 
 
-class SearchForm(forms.Form):
-    q = forms.CharField(max_length=120, required=False, label="Search")
-
-
 class ModelForm(ReasonMixin):
     model = forms.CharField(
         max_length=MODEL_MAX,

@@ -14,6 +14,7 @@ from console.accounts.browser import SignedInRequest, form_page, post_page, read
 from console.accounts.roles import Role
 from console.fleet.models import Driver
 from console.fleet.nodes import Impossible
+from console.fleet.pages.fleet import searched
 from console.routing import services
 from console.routing.models import Replica, ServedModel
 from console.routing.pages.forms import (
@@ -21,28 +22,19 @@ from console.routing.pages.forms import (
     NewModelForm,
     NewReplicaForm,
     ReplicaForm,
-    SearchForm,
     TypedForm,
     orgs_of,
 )
 from console.sessions.driver_orgs import orgs_of as orgs_of_driver
-from console.shell.pages import Refusing, Telling, paged, show_faults
+from console.shell.pages import Refusing, Telling, show_faults
 
 STALE = "It has changed since you opened the form. Look again, then save."
 
 
 @read_page
 def list_models(request: SignedInRequest) -> HttpResponse:
-    form = SearchForm(request.GET)
-    query = form.cleaned_data["q"] if form.is_valid() else ""
-    found = services.visible_models(request.principal).filter(name__contains=query)
-    context = {
-        **paged(request, found),
-        "form": form,
-        "filtered": bool(query),
-        "may_change": request.principal.on_platform(Role.PLATFORM_ADMIN),
-        "tab": "models",
-    }
+    context = searched(request, services.visible_models(request.principal), "models")
+    context["may_change"] = request.principal.on_platform(Role.PLATFORM_ADMIN)
     return render(request, "routing/models.html", context)
 
 

@@ -4,7 +4,6 @@ only with a new join token.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from console.control import services as control
 from console.fleet.models import Driver, Removed
 from console.fleet.services import check_fleet, for_change, visible_drivers
 from console.operations import services as operations
-from console.operations.core import State
 from console.operations.machines import Machine, Step, machine
 from console.operations.models import Operation
 from console.operations.services import StalePlan
@@ -129,10 +127,8 @@ def remove(
         Removed.of(driver, org.slug if org else "").save()
     driver.delete()
     control.forget("driver", name)
-    for one in (*found.waiting, *found.moving):
-        if one.state == State.STUCK:
-            with contextlib.suppress(operations.NotStuck):  # somebody else has it tried again
-                operations.retry(principal, one.pk, f"{name} was removed from the fleet.")
+    waiting = (*found.waiting, *found.moving)
+    operations.retry_stuck(principal, waiting, f"{name} was removed from the fleet.")
     return operation
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ninja import Field, Path
+from ninja import Field
 
 from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
-from console.api.fields import Input, Reason
+from console.api.fields import Input, Reason, ReasonIn
 from console.api.idempotency import Answer, idempotent
 from console.api.routes import Router, answers
-from console.fleet.models import NAME
+from console.fleet.rest.fleet import Name
 from console.operations.api import OperationOut, accepted
 from console.sessions.changes import box_drains, drains
 
 router = Router(tags=["sessions"])
-
-NodeName = Annotated[str, Path(pattern=NAME, max_length=63)]
 
 
 class UpgradeIn(Input):
@@ -26,13 +24,9 @@ class UpgradeIn(Input):
     reason: Reason = ""
 
 
-class DrainIn(Input):
-    reason: Reason = ""
-
-
 @router.post("/nodes/{name}/drain", response=answers(OperationOut, 404, 409, status=202))
 @idempotent
-def drain_node(request: SignedInRequest, name: NodeName, payload: DrainIn) -> Answer:
+def drain_node(request: SignedInRequest, name: Name, payload: ReasonIn) -> Answer:
     """Drain a node."""
     principal = request.principal
     return accepted(drains.drain(principal, name, reason=payload.reason), Authority(None, Role.ON_CALL))
@@ -40,7 +34,7 @@ def drain_node(request: SignedInRequest, name: NodeName, payload: DrainIn) -> An
 
 @router.post("/nodes/{name}/upgrade", response=answers(OperationOut, 404, 409, status=202))
 @idempotent
-def upgrade_node(request: SignedInRequest, name: NodeName, payload: UpgradeIn) -> Answer:
+def upgrade_node(request: SignedInRequest, name: Name, payload: UpgradeIn) -> Answer:
     """Upgrade a node: drain it, wait for the new agent, return it to service."""
     operation = drains.upgrade(request.principal, name, version=payload.version, reason=payload.reason)
     return accepted(operation, Authority(None, Role.ON_CALL))
@@ -48,7 +42,7 @@ def upgrade_node(request: SignedInRequest, name: NodeName, payload: UpgradeIn) -
 
 @router.post("/boxes/{name}/drain", response=answers(OperationOut, 404, 409, status=202))
 @idempotent
-def drain_box(request: SignedInRequest, name: NodeName, payload: DrainIn) -> Answer:
+def drain_box(request: SignedInRequest, name: Name, payload: ReasonIn) -> Answer:
     """Drain a box: wait until its jobs have left it, and give its session another one."""
     operation = box_drains.drain(request.principal, name, reason=payload.reason)
     return accepted(operation, Authority(None, Role.ON_CALL))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from django.db import transaction
 from django.http import HttpResponse
-from ninja import Field, Path, Schema
+from ninja import Field, Schema
 from pydantic import StrictBool
 
 from console.accounts.browser import SignedInRequest
@@ -15,7 +15,8 @@ from console.api.etags import IfMatch, check_match, tagged
 from console.api.fields import Input, Reason
 from console.api.problems import ApiError
 from console.api.routes import Router, answers
-from console.orgs.models import SLUG, Org
+from console.orgs.api import Slug
+from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.sessions import rules as services
 from console.sessions.models import (
@@ -29,7 +30,6 @@ from console.sessions.rest.schemas import PathName
 
 router = Router(tags=["sessions"])
 
-Slug = Annotated[str, Path(pattern=SLUG, max_length=48, description="The org.")]
 Count = Annotated[int, Field(ge=1, le=BOXES_MAX)]
 GraceSeconds = Annotated[int, Field(ge=0, le=REPLACE_LOST_AFTER_SECONDS_MAX)]
 

@@ -79,6 +79,23 @@ class Execution:
         for future in done:
             future.result()  # raises what nobody foresaw
 
+    async def as_admitted(
+        self,
+        items: Sequence[_Item],
+        admit: Callable[[Sequence[_Item]], tuple[list[_Item], list[_Item]]],
+        act: Callable[[list[_Item]], Coroutine[object, object, None]],
+    ) -> None:
+        """Act on those that are admitted, and on the others as soon as they are: `admit` says which are
+        now, and which have to wait for somebody to finish."""
+        admitted, waiting = admit(items)
+        while waiting and not admitted:
+            await self.change.wait()
+            admitted, waiting = admit(waiting)
+        if waiting:  # beside what is admitted: a purge would be over when that has ended
+            await gather_whole(act(admitted), self.as_admitted(waiting, admit, act))
+        elif admitted:
+            await act(admitted)
+
     def room(self) -> int:
         return max(0, IN_FLIGHT_MAX - self.in_flight)
 

@@ -12,7 +12,6 @@ from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed
 from kvss_agent.tier2.column_file import Form
-from kvss_agent.tier2.parts.execution import gather_whole
 from kvss_agent.tier2.parts.removal import Remover
 from kvss_agent.tier2.parts.state import StoreState
 from kvss_agent.tier2.parts.statistics import Work
@@ -40,14 +39,7 @@ class Recaller:
 
     async def recall(self, recalls: Sequence[Recall], work: Work) -> None:
         """Give each what was found. Who waits keeps nothing from being evicted."""
-        admitted, waiting = self._admit_readers(recalls)
-        while waiting and not admitted:
-            await self._work.change.wait()
-            admitted, waiting = self._admit_readers(waiting)
-        if waiting:
-            await gather_whole(self._read(admitted, work), self.recall(waiting, work))
-        elif admitted:
-            await self._read(admitted, work)
+        await self._work.as_admitted(recalls, self._admit_readers, lambda some: self._read(some, work))
 
     def _admit_readers(self, recalls: Sequence[Recall]) -> tuple[list[Recall], list[Recall]]:
         """Those whose columns nobody evicts from now on, and those that wait for one to be written."""

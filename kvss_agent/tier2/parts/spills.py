@@ -12,7 +12,6 @@ from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed, Fault, Outgoing
 from kvss_agent.tier2.column_file import Form
 from kvss_agent.tier2.index import Ticket
-from kvss_agent.tier2.parts.execution import gather_whole
 from kvss_agent.tier2.parts.removal import Remover
 from kvss_agent.tier2.parts.state import StoreState
 from kvss_agent.tier2.parts.statistics import Outcome, Work
@@ -41,14 +40,7 @@ class Spiller:
 
     async def spill(self, spills: Sequence[Spill], work: Work) -> None:
         """Give each its outcome. Who waits holds no ticket, and is refused when a purge begins."""
-        admitted, waiting = self._admit(spills)
-        while waiting and not admitted:
-            await self._work.change.wait()
-            admitted, waiting = self._admit(waiting)
-        if waiting:  # not after the writing: a purge would be over by then
-            await gather_whole(self._write(admitted, work), self.spill(waiting, work))
-        elif admitted:
-            await self._write(admitted, work)
+        await self._work.as_admitted(spills, self._admit, lambda some: self._write(some, work))
 
     def _admit(self, spills: Sequence[Spill]) -> tuple[list[Spill], list[Spill]]:
         """Those that have a ticket now, and those that have to wait for somebody to finish."""

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from console.ctl.cells import form_of, shown, spoken
 from console.ctl.output import CELL_MIN, GAP, Screen, fitting, widths_of
-from console.ctl.resources import Column, Form, Resource
+from console.ctl.resources import Form, Resource
 from console.ctl.waits import reading_of
 
 NOW = 1_800_000_000.0
@@ -32,9 +32,9 @@ NOW = 1_800_000_000.0
         ([], "count", "0"),
         ([1, 2], "count", "2"),
         (7, "count", "7"),
-        (["a", "b"], "names", "a,b"),
-        ("all", "names", "all"),
-        (False, "yes", "no"),
+        (["a", "b"], "text", "a,b"),
+        ("all", "text", "all"),
+        (False, "text", "no"),
         (True, "text", "yes"),
         (40, "percent", "40%"),
         (0, "percent", "0%"),
@@ -76,8 +76,7 @@ def test_a_table_fits_where_it_can_and_keeps_names(rows: list[list[str]], room: 
 
 def test_columns_of_wide_letters_are_aligned() -> None:
     stream = io.StringIO()
-    columns = (Column("NAME", "name"), Column("STATE", "state"))
-    resource = Resource("node", "nodes", "/nodes", columns, "")
+    resource = Resource("node", "nodes", "/nodes", ("name", "state"), "")
     Screen(stream).listing(
         resource, [{"name": "東京", "state": "ready"}, {"name": "ax-1", "state": "lost"}]
     )

@@ -193,7 +193,7 @@ def test_columns_that_are_alike_are_one_run() -> None:
 def test_the_call_that_asks_the_same_is_one_that_a_shell_takes(
     question: Question | None, session: str, body: dict[str, object]
 ) -> None:
-    [word] = shlex.split(body_of(question, session))
+    [word] = shlex.split(f"'{body_of(question, session)}'")
     assert json.loads(word) == body
 
 

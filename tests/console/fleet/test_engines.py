@@ -43,10 +43,10 @@ def engine(db: None) -> Driver:
 def test_an_engine_reports_its_model_with_each_heartbeat(engine: Driver) -> None:
     assert (engine.engine, engine.model) == ("vllm 0.32.0", model())
     version = engine.version
-    assert joins.driver_beats("vllm-7", SHOWN, ENGINE)
+    assert joins.beats("vllm-7", SHOWN, ENGINE)
     engine.refresh_from_db()
     assert engine.version == version, "nothing is new"
-    assert joins.driver_beats("vllm-7", SHOWN, replace(ENGINE, engine="vllm 0.33.0", model=model("b")))
+    assert joins.beats("vllm-7", SHOWN, replace(ENGINE, engine="vllm 0.33.0", model=model("b")))
     engine.refresh_from_db()
     assert (engine.engine, engine.model) == ("vllm 0.33.0", model("b"))
 
@@ -84,7 +84,7 @@ def test_a_model_that_no_database_takes_is_refused(
 
 def test_a_daemon_keeps_the_model_that_it_joined_with(db: None) -> None:
     driver = joins.join_driver(new_token("driver"), "vllm-7", CONTROL_TOKEN, DRIVER_FACTS, model())
-    assert joins.driver_beats("vllm-7", SHOWN, DRIVER_FACTS)
+    assert joins.beats("vllm-7", SHOWN, DRIVER_FACTS)
     driver.refresh_from_db()
     assert (driver.engine, driver.model) == ("", model())
 

@@ -92,8 +92,8 @@ def test_a_machine_made_anew_takes_its_name_over_once_the_former_one_is_lost(wor
     Node.objects.filter(name="ax-1").update(state="lost", held_state="draining")
     node = joins.join_node(new_token(), "ax-1", "n" * 32, FACTS)
     assert (node.state, node.control_token) == ("draining", "n" * 32)
-    assert not joins.node_beats("ax-1", OF_AX_1, FACTS)
-    assert joins.node_beats("ax-1", credential("n" * 32, "node:ax-1"), FACTS)
+    assert not joins.beats("ax-1", OF_AX_1, FACTS)
+    assert joins.beats("ax-1", credential("n" * 32, "node:ax-1"), FACTS)
 
 
 def test_a_machine_made_anew_in_maintenance_takes_its_name_over_once_it_is_silent(world: World) -> None:
@@ -188,7 +188,7 @@ def test_a_name_is_had_by_one(world: World) -> None:
 
 def test_heartbeats_are_known_by_what_follows_from_the_token(world: World) -> None:
     before = refreshed(world.here)
-    assert joins.node_beats("ax-1", OF_AX_1, FACTS)
+    assert joins.beats("ax-1", OF_AX_1, FACTS)
     after = refreshed(world.here)
     assert after.last_heartbeat_at is not None
     assert before.last_heartbeat_at is not None
@@ -201,17 +201,17 @@ def test_heartbeats_are_known_by_what_follows_from_the_token(world: World) -> No
         ("ax-2", credential("", "node:ax-2")),  # has not joined
         ("nobody", OF_AX_1),
     ):
-        assert not joins.node_beats(name, shown, FACTS)
+        assert not joins.beats(name, shown, FACTS)
 
 
 def test_a_heartbeat_that_says_something_new_is_followed(world: World) -> None:
     Node.objects.filter(name="ax-1").update(declared={"cpus": 8})
-    joins.node_beats("ax-1", OF_AX_1, replace(FACTS, software_version="0.1.1", cpus=128))
+    joins.beats("ax-1", OF_AX_1, replace(FACTS, software_version="0.1.1", cpus=128))
     node = refreshed(world.here)
     assert (node.software_version, node.cpus, node.reported["cpus"]) == ("0.1.1", 8, 128)
     assert node.version == world.here.version + 1
     assert Event.objects.get(kind="node.software").sentence == "ax-1 runs 0.1.1."
-    joins.node_beats("ax-1", OF_AX_1, replace(FACTS, software_version="0.1.1", cpus=128))
+    joins.beats("ax-1", OF_AX_1, replace(FACTS, software_version="0.1.1", cpus=128))
     assert refreshed(world.here).version == node.version
 
 
@@ -222,7 +222,7 @@ def test_who_was_lost_and_is_taken_over_meanwhile_changes_nothing(world: World) 
     heard: list[bool] = []
 
     def beat() -> None:
-        heard.append(joins.node_beats("ax-1", OF_AX_1, replace(FACTS, cpus=1)))
+        heard.append(joins.beats("ax-1", OF_AX_1, replace(FACTS, cpus=1)))
         connection.close()
 
     late = threading.Thread(target=beat)
@@ -246,7 +246,7 @@ def test_a_driver_joins_with_its_model_and_beats(db: None) -> None:
     joins.join_driver(new_token("driver"), "job-7", CONTROL_TOKEN, DRIVER_FACTS, model)
     Driver.objects.filter(name="job-7").update(lost_at=timezone.now())
     assert not services.reachable_drivers().exists()
-    assert joins.driver_beats("job-7", credential(CONTROL_TOKEN, "driver:job-7"), DRIVER_FACTS)
+    assert joins.beats("job-7", credential(CONTROL_TOKEN, "driver:job-7"), DRIVER_FACTS)
     assert [driver.model for driver in services.reachable_drivers()] == [model]
     assert Event.objects.filter(kind="driver.back").count() == 1
 
@@ -259,12 +259,12 @@ def test_a_node_that_is_lost_comes_back_as_what_it_was_told_to_be_meanwhile(
     Node.objects.filter(name="ax-1").update(
         state="lost", held_state="cordoned", held_reason="loud fan", state_reason="silent"
     )
-    joins.node_beats("ax-1", OF_AX_1, FACTS)
+    joins.beats("ax-1", OF_AX_1, FACTS)
     assert (refreshed(world.here).state, refreshed(world.here).state_reason) == ("cordoned", "loud fan")
     Node.objects.filter(name="ax-1").update(state="lost", held_state="cordoned")
     nodes.set_state(admin, refreshed(world.here), State.READY)
     assert refreshed(world.here).state == "lost"
-    joins.node_beats("ax-1", OF_AX_1, FACTS)
+    joins.beats("ax-1", OF_AX_1, FACTS)
     assert refreshed(world.here).state == "ready"
     assert Event.objects.filter(kind="node.back").count() == 2
 
@@ -275,7 +275,7 @@ def test_joining_binds_the_key_of_the_process_and_heartbeats_do_not(
     own = ProcessIdentity.load(tmp_path, "node:whoever")  # names in a request are not believed
     node = joins.join_node(new_token(), "ax-2", CONTROL_TOKEN, FACTS, PLUGGED, own.certificate_request())
     assert refreshed(node).public_key == own.public_key_pem
-    assert joins.node_beats("ax-2", credential(CONTROL_TOKEN, "node:ax-2"), replace(FACTS, cpus=3))
+    assert joins.beats("ax-2", credential(CONTROL_TOKEN, "node:ax-2"), replace(FACTS, cpus=3))
     assert refreshed(node).public_key == own.public_key_pem
     driver = joins.join_driver(
         new_token("driver"), "job-8", CONTROL_TOKEN, DRIVER_FACTS, None, own.certificate_request()
@@ -299,14 +299,14 @@ def test_a_heartbeat_does_not_take_a_process_out_of_tls(world: World, tmp_path: 
     driver = joins.join_driver(new_token("driver"), "job-8", CONTROL_TOKEN, of_driver, None, request)
     of_ax_2, of_job_8 = (credential(CONTROL_TOKEN, name) for name in ("node:ax-2", "driver:job-8"))
     plain = "http://127.0.0.1:8410"
-    assert not joins.node_beats("ax-2", of_ax_2, replace(facts, control_url=plain))
-    assert not joins.driver_beats("job-8", of_job_8, replace(of_driver, control_url=plain))
+    assert not joins.beats("ax-2", of_ax_2, replace(facts, control_url=plain))
+    assert not joins.beats("job-8", of_job_8, replace(of_driver, control_url=plain))
     assert refreshed(node).control_url == facts.control_url
     assert Driver.objects.get(pk=driver.pk).control_url == of_driver.control_url
     moved = replace(facts, control_url="https://10.0.0.11:8410")
-    assert joins.node_beats("ax-2", of_ax_2, moved)
+    assert joins.beats("ax-2", of_ax_2, moved)
     Node.objects.filter(name="ax-2").update(state="lost", held_state="ready")
-    assert not joins.node_beats("ax-2", of_ax_2, replace(facts, control_url=plain))
+    assert not joins.beats("ax-2", of_ax_2, replace(facts, control_url=plain))
     again = replace(facts, control_url=plain)
     joins.join_node(new_token(), "ax-2", CONTROL_TOKEN, again, PLUGGED, request)
-    assert joins.node_beats("ax-2", of_ax_2, again)
+    assert joins.beats("ax-2", of_ax_2, again)

@@ -112,7 +112,7 @@ def test_a_page_and_the_api_say_what_moves_bytes_in_a_process(
     words = {"": "unknown", "python": "Python", "compiled": "compiled"}
     driver = joins.join_driver(new_token("driver"), "job7", "x" * 32, DRIVER_FACTS)
     for mover, sentence in words.items():
-        joins.node_beats("ax-1", credential(CONTROL_TOKEN, "node:ax-1"), replace(FACTS, mover=mover))
+        joins.beats("ax-1", credential(CONTROL_TOKEN, "node:ax-1"), replace(FACTS, mover=mover))
         Driver.objects.filter(pk=driver.pk).update(mover=mover)
         for kind, name in (("nodes", "ax-1"), ("drivers", "job7")):
             assert api.get(f"/api/v1/{kind}/{name}").json()["mover"] == (mover or None)

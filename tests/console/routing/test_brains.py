@@ -47,10 +47,10 @@ def test_a_brain_joins_beats_and_gets_a_certificate_of_its_own(db: None, tmp_pat
     own = ProcessIdentity.load(tmp_path, "brain:east")
     request = own.certificate_request()
     joins.join_brain(new_token("brain"), "east", CONTROL_TOKEN, FACTS, request)
-    assert joins.brain_beats("east", SHOWN, FACTS)
-    assert not joins.brain_beats("east", "tgh_wrong", FACTS)
+    assert joins.beats("east", SHOWN, FACTS)
+    assert not joins.beats("east", "tgh_wrong", FACTS)
     moved = replace(FACTS, api_url="https://other.example.org")
-    assert joins.brain_beats("east", SHOWN, moved)
+    assert joins.beats("east", SHOWN, moved)
     assert Brain.objects.get().api_url == "https://other.example.org"
     issued = certify(Role.BRAIN, "east", SHOWN, request)
     assert issued is not None
@@ -86,7 +86,7 @@ def test_a_silent_brain_is_lost_and_comes_back(brain: FakeBrain) -> None:
     Brain.objects.update(last_heartbeat_at=long_ago, heartbeat_sha256=digest(SHOWN))
     assert find_lost(now) == 1
     assert Brain.objects.get().lost_at is not None
-    assert joins.brain_beats("east", SHOWN, FACTS)
+    assert joins.beats("east", SHOWN, FACTS)
     assert Brain.objects.get().lost_at is None
 
 
@@ -106,7 +106,7 @@ def test_a_removed_brain_is_forgotten_and_does_not_come_back_by_itself(
     assert answer.status_code == 204
     assert not Brain.objects.exists()
     assert not Target.objects.filter(kind=Kind.BRAIN).exists()
-    assert not joins.brain_beats("east", SHOWN, FACTS)
+    assert not joins.beats("east", SHOWN, FACTS)
     assert "was removed from the fleet" in joins.why_unknown("brain", "east", SHOWN)
     with pytest.raises(Impossible, match="was removed from the fleet"):
         joins.join_brain(token, "east", CONTROL_TOKEN, FACTS)

@@ -270,7 +270,7 @@ def test_a_heartbeat_with_news_and_a_job_that_begins_there_do_not_wait_for_each_
 
     monkeypatch.setattr(joins, "note", begins_meanwhile)
     if name == "job7":
-        assert joins.driver_beats(name, "ours", replace(DRIVER_FACTS, software_version="0.2.0"))
+        assert joins.beats(name, "ours", replace(DRIVER_FACTS, software_version="0.2.0"))
     else:
-        assert joins.node_beats(name, "ours", replace(FACTS, software_version="0.2.0"))
+        assert joins.beats(name, "ours", replace(FACTS, software_version="0.2.0"))
     assert beside[0].result().kind == "session.start-job"

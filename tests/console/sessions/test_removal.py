@@ -170,7 +170,7 @@ def test_one_that_was_removed_comes_back_with_a_new_join_token_only(people: Peop
     old = new_token("driver")
     joins.join_driver(old, "job7", CONTROL_TOKEN, DRIVER_FACTS)
     remove(people)
-    assert not joins.driver_beats("job7", OURS, DRIVER_FACTS)
+    assert not joins.beats("job7", OURS, DRIVER_FACTS)
     assert "job7 was removed from the fleet on" in joins.why_unknown("driver", "job7", OURS)
     assert "removed" not in joins.why_unknown("driver", "job7", "of somebody else")
     with pytest.raises(Impossible, match=r"removed from the fleet.*make a new one"):
@@ -178,7 +178,7 @@ def test_one_that_was_removed_comes_back_with_a_new_join_token_only(people: Peop
     # The same token lets in others, also another machine under this name.
     joins.join_driver(old, "job8", "another token" * 3, DRIVER_FACTS)
     joins.join_driver(new_token("driver"), "job7", CONTROL_TOKEN, DRIVER_FACTS)
-    assert joins.driver_beats("job7", OURS, DRIVER_FACTS)
+    assert joins.beats("job7", OURS, DRIVER_FACTS)
 
 
 def test_the_process_hears_why_it_is_refused(people: People, client: Client) -> None:
