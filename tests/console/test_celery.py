@@ -182,7 +182,7 @@ def test_what_asks_others_lets_all_else_go_first(broker: redis.Redis) -> None:
 def test_a_queue_full_of_what_asks_others_does_not_hold_up_the_rest(
     broker: redis.Redis, tmp_path: Path
 ) -> None:
-    """As when purges of many orgs wait for targets that do not answer. What nobody waits for goes last."""
+    """As when purges of many orgs wait for targets that do not answer. Housekeeping goes last."""
     asking = [f"asks {number}" for number in range(5)]
     broker.rpush(GO_ON, *["go"] * 7)
     effect_once.apply_async(("keeps house",), priority=settings.CAN_WAIT)
