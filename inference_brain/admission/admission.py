@@ -144,7 +144,9 @@ class Admission:
 
     async def _wait(self, ticket: Ticket, pool: Pool, queued: Callable[[], None]) -> Waiting:
         now = self._clock()
-        waiting = pool.enter(ticket, now)
+        waiting = pool.enter(ticket, now, at_once=True)
+        if waiting.state is State.PLACED:
+            return waiting
         try:
             self._pump(pool)
             if waiting.state is not State.PLACED:

@@ -151,6 +151,8 @@ class HolderSets:
         if not found:
             nothing = np.zeros(0, np.int64)
             return Holders(nothing, nothing, np.zeros(0, np.uint32))
+        if len(found) == 1:
+            return Holders(*found[0])
         which, lanes_of, values_of = zip(*found, strict=True)
         return Holders(np.concatenate(which), np.concatenate(lanes_of), np.concatenate(values_of))
 
@@ -178,6 +180,9 @@ class HolderSets:
         if not sets.size:
             return
         sizes = sets >> _SIZE_SHIFT
+        if (sizes == sizes[0]).all():  # which is likely
+            yield int(sizes[0]), np.arange(sets.size), sets & _ROW_MASK
+            return
         for number in range(int(sizes.min()), int(sizes.max()) + 1):
             [places] = (sizes == number).nonzero()
             if places.size:
