@@ -2,7 +2,7 @@
 
 Each router places the same requests of a trace; engines have the timing of a measured one. `60` and `90`
 are percent of capacity: of the requests a second that exact knowledge gets through at most. `floor`:
-if no request waited for another one, and each replica had what any had computed: a goal below it can't be
+if no request waited for another one, and each replica had what any had computed: no goal below it can be
 reached. What this machine is doing meanwhile changes no figure but those of `choose`.
 """
 

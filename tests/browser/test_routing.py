@@ -132,7 +132,7 @@ def limit(page: Page, place: Place, key: str) -> None:
     page.get_by_label("Requests per minute").fill("1")
     page.get_by_label("Reason").fill("a trial contract")
     page.get_by_role("button", name="Save limits").click()
-    facts = page.locator("dl.facts")
+    facts = page.locator("section[aria-labelledby=limits] dl.facts")
 
     def is_applied() -> bool:
         page.reload()
