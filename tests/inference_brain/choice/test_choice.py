@@ -119,7 +119,8 @@ def test_one_of_whom_little_is_known_is_tried_now_and_then_if_that_costs_little(
 ) -> None:
     known = Rates()
     for number in range(200):
-        known.observe((1.0, 1000.0 + number, *[0.0] * 8), 0.12, 0.1 * number)
+        tokens, error = 1000.0 + number, (0.95, 1.05)[number % 2]
+        known.observe((1.0, tokens, *[0.0] * 8), error * (0.02 + 1e-4 * tokens), 0.1 * number)
     candidates = [
         Candidate("known", known, load=Load(waiting_tokens=0.0)),
         Candidate("new", Rates(), load=Load(waiting_tokens=float(waiting))),
