@@ -18,7 +18,7 @@ from tests.inference_brain.engines import FakeEngine
 from tests.live import wait_until
 from tests.stack.whole import whole_stack
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(1200)]
 SECONDS = 120_000  # for a page, on a machine that has much else to do
 MODEL = "acme/llama-chat"
 
