@@ -60,6 +60,10 @@ class Waiting(Item):
     followed: Followed | None = None
 
     @property
+    def is_placed(self) -> bool:
+        return self.state is State.PLACED
+
+    @property
     def wait_seconds_max(self) -> float:
         return self.expires_at - self.entered_at
 
