@@ -132,10 +132,11 @@ def limit(page: Page, place: Place, key: str) -> None:
     page.get_by_label("Requests per minute").fill("1")
     page.get_by_label("Reason").fill("a trial contract")
     page.get_by_role("button", name="Save limits").click()
+    expect(page.locator(".messages")).to_be_visible()
     facts = page.locator("section[aria-labelledby=limits] dl.facts")
 
     def is_applied() -> bool:
-        page.reload()
+        page.goto("/orgs/acme/limits/")
         return "on 1 of 1" in facts.inner_text()
 
     wait_until("the brain has the limits", is_applied, 120)
