@@ -156,12 +156,12 @@ def see_traffic(page: Page) -> None:
 
     def is_there() -> bool:
         page.goto("/routing/")
-        rows = page.locator("section", has=page.get_by_role("heading", name="By replica"))
+        rows = page.locator("section", has=page.get_by_role("heading", name="By replica", exact=True))
         return "chat-0" in rows.inner_text() and "acme" in page.locator("main").inner_text()
 
     wait_until("brains report", is_there, 120)
     page.get_by_label("Org").select_option("acme")
     page.get_by_role("button", name="Show").click()
     expect(page.get_by_role("heading", name="Routing of Acme")).to_be_visible()
-    expect(page.get_by_role("heading", name="By replica")).to_have_count(0)
+    expect(page.get_by_role("heading", name="By replica", exact=True)).to_have_count(0)
     assert faults(page) == []
