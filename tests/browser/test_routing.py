@@ -160,7 +160,7 @@ def see_traffic(page: Page) -> None:
         return "chat-0" in rows.inner_text() and "acme" in page.locator("main").inner_text()
 
     wait_until("brains report", is_there, 120)
-    page.get_by_label("Org").select_option("acme")
+    page.locator("select[name=org]").select_option("acme")
     page.get_by_role("button", name="Show").click()
     expect(page.get_by_role("heading", name="Routing of Acme")).to_be_visible()
     expect(page.get_by_role("heading", name="By replica", exact=True)).to_have_count(0)
