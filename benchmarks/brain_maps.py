@@ -77,7 +77,7 @@ def messages(number: int, prompts: Sequence[Prompt], columns: int) -> list[bytes
     joined = b"".join(names) + filled
     size = len(joined) // NAME_BYTES
     base = int(now)
-    kinds = [entry(now + chance.uniform(60, 3600), 0) for _ in range(1000)]
+    kinds = [entry(now + chance.uniform(1200, 7200), 0) for _ in range(1000)]
     values = pack_values((kinds * (size // 1000 + 1))[:size], base)
     parts = in_parts([Section(SPACE, PREFIX, joined, values)])
     life = os.urandom(8)

@@ -10,6 +10,7 @@ to the same round. The engine answers at once, so everything that is measured is
 `proxy.cpu.*`: processor time of the proxy for each of those requests. `stream.*`: many streams at once.
 `picker.*`: the same requests through an Envoy that asks a brain where to send them.
 `route.added.*`: prompts that are tokenized, at 70 % of the peak rate; what it takes longer than without.
+`route.cpu.*`: processor time of the brain for such a request.
 """
 
 from __future__ import annotations
@@ -242,17 +243,19 @@ def conversations(tokens: int) -> list[str]:
 
 
 def added(direct: Running, brain: Running, lengths: Lengths) -> Iterator[Row]:
-    """`route.added.*`."""
+    """`route.added.*` and `route.cpu.*`."""
     for label, tokens in (("2k", 2_000), ("32k", 32_000)):
         asked = conversations(tokens)
         figures = {0.5: Figures(), 0.99: Figures()}
-        peaks = Figures()
+        peaks, costs = Figures(), Figures()
         chat: dict[str, Any] = {"bodies": asked, "path": CHAT}
         play(brain, lengths.closed, connections=CONNECTIONS, **chat)  # its caches are filled
         for number in range(lengths.rounds):
             progress(f"prompts of {tokens:,} tokens, round {number + 1}")
-            peak = play(brain, lengths.closed, connections=CONNECTIONS, **chat)["rps"]
+            busy = play(brain, lengths.closed, connections=CONNECTIONS, **chat)
+            peak = busy["rps"]
             peaks.add("brain", peak)
+            costs.add("brain", busy["cpu"] / busy["requests"] * 1e6)
             for one in (direct, brain):
                 told = play(
                     one,
@@ -264,6 +267,7 @@ def added(direct: Running, brain: Running, lengths: Lengths) -> Iterator[Row]:
                 )
                 for share, by in figures.items():
                     by.add(one.name, percentile(told["took"], share))
+        yield Row(f"route.cpu.{label}", costs.median("brain"), "µs")
         for share, by in figures.items():
             pairs = zip(by.of["brain"], by.of["direct"], strict=True)
             value = statistics.median(ours - alone for ours, alone in pairs)

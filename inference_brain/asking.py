@@ -60,8 +60,7 @@ class Preview(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(NamedTuple):
     """Where a request goes. `excluded`: replicas that were no candidates, and why."""
 
     replica: Replica

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.routing.calibrate import of_model, raised, requests_at
 from benchmarks.routing.fleet import Fleet, Router
-from benchmarks.routing.policies import Exact, LeastLoaded, Ours, RoundRobin
+from benchmarks.routing.policies import Exact, LeastLoaded, Ours, RoundRobin, floor
 from benchmarks.routing.timing import Engine, Timing, Work, constants, served
 from benchmarks.routing.traffic import Asking, orgs, spread
 from swdriver_shim.replay.traces import Request
@@ -111,6 +111,17 @@ async def test_every_request_is_answered_and_hits_what_its_replica_has(router: t
     assert len(result.seconds) == 40
     assert min(result.seconds) > 0
     assert 0 <= result.cached < result.asked
+
+
+async def test_no_router_is_below_the_floor() -> None:
+    least = floor(TIMING, requests(40))
+    for router in (Exact, Ours):
+        fleet = Fleet(TIMING, 3, COLUMNS, [keys.org for keys in orgs()])
+        result = await fleet.play(requests(40), router(), speed=0.5)
+        for share in (0.05, 0.5, 0.95):
+            assert result.at(share) >= least.at(share) - 1e-9
+        assert result.mean > least.mean
+        assert result.cached <= least.cached
 
 
 async def test_ours_finds_what_was_sent_before_any_map_knows() -> None:

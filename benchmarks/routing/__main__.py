@@ -1,8 +1,9 @@
 """Times to first tokens by router, before emulated replicas with real drivers' ledgers.
 
 Each router places the same requests of a trace; engines have the timing of a measured one. `60` and `90`
-are percent of capacity: of the requests a second that exact knowledge gets through at most. What this
-machine is doing meanwhile changes no figure but those of `choose`.
+are percent of capacity: of the requests a second that exact knowledge gets through at most. `floor`:
+if no request waited for another one, and each replica had what any had computed: no goal below it can be
+reached. What this machine is doing meanwhile changes no figure but those of `choose`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show, trac
 from benchmarks.peers.environment import Unavailable
 from benchmarks.routing import peers
 from benchmarks.routing.fleet import Fleet, Result, Router
-from benchmarks.routing.policies import Exact, LeastLoaded, Ours, RoundRobin
+from benchmarks.routing.policies import Exact, LeastLoaded, Ours, RoundRobin, floor
 from benchmarks.routing.timing import Timing, served
 from benchmarks.routing.traffic import Asking, agent_sessions, conversation, orgs
 from inference_brain.choice import Asked, Candidate, Load, ModelRates, choose
@@ -122,6 +123,7 @@ class Bench:
                 progress(f"{case.name}: {name} is left out: {error}")
             if isinstance(router, Ours):
                 ours = router
+        results["floor"] = floor(self._timing, self.requests(case.trace, case.replicas))
         yield from rows_of(case, results, ours)
 
 

@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.routing.fleet import Fleet, Placing
-from benchmarks.routing.timing import Timing, Work
+from benchmarks.routing.fleet import Fleet, Placing, Result
+from benchmarks.routing.timing import Engine, Timing, Work
 from benchmarks.routing.traffic import Asking
 from inference_brain.choice import (
     Asked,
@@ -105,6 +105,31 @@ def left_seconds(timing: Timing, work: Work, hit: int, running: int) -> float:
         + timing.pair * tokens * (done + (tokens + 1) / 2)
         + steps * (timing.step + timing.running * running)
     )
+
+
+def floor(timing: Timing, requests: Sequence[Asking]) -> Result:
+    """What no router can better: each request on an engine that has nothing else to do, and has all that
+    any request before it has computed anywhere."""
+    result = Result()
+    known: set[bytes] = set()
+    for asking in requests:
+        new = (at for at, key in enumerate(asking.columns) if key not in known)
+        hit = COLUMN_TOKENS * next(new, len(asking.columns))
+        known.update(asking.columns)
+        work = Work(asking.tokens, 1, 0.0)
+        engine = Engine(timing, lambda *_, hit=hit: hit, _nothing, _nothing)
+        engine.arrive(work, 0.0)
+        while not work.first:
+            engine.advance()
+        result.seconds.append(work.first + timing.request)
+        result.cached += work.cached
+        result.asked += asking.tokens
+        asking.forget()
+    return result
+
+
+def _nothing(work: Work, now: float) -> None:
+    """Nobody has to know."""
 
 
 class LaggedMaps:

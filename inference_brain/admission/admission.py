@@ -13,7 +13,7 @@ from inference_brain.admission.exchange import Exchange, Loads
 from inference_brain.admission.figures import NO_FIGURES, figures
 from inference_brain.admission.limits import Asked, LimitTable, Use
 from inference_brain.admission.place import Place
-from inference_brain.admission.pool import Pool, State, Waiting
+from inference_brain.admission.pool import Pool, Waiting
 from inference_brain.admission.shared import Rounds, Shared
 from inference_brain.admission.ticket import Capacity, Reason, Rejected, Ticket
 from inference_brain.choice.candidates import Load
@@ -144,10 +144,12 @@ class Admission:
 
     async def _wait(self, ticket: Ticket, pool: Pool, queued: Callable[[], None]) -> Waiting:
         now = self._clock()
-        waiting = pool.enter(ticket, now)
+        waiting = pool.enter(ticket, now, at_once=True)
+        if waiting.is_placed:
+            return waiting
         try:
             self._pump(pool)
-            if waiting.state is not State.PLACED:
+            if not waiting.is_placed:
                 future = self._futures[waiting] = asyncio.get_running_loop().create_future()
                 queued()
                 async with asyncio.timeout(max(0.0, waiting.expires_at - now)):

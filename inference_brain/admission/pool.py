@@ -60,6 +60,10 @@ class Waiting(Item):
     followed: Followed | None = None
 
     @property
+    def is_placed(self) -> bool:
+        return self.state is State.PLACED
+
+    @property
     def wait_seconds_max(self) -> float:
         return self.expires_at - self.entered_at
 
@@ -106,8 +110,9 @@ class Pool:
         self.counters.elsewhere = min(lowest, default=None)
         self._divide(now)
 
-    def enter(self, ticket: Ticket, now: float) -> Waiting:
-        """Queue a request; `pump` says when it has its place. Raises Rejected."""
+    def enter(self, ticket: Ticket, now: float, *, at_once: bool = False) -> Waiting:
+        """Queue a request; `pump` says when it has its place. With `at_once` it has it already, if
+        nobody waits and there is room. Raises Rejected."""
         self._refuse_if_hopeless(ticket, now)
         expected = cost(ticket.computed_tokens, self._answers.expected(ticket))
         waiting = Waiting(
@@ -116,8 +121,11 @@ class Pool:
             entered_at=now,
             expires_at=now + ticket.wait_seconds_max(self._excess.likely),
         )
-        self.queue.put(waiting)
         self._weights[ticket.org] = waiting.weight
+        if at_once and not self.queue and not self._parked and self._is_free():
+            self._go_ahead(waiting, now)
+        else:
+            self.queue.put(waiting)
         return waiting
 
     def pump(self, now: float) -> list[Waiting]:
@@ -186,6 +194,18 @@ class Pool:
         if own and (own_rate := own.rate(now)):  # which tells what others will take that come later
             seconds = max(seconds, self.queue.own_cost_before(ticket.org, ticket.rank) / own_rate)
         return seconds
+
+    def _go_ahead(self, waiting: Waiting, now: float) -> None:
+        """What `pump` does for a request that is alone in the queue, without the queue: mostly there is
+        none."""
+        self.counters.lift(waiting.org, waiting.weight, None)
+        self.counters.left(waiting.org)
+        if self._park(waiting, now):
+            return
+        self._place(waiting, now)
+        if self._pace.is_measured:
+            self._pace.note(now, waiting.cost, is_backlogged=False)
+        self._paces.pop(waiting.org, None)
 
     def _refuse_if_hopeless(self, ticket: Ticket, now: float) -> None:
         if self.queue.count_of(ticket.org) >= max(1, ticket.limits.queued) or (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
@@ -45,9 +44,8 @@ class Rejected(Exception):
         return None if self.retry_after is None else str(max(1, math.ceil(self.retry_after)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
-    """One request.
+class Ticket(NamedTuple):
+    """One request: a tuple, since one is made for each.
 
     `answer_tokens_max`: of all its answers together. `uncached_tokens`: of its prompt, those that the
     best replica has not cached, as far as is known; None: all. `priority`: among requests of its org,

@@ -11,14 +11,15 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from inference_brain.maps.hits import NOTHING, Hits
+from inference_brain.maps.holders import LANES_MAX
 from inference_brain.maps.look_up import Drivers, look_up
 from inference_brain.maps.mirror import Mirror, Scope, Spaces, Trust
-from inference_brain.maps.table import BLOCKS_MAX, LANES, ROWS_MAX, MapTable
+from inference_brain.maps.table import ROWS_MAX, MapTable
 from swdriver_shim.cache_map.codec import SPACE_BYTES
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import Namespace, Prompt
 
-DRIVERS_MAX: Final = LANES * BLOCKS_MAX
+DRIVERS_MAX: Final = LANES_MAX
 REBASE_SECONDS: Final = 1 << 22  # so often, times count from a later second on
 GROUPS_KEPT: Final = 256  # sets of drivers that were asked for
 
@@ -44,7 +45,7 @@ class _Group:
 
     def __init__(self, model: ModelSpec, mirrors: Sequence[Mirror], places: Sequence[int]) -> None:
         self.model, self.layout = model, model.shape()
-        self.drivers = Drivers([mirror.lane for mirror in mirrors])
+        self.drivers = Drivers(np.array([mirror.lane for mirror in mirrors], np.int64))
         self.places = np.array(places, np.int64)
         self.unknown = self.silent = self.places  # whose map is not known, and who serves nothing
         self._mirrors = mirrors
@@ -73,9 +74,7 @@ class CacheMaps:
         self._spaces = Spaces()
         self._trust = Trust()
         self._followed: dict[str, _Followed] = {}
-        self._free: dict[ModelSpec, list[int]] = {}  # lanes in blocks of drivers of this model
-        self._blocks = 0
-        self._free_blocks: list[int] = []
+        self._free = list(reversed(range(DRIVERS_MAX)))  # lanes
         self._grouped: dict[tuple[str, ...], list[_Group]] = {}
 
     def follow(self, drivers: Mapping[str, DriverPlace], makers: Iterable[SpaceOf] = ()) -> None:
@@ -85,7 +84,7 @@ class CacheMaps:
             self._leave(name)
         for name, place in drivers.items():
             if name not in self._followed and len(self._followed) < DRIVERS_MAX:
-                mirror = Mirror(self.table, self._spaces, self._take_lane(place.model), self._trust)
+                mirror = Mirror(self.table, self._spaces, self._free.pop(), self._trust)
                 self._followed[name] = _Followed(place, mirror)
         self._grouped.clear()
         if self._spaces.remember(tag + _space_of(namespace) for tag, namespace in makers):
@@ -176,23 +175,7 @@ class CacheMaps:
             self._grouped[drivers] = found
         return found
 
-    def _take_lane(self, model: ModelSpec) -> int:
-        """A lane beside those of other drivers of the model: they are looked up together."""
-        free = self._free.setdefault(model, [])
-        if not free:
-            if self._free_blocks:
-                block = self._free_blocks.pop()
-            else:
-                block, self._blocks = self._blocks, self._blocks + 1
-            free += [block * LANES + lane for lane in reversed(range(LANES))]
-        return free.pop()
-
     def _leave(self, name: str) -> None:
-        place, mirror = self._followed.pop(name)
+        _, mirror = self._followed.pop(name)
         mirror.clear()
-        free = self._free[place.model]
-        free.append(mirror.lane)
-        block = mirror.lane // LANES
-        if sum(lane // LANES == block for lane in free) == LANES:
-            self._free[place.model] = [lane for lane in free if lane // LANES != block]
-            self._free_blocks.append(block)
+        self._free.append(mirror.lane)

@@ -14,44 +14,28 @@ import numpy as np
 import numpy.typing as npt
 
 from inference_brain.maps.hits import NEVER, NOTHING, Hit, Hits, Numbers
-from inference_brain.maps.table import CODE_SHIFT, LANES, NEVER_CODE, MapTable, Names, Values
+from inference_brain.maps.holders import LANES_MAX, Holders, Values
+from inference_brain.maps.table import CODE_SHIFT, NEVER_CODE, MapTable, Names
 from swdriver_shim.cache_map.codec import CHUNK, IN_TIER2, PREFIX, TAIL_BITS
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from swdriver_shim.layout import Group, Layout
 
-FEW_BLOCKS: Final = 16  # for so many, everything is looked up at once
-PLACES_KEPT: Final = 1 << 12
-FIRST_CHUNKS: Final = 2  # for more, these first: few drivers have what follows
+FEW_DRIVERS: Final = 64  # of so many, everything is compared at once
 _IN_TIER2: Final = np.uint32(IN_TIER2)
 _LATEST: Final = np.uint32(0xFFFFFFFF)
-_NONE: Final = np.zeros(0, np.int64)
 _INSIDE: Final = np.arange(CHUNK - 1)  # the columns of a chunk but the last
 Flags = npt.NDArray[np.bool_]
 
 
 class Drivers:
-    """Lanes of drivers, and how they lie in blocks. `columns`: of each, in what is found for the
-    blocks. `firsts`: the number of one driver of each block."""
+    """Drivers by their lanes. `numbers`: of each lane that there may be; `count` where nobody of these
+    has it."""
 
-    def __init__(self, lanes: list[int]) -> None:
-        self.lanes = np.array(lanes, np.int64)
-        self.of_block, self.at_lane = self.lanes // LANES, self.lanes % LANES
-        blocks, self.firsts, self.block_places = np.unique(
-            self.of_block, return_index=True, return_inverse=True
-        )
-        self.blocks = blocks.astype(np.uint64)
-        self.columns: Numbers = self.block_places * LANES + self.at_lane
-        self.count = len(lanes)
-        self._places: dict[tuple[int, int], Names] = {}
-
-    def places(self, table: MapTable, space: int, kind: int) -> Names:
-        """Of the blocks."""
-        found = self._places.get((space, kind))
-        if found is None:
-            if len(self._places) >= PLACES_KEPT:
-                self._places.clear()
-            found = self._places[space, kind] = table.places(space, kind, self.blocks)
-        return found
+    def __init__(self, lanes: Numbers) -> None:
+        self.lanes = lanes
+        self.count = lanes.size
+        self.numbers: Numbers = np.full(LANES_MAX, lanes.size)
+        self.numbers[lanes] = np.arange(lanes.size)
 
 
 def look_up(
@@ -84,42 +68,41 @@ class _Asked:
         self.unit = prompt.maker.unit_columns
         self.names: Names = np.frombuffer(b"".join(prompt.keys), np.uint64)[::2]
 
-    def of_all(self, drivers: Drivers, kind: int, names: Names) -> Values:
-        """The values of these names at all of these drivers: a row for each name."""
-        found = self.table.find(names[:, None], drivers.places(self.table, self.space, kind))
-        return found.reshape(names.size, drivers.blocks.size * LANES).take(drivers.columns, axis=1)
+    def who_has(self, kind: int, names: Names) -> Holders:
+        return self.table.find(self.space, kind, names)
 
-    def of_each(self, kind: int, names: Names, which: Numbers) -> Values:
-        """The values of the names in each row at one driver each, which is given by its number."""
-        drivers = self.drivers
-        places = drivers.places(self.table, self.space, kind).take(drivers.block_places[which])
-        found = self.table.find(names, places[:, None])
-        return found[np.arange(which.size), :, drivers.at_lane[which]]
+    def of_all(self, kind: int, names: Names) -> Values:
+        """The values of these names at all drivers: a row for each name."""
+        return _spread(self.who_has(kind, names), names.size, self.drivers)
 
     def behind(self, counts: Numbers) -> Values:
-        """The entries of the columns of the next chunk, behind so many whole ones at each driver. Most
-        drivers of a block have as many as its first one, and are looked up with it."""
+        """The entries of the columns of the next chunk, behind so many whole ones at each driver: a row
+        for each driver."""
         drivers = self.drivers
-        places = drivers.places(self.table, self.space, PREFIX)
-        of_block = counts[drivers.firsts]
-        which = drivers.block_places
-        others = np.flatnonzero(counts != of_block[which])
-        if others.size:
-            places = np.concatenate((places, places[which[others]]))
-            of_block = np.concatenate((of_block, counts[others]))
-            which = which.copy()
-            which[others] = drivers.blocks.size + np.arange(others.size)
-        columns = (of_block * CHUNK)[:, None] + _INSIDE
-        names = self.names.take(columns, mode="clip")
-        found = self.table.find(names, places[:, None])
-        found[columns >= self.names.size] = 0
-        return found[which, :, drivers.at_lane]
+        columns = (np.unique(counts) * CHUNK)[:, None] + _INSIDE
+        columns = columns[columns < self.names.size]
+        which, lanes, values = self.who_has(PREFIX, self.names.take(columns))
+        parts = np.zeros((drivers.count, CHUNK - 1), np.uint32)
+        if which.size:
+            columns, numbers = columns[which], drivers.numbers.take(lanes)
+            chunk, inside = np.divmod(columns, CHUNK)
+            is_next = np.append(counts, -1).take(numbers) == chunk
+            parts[numbers[is_next], inside[is_next]] = values[is_next]
+        return parts
 
     def is_served(self, values: Values) -> Flags:
         return values >= self.served_from
 
     def expiry(self, code: int) -> float:
         return NEVER if code == NEVER_CODE else float(self.table.epoch + code)
+
+
+def _spread(found: Holders, names: int, drivers: Drivers) -> Values:
+    """Values that were found for so many names: a row for each name, a column for each driver."""
+    width = drivers.count + 1
+    spread = np.zeros(names * width, np.uint32)
+    spread[found.which * width + drivers.numbers.take(found.lanes)] = found.values
+    return spread.reshape(names, width)[:, :-1]
 
 
 class _Reach:
@@ -143,7 +126,7 @@ class _Chunks:
         self.least = np.full(drivers, _LATEST, np.uint32)
         self.last = np.zeros(drivers, np.uint32)
 
-    def add(self, drivers: Numbers | slice, is_there: Flags, values: Values) -> None:
+    def add(self, drivers: Numbers, is_there: Flags, values: Values) -> None:
         """These drivers have all chunks before these, and of these those that are there."""
         count = np.add.reduce(is_there, axis=0, dtype=np.int64)
         least = np.minimum.reduce(np.where(is_there, values, _LATEST), axis=0)
@@ -163,22 +146,31 @@ def _prefixes(at: _Asked) -> Hits:
             parts = at.behind(everywhere.count)
         total = _reach(at, everywhere, parts, tier2=True)
     if any(not group.linked for group in at.layout.groups):
-        return Hits.of([_with_details(at, dram, one) for one in range(at.drivers.count)])
+        return _details(at, dram)
     return _hits(at, dram, total)
 
 
 def _chunks(at: _Asked) -> tuple[_Chunks, _Chunks]:
     """What there is in all tiers, and in memory: the same object if nothing is in tier 2.
 
-    At few drivers, all chunks at once. At many, the first chunks of all, and then twice as many each
-    time at those that have all before, until those are few: most have the beginning of a prompt only.
+    Of many drivers most have the beginning of a prompt only. So as many chunks as many drivers have are
+    compared at all drivers, and what follows at the few that have all of those.
     """
     drivers, ends = at.drivers, at.names[CHUNK - 1 :: CHUNK]
     everywhere = in_memory = _Chunks(drivers.count)
-    which: Numbers | slice = slice(None)
-    start, stop = 0, ends.size if drivers.blocks.size <= FEW_BLOCKS else FIRST_CHUNKS
-    while start < ends.size:
-        values = at.of_all(drivers, PREFIX, ends[start:stop])
+    found = at.who_has(PREFIX, ends)
+    which, start, stop = np.arange(drivers.count), 0, ends.size
+    if drivers.count > FEW_DRIVERS:
+        is_few = np.bincount(found.which, minlength=ends.size) <= FEW_DRIVERS
+        if is_few.any():
+            stop = int(is_few.argmax()) + 1
+    while start < stop:
+        if stop - start < ends.size:
+            [here] = ((found.which >= start) & (found.which < stop)).nonzero()
+            some = Holders(found.which[here] - start, found.lanes[here], found.values[here])
+        else:
+            some = found
+        values = _spread(some, stop - start, drivers)
         is_there = np.logical_and.accumulate(values >= at.served_from, axis=0)
         if in_memory is everywhere and _has_tier2(values):
             in_memory = deepcopy(everywhere)
@@ -187,13 +179,11 @@ def _chunks(at: _Asked) -> tuple[_Chunks, _Chunks]:
             is_near &= in_memory.count[which] == start
             in_memory.add(which, is_near, values)
         everywhere.add(which, is_there, values)
-        further = np.flatnonzero(is_there[-1]) if stop < ends.size else _NONE
-        if not further.size:
+        start, stop = stop, ends.size
+        [further] = is_there[-1].nonzero()
+        if start == stop or not further.size:
             break
-        if further.size < drivers.count:
-            which = further if isinstance(which, slice) else which[further]
-            drivers = Drivers(at.drivers.lanes[which].tolist())
-        start, stop = stop, 2 * stop if drivers.blocks.size > FEW_BLOCKS else ends.size
+        which, drivers = further, Drivers(drivers.lanes[further])
     return everywhere, in_memory
 
 
@@ -242,41 +232,68 @@ def _hits(at: _Asked, dram: _Reach, total: _Reach) -> Hits:
 def _add_tails(at: _Asked, dram: _Reach, tokens: Numbers, codes: Numbers) -> None:
     """Add the tails that drivers have behind their columns."""
     left = at.prompt.tokens - tokens
-    for one in np.flatnonzero((dram.tails > 0) & (dram.tails <= left)).tolist():
-        value = _tail(at, int(dram.columns[one]), int(dram.tails[one]), one)
-        if value:
-            tokens[one] += dram.tails[one]
-            codes[one] = min(int(codes[one]), value >> CODE_SHIFT)
+    which = np.flatnonzero((dram.tails > 0) & (dram.tails <= left))
+    values = _tails(at, dram.columns[which], dram.tails[which], which)
+    has = np.flatnonzero(at.is_served(values))
+    which, values = which[has], values[has]
+    tokens[which] += dram.tails[which]
+    codes[which] = np.minimum(codes[which], (values >> np.uint32(CODE_SHIFT)).astype(np.int64))
 
 
-def _tail(at: _Asked, columns: int, count: int, driver: int) -> int:
-    """The value of the tail of so many tokens behind so many columns; 0 for none."""
-    key = at.prompt.tail(columns, count)
-    name = np.frombuffer(key[:8], np.uint64)[None, :]
-    value = at.of_each(PREFIX, name, np.array([driver]))
-    return int(value[0, 0]) if bool(at.is_served(value)[0, 0]) else 0
+def _tails(at: _Asked, columns: Numbers, counts: Numbers, drivers: Numbers) -> Values:
+    """The values of the tails of so many tokens behind so many columns, at one driver each."""
+    wanted, of = np.unique(columns * COLUMN_TOKENS + counts, return_inverse=True)
+    keys = [at.prompt.tail(*divmod(one, COLUMN_TOKENS))[:8] for one in wanted.tolist()]
+    found = at.who_has(PREFIX, np.frombuffer(b"".join(keys), np.uint64))
+    numbers = at.drivers.numbers.take(found.lanes)
+    place = np.full(at.drivers.count + 1, -1)
+    place[drivers] = np.arange(drivers.size)
+    theirs = place.take(numbers)
+    is_it = np.flatnonzero(theirs >= 0)
+    is_it = is_it[of[theirs[is_it]] == found.which[is_it]]
+    values = np.zeros(drivers.size, np.uint32)
+    values[theirs[is_it]] = found.values[is_it]
+    return values
 
 
 # Layouts with windows and states
 
 
-def _with_details(at: _Asked, reach: _Reach, driver: int) -> Hit:
-    """What one driver can serve, whose windows and states have to have what they need as well."""
+def _details(at: _Asked, reach: _Reach) -> Hits:
+    """What each driver can serve, whose windows and states have to have what they need as well."""
+    kinds = [1 + index for index, group in enumerate(at.layout.groups) if not group.linked]
+    lasts = np.unique(np.concatenate((np.arange(CHUNK - 1, at.names.size, CHUNK), reach.columns - 1)))
+    lasts = lasts[lasts >= 0]
+    values = [at.of_all(kind, at.names[lasts]) for kind in kinds]
+    tails = np.zeros(at.drivers.count, np.uint32)
+    left = at.prompt.tokens - reach.columns * COLUMN_TOKENS
+    which = np.flatnonzero((reach.tails > 0) & (reach.tails <= left))
+    if at.unit == 1 and which.size:
+        tails[which] = _tails(at, reach.columns[which], reach.tails[which], which)
+    return Hits.of(
+        _with_details(at, reach, driver, int(tails[driver]), lasts, values)
+        for driver in range(at.drivers.count)
+    )
+
+
+def _with_details(
+    at: _Asked, reach: _Reach, driver: int, behind: int, lasts: Numbers, found: list[Values]
+) -> Hit:
+    """Of one driver. `behind`: the value of the tail behind its columns. `found`: for each group that is
+    not linked, entries whose last columns are these."""
     columns = int(reach.columns[driver])
     if columns == 0:
         return NOTHING
-    ends = [*range(CHUNK - 1, columns, CHUNK)]
+    ends = np.arange(CHUNK - 1, columns, CHUNK)
     if columns % CHUNK:
-        ends.append(columns - 1)
-    which = np.array([driver])
+        ends = np.append(ends, columns - 1)
+    groups = [group for group in at.layout.groups if not group.linked]
     paths = []
-    for index, group in enumerate(at.layout.groups):
-        if group.linked:
-            continue
-        values = at.of_each(1 + index, at.names[ends][None, :], which)[0]
+    for group, its in zip(groups, found, strict=True):
         there = np.zeros(columns, bool)
         codes = np.full(columns, NEVER_CODE, np.int64)
-        for end, value in zip(ends, values.tolist(), strict=True):
+        values = its[np.searchsorted(lasts, ends), driver]
+        for end, value in zip(ends.tolist(), values.tolist(), strict=True):
             if value >= at.served_from:
                 first = end - end % CHUNK
                 for column in range(first, end + 1):
@@ -285,12 +302,11 @@ def _with_details(at: _Asked, reach: _Reach, driver: int) -> Hit:
         paths.append((group, there, codes))
     whole = columns - columns % at.unit
     code, tail = int(reach.codes[driver]), int(reach.tails[driver])
-    if at.unit == 1 and 0 < tail <= at.prompt.tokens - whole * COLUMN_TOKENS:
+    if behind >= at.served_from:
         tokens = whole * COLUMN_TOKENS + tail
-        value = _tail(at, whole, tail, driver)
-        if value and _covers(paths, whole, tokens):
+        if _covers(paths, whole, tokens):
             least = _least(paths, whole, tokens)
-            return Hit(tokens, 0, at.expiry(min(code, value >> CODE_SHIFT, least)))
+            return Hit(tokens, 0, at.expiry(min(code, behind >> CODE_SHIFT, least)))
     while whole and not _covers(paths, whole, whole * COLUMN_TOKENS):
         whole -= at.unit
     if not whole:
@@ -315,7 +331,7 @@ def _least(paths: list[_Path], whole: int, tokens: int) -> int:
 
 def _single_columns(at: _Asked) -> Hits:
     """For layouts of nothing but windows and states, each of whose columns has an entry."""
-    all_values = [at.of_all(at.drivers, 1 + index, at.names) for index in range(len(at.layout.groups))]
+    all_values = [at.of_all(1 + index, at.names) for index in range(len(at.layout.groups))]
     hits = []
     for driver in range(at.drivers.count):
         paths: list[_Path] = []

@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from inference_brain.maps.table import CODE_SHIFT, NEVER_CODE, SPACES_MAX, MapTable, Values
+from inference_brain.maps.holders import Values
+from inference_brain.maps.table import CODE_SHIFT, NEVER_CODE, SPACES_MAX, MapTable
 from swdriver_shim.cache_map.codec import NEVER_AFTER, SPACE_BYTES, CachePath, Message, Section, decode
 from swdriver_shim.keys import TAG_BYTES
 from telemetry.decoder import Malformed

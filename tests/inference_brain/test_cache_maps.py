@@ -493,8 +493,7 @@ def test_a_full_table_refuses_and_counts() -> None:
     names = np.random.default_rng(1).integers(1, 2**63, 10_000).astype(np.uint64)
     added = table.put(1, 0, names, 0, np.full(names.size, 1 << 8, np.uint32))
     assert 2900 <= added == table.rows == names.size - table.refused <= 3200
-    found = table.find(names[:, None], table.places(1, 0, np.zeros(1, np.uint64)))
-    assert np.count_nonzero(found[..., 0]) == added
+    assert table.find(1, 0, names).which.size == added
 
 
 def test_sections_are_cut_to_what_a_message_may_have() -> None:
@@ -514,10 +513,10 @@ def test_the_table_is_a_table_whatever_is_done_to_it() -> None:
     chance, rng = random.Random(3), np.random.default_rng(3)
     table, model = MapTable(1000, 1 << 16), dict[tuple[int, int, int], int]()
     names = rng.integers(1, 2**63, 4000).astype(np.uint64)
-    for _ in range(60):
-        lane, space = chance.randrange(10), chance.randrange(3)
+    for _ in range(150):
+        lane, space = chance.randrange(40), chance.choice([0, 0, 0, 0, 1, 2])
         some = rng.choice(names, 400, replace=False)
-        match chance.choice(["put", "put", "put", "remove", "lane", "space", "of"]):
+        match chance.choice(["put"] * 9 + ["remove", "remove", "lane", "space", "of"]):
             case "put":
                 values = rng.integers(1, 1 << 31, some.size).astype(np.uint32)
                 new = {(space, lane, name) for name in some.tolist()} - model.keys()
@@ -537,16 +536,43 @@ def test_the_table_is_a_table_whatever_is_done_to_it() -> None:
             case "of":
                 table.remove_space_of(lane, space)
                 model = {name: value for name, value in model.items() if name[:2] != (space, lane)}
-        assert table.rows == len({(space, lane // 4, name) for space, lane, name in model})
+        assert table.rows == len({(space, name) for space, _, name in model})
     for space in range(3):
-        found = table.find(names[:, None], table.places(space, 0, np.arange(3, dtype=np.uint64)))
-        found = found.reshape(names.size, 12)
-        for lane in range(10):
-            expected = [model.get((space, lane, name), 0) for name in names.tolist()]
-            assert found[:, lane].tolist() == expected
+        which, lanes, values = table.find(space, 0, names)
+        found = zip(lanes.tolist(), names[which].tolist(), values.tolist(), strict=True)
+        expected = {name: value for name, value in model.items() if name[0] == space}
+        assert {(space, lane, name): value for lane, name, value in found} == expected
+        assert which.size == len(expected)
 
 
-# Guesses
+def test_many_lanes_have_a_name_and_leave_it_again() -> None:
+    table, names = MapTable(0), np.arange(1, 1001, dtype=np.uint64)
+    for lane in range(300):
+        assert table.put(1, 0, names, lane, np.full(names.size, lane + 1, np.uint32)) == names.size
+    assert table.put(1, 0, names[:10], 299, np.full(10, 7, np.uint32)) == 0
+    which, lanes, values = table.find(1, 0, names[5:15])
+    assert sorted(zip(which.tolist(), lanes.tolist(), strict=True)) == [
+        (place, lane) for place in range(10) for lane in range(300)
+    ]
+    assert (values == np.where((lanes == 299) & (which < 5), 7, lanes + 1)).all()
+    for lane in range(299):
+        table.remove_lane(lane)
+    assert table.find(1, 0, names).lanes.tolist() == [299] * names.size
+    assert table.remove_space(1) == {299: names.size}
+    assert table.rows == 0
+
+
+def test_sets_of_lanes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference_brain.maps.table.SHARED_BYTES", 1)
+    table, names = MapTable(0, rows_max=3000), np.arange(1, 101, dtype=np.uint64)
+    added = [table.put(1, 0, names, lane, np.full(100, lane + 1, np.uint32)) for lane in range(12)]
+    assert added[:5] == [100, 100, 100, 100, 6], "four lanes have 24 bytes, and sixteen 96"
+    assert table.refused == 1200 - sum(added)
+    _, lanes, values = table.find(1, 0, names)
+    assert lanes.size == sum(added)
+    assert (values == lanes + 1).all()
+    assert sum(table.remove(1, 0, names, lane) for lane in range(12)) == sum(added)
+    assert table.rows == 0
 
 
 def test_rows_without_room_in_a_bucket_are_found_and_removed_as_others(
@@ -558,10 +584,9 @@ def test_rows_without_room_in_a_bucket_are_found_and_removed_as_others(
         table, names = MapTable(0), np.random.default_rng(2).integers(1, 2**63, 3950).astype(np.uint64)
         assert table.put(1, 0, names, 2, np.full(names.size, 7 << 8, np.uint32)) == names.size
         assert table._overflow
-        place = table.places(1, 0, np.zeros(1, np.uint64))
-        assert (table.find(names[:, None], place)[..., 2] == 7 << 8).all()
+        assert table.find(1, 0, names).values.tolist() == [7 << 8] * names.size
         table.set_epoch(3)
-        assert (table.find(names[:, None], place)[..., 2] == 4 << 8).all()
+        assert table.find(1, 0, names).values.tolist() == [4 << 8] * names.size
         match remove:
             case "lane":
                 table.remove_lane(2)
@@ -569,7 +594,7 @@ def test_rows_without_room_in_a_bucket_are_found_and_removed_as_others(
                 assert table.remove_space(1) == {2: names.size}
             case "name":
                 assert table.remove(1, 0, names, 2) == names.size
-        assert not table.find(names[:, None], place).any()
+        assert not table.find(1, 0, names).which.size
         assert table.rows == len(table._overflow) == 0
 
 
@@ -606,6 +631,9 @@ def test_many_drivers_are_looked_up_at_once_as_each_by_itself() -> None:
         if later < 30:
             assert len({hit.tokens for hit in together if hit}) > 10
             assert any(hit.tier2_tokens for hit in together if hit)
+
+
+# Guesses
 
 
 def test_a_guess_is_what_was_sent_and_forgets_the_oldest() -> None:

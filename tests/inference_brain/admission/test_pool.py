@@ -25,16 +25,48 @@ STEPS = some.lists(
 )
 
 
-def entering(pool: Pool, number: int, now: float) -> Waiting | Rejected:
+def entering(pool: Pool, number: int, now: float, *, at_once: bool = False) -> Waiting | Rejected:
     org = ORGS[number % 3]
     chain = PREFIXES[org] if number % 2 else ()
     asked = ticket(
         org=org, prompt=100 + number * 3, chain=chain, compute_rate=1000.0, wait_seconds=5.0, queued=8
     )
     try:
-        return pool.enter(asked, now)
+        return pool.enter(asked, now, at_once=at_once)
     except Rejected as refused:
         return refused
+
+
+@given(STEPS)
+def test_who_goes_ahead_at_once_leaves_all_as_who_was_queued(
+    steps: list[tuple[str, int, float]],
+) -> None:
+    now, pools = 0.0, (Pool(Room(3, 2000, 2)), Pool(Room(3, 2000, 2)))
+    there: list[tuple[Waiting, ...]] = []
+    for what, number, seconds in steps:
+        if what == "enter":
+            outcomes = [entering(pool, number, now, at_once=pool is pools[0]) for pool in pools]
+            both = tuple(one for one in outcomes if isinstance(one, Waiting))
+            assert len(both) != 1
+            there += [both] if both else []
+        elif what == "pass":
+            now += seconds
+        elif there:
+            both = there[number % len(there)]
+            for pool, one in zip(pools, both, strict=True):
+                if what == "first" and one.state is State.PLACED:
+                    pool.first_token(one, now)
+                elif what == "leave":
+                    pool.leave(one, number % 7, number % 5)
+            if what == "leave":
+                there.remove(both)
+        for pool in pools:
+            pool.pump(now)
+        assert all(one.state is other.state for one, other in there)
+        first, second = ([pool.counters[org] for org in ORGS] for pool in pools)
+        assert first == second
+        assert pools[0].report() == pools[1].report()
+        assert pools[0].expected_wait(ticket(), now) == pools[1].expected_wait(ticket(), now)
 
 
 @given(STEPS)

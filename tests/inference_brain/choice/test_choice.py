@@ -113,6 +113,26 @@ def test_bytes_over_the_spine_count_as_what_they_take() -> None:
     assert first.compute_seconds == second.compute_seconds
 
 
+@pytest.mark.parametrize(("waiting", "is_tried"), [(5_000, True), (500_000, False)])
+def test_one_of_whom_little_is_known_is_tried_now_and_then_if_that_costs_little(
+    waiting: int, *, is_tried: bool
+) -> None:
+    known = Rates()
+    for number in range(200):
+        tokens, error = 1000.0 + number, (0.95, 1.05)[number % 2]
+        known.observe((1.0, tokens, *[0.0] * 8), error * (0.02 + 1e-4 * tokens), 0.1 * number)
+    candidates = [
+        Candidate("known", known, load=Load(waiting_tokens=0.0)),
+        Candidate("new", Rates(), load=Load(waiting_tokens=float(waiting))),
+    ]
+    rng, asked = random.Random(0), Asked(8_000, b"prefix")
+    made = [choose(asked, candidates, 20.0, rng) for _ in range(3_000)]
+    tried = [one for one in made if one.why is Why.TRIAL]
+    assert all(one.replica == "new" for one in tried)
+    assert all(one.replica == "known" for one in made if one.why is not Why.TRIAL)
+    assert (30 < len(tried) < 95) if is_tried else not tried, "one in fifty"
+
+
 def test_without_candidates_there_is_no_choice() -> None:
     with pytest.raises(ValueError, match="no candidate"):
         choose(Asked(10), [], 0.0, NoTrial())
