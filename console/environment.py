@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from telemetry import redis_address
 from telemetry.emit.extras import NO_OTLP, has_otlp
 from telemetry.service_links import HINT, is_service_link
 from telemetry.units import exact_duration, parse_seconds
@@ -111,6 +112,11 @@ def url(*schemes: str) -> Kind:
     return Kind("a URL that begins with " + " or ".join(f"`{s}://`" for s in schemes), parse)
 
 
+def _redis(value: str) -> str:
+    redis_address.parse(value)
+    return value
+
+
 def text(pattern: str, allowed: str) -> Kind:
     def parse(value: str) -> str:
         if not re.fullmatch(pattern, value, re.DOTALL):
@@ -127,6 +133,7 @@ def comma_list(item: Kind) -> Kind:
     return Kind(f"a comma-separated list, each {item.allowed}", parse)
 
 
+REDIS = Kind(redis_address.ALLOWED, _redis)
 FLAG = Kind("`true` or `false`", _flag)
 HOST = text(
     r"\.?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\]",
@@ -210,13 +217,13 @@ class Environment:
     )
     redis_url: str = setting(
         "REDIS_URL",
-        url("redis", "rediss", "unix"),
+        REDIS,
         "Redis (6.2 or newer), the broker of work. `make up` starts one of its own when it is not set.",
         secret=True,
     )
     telemetry_url: str | None = setting(
         "TIDEGATE_TELEMETRY_URL",
-        url("redis", "rediss", "unix"),
+        REDIS,
         "Redis that takes telemetry, as the console's processes add their own numbers: user `console`. "
         "Better a server of its own than `REDIS_URL`, which it is if it is not set.",
         default=None,
@@ -224,7 +231,7 @@ class Environment:
     )
     ingest_url: str | None = setting(
         "TIDEGATE_INGEST_URL",
-        url("redis", "rediss", "unix"),
+        REDIS,
         "The same, as it is read: user `ingest` for ingest, `observer` for web. If it is not set, "
         "`TIDEGATE_TELEMETRY_URL`.",
         default=None,
@@ -232,7 +239,7 @@ class Environment:
     )
     registrar_url: str | None = setting(
         "TIDEGATE_REGISTRAR_URL",
-        url("redis", "rediss", "unix"),
+        REDIS,
         "The same, for workers: user `registrar`, which makes a Redis user for each agent and driver "
         "that has joined. If it is not set, nobody does.",
         default=None,
@@ -240,14 +247,14 @@ class Environment:
     )
     own_telemetry_url: str | None = setting(
         "TIDEGATE_OWN_TELEMETRY_URL",
-        url("redis", "rediss", "unix"),
+        REDIS,
         "The same, as agents and drivers are to be given it: user `own`, no password, such as "
         "`rediss://own@redis.example.org:6379/0`. Each opens it as its own user.",
         default=None,
     )
     endpoints_url: str | None = setting(
         "TIDEGATE_ENDPOINTS_URL",
-        url("redis", "rediss", "unix"),
+        REDIS,
         "The same, for orchestrators: user `leader`, which tells brains where replicas of workloads "
         "are. If it is not set, `TIDEGATE_TELEMETRY_URL`.",
         default=None,
@@ -508,9 +515,10 @@ class Environment:
                 continue
             try:
                 values[attribute] = about.kind.parse(given[about.name])
-            except (ValueError, KeyError):
+            except (ValueError, KeyError) as error:
                 shown = "(hidden)" if about.secret else repr(given[about.name])
                 hint = f" {HINT}" if is_service_link(about.name, given[about.name]) else ""
+                hint += f" {error}" if isinstance(error, WrongAddress) else ""
                 problems.append(f"{about.name} is {shown}, but must be {about.kind.allowed}.{hint}")
         if not problems:
             environment = cls(**values)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sys
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
+from console.broker import broker
 from console.environment import PROJECT, ConfigurationError, Environment, Mode, bundled
 from telemetry.version import tidegate_version
 
@@ -256,30 +257,13 @@ LOGGING = {
 }
 
 
-def _broker(url: str) -> str:
-    """The Redis URL as Celery's transport spells it."""
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query))
-    if parts.scheme != "unix":
-        query.pop("protocol", None)  # over TCP the transport refuses what it does not know
-        return urlunsplit(parts._replace(query=urlencode(query)))
-    virtual_host = query.pop("db", "0")
-    credentials = f"{parts.username or ''}:{parts.password}@" if parts.password else ""
-    return urlunsplit(
-        (
-            "redis+socket",
-            f"{credentials}",
-            parts.path,
-            urlencode({**query, "virtual_host": virtual_host}),
-            "",
-        )
-    )
-
-
+_BROKER = broker(REDIS_URL)
 # Tasks are short and idempotent: taken late, given back when their worker dies, never answered.
-CELERY_BROKER_URL = _broker(REDIS_URL)
+CELERY_BROKER_URL = _BROKER.url
+CELERY_BROKER_USE_SSL = _BROKER.tls
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {
+    **_BROKER.options,
     "visibility_timeout": 2 * ENVIRONMENT.task_seconds_max,
     # How often a worker looks for the work of vanished ones. The lock it takes for that must not
     # outlive by minutes a worker that is killed while it holds it.

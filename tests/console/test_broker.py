@@ -17,9 +17,9 @@ from django.db import connection
 from kombu.exceptions import ContentDisallowed
 from kombu.serialization import loads
 
+from console.broker import broker
 from console.celery import app
 from console.environment import PROJECT
-from console.settings import _broker
 from console.stack import redis as redis_server
 from console.stack import redis_users
 from console.stack.embedded import running
@@ -70,7 +70,7 @@ def test_work_is_asked_for_and_done_by_the_user_that_is_for_it(
     admin = redis.Redis.from_url(server.url)
     worker = ("worker", "--pool", "solo", "--without-gossip", "--without-mingle", "--loglevel", "INFO")
     with celery(log, url, tmp_path, *worker):
-        with app.connection_for_write(url=_broker(url)) as asking:
+        with app.connection_for_write(url=broker(url).url) as asking:
             app.send_task("console.shell.tasks.forget_what_is_over", connection=asking)
         wait_until("it is done", lambda: b"dead letters" in log.read_bytes(), 60)
         wait_until("it is acknowledged", lambda: not admin.exists("tidegate:celery:unacked"), 30)
