@@ -1,7 +1,7 @@
 """The broker's Redis as Celery takes it: other URLs, and options beside them.
 
-A worker waits for work at its broker for a second at a time. If the answer is overdue, or any other takes too
-long, the connection counts as broken: a Redis that is stopped and not gone would be waited for forever.
+A worker waits for work at its broker for a second at a time. If an answer is overdue, the connection counts
+as broken: a Redis that is stopped, and not gone, would be waited for forever.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from telemetry.redis_address import RedisAddress, parse
 
@@ -39,12 +39,8 @@ def broker(url: str) -> Broker:
     from telemetry.redis_clients import sentinel_options  # which takes a while
 
     # Celery takes each Sentinel for a broker of its own, so each has the credentials and the database.
-    at = (
-        f"{quote(address.user, safe='')}:{quote(address.password, safe='')}@" if address.password else ""
-    )
     sentinels = ";".join(
-        f"sentinel://{at}{f'[{host}]' if ':' in host else host}:{port}/{address.database}"
-        for host, port in address.places
+        address.plain(place, scheme="sentinel", has_options=False) for place in address.places
     )
     named = {
         "master_name": address.primary,

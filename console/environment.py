@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from telemetry import redis_address
 from telemetry.emit.extras import NO_OTLP, has_otlp
+from telemetry.redis_address import WrongAddress
 from telemetry.service_links import HINT, is_service_link
 from telemetry.units import exact_duration, parse_seconds
 

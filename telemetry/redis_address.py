@@ -1,4 +1,4 @@
-"""The address of a Redis, as every process takes it: parsed in one place. No Django, and no client of Redis.
+"""The address of a Redis, as every process takes it: parsed in one place.
 
     redis://user:password@host:6379/0                one server
     rediss://user:password@host:6379/0               with TLS
@@ -59,21 +59,30 @@ class RedisAddress:
     def has_sentinels(self) -> bool:
         return bool(self.primary)
 
-    def plain(self, place: Place | None = None, *, of_sentinel: bool = False) -> str:
-        """The URL of one server or Sentinel as clients take it, by default of the first."""
-        user, password = self.user, self.password
-        if of_sentinel:
-            user, password = self.sentinel_user, self.sentinel_password
-        credentials = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
-        at = f"{credentials}@" if credentials else ""
-        options = list(self.options)
+    def plain(self, place: Place | None = None, *, scheme: str = "", has_options: bool = True) -> str:
+        """The URL of one server, as clients of Redis take it; by default of the first place."""
+        at, options = _credentials(self.user, self.password), list(self.options) if has_options else []
         if self.path:
             options.append(("db", str(self.database)))
             return f"unix://{at}{quote(self.path)}{_query(options)}"
-        host, port = place or self.places[0]
-        shown = f"[{host}]" if ":" in host else host
-        end = "" if of_sentinel else f"/{self.database}"
-        return f"{'rediss' if self.is_tls else 'redis'}://{at}{shown}:{port}{end}{_query(options)}"
+        scheme = scheme or ("rediss" if self.is_tls else "redis")
+        return f"{scheme}://{at}{_shown(place or self.places[0])}/{self.database}{_query(options)}"
+
+    def of_sentinel(self) -> str:
+        """The URL of the first Sentinel."""
+        scheme = "rediss" if self.is_tls else "redis"
+        at = _credentials(self.sentinel_user, self.sentinel_password)
+        return f"{scheme}://{at}{_shown(self.places[0])}{_query(list(self.options))}"
+
+
+def _credentials(user: str, password: str) -> str:
+    found = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
+    return f"{found}@" if found else ""
+
+
+def _shown(place: Place) -> str:
+    host, port = place
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _query(options: list[tuple[str, str]]) -> str:

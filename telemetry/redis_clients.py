@@ -1,8 +1,8 @@
 """Clients of Redis for every process, made from an address. No Django.
 
-With Sentinels a client asks them for the primary whenever it connects. So a caller that tries again after a
-failure, as it does with a single server, comes to the new primary. Nothing here tries twice by itself: only
-the caller knows whether that does no harm, and what else it could do meanwhile.
+With Sentinels a client asks them for the primary whenever it connects. So a caller that tries again after
+a failure, as it does with a single server, comes to the new primary. Nothing here tries twice by itself:
+only the caller knows whether that does no harm, and what else it could do meanwhile.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check_options(address: RedisAddress) -> None:
 
 def sentinel_options(address: RedisAddress, answer_seconds: float) -> dict[str, Any]:
     """How a connection to a Sentinel is made, without its place."""
-    found = parse_url(address.plain(of_sentinel=True))
+    found = parse_url(address.of_sentinel())
     for name in _OF_THE_SERVER:
         found.pop(name, None)
     tls = {"ssl": True} if address.is_tls else {}
