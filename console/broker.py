@@ -1,7 +1,7 @@
 """The broker's Redis as Celery takes it: other URLs, and options beside them.
 
-A worker waits for work at its broker for a second at a time. If an answer is overdue, the connection counts
-as broken: a Redis that is stopped, and not gone, would be waited for forever.
+A worker waits for work at its broker for a second at a time. If an answer is overdue, the connection
+counts as broken: a Redis that is stopped, and not gone, would be waited for forever.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Clients of Redis for every process, made from an address. No Django.
 
-With Sentinels a client asks them for the primary whenever it connects. So a caller that tries again after
-a failure, as it does with a single server, comes to the new primary. Nothing here tries twice by itself:
-only the caller knows whether that does no harm, and what else it could do meanwhile.
+With Sentinels a client asks them for the primary whenever it connects. So a caller that tries again
+after a failure, as it does with a single server, comes to the new primary. Nothing here tries twice by
+itself: only the caller knows whether that does no harm, and what else it could do meanwhile.
 """
 
 from __future__ import annotations
