@@ -72,6 +72,13 @@ class Mode(enum.StrEnum):
     PRODUCTION = "production"
 
 
+class Pooler(enum.StrEnum):
+    """What is between a process and PostgreSQL."""
+
+    NONE = "none"
+    TRANSACTION = "transaction"
+
+
 @dataclass(frozen=True)
 class Kind:
     """How a text becomes a value: `parse` raises ValueError for what is not `allowed`."""
@@ -118,6 +125,13 @@ def _redis(value: str) -> str:
     return value
 
 
+def _postgres(value: str) -> str:
+    from console import database_address  # which loads psycopg, and so is not for every command
+
+    database_address.parse(value)
+    return value
+
+
 def text(pattern: str, allowed: str) -> Kind:
     def parse(value: str) -> str:
         if not re.fullmatch(pattern, value, re.DOTALL):
@@ -134,6 +148,11 @@ def comma_list(item: Kind) -> Kind:
     return Kind(f"a comma-separated list, each {item.allowed}", parse)
 
 
+POSTGRES = Kind(
+    "a URL that begins with `postgresql://` or `postgres://`; several hosts are "
+    "`postgresql://user:password@host1,host2/name`",
+    _postgres,
+)
 REDIS = Kind(redis_address.ALLOWED, _redis)
 FLAG = Kind("`true` or `false`", _flag)
 HOST = text(
@@ -212,8 +231,39 @@ class Environment:
 
     database_url: str = setting(
         "DATABASE_URL",
-        url("postgres", "postgresql"),
-        "PostgreSQL (14 or newer). `make up` starts one of its own when this is not set.",
+        POSTGRES,
+        "PostgreSQL (14 or newer). `make up` starts one of its own when this is not set. Of several "
+        "hosts, each new connection goes to the one that takes writes.",
+        secret=True,
+    )
+    database_pooler: Pooler = setting(
+        "TIDEGATE_DATABASE_POOLER",
+        choice(Pooler),
+        "What stands between this process and PostgreSQL at `DATABASE_URL`: `transaction` is a pooler, "
+        "such as PgBouncer, that gives a connection for a transaction.",
+        default=Pooler.NONE,
+    )
+    database_connections_max: int = setting(
+        "TIDEGATE_DATABASE_CONNECTIONS_MAX",
+        integer(1, 200),
+        "Connections that one process has to PostgreSQL at most. How many each kind needs: "
+        "[availability.md](availability.md#connections).",
+        default=16,
+    )
+    listen_url: str | None = setting(
+        "TIDEGATE_LISTEN_URL",
+        POSTGRES,
+        "PostgreSQL without a pooler, for web processes, which LISTEN there. If it is not set, "
+        "`DATABASE_URL`.",
+        default=None,
+        secret=True,
+    )
+    history_url: str | None = setting(
+        "TIDEGATE_HISTORY_URL",
+        POSTGRES,
+        "A standby of PostgreSQL, for web processes, which read the numbers of charts there. If it is "
+        "not set, or is more than ten seconds behind, `DATABASE_URL`.",
+        default=None,
         secret=True,
     )
     redis_url: str = setting(
