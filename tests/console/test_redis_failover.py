@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import pytest
+import redis
 from django.db import connection, transaction
 from django.utils import timezone
 
@@ -177,7 +178,7 @@ def test_numbers_that_a_failover_loses_are_counted_and_shown(group: RedisGroup, 
     reading = Reading(Ingest(reader, "one", Counts()))
 
     def is_read() -> bool:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(redis.RedisError):
             reading.round()
         return Source.objects.filter(name="job1", sequence=driving.emitter.sequence).exists()
 
@@ -191,7 +192,7 @@ def test_numbers_that_a_failover_loses_are_counted_and_shown(group: RedisGroup, 
         group.kill(primary)
 
     def is_taken() -> bool:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(redis.RedisError):
             keep_users()  # as workers do every two seconds: the new primary knows no users of drivers
         return driving.emit()
 
