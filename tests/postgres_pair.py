@@ -99,14 +99,11 @@ class PostgresPair:
     # Inside
 
     def _is_streaming(self) -> bool:
-        return self._state("state = 'streaming'")
+        return self._ask(self.primary, "SELECT count(*) FROM pg_stat_replication") == 1
 
     def _is_synchronous(self) -> bool:
-        return self._state("sync_state = 'sync'")
-
-    def _state(self, condition: str) -> bool:
-        found = self._ask(self.primary, f"SELECT count(*) FROM pg_stat_replication WHERE {condition}")
-        return found == 1
+        state = "SELECT sync_state FROM pg_stat_replication WHERE state = 'streaming'"
+        return self._ask(self.primary, state) == "sync"
 
     def _ask(self, server: Server, statement: str) -> object:
         address = conninfo(self.url_of(server, "postgres"))

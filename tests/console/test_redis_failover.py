@@ -180,7 +180,7 @@ def test_numbers_that_a_failover_loses_are_counted_and_shown(group: RedisGroup, 
     def is_read() -> bool:
         with contextlib.suppress(redis.RedisError):
             reading.round()
-        return Source.objects.filter(name="job1", sequence=driving.emitter.sequence).exists()
+        return Source.objects.filter(topic="driver:job1", sequence=driving.emitter.sequence).exists()
 
     for _ in range(5):
         assert driving.emit()
@@ -199,7 +199,7 @@ def test_numbers_that_a_failover_loses_are_counted_and_shown(group: RedisGroup, 
     wait_until("numbers are taken again", is_taken, RECOVERY_SECONDS_MAX)
     wait_until("and read", is_read)
     group.bring_back(primary)
-    found = Source.objects.get(name="job1")
+    found = Source.objects.get(topic="driver:job1")
     assert found.missing == 7
     assert driving.emitter.backlog == driving.emitter.dropped == 0
     driving.emitter._redis.close()
