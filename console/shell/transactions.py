@@ -1,5 +1,5 @@
-"""Transactions that may be ended by the database although nothing is wrong with them: two that waited for
-each other, and those that a primary took with it when it ended."""
+"""Transactions that may be ended by the database although nothing is wrong with them: two that waited
+for each other, and those that a primary took with it when it ended."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def is_connection_lost(error: Exception) -> bool:
     if not isinstance(error, Error) or not isinstance(cause, psycopg.Error) or is_away(error):
         return False
     state = cause.sqlstate or ""
-    is_ours = not state and isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)
-    return (
-        is_ours or state[:2] == "08" or state[:3] == "57P" or isinstance(cause, ReadOnlySqlTransaction)
-    )
+    if isinstance(cause, ReadOnlySqlTransaction) or state.startswith(("08", "57P")):
+        return True
+    return not state and isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)
 
 
 def is_away(error: Exception) -> bool:
@@ -40,12 +39,12 @@ def is_away(error: Exception) -> bool:
 
 
 def retried(change: Callable[[], T]) -> T:
-    """Do what makes a transaction of its own; once more, if that and another waited for each other, or the
-    connection was lost.
+    """Do what makes a transaction of its own; once more, if that and another waited for each other, or
+    the connection was lost.
 
-    Of two that wait for each other PostgreSQL ends one, and nothing of it has happened. Locks are taken in
-    one order wherever somebody has thought of it; this is for where nobody has. After a lost connection it
-    may have happened: so `change` finds out that it has, as what has an Idempotency-Key does. It is logged.
+    Of two that wait for each other PostgreSQL ends one, and nothing of it has happened. Locks are taken
+    in one order wherever somebody has thought of it; this is for where nobody has. After a lost
+    connection it may have happened: `change` has to notice, as what has an Idempotency-Key does.
     """
     try:
         return change()

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import httpx
 import psycopg
 import pytest
 
-from tests.live import LiveConsole, wait_until
+from tests.live import SOCKET, START_SECONDS_MAX, LiveConsole, listening, wait_until
 from tests.postgres_pair import PostgresPair, postgres_pair
 from tests.prepared import prepared
 from tests.processes import Process, start
@@ -42,8 +42,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresPair]:
 def console(pair: PostgresPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
     before = prepared()
     environment = {**os.environ, "DATABASE_URL": pair.url(NAME)}
-    from tests.live import SOCKET, START_SECONDS_MAX, listening
-
     folder = tmp_path_factory.mktemp("web")
     with listening() as listener, (folder / "web.log").open("wb") as log:
 
@@ -75,7 +73,7 @@ class Writing:
         self._ends = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(WRITERS)]
 
-    def __enter__(self) -> Writing:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
