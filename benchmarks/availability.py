@@ -4,9 +4,9 @@
 
 Redis: a primary, a replica and three Sentinels; half of the tries kill the primary, half stop it
 (SIGSTOP). A try ends when a real worker has done what was asked for after that moment. PostgreSQL: a
-primary and a synchronous standby; the primary is killed, and somebody who asks it twice a second promotes
-the standby after two failures. A try ends with the first answer to a write over REST that was begun after
-that moment.
+primary and a synchronous standby; the primary is killed, and somebody who asks it twice a second
+promotes the standby after two failures. A try ends with the first answer to a write over REST that was
+begun after that moment.
 """
 
 from __future__ import annotations

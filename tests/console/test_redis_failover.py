@@ -23,6 +23,7 @@ from console.fleet.models import Driver
 from console.operations import services
 from console.operations.core import State
 from console.operations.models import Operation
+from console.redis_client import connected
 from console.stack import redis_users
 from telemetry.credentials import own_url
 from telemetry.emit.emitter import Emitter
@@ -186,7 +187,8 @@ def test_numbers_that_a_failover_loses_are_counted_and_shown(group: RedisGroup, 
         assert driving.emit()
     wait_until("it is read", is_read)
     primary = group.primary
-    with group.stopped(group.replica):
+    with group.stopped(group.replica), connected(primary.url, 5) as admin:
+        admin.execute_command("CLIENT", "KILL", "TYPE", "replica")  # type: ignore[no-untyped-call]
         for _ in range(7):
             assert driving.emit()  # the primary takes them, and nobody else has them
         group.kill(primary)
