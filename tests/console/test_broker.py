@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,6 +96,20 @@ def test_the_schedule_is_kept_in_no_file(server: redis_server.RedisServer, tmp_p
         assert list(folder.iterdir()) == []
     assert list(folder.iterdir()) == []
     admin.close()
+
+
+def test_sentinels_are_told_to_celery_as_it_spells_them() -> None:
+    about = broker("rediss+sentinel://broker:p%40@a,[::1]:1,c:2/work/3?ssl_ca_certs=/ca")
+    assert about.url == (
+        "sentinel://broker:p%40@a:2/3;sentinel://broker:p%40@[::1]:1/3;sentinel://broker:p%40@c:2/3"
+    )
+    assert about.options["master_name"] == "work"
+    assert about.options["sentinel_kwargs"]["ssl"] is True
+    assert about.options["sentinel_kwargs"]["ssl_ca_certs"] == "/ca"
+    assert "password" not in about.options["sentinel_kwargs"]
+    assert about.tls == {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_ca_certs": "/ca"}
+    assert broker("redis+sentinel://a/work").tls is None
+    assert broker("redis://:p@h:1/0?protocol=2").url == "redis://:p@h:1/0"
 
 
 def test_work_is_json_and_nothing_else_is_opened() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +17,9 @@ from typing import Final, Self
 import httpx
 import psycopg
 import pytest
+from django.conf import settings
 
+from console.environment import PROJECT
 from tests.live import SOCKET, START_SECONDS_MAX, LiveConsole, listening, wait_until
 from tests.postgres_pair import PostgresPair, postgres_pair
 from tests.prepared import prepared
@@ -113,17 +117,21 @@ def asking(console: LiveConsole, token: str) -> httpx.Client:
 
 
 @contextlib.contextmanager
-def process(console: LiveConsole, log: Path, *arguments: str) -> Iterator[Process]:
+def process(pair: PostgresPair, log: Path, *command: str) -> Iterator[Process]:
+    """One that PostgreSQL knows by the name of its log."""
+    url = pair.url(NAME, application_name=log.name)
     with log.open("wb") as output:
         made = start(
-            *("console.manage", *arguments),
-            environment=console.environment,
+            *command,
+            environment={**os.environ, "DATABASE_URL": url},
             descriptors={1: output.fileno(), 2: output.fileno()},
+            is_session=True,
         )
     try:
         yield made
     finally:
-        made.send_signal(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(made.pid, signal.SIGKILL)
         made.wait(10)
 
 
@@ -150,9 +158,9 @@ def test_no_answered_write_is_lost_and_all_goes_on(
 ) -> None:
     token = console.token()
     with (
-        process(console, tmp_path / "ingest", "ingest"),
-        process(console, tmp_path / "one", "orchestrate"),
-        process(console, tmp_path / "two", "orchestrate"),
+        process(pair, tmp_path / "ingest", "console.manage", "ingest"),
+        process(pair, tmp_path / "one", "console.manage", "orchestrate"),
+        process(pair, tmp_path / "two", "console.manage", "orchestrate"),
         Writing(console, token) as writing,
         asking(console, token) as client,
     ):
@@ -175,3 +183,48 @@ def test_no_answered_write_is_lost_and_all_goes_on(
     assert len(writing.answered) > 6 * WRITERS
     assert set(writing.answered) <= there
     assert set(writing.refused) <= {httpx.codes.SERVICE_UNAVAILABLE}
+
+
+def documented() -> dict[str, int]:
+    """Connections of one process by its kind, as docs/availability.md has them."""
+    text = (PROJECT / "docs" / "availability.md").read_text().partition("## Connections")[2]
+    rows = re.findall(r"^\| ([a-z]+) \| ([0-9]+) \|$", text.partition("\n## ")[0], re.MULTILINE)
+    return {kind: int(count) for kind, count in rows}
+
+
+def connections(pair: PostgresPair) -> Counter[str]:
+    """By the kind of the process. A leader puts its election and process into its name."""
+    kinds = {"tidegate orchestrator": "orchestrate", "tidegate beat": "beat"}
+    found: Counter[str] = Counter()
+    with psycopg.connect(pair.url_of(pair.primary, NAME)) as asking:
+        for [name] in asking.execute(
+            "SELECT application_name FROM pg_stat_activity WHERE datname = current_database() "
+            "AND pid <> pg_backend_pid()"
+        ):
+            election = name.rpartition(" ")[0]
+            found[kinds.get(election, name)] += 1
+    return found
+
+
+def test_processes_have_no_more_connections_than_docs_say(pair: PostgresPair, tmp_path: Path) -> None:
+    allowed, most = documented(), Counter[str]()
+    celery = ("celery", "-A", "console.celery")
+    alone = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+    with (
+        process(pair, tmp_path / "ingest", "console.manage", "ingest"),
+        process(pair, tmp_path / "rollup", "console.manage", "rollup"),
+        process(pair, tmp_path / "orchestrate", "console.manage", "orchestrate"),
+        process(pair, tmp_path / "beat", *celery, "beat", "--pidfile="),
+        process(pair, tmp_path / "worker", *celery, "worker", "--concurrency", "2", *alone),
+    ):
+        watched = allowed.keys() - {"web"}
+
+        def all_are_seen() -> bool:
+            most.update(connections(pair) - most)
+            return watched <= most.keys()
+
+        wait_until("each has a connection", all_are_seen, 4 * PATIENCE_SECONDS)
+        for _ in range(20):
+            assert all_are_seen()
+    assert {kind: most[kind] for kind in watched if most[kind] > allowed[kind]} == {}
+    assert allowed["web"] == settings.ENVIRONMENT.database_connections_max + 1
