@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypedDict
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 PORT: Final = 6379
@@ -34,6 +34,11 @@ _IPV6: Final = re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?")
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")  # what Sentinel takes for the name of a primary
 
 Place = tuple[str, int]
+
+
+class _Common(TypedDict):
+    user: str
+    password: str
 
 
 class WrongAddress(ValueError):
@@ -106,7 +111,7 @@ def parse(text: str) -> RedisAddress:
         raise WrongAddress("The password before the @ is empty.")
     options = _options(parts.query)
     path = unquote(parts.path)
-    common = {"user": unquote(user), "password": unquote(password)}
+    common: _Common = {"user": unquote(user), "password": unquote(password)}
     if scheme == "unix":
         return _unix(netloc, path, options, common)
     if is_sentinel:
@@ -124,7 +129,7 @@ def parse(text: str) -> RedisAddress:
     )
 
 
-def _unix(netloc: str, path: str, options: dict[str, str], common: dict[str, str]) -> RedisAddress:
+def _unix(netloc: str, path: str, options: dict[str, str], common: _Common) -> RedisAddress:
     if netloc:
         raise WrongAddress("A Unix socket has a path and no host: unix:///run/redis.sock.")
     if not path.strip("/"):
@@ -136,7 +141,7 @@ def _unix(netloc: str, path: str, options: dict[str, str], common: dict[str, str
 
 
 def _sentinels(
-    netloc: str, path: str, options: dict[str, str], common: dict[str, str], *, is_tls: bool
+    netloc: str, path: str, options: dict[str, str], common: _Common, *, is_tls: bool
 ) -> RedisAddress:
     named = netloc.split(",")
     if len(named) > SENTINELS_MAX:

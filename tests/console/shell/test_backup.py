@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
 from psycopg import sql
 
@@ -50,8 +50,7 @@ def written(people: People, tokenizer: Path, tmp_path: Path) -> Path:
         heartbeat_sha256=b"x" * 32,
         joined_at=timezone.now(),
     )
-    with connection.cursor() as cursor:
-        cursor.execute("BEGIN")
+    with transaction.atomic(), connection.cursor() as cursor:
         record(SYSTEM, "tests.backed-up", Subject("tests", "1", "something"))
         cursor.execute(
             "INSERT INTO telemetry_topic (name, seen_on) VALUES ('fleet', now()) RETURNING id"
@@ -66,7 +65,6 @@ def written(people: People, tokenizer: Path, tmp_path: Path) -> Path:
             "INSERT INTO telemetry_fresh (topic, shape, bucket, cells) VALUES (%s, %s, 10, 'c')",
             [topic, shape],
         )
-        cursor.execute("COMMIT")
     target = tmp_path / "backup"
     call_command("backup", str(target), verbosity=0)
     return target
