@@ -78,8 +78,8 @@ def celery(log: Path, group: RedisGroup, *arguments: str) -> Iterator[Process]:
 
 
 class Load:
-    """Begins operations, each on a target of its own, from a thread: as many as are done, so that nothing
-    waits for long."""
+    """Begins operations, each on a target of its own, from a thread: as many as are done, so that
+    nothing waits for long."""
 
     def __init__(self) -> None:
         self.count = 0
