@@ -26,6 +26,7 @@ from typing import Any, Final, Self
 import httpx
 import psycopg
 import redis
+from kombu.exceptions import OperationalError
 
 from benchmarks.availability_tasks import NOTES
 from benchmarks.harness import Row, options, percentile, progress, show
@@ -37,7 +38,7 @@ from tests.redis_group import RedisGroup, redis_group
 
 TRIES, TRIES_QUICK = 20, 4
 GOAL_SECONDS: Final = 10.0
-GIVE_UP_SECONDS: Final = 120.0
+GIVE_UP_SECONDS: Final = 600.0  # a worker starts within that on a machine that does much else
 SENT_A_SECOND: Final = 50
 WRITERS: Final = 4
 NOTICE_SECONDS: Final = 0.5  # between two questions of who promotes
@@ -143,7 +144,7 @@ def redis_rows(tries: int, directory: Path) -> list[Row]:
         def send(name: str) -> bool:
             try:
                 app.send_task("benchmarks.availability_tasks.note", (name,))
-            except app.connection_for_write().connection_errors:
+            except OperationalError:
                 return False
             return True
 

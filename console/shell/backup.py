@@ -70,7 +70,7 @@ def back_up(target: Path, *, has_numbers: bool = True) -> Manifest:
     with _sentences(), tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as folder:
         dump, draft = Path(folder, DATABASE), Path(folder, "backup")
         manifest = _dump(dump, has_numbers=has_numbers)
-        with draft.open("xb", opener=_private) as file:
+        with _created(draft) as file:
             with tarfile.open(fileobj=file, mode="w") as archive:
                 _add_text(archive, MANIFEST, json.dumps(asdict(manifest), indent=1))
                 archive.add(dump, DATABASE, filter=_anonymous)
@@ -198,7 +198,7 @@ def _extract(archive: tarfile.TarFile, target: Path, sha256: str) -> None:
     if file is None:
         raise CannotBackUp("The backup has no database in it.")
     digest = hashlib.sha256()
-    with target.open("xb", opener=_private) as into:
+    with _created(target) as into:
         while piece := file.read(PIECE_BYTES):
             digest.update(piece)
             into.write(piece)
@@ -304,8 +304,9 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def _created(path: Path) -> IO[bytes]:
+    """A new file that only this user can read."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 @contextmanager
