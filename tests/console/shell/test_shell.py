@@ -136,14 +136,24 @@ def test_preparing_makes_the_first_admin_and_tells_the_password_once() -> None:
 def test_who_may_not_migrate_waits_until_somebody_has(monkeypatch: pytest.MonkeyPatch) -> None:
     call_command("prepare", wait="0s", stdout=io.StringIO())
     assert not User.objects.exists(), "only what is not in the database is prepared"
-    newest = MigrationRecorder.Migration.objects.filter(app="saved").latest("id")
-    newest.delete()
+    applied = MigrationRecorder.Migration.objects.filter(app="saved")
+    rows = list(applied)
+    applied.delete()
     with pytest.raises(CommandError, match="not within 0 s: nobody has migrated the database"):
         call_command("prepare", wait="0s", stdout=io.StringIO())
-    monkeypatch.setattr("time.sleep", lambda _: newest.save())  # somebody does it meanwhile
+    monkeypatch.setattr("time.sleep", lambda _: applied.bulk_create(rows))  # somebody migrates
     call_command("prepare", wait="1m", stdout=io.StringIO())
     with pytest.raises(CommandError, match="--wait: "):
         call_command("prepare", wait="soon", stdout=io.StringIO())
+
+
+@pytest.mark.django_db
+def test_a_database_that_no_migrations_lead_from_is_refused_in_words() -> None:
+    applied = MigrationRecorder.Migration.objects.filter(app="fleet")
+    applied.delete()
+    MigrationRecorder.Migration.objects.create(app="fleet", name="0003_public_keys")
+    with pytest.raises(CommandError, match=r"made by a development version .* Partly migrated: fleet"):
+        call_command("prepare", stdout=io.StringIO())
 
 
 @pytest.mark.django_db

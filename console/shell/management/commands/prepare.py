@@ -23,6 +23,10 @@ from telemetry import units
 FIRST_ADMIN = "admin"
 MIGRATION_LOCK = 0x7469646567617465  # "tidegate": several may start at the same time
 LOOK_SECONDS: Final = 1.0
+TOO_OLD: Final = (
+    "The database was made by a development version before 0.1.0, whose migrations are gone. "
+    "Start over with an empty one (`make clean DATA=1`)."
+)
 
 
 class Command(BaseCommand):
@@ -105,6 +109,12 @@ class Command(BaseCommand):
 
 
 def _pending() -> bool:
-    """Whether a migration of this version has not been applied. Raises DatabaseError."""
+    """Whether a migration of this version has not been applied.
+
+    Raises DatabaseError, and CommandError for a database in the midst of migrations that are gone:
+    Django would take it for migrated."""
     executor = MigrationExecutor(connection)
-    return bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))
+    loader = executor.loader
+    if left_out := sorted(set(loader.replacements) - set(loader.graph.nodes)):
+        raise CommandError(f"{TOO_OLD} Partly migrated: {', '.join(app for app, _ in left_out)}.")
+    return bool(executor.migration_plan(loader.graph.leaf_nodes()))
