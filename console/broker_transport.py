@@ -17,31 +17,31 @@ from kombu.transport import redis as redis_transport
 AGAIN_SECONDS: Final = 1.0  # between attempts to connect, and no longer each time
 
 
-class QoS(redis_transport.QoS):  # type: ignore[misc]
+class QoS(redis_transport.QoS):
     """What is taken and not acknowledged."""
 
     def ack(self, delivery_tag: Any) -> None:
         """Whatever Redis says, this connection has it no more. What Redis was not told is done again."""
         try:
             super().ack(delivery_tag)
-        except self.channel.connection_errors:
+        except self.channel.connection_errors:  # type: ignore[attr-defined]
             virtual.QoS.ack(self, delivery_tag)
             raise
 
 
-class Channel(redis_transport.Channel):  # type: ignore[misc]
+class Channel(redis_transport.Channel):
     QoS = QoS
 
 
-class Transport(redis_transport.Transport):  # type: ignore[misc]
+class Transport(redis_transport.Transport):
     Channel = Channel
 
 
-class SentinelChannel(redis_transport.SentinelChannel):  # type: ignore[misc]
+class SentinelChannel(redis_transport.SentinelChannel):
     QoS = QoS
 
 
-class SentinelTransport(redis_transport.SentinelTransport):  # type: ignore[misc]
+class SentinelTransport(redis_transport.SentinelTransport):
     Channel = SentinelChannel
 
 
@@ -54,7 +54,7 @@ class PromptConnection(Connection):
         return super().ensure_connection(*args, **{**every, **options})
 
 
-class Amqp(AMQP):  # type: ignore[misc]
+class Amqp(AMQP):
     Connection = PromptConnection
 
 

@@ -57,7 +57,7 @@ def check_options(address: RedisAddress) -> None:
 
 def sentinel_options(address: RedisAddress, answer_seconds: float) -> dict[str, Any]:
     """How a connection to a Sentinel is made, without its place."""
-    found = parse_url(address.of_sentinel())
+    found = parse_url(address.of_sentinel())  # type: ignore[no-untyped-call]
     for name in _OF_THE_SERVER:
         found.pop(name, None)
     tls = {"ssl": True} if address.is_tls else {}
@@ -67,7 +67,7 @@ def sentinel_options(address: RedisAddress, answer_seconds: float) -> dict[str, 
 
 def connection_options(address: RedisAddress) -> dict[str, Any]:
     """How a connection to the primary is made, without its place."""
-    found = parse_url(address.plain())
+    found = parse_url(address.plain())  # type: ignore[no-untyped-call]
     for name in _OF_THE_SERVER:
         found.pop(name, None)
     return dict(found)
@@ -85,11 +85,11 @@ class _Pool(SentinelConnectionPool):
     """Connections to the primary, and with them those to Sentinels."""
 
     def __init__(self, address: RedisAddress, given: dict[str, Any]) -> None:
-        sentinels = Sentinel(
+        sentinels = Sentinel(  # type: ignore[no-untyped-call]
             address.places, sentinel_kwargs=sentinel_options(address, given["socket_timeout"])
         )
         kind = SentinelManagedSSLConnection if address.is_tls else SentinelManagedConnection
-        super().__init__(
+        super().__init__(  # type: ignore[no-untyped-call]
             address.primary,
             sentinels,
             connection_class=kind,
@@ -107,7 +107,7 @@ class _AsyncPool(aio_sentinel.SentinelConnectionPool):
 
     def __init__(self, address: RedisAddress, given: dict[str, Any]) -> None:
         options = sentinel_options(address, given["socket_timeout"])
-        sentinels = aio_sentinel.Sentinel(
+        sentinels = aio_sentinel.Sentinel(  # type: ignore[no-untyped-call]
             address.places, sentinel_kwargs={**options, "retry": given["retry"]}
         )
         kind = (
@@ -115,7 +115,7 @@ class _AsyncPool(aio_sentinel.SentinelConnectionPool):
             if address.is_tls
             else aio_sentinel.SentinelManagedConnection
         )
-        super().__init__(
+        super().__init__(  # type: ignore[no-untyped-call]
             address.primary,
             sentinels,
             connection_class=kind,

@@ -97,7 +97,7 @@ class RedisGroup:
         for sentinel in self.sentinels:
             try:
                 with connected(sentinel.url, 1) as client:
-                    found: Any = client.sentinel_get_master_addr_by_name(NAME)  # type: ignore[no-untyped-call]
+                    found: Any = client.sentinel_get_master_addr_by_name(NAME)
             except redis.RedisError:
                 continue
             return next(one for one in self.servers if one.port == found[1])
@@ -152,8 +152,8 @@ class RedisGroup:
 
     def _agrees(self, sentinel: Node, primary: Node) -> bool:
         with connected(sentinel.url, 1) as client:
-            seen: Any = client.sentinel_masters()  # type: ignore[no-untyped-call]
-            replicas: Any = client.sentinel_slaves(NAME)  # type: ignore[no-untyped-call]
+            seen: Any = client.sentinel_masters()
+            replicas: Any = client.sentinel_slaves(NAME)
         about = seen[NAME]
         return (
             about["port"] == primary.port

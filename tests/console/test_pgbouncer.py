@@ -128,7 +128,7 @@ def test_many_requests_share_a_few_connections(console: LiveConsole, direct: str
         [count] = asking.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
             "AND pid <> pg_backend_pid() AND query NOT LIKE 'LISTEN%'"
-        ).fetchone() or [None]
-        [orgs] = asking.execute("SELECT count(*) FROM orgs_org").fetchone() or [None]
+        ).fetchone() or [0]
+        [orgs] = asking.execute("SELECT count(*) FROM orgs_org").fetchone() or [0]
     assert 0 < count <= SERVERS
     assert orgs == 4 * CLIENTS

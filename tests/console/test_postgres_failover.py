@@ -202,7 +202,7 @@ def connections(pair: PostgresPair) -> Counter[str]:
             "AND pid <> pg_backend_pid()"
         ):
             election = name.rpartition(" ")[0]
-            found[kinds.get(election, name)] += 1
+            found[str(kinds.get(election, name))] += 1
     return found
 
 
