@@ -119,7 +119,8 @@ def test_whatever_it_is_there_is_an_address_or_a_sentence(text: str) -> None:
             address = parse(begin + text)
         except WrongAddress:
             continue
-        assert parse_url(address.plain())  # which the client takes, too  # type: ignore[no-untyped-call]
+        # The client takes it, too.
+        assert parse_url(address.plain())  # type: ignore[no-untyped-call]
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.integers(0, 15))
