@@ -26,6 +26,7 @@ from console.metrics import prometheus
 from telemetry.emit.reporter import Reporter
 from telemetry.metrics import Sink
 from telemetry.notify import notify
+from telemetry.store import history
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -62,6 +63,7 @@ async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
 def _collect(into: Sink) -> None:
     COUNTS.collect(into)
     GUARD.collect(into)
+    history.OF_THIS_PROCESS.collect(into)
 
 
 def _settle_down() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from celery import Celery, signals
 from celery.schedules import crontab
 
+from console import broker_transport
 from console.shell import request_context
 from telemetry.emit.emitter import Emitter
 from telemetry.notify import notify
@@ -26,7 +27,8 @@ os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
 REQUEST_ID_HEADER = "tidegate_request_id"
 WATCHDOG_SECONDS = 1.0
 
-app = Celery("tidegate")
+broker_transport.use()
+app = Celery("tidegate", amqp=broker_transport.Amqp)
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from telemetry import redis_address
 from telemetry.emit.extras import NO_OTLP, has_otlp
+from telemetry.redis_address import WrongAddress
 from telemetry.service_links import HINT, is_service_link
 from telemetry.units import exact_duration, parse_seconds
 
@@ -71,6 +73,13 @@ class Mode(enum.StrEnum):
     PRODUCTION = "production"
 
 
+class Pooler(enum.StrEnum):
+    """What is between a process and PostgreSQL."""
+
+    NONE = "none"
+    TRANSACTION = "transaction"
+
+
 @dataclass(frozen=True)
 class Kind:
     """How a text becomes a value: `parse` raises ValueError for what is not `allowed`."""
@@ -112,6 +121,18 @@ def url(*schemes: str) -> Kind:
     return Kind("a URL that begins with " + " or ".join(f"`{s}://`" for s in schemes), parse)
 
 
+def _redis(value: str) -> str:
+    redis_address.parse(value)
+    return value
+
+
+def _postgres(value: str) -> str:
+    from console import database_address  # which loads psycopg, and so is not for every command
+
+    database_address.parse(value)
+    return value
+
+
 def text(pattern: str, allowed: str) -> Kind:
     def parse(value: str) -> str:
         if not re.fullmatch(pattern, value, re.DOTALL):
@@ -128,6 +149,12 @@ def comma_list(item: Kind) -> Kind:
     return Kind(f"a comma-separated list, each {item.allowed}", parse)
 
 
+POSTGRES = Kind(
+    "a URL that begins with `postgresql://` or `postgres://`; several hosts are "
+    "`postgresql://user:password@host1,host2/name`",
+    _postgres,
+)
+REDIS = Kind(redis_address.ALLOWED, _redis)
 FLAG = Kind("`true` or `false`", _flag)
 HOST = text(
     r"\.?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\]",
@@ -197,44 +224,71 @@ class Environment:
     """The settings of one process. Made only by `read`."""
 
     database_url: str = setting(
-        url("postgres", "postgresql"),
-        "PostgreSQL (14 or newer). `make up` starts one of its own when this is not set.",
+        POSTGRES,
+        "PostgreSQL (14 or newer). `make up` starts one of its own when this is not set. Of several "
+        "hosts, each new connection goes to the one that takes writes.",
+        secret=True,
+    )
+    database_pooler: Pooler = setting(
+        choice(Pooler),
+        "What stands between this process and PostgreSQL at `DATABASE_URL`: `transaction` is a pooler, "
+        "such as PgBouncer, that gives a connection for a transaction.",
+        default=Pooler.NONE,
+    )
+    database_connections_max: int = setting(
+        integer(1, 200),
+        "Connections that one process has to PostgreSQL at most. How many each kind needs: "
+        "[availability.md](availability.md#connections).",
+        default=16,
+    )
+    listen_url: str | None = setting(
+        POSTGRES,
+        "PostgreSQL without a pooler, for web processes, which LISTEN there. If it is not set, "
+        "`DATABASE_URL`.",
+        default=None,
+        secret=True,
+    )
+    history_url: str | None = setting(
+        POSTGRES,
+        "A standby of PostgreSQL, for web processes, which read the numbers of charts there. If it is "
+        "not set, or is more than ten seconds behind, `DATABASE_URL`.",
+        default=None,
         secret=True,
     )
     redis_url: str = setting(
-        url("redis", "rediss", "unix"),
+        REDIS,
         "Redis (6.2 or newer), the broker of work. `make up` starts one of its own when it is not set.",
         secret=True,
     )
     telemetry_url: str | None = setting(
-        url("redis", "rediss", "unix"),
+        REDIS,
         "Redis that takes telemetry, as the console's processes add their own numbers: user `console`. "
         "Better a server of its own than `REDIS_URL`, which it is if it is not set.",
         default=None,
         secret=True,
     )
     ingest_url: str | None = setting(
-        url("redis", "rediss", "unix"),
+        REDIS,
         "The same, as it is read: user `ingest` for ingest, `observer` for web. If it is not set, "
         "`TIDEGATE_TELEMETRY_URL`.",
         default=None,
         secret=True,
     )
     registrar_url: str | None = setting(
-        url("redis", "rediss", "unix"),
+        REDIS,
         "The same, for workers: user `registrar`, which makes a Redis user for each agent and driver "
         "that has joined. If it is not set, nobody does.",
         default=None,
         secret=True,
     )
     own_telemetry_url: str | None = setting(
-        url("redis", "rediss", "unix"),
+        REDIS,
         "The same, as agents and drivers are to be given it: user `own`, no password, such as "
         "`rediss://own@redis.example.org:6379/0`. Each opens it as its own user.",
         default=None,
     )
     endpoints_url: str | None = setting(
-        url("redis", "rediss", "unix"),
+        REDIS,
         "The same, for orchestrators: user `leader`, which tells brains where replicas of workloads "
         "are. If it is not set, `TIDEGATE_TELEMETRY_URL`.",
         default=None,
@@ -431,9 +485,10 @@ class Environment:
                 continue
             try:
                 values[attribute] = about.kind.parse(given[about.name])
-            except (ValueError, KeyError):
+            except (ValueError, KeyError) as error:
                 shown = "(hidden)" if about.secret else repr(given[about.name])
                 hint = f" {HINT}" if is_service_link(about.name, given[about.name]) else ""
+                hint += f" {error}" if isinstance(error, WrongAddress) else ""
                 problems.append(f"{about.name} is {shown}, but must be {about.kind.allowed}.{hint}")
         if not problems:
             environment = cls(**values)

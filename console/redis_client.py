@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import redis
 
+from telemetry.redis_clients import client
+
 
 @contextlib.contextmanager
 def connected(url: str, seconds_max: float) -> Iterator[redis.Redis]:
-    """Each answer may take so long. Redis is not told what we are, which not every user may."""
-    client = redis.Redis.from_url(
-        url, socket_timeout=seconds_max, socket_connect_timeout=seconds_max, driver_info=None
-    )
+    """Each answer may take so long."""
+    made = client(url, answer_seconds=seconds_max)
     try:
-        yield client
+        yield made
     finally:
-        client.close()
+        made.close()

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import sys
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
-from console.environment import PROJECT, ConfigurationError, Environment, Mode, bundled
+from console import database_address
+from console.broker import broker
+from console.environment import PROJECT, ConfigurationError, Environment, Mode, Pooler, bundled
 from telemetry.version import tidegate_version
 
 EX_CONFIG = 78  # sysexits.h: something was wrong with the configuration
@@ -114,29 +115,36 @@ TEMPLATES: list[dict[str, Any]] = [
 FORM_RENDERER = "console.shell.forms.Renderer"
 
 
-def _database(url: str) -> dict[str, Any]:
-    """A PostgreSQL URL as Django wants it; `?host=/path` names a Unix socket, as in libpq."""
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query))
+def _database(parameters: dict[str, str], wait_seconds: float = 10) -> dict[str, Any]:
+    """The parameters of an address of PostgreSQL as Django wants them."""
+    options: dict[str, Any] = dict(parameters)
     return {
         "ENGINE": "django.db.backends.postgresql",
-        "NAME": unquote(parts.path.lstrip("/")),
-        "USER": unquote(parts.username or ""),
-        "PASSWORD": unquote(parts.password or ""),
-        "HOST": options.pop("host", None) or unquote(parts.hostname or ""),
-        "PORT": str(parts.port or options.pop("port", "")),
+        "NAME": options.pop("dbname", ""),
+        "USER": options.pop("user", ""),
+        "PASSWORD": options.pop("password", ""),
+        "HOST": options.pop("host", ""),
+        "PORT": options.pop("port", ""),
         "CONN_HEALTH_CHECKS": True,
+        "DISABLE_SERVER_SIDE_CURSORS": ENVIRONMENT.database_pooler is Pooler.TRANSACTION,
         "OPTIONS": {
             **options,
             # Under ASGI every request may run in a new thread; without a pool each would log in anew.
-            "pool": {"min_size": 0, "max_size": 16, "timeout": 10},
-            "connect_timeout": 5,
-            "application_name": "tidegate",
+            "pool": {
+                "min_size": 0,
+                "max_size": ENVIRONMENT.database_connections_max,
+                "timeout": wait_seconds,
+            },
         },
     }
 
 
-DATABASES = {"default": _database(ENVIRONMENT.database_url)}
+DATABASES = {"default": _database(database_address.parse(ENVIRONMENT.database_url))}
+if ENVIRONMENT.history_url:
+    DATABASES["history"] = _database(
+        database_address.parse(ENVIRONMENT.history_url, "prefer-standby"), wait_seconds=2
+    )
+LISTEN_URL = ENVIRONMENT.listen_url or ENVIRONMENT.database_url
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = ENVIRONMENT.redis_url
@@ -256,30 +264,13 @@ LOGGING = {
 }
 
 
-def _broker(url: str) -> str:
-    """The Redis URL as Celery's transport spells it."""
-    parts = urlsplit(url)
-    query = dict(parse_qsl(parts.query))
-    if parts.scheme != "unix":
-        query.pop("protocol", None)  # over TCP the transport refuses what it does not know
-        return urlunsplit(parts._replace(query=urlencode(query)))
-    virtual_host = query.pop("db", "0")
-    credentials = f"{parts.username or ''}:{parts.password}@" if parts.password else ""
-    return urlunsplit(
-        (
-            "redis+socket",
-            f"{credentials}",
-            parts.path,
-            urlencode({**query, "virtual_host": virtual_host}),
-            "",
-        )
-    )
-
-
+_BROKER = broker(REDIS_URL)
 # Tasks are short and idempotent: taken late, given back when their worker dies, never answered.
-CELERY_BROKER_URL = _broker(REDIS_URL)
+CELERY_BROKER_URL = _BROKER.url
+CELERY_BROKER_USE_SSL = _BROKER.tls
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {
+    **_BROKER.options,
     "visibility_timeout": 2 * ENVIRONMENT.task_seconds_max,
     # How often a worker looks for the work of vanished ones. The lock it takes for that must not
     # outlive by minutes a worker that is killed while it holds it.

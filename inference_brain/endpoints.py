@@ -17,15 +17,13 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, structs
-from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from inference_brain.desired import REPLICAS_MAX, Desired, ReplicaSpec, ServedModel
 from telemetry.decoder import Limits, Malformed, decode
 from telemetry.records import ENDPOINTS, ENDPOINTS_CHANNEL
+from telemetry.redis_clients import async_client
 
 log = logging.getLogger(__name__)
 
@@ -127,13 +125,7 @@ class EndpointReader:
         self.is_connected = False
         self._endpoints = endpoints
         self._changed = changed
-        self._redis = Redis.from_url(
-            redis_url,
-            socket_timeout=ANSWER_SECONDS,
-            socket_connect_timeout=ANSWER_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-            driver_info=None,  # its user may not say what client it is
-        )
+        self._redis = async_client(redis_url, answer_seconds=ANSWER_SECONDS)
 
     async def run(self) -> None:
         """Until it is cancelled."""

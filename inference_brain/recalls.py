@@ -15,15 +15,13 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from swdriver_shim.cache_map.codec import FIELD, SPACE_BYTES
 from swdriver_shim.cache_map.recalls import STREAM_LENGTH_MAX, request
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from telemetry.records import RECALL_STREAM
+from telemetry.redis_clients import async_client
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +58,7 @@ class Recalls:
         self._wall_clock = wall_clock
         self._asked: OrderedDict[tuple[str, bytes], float] = OrderedDict()
         self._pending: set[asyncio.Task[None]] = set()
-        self._redis = Redis.from_url(
-            redis_url,
-            socket_timeout=ANSWER_SECONDS,
-            socket_connect_timeout=ANSWER_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-            driver_info=None,  # its user may not say what client it is
-        )
+        self._redis = async_client(redis_url, answer_seconds=ANSWER_SECONDS)
 
     def ask(self, driver: str, prompt: Prompt, hit_tokens: int, tier2_tokens: int) -> None:
         """This driver has so many tokens of the prompt in memory, and so many more in tier 2, as its

@@ -21,6 +21,7 @@ from telemetry.cells import NO_GAUGE, Cells, Gauge, add_gauges
 from telemetry.histogram import BOUNDS, BUCKETS, Histogram
 from telemetry.metrics import Kind, Metric
 from telemetry.shapes import Shape
+from telemetry.store import history
 from telemetry.store.rollup import days_kept
 from telemetry.store.storage import LEVELS, Shapes, cells_of, cells_of_kind
 
@@ -205,14 +206,16 @@ def _resolution(question: Question, now: float) -> tuple[str, int]:
 
 
 class RowCache:
-    """Rows that were read, for who asks several things of one topic and time: charts of a page."""
+    """Rows that were read, for who asks several things of one topic and time: charts of a page.
+    `is_history`: they may be read from a standby."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_history: bool = False) -> None:
         self._rows: dict[tuple[str, str, int, int], list[_Row]] = {}
+        self._is_history = is_history
 
     def rows(self, *key: *tuple[str, str, int, int]) -> list[_Row]:
         if key not in self._rows:
-            self._rows[key] = list(_encoded(*key))
+            self._rows[key] = list(_encoded(*key, is_history=self._is_history))
         return self._rows[key]
 
 
@@ -223,12 +226,14 @@ def rows_of(pattern: str, level: str, start: int, end: int) -> Iterator[tuple[st
         yield topic, shape, bucket, cells_of(encoded)
 
 
-def _encoded(pattern: str, level: str, start: int, end: int) -> Iterator[_Row]:
+def _encoded(
+    pattern: str, level: str, start: int, end: int, *, is_history: bool = False
+) -> Iterator[_Row]:
     topics = _topics(pattern)
     if not topics:
         return
     asked: dict[str, Any] = {"topics": list(topics), "start": start, "end": end, "most": ROWS_MAX + 1}
-    with connection.cursor() as cursor:
+    with history.OF_THIS_PROCESS.cursor() if is_history else connection.cursor() as cursor:
         cursor.execute(_SELECTS[level], asked)
         rows = cursor.fetchall()
     if len(rows) > ROWS_MAX:

@@ -42,7 +42,9 @@ class LiveConsole:
 
     def token(self, *, read_only: bool = False) -> str:
         """A token of the admin's, made as a person makes it: log in, then post the form."""
-        with httpx.Client(base_url=self.address, follow_redirects=True) as browser:
+        with httpx.Client(
+            base_url=self.address, follow_redirects=True, timeout=START_SECONDS_MAX
+        ) as browser:
             browser.get("/log-in/").raise_for_status()
             form = {"username": self.username, "password": self.password}
             browser.post("/log-in/", data={**form, **self._csrf(browser)})

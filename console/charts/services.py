@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
@@ -183,7 +184,7 @@ class Sheet:
     problem: str = ""  # why it is not the requested range
     compare: str = ""  # one of EARLIER
     _happened: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by topic
-    _cache: RowCache = field(default_factory=RowCache)
+    _cache: RowCache = field(default_factory=partial(RowCache, is_history=True))
 
     def draw(self, plan: Plan) -> Chart:
         """Raises Http404 for a topic they may not see. A failed query becomes the chart's problem."""

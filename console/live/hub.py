@@ -24,6 +24,7 @@ from django.db import Error as DatabaseError
 from django.db import connection
 
 from console.accounts.names import ACCOUNT
+from console.database_address import conninfo
 from console.live.counts import Counts
 from console.live.feed import HEARTBEAT_SECONDS, Feed
 from console.live.messages import Closing, Frame
@@ -186,10 +187,8 @@ class Hub:
         """Listen for hints on a connection of its own, and reconnect after errors."""
         while True:
             try:
-                url, name = settings.ENVIRONMENT.database_url, connection.settings_dict["NAME"]
-                async with await psycopg.AsyncConnection.connect(
-                    url, dbname=name, autocommit=True
-                ) as listening:
+                address = conninfo(settings.LISTEN_URL, dbname=connection.settings_dict["NAME"])
+                async with await psycopg.AsyncConnection.connect(address, autocommit=True) as listening:
                     await listening.execute(f"LISTEN {hints.CHANNEL}")
                     await self._take_hints(listening.pgconn)
             except psycopg.Error as error:

@@ -15,7 +15,7 @@ from swdriver_shim.daemon import metrics as driver
 from telemetry.emit import emitter
 from telemetry.ingest import service as ingest_service
 from telemetry.metrics import Metric
-from telemetry.store import rollup
+from telemetry.store import history, rollup
 
 # By process, as in docs/metrics.md.
 CATALOGS: Final = {
@@ -29,6 +29,7 @@ CATALOGS: Final = {
     "Console": own.METRICS,
     "Web processes": live.METRICS,
     "Web processes, requests": guard.METRICS,
+    "Web processes, history": history.METRICS,
 }
 METRICS: Final[Mapping[str, Metric]] = {
     metric.name: metric for catalog in CATALOGS.values() for metric in catalog

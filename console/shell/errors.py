@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.template.loader import render_to_string
 
 from console.shell import request_context
+
+AWAY_SECONDS: Final = 5  # after which somebody may try again
 
 
 class NotNow(Exception):
@@ -82,6 +87,14 @@ def not_now(request: HttpRequest, error: NotNow) -> HttpResponse:
         f"Nothing was changed. Try again in {error.retry_seconds} seconds.",
     )
     response["Retry-After"] = str(error.retry_seconds)
+    return response
+
+
+def away(_request: HttpRequest) -> HttpResponse:
+    """PostgreSQL is away or has just got a new primary: a page that needs nothing of it."""
+    context = {"request_id": request_context.current_id(), "retry_seconds": AWAY_SECONDS}
+    response = HttpResponse(render_to_string("errors/away.html", context), status=503)
+    response["Retry-After"] = str(AWAY_SECONDS)
     return response
 
 

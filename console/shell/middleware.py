@@ -1,14 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
+from django.db import Error as DatabaseError
+from django.db import connection
 from django.http import HttpRequest, HttpResponse
 
 from console.shell import errors, request_context
-from console.shell.transactions import is_deadlock
+from console.shell.transactions import is_away, is_connection_lost, is_deadlock
 
 GetResponse = Callable[[HttpRequest], HttpResponse]
+View = Callable[..., HttpResponse]
+READING: Final = ("GET", "HEAD")
 
 # No inline script or style, nothing from elsewhere. `data:` is for the small pictures inside the
 # stylesheet of the API's documentation page.
@@ -56,7 +61,28 @@ class NotNowMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponse:
         return self._get_response(request)
 
+    def process_view(
+        self, request: HttpRequest, view: View, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        request._tidegate_again = partial(view, request, *args, **kwargs)  # type: ignore[attr-defined]  # noqa: SLF001
+
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         if is_deadlock(exception):
             return errors.not_now(request, errors.NotNow(MEANWHILE, 1))
+        if is_connection_lost(exception) and request.method in READING:
+            return self._again(request)
+        if is_connection_lost(exception) or is_away(exception):
+            return errors.away(request)
         return errors.not_now(request, exception) if isinstance(exception, errors.NotNow) else None
+
+    def _again(self, request: HttpRequest) -> HttpResponse:
+        """What changes nothing is done once more on another connection: PostgreSQL may have a new
+        primary by now."""
+        connection.close()
+        try:
+            answer: HttpResponse = request._tidegate_again()  # type: ignore[attr-defined]  # noqa: SLF001
+        except DatabaseError as error:
+            if is_connection_lost(error) or is_away(error):
+                return errors.away(request)
+            raise
+        return answer

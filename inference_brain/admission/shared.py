@@ -14,14 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
 from inference_brain.admission.exchange import Exchange
 from inference_brain.cancellation import raise_if_cancelled
 from telemetry.decoder import Malformed
+from telemetry.redis_clients import async_client
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +40,7 @@ class Shared:
 
     def __init__(self, url: str, prefix: str = PREFIX) -> None:
         self._prefix = prefix
-        self._redis = Redis.from_url(
-            url,
-            socket_timeout=ANSWER_SECONDS,
-            socket_connect_timeout=ANSWER_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-            driver_info=None,  # its user may not say what client it is
-        )
+        self._redis = async_client(url, answer_seconds=ANSWER_SECONDS)
 
     async def ask(self, question: tuple[bytes, bytes]) -> Sequence[int | bytes]:
         try:

@@ -12,9 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from inference_brain.cancellation import raise_if_cancelled
@@ -22,6 +19,7 @@ from inference_brain.maps.cache_maps import CacheMaps
 from swdriver_shim.cache_map.codec import FIELD
 from telemetry.decoder import Malformed
 from telemetry.records import MAP_STREAM
+from telemetry.redis_clients import async_client
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +66,7 @@ class MapReader:
         self._wall_clock = wall_clock
         self._streams: dict[str, _Stream] = {}
         self._house_at = 0.0
-        self._redis = Redis.from_url(
-            redis_url,
-            socket_timeout=ANSWER_SECONDS,
-            socket_connect_timeout=ANSWER_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-            driver_info=None,  # its user may not say what client it is
-        )
+        self._redis = async_client(redis_url, answer_seconds=ANSWER_SECONDS)
 
     async def run(self) -> None:
         """Until it is cancelled."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
+from telemetry import redis_address
 from telemetry.service_links import HINT, is_service_link
 
 TOKEN_CHARACTERS_MIN: Final = 20
@@ -52,10 +53,11 @@ class Options:
             return default
         try:
             return convert(self._given[name])
-        except (ValueError, KeyError):
+        except (ValueError, KeyError) as error:
             flag = name.replace("_", "-")
             shown = "(hidden)" if secret else repr(self._given[name])
-            self.problems.append(f"--{flag} is {shown}: it should be {allowed}.")
+            why = f" {error}" if isinstance(error, redis_address.WrongAddress) else ""
+            self.problems.append(f"--{flag} is {shown}: it should be {allowed}.{why}")
             return default
 
     def token(self, path: Path | None, state_dir: Path) -> str:
@@ -114,24 +116,14 @@ def place(text: str) -> tuple[str, int]:
 
 
 def redis_url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("redis", "rediss", "unix") or not (parts.netloc or parts.path.strip("/")):
-        raise ValueError(text)
-    _ = parts.port  # raises ValueError where the port is nonsense
-    if parts.query:
-        _check_redis_options(text)
+    address = redis_address.parse(text)
+    if address.options:
+        from telemetry.redis_clients import (
+            check_options,  # to load Redis takes a fifth of an agent's start
+        )
+
+        check_options(address)
     return text
-
-
-def _check_redis_options(url: str) -> None:
-    """Whether the client of Redis takes the options behind the question mark, such as `ssl_ca_certs`.
-    It says so when it connects, long after the start. Raises ValueError."""
-    import redis  # to load it takes a fifth of an agent's start
-
-    try:
-        redis.ConnectionPool.from_url(url).make_connection()  # which connects to nobody yet
-    except (TypeError, redis.RedisError) as error:
-        raise ValueError(url) from error
 
 
 def web_url(text: str) -> str:

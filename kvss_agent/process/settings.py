@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kvss_agent.process.options import Options, file, name, path, place, redis_url, web_url
+from telemetry import redis_address
 from telemetry.emit.extras import NO_OTLP, has_otlp
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REDIS_URL: Final = "a URL that begins with redis://, rediss:// or unix://"
+REDIS_URL: Final = redis_address.ALLOWED.replace("`", "")
 WEB_URL: Final = "a URL that begins with http:// or https://"
 YES_OR_NO: Final = {"yes": True, "no": False}
 LOG_FORMATS: Final = {"text": "text", "json": "json"}

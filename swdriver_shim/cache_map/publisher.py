@@ -20,6 +20,7 @@ from swdriver_shim.cache_map.codec import FIELD
 from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.cache_map.messages import MessageLog, Written
 from telemetry.records import MAP_STREAM
+from telemetry.redis_clients import client
 
 log = logging.getLogger(__name__)
 
@@ -63,12 +64,7 @@ class MapPublisher:
         self._wall_clock = wall_clock
         self._has_failed = False
         self._retry_at = 0.0
-        self._redis = redis.Redis.from_url(
-            redis_url,
-            socket_timeout=REDIS_SECONDS_MAX,
-            socket_connect_timeout=REDIS_SECONDS_MAX,
-            driver_info=None,  # its user may not say what client it is
-        )
+        self._redis = client(redis_url, answer_seconds=REDIS_SECONDS_MAX)
         self._woken = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cache map", daemon=True)

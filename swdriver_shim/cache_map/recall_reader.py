@@ -16,6 +16,7 @@ from swdriver_shim.cache_map.recalls import LATE_SECONDS_MAX, Allowances, Recall
 from swdriver_shim.keys import KEY_BYTES
 from telemetry.decoder import Malformed
 from telemetry.records import RECALL_STREAM
+from telemetry.redis_clients import client
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +51,7 @@ class RecallReader:
         self._wall_clock = wall_clock
         self._last = b"%d-0" % int(wall_clock() * 1000)
         self._has_failed = False
-        self._redis = redis.Redis.from_url(
-            redis_url,
-            socket_timeout=REDIS_SECONDS_MAX,
-            socket_connect_timeout=REDIS_SECONDS_MAX,
-            driver_info=None,  # its user may not say what client it is
-        )
+        self._redis = client(redis_url, answer_seconds=REDIS_SECONDS_MAX)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recalls", daemon=True)
 

@@ -38,6 +38,7 @@ from telemetry.records import (
     Field,
     Record,
 )
+from telemetry.redis_clients import client
 from telemetry.shapes import Shape
 
 log = logging.getLogger(__name__)
@@ -102,12 +103,7 @@ class Emitter:
         self._retry_at = 0.0
         user = user_of(redis_url)
         self._own_stream = f"{OWN_STREAM}{user}" if user else ""
-        self._redis = redis.Redis.from_url(
-            redis_url,
-            socket_timeout=REDIS_SECONDS_MAX,
-            socket_connect_timeout=REDIS_SECONDS_MAX,
-            driver_info=None,  # its user may not say what client it is
-        )
+        self._redis = client(redis_url, answer_seconds=REDIS_SECONDS_MAX)
         self._phase = secrets.randbelow(1000) / 1000  # so that not everybody comes at once
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="emitter", daemon=True)

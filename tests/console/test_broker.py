@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,9 +18,9 @@ from django.db import connection
 from kombu.exceptions import ContentDisallowed
 from kombu.serialization import loads
 
+from console.broker import broker
 from console.celery import app
 from console.environment import PROJECT
-from console.settings import _broker
 from console.stack import redis as redis_server
 from console.stack import redis_users
 from console.stack.embedded import running
@@ -70,7 +71,7 @@ def test_work_is_asked_for_and_done_by_the_user_that_is_for_it(
     admin = redis.Redis.from_url(server.url)
     worker = ("worker", "--pool", "solo", "--without-gossip", "--without-mingle", "--loglevel", "INFO")
     with celery(log, url, tmp_path, *worker):
-        with app.connection_for_write(url=_broker(url)) as asking:
+        with app.connection_for_write(url=broker(url).url) as asking:
             app.send_task("console.shell.tasks.forget_what_is_over", connection=asking)
         wait_until("it is done", lambda: b"dead letters" in log.read_bytes(), 60)
         wait_until("it is acknowledged", lambda: not admin.exists("tidegate:celery:unacked"), 30)
@@ -95,6 +96,20 @@ def test_the_schedule_is_kept_in_no_file(server: redis_server.RedisServer, tmp_p
         assert list(folder.iterdir()) == []
     assert list(folder.iterdir()) == []
     admin.close()
+
+
+def test_sentinels_are_told_to_celery_as_it_spells_them() -> None:
+    about = broker("rediss+sentinel://broker:p%40@a,[::1]:1,c:2/work/3?ssl_ca_certs=/ca")
+    assert about.url == (
+        "sentinel://broker:p%40@a:2/3;sentinel://broker:p%40@[::1]:1/3;sentinel://broker:p%40@c:2/3"
+    )
+    assert about.options["master_name"] == "work"
+    assert about.options["sentinel_kwargs"]["ssl"] is True
+    assert about.options["sentinel_kwargs"]["ssl_ca_certs"] == "/ca"
+    assert "password" not in about.options["sentinel_kwargs"]
+    assert about.tls == {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_ca_certs": "/ca"}
+    assert broker("redis+sentinel://a/work").tls is None
+    assert broker("redis://:p@h:1/0?protocol=2").url == "redis://:p@h:1/0"
 
 
 def test_work_is_json_and_nothing_else_is_opened() -> None:

@@ -20,6 +20,7 @@ import redis
 from console.workloads.leader.world import Endpoint, Published
 from telemetry.decoder import Malformed, decode
 from telemetry.records import ENDPOINTS, ENDPOINTS_CHANNEL, ENDPOINTS_SECONDS
+from telemetry.redis_clients import client
 
 ANSWER_SECONDS: Final = 2.0
 REFRESH_SECONDS: Final = 30.0
@@ -58,12 +59,7 @@ class EndpointWriter:
     def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
         self.is_connected = False
         self._clock = clock
-        self._redis = redis.Redis.from_url(
-            url,
-            socket_timeout=ANSWER_SECONDS,
-            socket_connect_timeout=ANSWER_SECONDS,
-            driver_info=None,  # its user may not say what client it is
-        )
+        self._redis = client(url, answer_seconds=ANSWER_SECONDS)
         self._known: dict[str, Document] = {}
         self._away_at = 0.0  # since when it may have lost what was written
 

@@ -29,6 +29,7 @@ from django.http import Http404
 
 from cluster_server.proto import cluster_pb2 as pb
 from console.accounts.principal import SYSTEM
+from console.database_address import conninfo
 from console.fleet.models import ProcessKind
 from console.fleet.nodes import Impossible
 from console.operations import services as operations
@@ -654,8 +655,9 @@ class HintListener:
                 self._ends.wait(AGAIN_SECONDS)
 
     def _listen(self) -> None:
-        url = settings.ENVIRONMENT.database_url
-        with psycopg.connect(url, dbname=self._name, autocommit=True) as listening:
+        with psycopg.connect(
+            conninfo(settings.LISTEN_URL, dbname=self._name), autocommit=True
+        ) as listening:
             listening.execute(f"LISTEN {hints.CHANNEL}")
             self._heard(None)  # what came meanwhile
             while not self._ends.is_set():
