@@ -119,11 +119,15 @@ def asking(console: LiveConsole, token: str) -> httpx.Client:
 @contextlib.contextmanager
 def process(pair: PostgresPair, log: Path, *command: str) -> Iterator[Process]:
     """One that PostgreSQL knows by the name of its log."""
-    url = pair.url(NAME, application_name=log.name)
+    environment = {
+        **os.environ,
+        "DATABASE_URL": pair.url(NAME, application_name=log.name),
+        "TIDEGATE_CLUSTER_URL": f"unix://{log.parent}/nobody.sock",  # an orchestrator waits for it
+    }
     with log.open("wb") as output:
         made = start(
             *command,
-            environment={**os.environ, "DATABASE_URL": url},
+            environment=environment,
             descriptors={1: output.fileno(), 2: output.fileno()},
             is_session=True,
         )
