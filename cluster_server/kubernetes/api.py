@@ -168,6 +168,8 @@ async def connected(kubeconfig: Path | None, namespace: str) -> AsyncIterator[Ap
     except ConfigError as error:
         raise OSError(f"there is no way to Kubernetes: {error}") from None
     one = config.get()
+    if one is None or one.user is None:
+        raise OSError("there is no way to Kubernetes: no context is chosen")
     verified = verify_cluster(one.cluster, one.user, one.abs_file, trust_env=False)
     client = AsyncClient(
         config,

@@ -45,6 +45,7 @@ ADMIN, SERVER = "admin", "system:serviceaccount:tidegate:tidegate-cluster-server
 READY_SECONDS_MAX = 90.0
 NOT_READY_SECONDS = 4  # until a node that says nothing is not ready
 TOLERATION_SECONDS = 2  # until its pods are evicted
+LOOPBACK = "127.0.0.1"  # of all but pods, of which endpoints may have no such address
 MANIFESTS = PROJECT / "deploy" / "kubernetes"
 KINDS = {
     "CustomResourceDefinition": ("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
@@ -121,7 +122,7 @@ class Proxy(threading.Thread):
     def __init__(self, to: tuple[str, int]) -> None:
         super().__init__(daemon=True)
         self._to = to
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((LOOPBACK, 0))
         self.port = int(self._listener.getsockname()[1])
         self._is_cut = threading.Event()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -182,9 +183,9 @@ class Bed:
         rows = [f'{self.tokens[one]},{one},{one},"{groups[one]}"\n' for one in self.tokens]
         (self.folder / "tokens.csv").write_text("".join(rows))
         self._make_keys()
-        self.etcd_port, peer_port, self.api_port = (_free_port(self.host) for _ in range(3))
-        at = f"http://{self.host}:{self.etcd_port}"
-        peer = f"http://{self.host}:{peer_port}"
+        self.etcd_port, peer_port, self.api_port = (_free_port() for _ in range(3))
+        at = f"http://{LOOPBACK}:{self.etcd_port}"
+        peer = f"http://{LOOPBACK}:{peer_port}"
         self._run(
             "etcd",
             *("--data-dir", self.folder / "etcd", "--listen-client-urls", at),
@@ -217,10 +218,10 @@ class Bed:
         plain = ["--insecure-port=0"] if self._is_old() else []
         process = self._run(
             "kube-apiserver",
-            f"--etcd-servers=http://{self.host}:{self.etcd_port}",
+            f"--etcd-servers=http://{LOOPBACK}:{self.etcd_port}",
             f"--secure-port={self.api_port}",
             *plain,
-            f"--bind-address={self.host}",
+            f"--bind-address={LOOPBACK}",
             f"--advertise-address={self.host}",
             f"--cert-dir={self.folder / 'certificates'}",
             f"--service-account-key-file={self.folder / 'sa.pub'}",
@@ -233,7 +234,7 @@ class Bed:
             f"--default-not-ready-toleration-seconds={TOLERATION_SECONDS}",
             f"--default-unreachable-toleration-seconds={TOLERATION_SECONDS}",
         )
-        at = f"https://{self.host}:{self.api_port}/readyz"
+        at = f"https://{LOOPBACK}:{self.api_port}/readyz"
         token = {"Authorization": f"Bearer {self.tokens[ADMIN]}"}
         self._wait(
             "kube-apiserver",
@@ -255,9 +256,9 @@ class Bed:
     @contextlib.contextmanager
     def proxy(self) -> Iterator[tuple[Proxy, Path]]:
         """A way that can be cut, and the kubeconfig of a Cluster Server by it."""
-        made = Proxy((self.host, self.api_port))
+        made = Proxy((LOOPBACK, self.api_port))
         path = self.folder / f"by-{made.port}.kubeconfig"
-        at, by = f"{self.host}:{self.api_port}", f"127.0.0.1:{made.port}"
+        at, by = f"{LOOPBACK}:{self.api_port}", f"{LOOPBACK}:{made.port}"
         path.write_text(self.kubeconfig().read_text().replace(at, by))
         try:
             yield made, path
@@ -316,8 +317,8 @@ class Bed:
             *("--certificate", self.folder / "certificates" / "apiserver.crt"),
             *("--key", self.folder / "certificates" / "apiserver.key"),
             *("--labels", json.dumps(dict(labels or {})), "--bridge", self.bridge),
-            *("--network", self.network, "--host", self.host, "--number", str(number)),
-            *("--port", str(_free_port(self.host))),
+            *("--network", self.network, "--host", LOOPBACK, "--number", str(number)),
+            *("--port", str(_free_port())),
         ]
         for option, value in options.items():
             command += [f"--{option}", str(value)]
@@ -379,7 +380,7 @@ class Bed:
                     {
                         "name": "bed",
                         "cluster": {
-                            "server": f"https://{self.host}:{self.api_port}",
+                            "server": f"https://{LOOPBACK}:{self.api_port}",
                             "insecure-skip-tls-verify": True,
                         },
                     }
@@ -423,9 +424,9 @@ def _free_network() -> str:
     return next(f"10.{number}" for number in range(224, 256) if f"10.{number}" not in taken)
 
 
-def _free_port(host: str) -> int:
+def _free_port() -> int:
     with socket.socket() as listener:
-        listener.bind((host, 0))
+        listener.bind((LOOPBACK, 0))
         return int(listener.getsockname()[1])
 
 

@@ -631,7 +631,6 @@ def _plugged(kubelet: Kubelet) -> tuple[Namespace, str]:
     with made.entered():
         ip("address", "add", f"{address}/16", "dev", "eth0")
         ip("link", "set", "eth0", "up")
-        ip("route", "add", "default", "via", kubelet.options.host)
     return made, address
 
 
