@@ -13,7 +13,7 @@ import httpx2
 from lightkube import ApiError, AsyncClient, KubeConfig
 from lightkube.config.client_adapter import verify_cluster
 from lightkube.core.exceptions import ConfigError
-from lightkube.generic_resource import create_namespaced_resource
+from lightkube.generic_resource import create_namespaced_resource, get_generic_resource
 from lightkube.types import PatchType
 
 MANAGER: Final = "tidegate-cluster-server"  # of fields, by server-side apply
@@ -61,8 +61,10 @@ class Kind:
 
     @property
     def resource(self) -> Any:
+        """Its class, of which lightkube registers one for a whole process."""
         group, _, version = self.group_version.rpartition("/")
-        return create_namespaced_resource(group, version, self.name, self.plural)
+        known = get_generic_resource(self.group_version, self.name)
+        return known or create_namespaced_resource(group, version, self.name, self.plural)
 
 
 POD: Final = Kind("v1", "Pod", "pods")
@@ -78,7 +80,6 @@ class Api:
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self._resources: dict[Kind, Any] = {}
 
     async def close(self) -> None:
         await self._client.close()
@@ -86,12 +87,12 @@ class Api:
     async def get(self, kind: Kind, name: str) -> Document:
         """Raises Missing."""
         with _translated():
-            return dict(await self._client.get(self._of(kind), name))
+            return dict(await self._client.get(kind.resource, name))
 
     async def list(self, kind: Kind, labels: Mapping[str, str]) -> tuple[list[Document], str]:
         """All of them, and the version to watch from."""
         with _translated():
-            found = self._client.list(self._of(kind), labels=dict(labels), chunk_size=500)
+            found = self._client.list(kind.resource, labels=dict(labels), chunk_size=500)
             return [dict(one) async for one in found], found.resourceVersion
 
     async def watch(
@@ -100,7 +101,7 @@ class Api:
         """Changes after a version: (ADDED, MODIFIED or DELETED, object). Raises TooOld."""
         with _translated():
             events: Any = self._client.watch(
-                self._of(kind),
+                kind.resource,
                 labels=dict(labels),
                 resource_version=version,
                 server_timeout=WATCH_SECONDS,
@@ -127,11 +128,11 @@ class Api:
 
     async def merge(self, kind: Kind, name: str, change: Document) -> Document:
         """A JSON merge patch. Raises Missing, and Taken where it names a `resourceVersion`."""
-        return await self._merge(self._of(kind), name, change)
+        return await self._merge(kind.resource, name, change)
 
     async def merge_status(self, kind: Kind, name: str, change: Document) -> Document:
         """As `merge`, of the status of a kind that has it apart."""
-        return await self._merge(self._of(kind).Status, name, change)
+        return await self._merge(kind.resource.Status, name, change)
 
     async def _merge(self, resource: Any, name: str, change: Document) -> Document:
         with _translated():
@@ -141,7 +142,7 @@ class Api:
     async def delete(self, kind: Kind, name: str, grace_seconds: int | None = None) -> None:
         """Nothing happens where there is none."""
         with contextlib.suppress(Missing), _translated():
-            await self._client.delete(self._of(kind), name, grace_period=grace_seconds)
+            await self._client.delete(kind.resource, name, grace_period=grace_seconds)
 
     async def logs(self, pod: str, tail_lines: int, *, follow: bool) -> AsyncIterator[bytes]:
         """What the container of a pod has printed. Raises Missing."""
@@ -150,13 +151,8 @@ class Api:
             async for line in lines:
                 yield line.encode()
 
-    def _of(self, kind: Kind) -> Any:
-        if kind not in self._resources:
-            self._resources[kind] = kind.resource
-        return self._resources[kind]
-
     def _as(self, kind: Kind, document: Document) -> Any:
-        return self._of(kind)({"apiVersion": kind.group_version, "kind": kind.name, **document})
+        return kind.resource({"apiVersion": kind.group_version, "kind": kind.name, **document})
 
 
 @contextlib.asynccontextmanager

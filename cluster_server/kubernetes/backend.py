@@ -405,8 +405,7 @@ class KubernetesBackend:
         worker = InstanceWorker(name, wanted, about, self._cluster, self._on_change, self._on_gone)
         self._workers[name] = worker
         self._of_workload.setdefault(about.workload, {})[name] = worker
-        worker.see_record(record)
-        worker.see_pod(pod)
+        worker.meet(record, pod)
         worker.begin()
 
     def _about(self, name: str, record: Document | None, pod: Document | None) -> About:

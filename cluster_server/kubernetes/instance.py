@@ -115,6 +115,11 @@ class InstanceWorker:
         self._grace_seconds = max(1, min(self._grace_seconds, int(seconds_max)))
         self.want(None)
 
+    def meet(self, record: Document | None, pod: Document | None) -> None:
+        """What there is of it. The first call, before `begin`."""
+        self._pod = read_pod(pod) if pod else None
+        self.see_record(record)
+
     def see_record(self, document: Document | None) -> None:
         self._record = read_record(document) if document else None
         if document and not self.wanted:

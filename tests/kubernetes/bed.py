@@ -32,7 +32,11 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 from lightkube import ApiError, Client, KubeConfig
-from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+from lightkube.generic_resource import (
+    create_global_resource,
+    create_namespaced_resource,
+    get_generic_resource,
+)
 from lightkube.types import PatchType
 
 from console.environment import PROJECT
@@ -88,10 +92,12 @@ def why_not() -> str:
 
 
 def resource(kind: str) -> Any:
+    """Its class, of which lightkube registers one for a whole process."""
+    group, version, plural = (KINDS | NAMESPACED)[kind]
+    if known := get_generic_resource(f"{group}/{version}".lstrip("/"), kind):
+        return known
     if kind in KINDS:
-        group, version, plural = KINDS[kind]
         return create_global_resource(group, version, kind, plural)
-    group, version, plural = NAMESPACED[kind]
     return create_namespaced_resource(group, version, kind, plural)
 
 

@@ -1,5 +1,4 @@
-"""What is done next with an instance: whatever happens it has one pod in its life, and what was wanted is
-reached."""
+"""What is done next with an instance: it has one pod in its life, and what was wanted is reached."""
 
 from __future__ import annotations
 
