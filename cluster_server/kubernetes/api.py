@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -173,13 +174,27 @@ async def connected(kubeconfig: Path | None, namespace: str) -> AsyncIterator[Ap
         field_manager=MANAGER,
         timeout=httpx2.Timeout(REQUEST_SECONDS),
         trust_env=False,
-        transport=httpx2.AsyncHTTPTransport(verify=verified, socket_options=KEEP_ALIVE),
+        transport=_Transport(verify=verified, socket_options=KEEP_ALIVE),
     )
     api = Api(client)
     try:
         yield api
     finally:
         await api.close()
+
+
+class _Transport(httpx2.AsyncHTTPTransport):
+    """A request that was begun is answered, also where who asked does not wait any more: what was asked
+    may have been done. And a connection is not left behind half made."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        asking = asyncio.ensure_future(super().handle_async_request(request))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            with contextlib.suppress(httpx2.HTTPError):
+                await (await asking).aclose()
+            raise
 
 
 @contextlib.contextmanager

@@ -71,11 +71,17 @@ class Leadership:
         while time.monotonic() - renewed_at < self._times.give_up_seconds:
             await asyncio.sleep(self._times.renew_seconds)
             began = time.monotonic()
+            renewing = asyncio.ensure_future(self._api.replace(LEASE, self._renewed(held)))
+            renewing.add_done_callback(_take_error)
             try:
-                async with asyncio.timeout(self._times.give_up_seconds - (began - renewed_at)):
-                    held = await self._api.replace(LEASE, self._renewed(held))
+                # A request is not cut off: it may have been done.
+                left = self._times.give_up_seconds - (began - renewed_at)
+                await asyncio.wait([renewing], timeout=left)
+                if not renewing.done():
+                    break
+                held = renewing.result()
                 self._held, renewed_at = held, began
-            except (Unavailable, TimeoutError) as error:
+            except Unavailable as error:
                 log.warning("The Lease is not renewed: %s", error)
             except (Taken, Missing):
                 # By our own renewal, of which the answer was lost; or by somebody else.
@@ -125,6 +131,12 @@ class Leadership:
     def _renewed(self, held: Document, **changed: Any) -> Document:
         metadata = {"name": NAME, "resourceVersion": held["metadata"]["resourceVersion"]}
         return {"metadata": metadata, "spec": {**held["spec"], "renewTime": _now(), **changed}}
+
+
+def _take_error(done: asyncio.Future[Document]) -> None:
+    """Of a request that nobody waits for any more."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _now() -> str:

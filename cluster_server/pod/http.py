@@ -76,6 +76,8 @@ async def serve(port: int, answer: Callable[[Request], Awaitable[Answer]]) -> as
             await writer.drain()
         except (OSError, httptools.HttpParserError):
             pass  # the other side has gone, or speaks something else
+        except asyncio.CancelledError:
+            pass  # the runner ends; asyncio would print that into the log of the manager
         finally:
             connections -= 1
             writer.close()
