@@ -47,6 +47,7 @@ ASSETS = "KUBEBUILDER_ASSETS"
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 ADMIN, SERVER = "admin", "system:serviceaccount:tidegate:tidegate-cluster-server"
 READY_SECONDS_MAX = 90.0
+CARRIER_SECONDS_MAX = 10.0  # until a connection of the proxy has ended with its peers
 NOT_READY_SECONDS = 4  # until a node that says nothing is not ready
 TOLERATION_SECONDS = 2  # until its pods are evicted
 LOOPBACK = "127.0.0.1"  # of all but pods, of which endpoints may have no such address
@@ -132,6 +133,7 @@ class Proxy(threading.Thread):
         self.port = int(self._listener.getsockname()[1])
         self._is_cut = threading.Event()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._carriers: list[threading.Thread] = []
         self.start()
 
     def run(self) -> None:
@@ -141,10 +143,12 @@ class Proxy(threading.Thread):
                 far = socket.create_connection(self._to)
                 self._pairs.append((near, far))
                 for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+                    carrier = threading.Thread(target=self._carry, args=(one, other), daemon=True)
+                    self._carriers.append(carrier)
+                    carrier.start()
 
     def _carry(self, one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):
+        with one, contextlib.suppress(OSError):
             while piece := one.recv(1 << 16):
                 if not self._is_cut.is_set():
                     other.sendall(piece)
@@ -164,7 +168,11 @@ class Proxy(threading.Thread):
             self._is_cut.clear()
 
     def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.join()
+        for carrier in self._carriers:
+            carrier.join(CARRIER_SECONDS_MAX)
 
 
 @dataclass
