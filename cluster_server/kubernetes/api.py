@@ -21,6 +21,7 @@ MANAGER: Final = "tidegate-cluster-server"  # of fields, by server-side apply
 REQUEST_SECONDS: Final = 10.0
 WATCH_SECONDS: Final = 300  # after so long the API server ends a watch, and it is resumed
 GROUP: Final = "tidegate.dev"
+GONE: Final = 410
 
 # A watch may be silent for long. That its other end is gone, without a word, is noticed within 20 s.
 KEEP_ALIVE: Final = (
@@ -203,7 +204,9 @@ def _translated() -> Iterator[None]:
         yield
     except ApiError as error:
         raise _of_status(error) from None
-    except httpx2.HTTPStatusError as error:  # an answer that is none of Kubernetes' own
+    except httpx2.HTTPStatusError as error:  # of a watch, whose body is not read
+        if error.response.status_code == GONE:
+            raise TooOld("the changes since then are not known any more") from None
         raise Unavailable(f"Kubernetes' API server answers {error.response.status_code}") from None
     except (httpx2.HTTPError, OSError) as error:
         said = str(error) or type(error).__name__

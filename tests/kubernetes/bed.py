@@ -212,7 +212,10 @@ class Bed:
         for user in self.tokens:
             self.kubeconfig(user).write_text(self._kubeconfig(user))
         plain = ["--port=0"] if self._is_old() else []
-        common = (f"--kubeconfig={self.kubeconfig(ADMIN)}", "--leader-elect=false", *plain)
+        common = (
+            f"--kubeconfig={self.kubeconfig(ADMIN)}",
+            *("--leader-elect=false", "--secure-port=0", *plain),
+        )
         self._run(
             "kube-controller-manager",
             *common,
@@ -287,6 +290,17 @@ class Bed:
             yield client
         finally:
             client.close()
+
+    def evict(self, namespace: str, pod: str) -> None:
+        """As `kubectl drain` does it."""
+        version = "policy/v1beta1" if self._is_old() else "policy/v1"
+        answer = httpx2.post(
+            f"https://{LOOPBACK}:{self.api_port}/api/v1/namespaces/{namespace}/pods/{pod}/eviction",
+            json={"apiVersion": version, "kind": "Eviction", "metadata": {"name": pod}},
+            headers={"Authorization": f"Bearer {self.tokens[ADMIN]}"},
+            verify=False,
+        )
+        answer.raise_for_status()
 
     def apply(self, *paths: Path, namespace: str | None = None) -> None:
         with self.client() as client:

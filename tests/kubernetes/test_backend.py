@@ -93,7 +93,7 @@ async def test_ready_instances_are_endpoints_of_the_workload(world: Kubernetes) 
 async def test_an_instance_whose_node_is_drained_is_gone_and_says_so(world: Kubernetes) -> None:
     await world.backend.apply(workload("chat", 1, instance("chat-0-a", grace=5)))
     await world.until_state("chat", "chat-0-a", pb.READY)
-    evict(world, "chat-0-a")
+    world.bed.evict(world.namespace, "chat-0-a")
     status = await world.until_state("chat", "chat-0-a", pb.GONE)
     assert status.reason == "Evicted"
     assert "on node node-a" in status.sentence
@@ -111,8 +111,8 @@ async def test_what_a_crash_has_left_of_an_apply_is_removed(world: Kubernetes) -
     with world.bed.client() as client:
         world.bed.put(client, document, world.namespace)
     await world.open()
-    record = resource("ConfigMap")
-    await world.until("it is removed", lambda: found(world, record, "instance-chat-0-a") is None)
+    await world.until("it is removed", lambda: not world.backend.workloads()[0])
+    assert found(world, resource("ConfigMap"), "instance-chat-0-a") is None
     await world.backend.apply(request)
     await world.until_state("chat", "chat-0-a", pb.READY)
 
@@ -260,17 +260,6 @@ async def test_the_process_serves_and_ends(world: Kubernetes, tmp_path: Path) ->
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     await world.open()
-
-
-def evict(world: Kubernetes, pod: str) -> None:
-    """As `kubectl drain` does it."""
-    eviction = {
-        "apiVersion": "policy/v1beta1",
-        "kind": "Eviction",
-        "metadata": {"name": pod, "namespace": world.namespace},
-    }
-    with world.bed.client() as client:
-        client.create(Pod.Eviction(eviction), pod, namespace=world.namespace)
 
 
 @contextlib.contextmanager
