@@ -39,6 +39,7 @@ from cluster_server.kubernetes.options import KubernetesOptions
 from cluster_server.processes.backend import ADOPT_SECONDS, INSTANCES_MAX
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.publisher import Publisher
+from telemetry.decoder import Malformed, decode
 
 log = logging.getLogger(__name__)
 
@@ -138,10 +139,10 @@ class KubernetesBackend:
         api = self._cluster.api
         try:
             found = (await api.get(CONFIG_MAP, LOCKS_NAME)).get("data", {})
-            holders = msgspec.json.decode(found.get(LOCKS, "{}"), type=dict[str, str])
+            holders = decode(found.get(LOCKS, "{}").encode(), dict[str, str], objects.STORED)
         except Missing:
             holders = {}
-        except msgspec.DecodeError as error:
+        except Malformed as error:
             raise OSError(f"ConfigMap {LOCKS_NAME} is damaged: {error}") from None
 
         async def store(holders: dict[str, str]) -> None:
@@ -410,7 +411,7 @@ class KubernetesBackend:
 
     def _about(self, name: str, record: Document | None, pod: Document | None) -> About:
         if record:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(Malformed):
                 return objects.read_about(record)
         for desired in self._desired.values():
             if name in desired.instances:

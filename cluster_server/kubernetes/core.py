@@ -19,7 +19,7 @@ from cluster_server.kubernetes import names
 from cluster_server.kubernetes.api import Document
 from cluster_server.kubernetes.objects import CONTAINER
 from cluster_server.processes.core import Goal
-from telemetry.decoder import excerpt
+from telemetry.decoder import MESSAGE, Malformed, decode, excerpt
 
 SIGNAL_STATUS: Final = 128
 EVICTED: Final = "Evicted"
@@ -136,8 +136,16 @@ def read_record(document: Document) -> RecordSeen:
     return RecordSeen(
         metadata["uid"],
         said.get(names.POD_UID, ""),
-        msgspec.json.decode(raw, type=Outcome) if raw else None,
+        _outcome(raw.encode()) if raw else None,
     )
+
+
+def _outcome(raw: bytes) -> Outcome:
+    """What somebody has damaged says all the same that it is over."""
+    try:
+        return decode(raw, Outcome, MESSAGE)
+    except Malformed:
+        return Outcome("Ended", "It has ended; how is not known any more.", 0.0)
 
 
 def read_pod(document: Document) -> PodSeen:

@@ -31,6 +31,7 @@ from cluster_server.kubernetes.api import GROUP, MANAGER, Document
 from cluster_server.pod.runner import KEY
 from cluster_server.processes.core import CANCEL_SECONDS
 from cluster_server.proto import cluster_pb2 as pb
+from telemetry.decoder import Limits, Malformed, decode
 
 MANAGED: Final = {"app.kubernetes.io/managed-by": MANAGER}
 CONTAINER: Final = "manager"
@@ -45,6 +46,7 @@ SECRETS_FILE: Final = "secrets.json"
 RESULT: Final = "result.json"
 INSTANCES: Final = "instances.json"
 GENERATION: Final = "generation"
+STORED: Final = Limits(2 << 20)  # an object in etcd has less
 SECRET_MODE: Final = 0o440
 READY_SECONDS: Final = 2  # between two looks of the kubelet
 
@@ -137,9 +139,9 @@ def read_workload(document: Document) -> Desired:
     """Raises ValueError for one that was not written by this backend."""
     metadata, data = document["metadata"], document.get("data", {})
     try:
-        known = msgspec.json.decode(data[INSTANCES], type=list[Known])
+        known = decode(data[INSTANCES].encode(), list[Known], STORED)
         generation = int(data[GENERATION])
-    except (KeyError, msgspec.DecodeError) as error:
+    except (KeyError, Malformed) as error:
         raise ValueError(f"ConfigMap {metadata['name']} is damaged: {error}") from None
     return Desired(
         metadata["labels"][names.WORKLOAD],
@@ -184,8 +186,8 @@ def instance_map_document(workload: str, one: pb.Instance, digest: str) -> Docum
 
 
 def read_about(document: Document) -> About:
-    """Raises ValueError."""
-    return msgspec.json.decode(document.get("data", {}).get("about.json", ""), type=About)
+    """Raises Malformed."""
+    return decode(document.get("data", {}).get("about.json", "").encode(), About, STORED)
 
 
 def instance_secret_document(one: pb.Instance, uid: str, settings: PodSettings) -> Document:

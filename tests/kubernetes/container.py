@@ -43,6 +43,7 @@ class Container:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self.pid = 0  # of its process 1, as this machine counts
+        self._is_killed = False
 
     @classmethod
     async def start(
@@ -84,9 +85,12 @@ class Container:
     async def wait(self) -> int:
         """Its exit status, of a signal 128 and its number."""
         returned = await self._process.wait()
+        if self._is_killed and returned == 1:
+            returned = -signal.SIGKILL  # which `unshare` cannot pass on
         return 128 - returned if returned < 0 else returned
 
     def signal(self, number: signal.Signals) -> None:
+        self._is_killed = self._is_killed or number == signal.SIGKILL
         with contextlib.suppress(ProcessLookupError):
             if self._process.returncode is None:
                 os.kill(self.pid or self._process.pid, number)

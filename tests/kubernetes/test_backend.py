@@ -129,12 +129,13 @@ async def test_a_server_that_is_killed_amid_its_work_is_resumed(
         name = f"chat-{number}"
         one = instance(f"{name}-a")
         del one.boxes[:]
-        with server(world, tmp_path, *options):
+        with server(world, tmp_path, *options) as process:
             async with ClusterClient(target) as cluster:
                 applying = asyncio.create_task(cluster.apply(name, 1, [one]))
                 await asyncio.sleep(after)
-        with contextlib.suppress(Away):
-            await applying
+                process.kill()
+                with contextlib.suppress(Away):
+                    await applying
         with server(world, tmp_path, *options):
             async with ClusterClient(target) as cluster:
                 await cluster.apply(name, 1, [one])  # as the orchestrator does until it is answered
