@@ -14,7 +14,8 @@ import httpx2
 from lightkube import ApiError, AsyncClient, KubeConfig
 from lightkube.config.client_adapter import verify_cluster
 from lightkube.core.exceptions import ConfigError
-from lightkube.generic_resource import create_namespaced_resource, get_generic_resource
+from lightkube.core.resource_registry import resource_registry
+from lightkube.generic_resource import create_namespaced_resource
 from lightkube.types import PatchType
 
 MANAGER: Final = "tidegate-cluster-server"  # of fields, by server-side apply
@@ -65,7 +66,7 @@ class Kind:
     def resource(self) -> Any:
         """Its class, of which lightkube registers one for a whole process."""
         group, _, version = self.group_version.rpartition("/")
-        known = get_generic_resource(self.group_version, self.name)
+        known = resource_registry.get(self.group_version, self.name)
         return known or create_namespaced_resource(group, version, self.name, self.plural)
 
 

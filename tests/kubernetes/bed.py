@@ -32,11 +32,8 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 from lightkube import ApiError, Client, KubeConfig
-from lightkube.generic_resource import (
-    create_global_resource,
-    create_namespaced_resource,
-    get_generic_resource,
-)
+from lightkube.core.resource_registry import resource_registry
+from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 from lightkube.types import PatchType
 
 from console.environment import PROJECT
@@ -95,7 +92,7 @@ def why_not() -> str:
 def resource(kind: str) -> Any:
     """Its class, of which lightkube registers one for a whole process."""
     group, version, plural = (KINDS | NAMESPACED)[kind]
-    if known := get_generic_resource(f"{group}/{version}".lstrip("/"), kind):
+    if known := resource_registry.get(f"{group}/{version}".lstrip("/"), kind):
         return known
     if kind in KINDS:
         return create_global_resource(group, version, kind, plural)
