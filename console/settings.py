@@ -295,19 +295,22 @@ CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_TASK_TIME_LIMIT = ENVIRONMENT.task_seconds_max
 # Tasks that ask others over the network hold a worker for as long as those take: up to ten seconds, and
 # again and again while a purge waits for who does not answer. All else takes milliseconds and goes first
-# (0, the default), so that alerts are evaluated whoever is away. Redis takes the lowest number first.
+# (0, the default), so that alerts are evaluated whoever is away. What nobody waits for goes last: on a
+# machine that is too slow for all of it, operations and policies still arrive. Redis takes the lowest
+# number first.
 ASKS_OTHERS = 6
+CAN_WAIT = 9
 CELERY_TASK_ROUTES = {
-    task: {"priority": ASKS_OTHERS}
-    for task in (
-        "console.alerts.tasks.deliver",
-        "console.control.tasks.push",
-        "console.control.tasks.reconcile",
-        "console.fleet.tasks.look_after_retiring_stores",
-        "console.operations.tasks.advance_operation",
-        "console.sessions.tasks.replace_lost_nodes",
-        "console.sessions.tasks.forget_former_homes",
-    )
+    "console.alerts.tasks.deliver": {"priority": ASKS_OTHERS},
+    "console.control.tasks.push": {"priority": ASKS_OTHERS},
+    "console.control.tasks.reconcile": {"priority": ASKS_OTHERS},
+    "console.operations.tasks.advance_operation": {"priority": ASKS_OTHERS},
+    "console.sessions.tasks.replace_lost_nodes": {"priority": ASKS_OTHERS},
+    "console.authority.tasks.advance": {"priority": CAN_WAIT},
+    "console.fleet.tasks.keep_telemetry_users": {"priority": CAN_WAIT},
+    "console.fleet.tasks.look_after_retiring_stores": {"priority": CAN_WAIT},
+    "console.fleet.tasks.measure_cpu_of_shards": {"priority": CAN_WAIT},
+    "console.sessions.tasks.forget_former_homes": {"priority": CAN_WAIT},
 }
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]

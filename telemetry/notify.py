@@ -1,13 +1,16 @@
 """Tell whoever started this process that it is ready, alive or stopping: the sd_notify protocol.
 
 systemd, container managers and `make up` all listen to the same few datagrams, so a process says
-`READY=1` in one way wherever it runs. Without NOTIFY_SOCKET nobody asked, and nothing is sent.
+`READY=1` in one way wherever it runs. Kubernetes only runs commands as probes, and looks at a file:
+NOTIFY_FILE is there while the process is ready, and its time is when it was last alive. Without
+NOTIFY_SOCKET and NOTIFY_FILE nobody asked, and nothing is sent.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 
 def notify(*assignments: str) -> bool:
@@ -15,7 +18,25 @@ def notify(*assignments: str) -> bool:
 
     Returns whether somebody listens. A listener that went away is not an error of ours.
     """
-    address = os.environ.get("NOTIFY_SOCKET", "")
+    looked_at = _write(os.environ.get("NOTIFY_FILE", ""), assignments)
+    return _send(os.environ.get("NOTIFY_SOCKET", ""), assignments) or looked_at
+
+
+def _write(path: str, assignments: tuple[str, ...]) -> bool:
+    """A process that is alive and not ready leaves no file: it would be taken for ready."""
+    if not path:
+        return False
+    file = Path(path)
+    if "READY=1" in assignments:
+        file.touch()
+    elif "STOPPING=1" in assignments:
+        file.unlink(missing_ok=True)
+    elif "WATCHDOG=1" in assignments and file.exists():
+        os.utime(file)
+    return True
+
+
+def _send(address: str, assignments: tuple[str, ...]) -> bool:
     if not address:
         return False
     if address.startswith("@"):  # systemd's spelling of Linux's abstract socket names

@@ -18,6 +18,10 @@ def main(arguments: list[str] | None = None) -> int:
         from workload_manager.compiler import command
 
         return command.main(arguments[1:])
+    if arguments[:1] == ["execute"]:
+        from workload_manager import execution
+
+        return execution.main(arguments[1:])
     _parser().parse_args(arguments)
     return 0
 
@@ -30,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     verbs.add_parser("run", help="run the engine of one instance, until it is gone")
     verbs.add_parser("compile", help="check a model and an engine, and say what they need")
+    verbs.add_parser("execute", help="ask an engine what a job lists, and end it")
     return parser
 
 

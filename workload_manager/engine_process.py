@@ -69,7 +69,8 @@ class EngineProcess:
             FOLDER: str(folder),
             MARK: str(folder),
         }
-        environment.pop("NOTIFY_SOCKET", None)
+        for ours in ("NOTIFY_SOCKET", "NOTIFY_FILE"):
+            environment.pop(ours, None)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), *launch.command),
             cwd=folder,

@@ -8,31 +8,29 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
-import msgspec
 import uvloop
 
-from kvss_agent.documents import Invalid, decode
+from kvss_agent.documents import Invalid
 from kvss_agent.process import daemon
 from kvss_agent.process.options import WrongSettings
 from kvss_agent.process.settings import is_loopback
 from workload_manager.manager import Manager
 from workload_manager.settings import Settings, parse
-from workload_manager.spec import InstanceSpec, Secrets
+from workload_manager.spec import InstanceSpec, Secrets, read_secrets
 from workload_manager.spec import parse as parse_spec
 
 log = logging.getLogger("workload_manager")
 
 EX_CONFIG: Final = 78
-_SECRETS: Final = msgspec.json.Decoder(Secrets)
 
 
 def main(arguments: Sequence[str]) -> int:
     try:
-        settings = parse(arguments, os.environ)
-        spec, secrets = read(settings.folder)
+        settings = parse(arguments, os.environ, "run")
+        spec = parse_spec((settings.folder / "spec.json").read_bytes())
+        secrets = read_secrets(settings.folder)
         _check(settings, secrets)
     except (WrongSettings, Invalid, OSError) as error:
         sys.stderr.write(f"{error}\n")
@@ -46,16 +44,6 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"The manager cannot start: {error}\n")
         return 1
     return 0
-
-
-def read(folder: Path) -> tuple[InstanceSpec, Secrets]:
-    """What the instance is told. Raises OSError, and Invalid with all that is wrong."""
-    spec = parse_spec((folder / "spec.json").read_bytes())
-    try:
-        secrets = decode((folder / "secrets.json").read_bytes(), _SECRETS)
-    except FileNotFoundError:
-        secrets = Secrets()
-    return spec, secrets
 
 
 def _check(settings: Settings, secrets: Secrets) -> None:

@@ -18,6 +18,7 @@ from workload_manager.engines.base import Programs
 from workload_manager.preparation import Stores
 
 PREFIX: Final = "MANAGER_"
+LOCAL: Final = ("127.0.0.1", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +41,21 @@ class Settings:
         return self.folder.name
 
 
-def parser() -> argparse.ArgumentParser:
+WHAT: Final = {
+    "run": "Run the engine of one instance: prepare it, start it, keep it running.",
+    "execute": "Ask an engine what a job lists, and end it.",
+}
+
+
+def parser(verb: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        prog=f"{program('workload_manager')} run",
-        description="Run the engine of one instance: prepare it, start it, keep it running.",
+        prog=f"{program('workload_manager')} {verb}",
+        description=WHAT[verb],
         epilog="Every option may be set in the environment instead: MANAGER_STATE_DIR for --state-dir. "
         "A flag wins over the environment.",
     )
     add = made.add_argument
-    add("--folder", help="folder of the instance, with spec.json, secrets.json and goal (required)")
+    add("--folder", help="folder of the instance or job, with spec.json and secrets.json (required)")
     add("--state-dir", help="what instances share: drivers, weights (default: ~/.local/state/tidegate)")
     add("--listen", metavar="HOST:PORT", help="where requests come (default: 127.0.0.1:0, any port)")
     add("--vllm-python", metavar="PROGRAM", help="the Python that has vLLM (default: this one)")
@@ -57,9 +64,9 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+def parse(arguments: Sequence[str], environment: Mapping[str, str], verb: str) -> Settings:
     """Flags and environment. Raises WrongSettings with all that is wrong at once."""
-    given = Options(parser(), PREFIX, arguments, environment)
+    given = Options(parser(verb), PREFIX, arguments, environment)
     take = given.take
     folder = take("folder", None, path, "a folder")
     if folder is None:
@@ -72,7 +79,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         folder=(folder or Path()).absolute(),
         state_dir=state_dir,
         artifacts=Path(artifacts).absolute() if artifacts else state_dir / "artifacts",
-        listen=take("listen", ("127.0.0.1", 0), place, "HOST:PORT"),
+        listen=take("listen", LOCAL, place, "HOST:PORT"),
         programs=Programs(
             sys.executable,
             take("vllm_python", sys.executable, _program, "a program"),

@@ -10,6 +10,7 @@ Secrets are not in it: the server hands them over apart (`Secrets`).
 
 from __future__ import annotations
 
+import pathlib
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -116,18 +117,27 @@ class Secrets(Document, frozen=True, omit_defaults=True):
 
 
 _DECODER: Final = msgspec.json.Decoder(InstanceSpec)
+_SECRETS: Final = msgspec.json.Decoder(Secrets)
 
 
 def parse(raw: bytes) -> InstanceSpec:
     """The document, checked as a whole. Raises Invalid with all that is wrong."""
-    spec = decode(raw, _DECODER)
-    if problems := list(_problems(spec)):
+    return checked(decode(raw, _DECODER))
+
+
+def checked(spec: InstanceSpec) -> InstanceSpec:
+    """Raises Invalid with all that is wrong."""
+    if problems := engine_problems(spec.engine, has_weights=spec.weights is not None):
         raise Invalid(" ".join(problems))
     return spec
 
 
-def _problems(spec: InstanceSpec) -> list[str]:
-    return list(engine_problems(spec.engine, has_weights=spec.weights is not None))
+def read_secrets(folder: pathlib.Path) -> Secrets:
+    """Of an instance or a job; none where there is no file. Raises OSError and Invalid."""
+    try:
+        return decode((folder / "secrets.json").read_bytes(), _SECRETS)
+    except FileNotFoundError:
+        return Secrets()
 
 
 def engine_problems(engine: EngineSpec, *, has_weights: bool) -> list[str]:

@@ -29,7 +29,6 @@ from typing import Final
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 from benchmarks.routing.real_engine import RUNNING_MAX, STEP_TOKENS, RealEngine, Step
 from benchmarks.routing.timing import CONSTANTS, Engine, Timing, Work
@@ -110,6 +109,8 @@ def prompt(rng: random.Random, tokens: int) -> list[int]:
 
 def fit(steps: Sequence[Step]) -> Timing:
     """The constants that explain the steps best, none of them negative."""
+    from scipy.optimize import nnls  # takes a second, and most of this module does without
+
     amounts = np.array([[1.0, one.tokens, one.pairs, one.running, one.contexts] for one in steps])
     seconds = np.array([one.seconds for one in steps])
     scale = np.maximum(amounts.max(axis=0), 1.0)

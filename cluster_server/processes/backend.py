@@ -41,7 +41,10 @@ INSTANCES_MAX: Final = 5000
 ADOPT_SECONDS: Final = 5.0  # for managers to say how they are, before anybody else is told
 ROTATE_SECONDS: Final = 5.0
 # Of the server, and not of what it starts.
-NOT_INHERITED: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
+NOT_INHERITED: Final = (
+    *("NOTIFY_SOCKET", "NOTIFY_FILE", "WATCHDOG_USEC", "WATCHDOG_PID"),
+    *("LISTEN_FDS", "LISTEN_PID"),
+)
 PREFIX: Final = "CLUSTER_SERVER_"
 PACKAGES: Final = Path(__file__).resolve().parent.parent.parent  # where this package lies
 

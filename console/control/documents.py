@@ -13,7 +13,7 @@
     def of_orgs() -> Mapping[str, Any]: ...             # likewise, to what parts say there, if any
 
 A part that can't be made yet raises NotYet with a sentence; the target keeps what it has, and the
-sentence is shown as why it lags.
+sentence is shown as why it lags. One that serves nobody raises Idle, and does not lag.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ _PARSE: Final[Mapping[str, Callable[[bytes], object]]] = {
 
 class NotYet(Exception):
     """Why there can be no document for this target now, in a sentence."""
+
+
+class Idle(NotYet):
+    """The target serves nobody, so nobody waits for it: it gets a document before it does."""
 
 
 def part(kind: str) -> Callable[[Part], Part]:

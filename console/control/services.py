@@ -22,7 +22,7 @@ from kombu.exceptions import OperationalError
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.control.documents import Compiler, Document, NotYet, Partial
+from console.control.documents import Compiler, Document, Idle, NotYet, Partial
 from console.control.models import BadAnswers, Change, Kind, Target, new_secret
 from console.control.sending import (
     ROUND_SECONDS,
@@ -54,7 +54,9 @@ ASKED_FOR: Final = timedelta(seconds=ROUND_SECONDS + 2)  # then whoever asked a 
 ROUNDS_MAX: Final = 3  # of a push whose targets get newer documents all the time
 OPEN_CHANGES_MAX: Final = 200
 KEPT: Final = timedelta(days=30)
-COMPILED: Final = ("generation", "digest", "compiled_at", "change", "observed_change", "problem")
+COMPILED: Final = (
+    *("generation", "digest", "compiled_at", "change", "observed_change", "problem", "is_idle"),
+)
 NOTED: Final = (
     *("generation", "observed_generation", "observed_change", "observed_at", "problem"),
     *("failures", "retry_at", "told_at", "fault", "bad_since", "asked_until"),
@@ -153,11 +155,11 @@ def applied(
 ) -> Reach:
     """Who of a kind has heard of a change, and why others have not; without one, of all there was.
 
-    `among`: of just these, also of those that it did not concern when it was made. Who has never been
-    told anything keeps nothing of anybody, and is left out.
+    `among`: of just these, also of those that it did not concern when it was made. Left out are those
+    that have never been told anything, and those that are idle: nobody waits for them.
     """
     there = {one.name: one for one in _joined(kind).defer("control_token")}
-    targets = Target.objects.filter(kind=kind, name__in=there, generation__gt=0).order_by("name")
+    targets = _awaited(kind).filter(name__in=there).order_by("name")
     return Reach(
         change,
         [
@@ -166,6 +168,11 @@ def applied(
             if (target.name in among if among is not None else _concerns(change, target))
         ],
     )
+
+
+def _awaited(kind: str) -> QuerySet[Target]:
+    """Those that were told something and serve somebody: a change has come as far as they have it."""
+    return Target.objects.filter(kind=kind, generation__gt=0, is_idle=False)
 
 
 def _concerns(change: Change | None, target: Target) -> bool:
@@ -374,11 +381,13 @@ def _document_of(target: Target, compiler: Compiler, base: Partial) -> Document 
         return compiler.compile(target.name, base)
     except NotYet as why:
         target.problem = str(why)[:500]
+        target.is_idle = isinstance(why, Idle)
         return None
 
 
 def _follow(target: Target, document: Document, newest: int) -> None:
     """Take note of what it should be, and of the last change that this takes in."""
+    target.is_idle = False
     if bytes(target.digest) != document.digest:
         target.generation += 1
         target.digest = document.digest
@@ -438,9 +447,9 @@ def _close(waiting: Collection[Change]) -> None:
     heard = {
         (kind, target.name): target.observed_change if target.observed_generation else 0
         for kind in Kind.values
-        for target in Target.objects.filter(
-            kind=kind, generation__gt=0, name__in=_joined(kind).values("name")
-        ).defer("secret", "claims_key", "digest")
+        for target in _awaited(kind)
+        .filter(name__in=_joined(kind).values("name"))
+        .defer("secret", "claims_key", "digest")
     }
     done = [
         change.pk

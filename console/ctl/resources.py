@@ -99,7 +99,7 @@ _JOINED: Final = (C("LAST SEEN", "last_heartbeat_at"), C("JOINED", "joined_at", 
 
 _OF_WORKLOAD: Final = (
     *("name", "model", "engine", "tokens_max", "org", "orgs", "replicas", "boxes_per_replica"),
-    *("weights", "tokenizer", "cache", "session", "rollout", "reason"),
+    *("weights", "tokenizer", "limits", "cache", "session", "rollout", "reason"),
 )
 
 RESOURCES: Final = (

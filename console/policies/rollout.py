@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from django.db.models import Q
-
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.control.services import Reach, applied
@@ -32,10 +30,9 @@ def reach(principal: Principal, held: ActivePolicy) -> Reach:
 def applied_on(held: ActivePolicy) -> Reach:
     """On the drivers that serve the org, whether they did when it was saved or not. For the platform.
 
-    Not on those that are lost and whose job has ended: they serve nobody, and are told before they do.
+    Those whose job has ended serve nobody, and are told before they do.
     """
-    have_ended = Q(job__isnull=True, lost_at__isnull=False)
-    serving = set(drivers_serving(held.org).exclude(have_ended).values_list("name", flat=True))
+    serving = set(drivers_serving(held.org).values_list("name", flat=True))
     return applied(held.version.change if held.version else None, among=serving)
 
 

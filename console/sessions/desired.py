@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import Q, QuerySet
 
 from console.authority.capabilities import for_move
-from console.control.documents import NotYet, common_part, part
+from console.control.documents import Idle, NotYet, common_part, part
 from console.control.services import secret_of
 from console.fleet.models import Driver, Node, Removed, SpineLink
 from console.placement.topology import Tier
@@ -27,7 +27,7 @@ def homes(name: str) -> Mapping[str, Any]:
     related = ("session__org", "driver")
     job = Job.objects.filter(driver__name=name).select_related(*related).first()
     if job is None:
-        raise NotYet("It has no job: register one in a session.")
+        raise Idle("It has no job: register one in a session.")
     if not job.running:
         raise NotYet("The streams of its job are being made.")
     streams = job.streams.select_related("node", "next_node", "box")

@@ -70,6 +70,13 @@ class CacheSettings(Document, frozen=True, kw_only=True):
     enabled: bool = True
 
 
+class LimitsSpec(Document, frozen=True, kw_only=True):
+    """Of each instance on its machine: its manager, its engine and all that they start."""
+
+    memory_bytes: Annotated[int, Meta(ge=64 << 20, le=1 << 50)] | None = None
+    cpu_cores: Annotated[float, Meta(ge=0.1, le=4096)] | None = None
+
+
 class SessionSettings(Document, frozen=True, kw_only=True):
     """Of the session under it. `path`: stricter than the rules. `bytes_per_token`: of one replica over
     all its boxes; plans go by it until its drivers have reported their layout."""
@@ -108,6 +115,7 @@ class Template(Document, frozen=True, kw_only=True):
     tokens_max: Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
     weights: WeightsSpec | None = None
     tokenizer: TokenizerSource | None = None
+    limits: LimitsSpec = LimitsSpec()
     cache: CacheSettings = CacheSettings()
 
     @property
@@ -140,6 +148,7 @@ class WorkloadSpec(Document, frozen=True, kw_only=True):
     boxes_per_replica: Annotated[int, Meta(ge=0, le=BOXES_MAX)] = 1
     weights: WeightsSpec | None = None
     tokenizer: TokenizerSource | None = None
+    limits: LimitsSpec = LimitsSpec()
     cache: CacheSettings = CacheSettings()
     session: SessionSettings = SessionSettings()
     rollout: RolloutSpec = RolloutSpec()
@@ -151,6 +160,7 @@ class WorkloadSpec(Document, frozen=True, kw_only=True):
             tokens_max=self.tokens_max,
             weights=self.weights,
             tokenizer=self.tokenizer,
+            limits=self.limits,
             cache=self.cache,
         )
 
@@ -280,7 +290,7 @@ def _contradictions(spec: WorkloadSpec) -> Iterator[tuple[str, str]]:
         yield "rollout", "One of max_surge and max_unavailable has to be more than 0."
 
 
-SIZES: Final = frozenset({"bytes_per_token"})
+SIZES: Final = frozenset({"bytes_per_token", "memory_bytes"})
 
 
 def _with_units(raw: Any, at: str, wrong: Any) -> Any:

@@ -4,7 +4,7 @@ Buckets are seconds since 1970, so that neither partitions nor queries depend on
 are made and dropped by functions that run as who owns the tables, because the processes should not.
 """
 
-from django.db import migrations, models
+from django.db import migrations
 
 LEVELS = ("10s", "1m", "1h")
 
@@ -21,7 +21,7 @@ CREATE TABLE telemetry_fresh (
 ALTER TABLE telemetry_fresh ALTER COLUMN cells SET STORAGE MAIN;
 CREATE INDEX telemetry_fresh_bucket_topic ON telemetry_fresh (bucket, topic);
 
-CREATE TABLE telemetry_line (level text PRIMARY KEY, at bigint NOT NULL);
+CREATE TABLE telemetry_watermark (level text PRIMARY KEY, at bigint NOT NULL);
 """
 
 LEVEL = """
@@ -34,7 +34,7 @@ CREATE TABLE telemetry_{level} (
 ALTER TABLE telemetry_{level} ALTER COLUMN cells SET STORAGE MAIN;
 CREATE INDEX telemetry_{level}_topic_bucket ON telemetry_{level} (topic, bucket);
 CREATE INDEX telemetry_{level}_bucket ON telemetry_{level} USING brin (bucket) WITH (pages_per_range = 16);
-INSERT INTO telemetry_line VALUES ('{level}', 0);
+INSERT INTO telemetry_watermark VALUES ('{level}', 0);
 """
 
 FUNCTIONS = """
@@ -45,7 +45,7 @@ DECLARE
     child text := parent || '_' || to_char(day, 'YYYYMMDD');
     first bigint := (day - date '1970-01-01') * 86400::bigint;
 BEGIN
-    IF NOT EXISTS (SELECT FROM telemetry_line AS l WHERE l.level = telemetry_make_day.level) THEN
+    IF NOT EXISTS (SELECT FROM telemetry_watermark AS w WHERE w.level = telemetry_make_day.level) THEN
         RAISE EXCEPTION 'there is no level %', level;
     END IF;
     PERFORM pg_advisory_xact_lock(hashtext('telemetry days'));
@@ -66,7 +66,7 @@ DECLARE
     child text;
     dropped integer := 0;
 BEGIN
-    IF NOT EXISTS (SELECT FROM telemetry_line AS l WHERE l.level = telemetry_drop_days.level) THEN
+    IF NOT EXISTS (SELECT FROM telemetry_watermark AS w WHERE w.level = telemetry_drop_days.level) THEN
         RAISE EXCEPTION 'there is no level %', level;
     END IF;
     PERFORM pg_advisory_xact_lock(hashtext('telemetry days'));
@@ -85,43 +85,12 @@ END $$;
 
 FORWARD = TABLES + "".join(LEVEL.format(level=level) for level in LEVELS) + FUNCTIONS
 BACKWARD = (
-    "DROP FUNCTION telemetry_drop_days; DROP FUNCTION telemetry_make_day; DROP TABLE telemetry_line;"
+    "DROP FUNCTION telemetry_drop_days; DROP FUNCTION telemetry_make_day; DROP TABLE telemetry_watermark;"
     + "".join(f"DROP TABLE telemetry_{level};" for level in ("fresh", *LEVELS))
     + "ALTER TABLE telemetry_source DROP COLUMN received;"
 )
 
 
 class Migration(migrations.Migration):
-    dependencies = [("telemetry", "0001_initial")]
-    operations = [
-        migrations.CreateModel(
-            name="StoredShape",
-            fields=[
-                ("id", models.AutoField(primary_key=True, serialize=False)),
-                ("digest", models.BinaryField(max_length=16, unique=True)),
-                ("encoded", models.BinaryField()),
-                ("seen_on", models.DateField(db_index=True)),
-            ],
-        ),
-        migrations.CreateModel(
-            name="Topic",
-            fields=[
-                ("id", models.AutoField(primary_key=True, serialize=False)),
-                ("name", models.CharField(max_length=240, unique=True)),
-                ("seen_on", models.DateField()),
-            ],
-            options={"ordering": ("name",)},
-        ),
-        migrations.AddField(
-            model_name="source",
-            name="topic",
-            field=models.CharField(default="", max_length=240),
-            preserve_default=False,
-        ),
-        migrations.AddField(
-            model_name="source", name="missing", field=models.PositiveBigIntegerField(default=0)
-        ),
-        # Every record writes it: an index would be written as often.
-        migrations.AlterField(model_name="source", name="seen_at", field=models.DateTimeField()),
-        migrations.RunSQL(FORWARD, BACKWARD),
-    ]
+    dependencies = [("telemetry", "0001_release_0_1")]
+    operations = [migrations.RunSQL(FORWARD, BACKWARD)]

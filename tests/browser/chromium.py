@@ -6,7 +6,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # No sandbox, because tests run as root in containers; and no calls home.
@@ -18,6 +18,10 @@ ARGUMENTS = [
     "--disable-sync",
     "--no-first-run",
 ]
+# What is waited for in a page may take as long as on a machine that has much else to do.
+SECONDS_MAX = 30
+
+expect.set_options(timeout=SECONDS_MAX * 1000)
 
 
 @contextlib.contextmanager

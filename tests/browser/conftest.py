@@ -7,16 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
 from tests.browser.chromium import chromium
 from tests.browser.looking import Open, log_in
 from tests.live import LiveConsole, live_console
-
-# What is waited for in a page may take as long as on a machine that has much else to do.
-SECONDS_MAX = 30
-
-expect.set_options(timeout=SECONDS_MAX * 1000)
 
 
 @pytest.fixture(scope="module")

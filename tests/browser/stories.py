@@ -1,5 +1,5 @@
 """`python -m tests.browser.stories incident|rollout ADDRESS PASSWORD`: make the pictures of
-docs/incident.md or docs/rollout.md anew.
+docs/incident.md or docs/staged-rollouts.md anew.
 
 ADDRESS is a console that `make up` started some minutes ago, PASSWORD is the admin's. The story is
 staged on it as at a terminal, and each step is gone on from when there is a picture of its page.

@@ -1,7 +1,9 @@
-"""vLLM that guesses ahead, by n-grams, a draft model or EAGLE, answers as it does without Tidegate."""
+"""vLLM that guesses ahead, in one of five ways, answers as it does without Tidegate."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,8 +17,10 @@ GUESSES: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2},
     "draft": {"method": "draft_model", "model": "draft", "num_speculative_tokens": 3},
     "eagle": {"method": "eagle", "model": "eagle", "num_speculative_tokens": 3},
+    "eagle3": {"method": "eagle3", "model": "eagle3", "num_speculative_tokens": 3},
+    "mtp": {"method": "mtp", "num_speculative_tokens": 1},
 }
-
+TARGETS = dict.fromkeys(GUESSES, "llama") | {"mtp": "mimo"}  # whose tokens are guessed
 
 ANSWER_TOKENS = 310  # the last whole column of both conversations ends well before
 
@@ -31,20 +35,28 @@ class Asked(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def asked(models: Any) -> Asked:
-    """Of an engine that neither guesses nor caches."""
-    starts = [prompt(0, 70) * 4, prompt(1, 300)]
-    with vllm(models) as engine:
-        answers = engine.answer_all(starts, None, tokens=ANSWER_TOKENS)
-        grown = [[*start, *answer] for start, answer in zip(starts, answers, strict=True)]
-        return Asked(starts, answers, grown, engine.answer_all(grown, None))
+def asked_of(models: Any) -> Callable[[str], Asked]:
+    """Of an engine with this model, that neither guesses nor caches."""
+
+    @functools.cache
+    def asked(model: str) -> Asked:
+        starts = [prompt(0, 70) * 4, prompt(1, 300)]
+        with vllm(models, model=model) as engine:
+            answers = engine.answer_all(starts, None, tokens=ANSWER_TOKENS)
+            grown = [[*start, *answer] for start, answer in zip(starts, answers, strict=True)]
+            return Asked(starts, answers, grown, engine.answer_all(grown, None))
+
+    return asked
 
 
 @pytest.mark.parametrize("how", GUESSES)
-def test_only_what_is_verified_is_stored(place: Place, asked: Asked, how: str) -> None:
+def test_only_what_is_verified_is_stored(
+    place: Place, asked_of: Callable[[str], Asked], how: str
+) -> None:
     """And columns that are damaged are computed anew in the step that wanted them: their blocks are not
     looked at, though vLLM asks what came before its draft has computed."""
-    with place.engine(speculative_config=dict(GUESSES[how])) as engine:
+    asked = asked_of(TARGETS[how])
+    with place.engine(TARGETS[how], speculative_config=dict(GUESSES[how])) as engine:
         assert engine.answer_all(asked.starts, "acme", tokens=ANSWER_TOKENS) == asked.answers
         assert engine.ask("settle")
         assert engine.answer_all(asked.grown, "acme") == asked.after

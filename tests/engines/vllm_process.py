@@ -63,18 +63,24 @@ STATEFUL: Final = {  # by the names of their configs
 
 def build(kind: str, directory: Path) -> None:
     """A model of this kind: `llama` looks at everything, `mistral` at a window, `gemma3` at both,
-    `qwen2_audio` hears, `blip2` sees. `draft` guesses what `llama` says, often wrong. So does `eagle`,
-    by its hidden states. Those of `STATEFUL` have layers that keep a state."""
+    `qwen2_audio` hears, `blip2` sees. `draft` guesses what `llama` says, often wrong. So do `eagle` and
+    `eagle3`, by its hidden states. `mimo` guesses what it says itself, by one more layer. Those of
+    `STATEFUL` have layers that keep a state."""
     import torch
 
     if kind in STATEFUL:
         build_stateful(kind, directory)
         return
-    if kind in ("qwen2_audio", "blip2"):
-        (build_audio if kind == "qwen2_audio" else build_images)(directory)
-        return
-    if kind in ("draft", "eagle"):
-        (build_draft if kind == "draft" else build_eagle)(directory)
+    others = {
+        "qwen2_audio": build_audio,
+        "blip2": build_images,
+        "draft": build_draft,
+        "eagle": build_eagle,
+        "eagle3": build_eagle3,
+        "mimo": build_mimo,
+    }
+    if build_other := others.get(kind):
+        build_other(directory)
         return
     from transformers import (
         Gemma3ForCausalLM,
@@ -151,6 +157,60 @@ def build_eagle(directory: Path) -> None:
     }
     weights["fc.weight"] = torch.randn(hidden, 2 * hidden) * SHAPE["initializer_range"]
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def build_eagle3(directory: Path) -> None:
+    """As `eagle`, but its layer sees the embedding beside hidden states of three layers of `llama`."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(9)
+    config = LlamaConfig(num_hidden_layers=1, architectures=["LlamaForCausalLMEagle3"], **SHAPE)
+    config.draft_vocab_size = SHAPE["vocab_size"]
+    config.save_pretrained(directory)
+    hidden, spread = SHAPE["hidden_size"], SHAPE["initializer_range"]
+    known = LlamaForCausalLM(config).state_dict()
+    weights = {
+        name.replace("model.layers.0", "midlayer").removeprefix("model."): each
+        for name, each in known.items()
+        if "embed_tokens" not in name
+    }
+    for name in ("q_proj", "k_proj", "v_proj"):
+        at = f"midlayer.self_attn.{name}.weight"
+        weights[at] = torch.randn(len(weights[at]), 2 * hidden) * spread
+    weights["midlayer.hidden_norm.weight"] = torch.ones(hidden)
+    weights["fc.weight"] = torch.randn(hidden, 3 * hidden) * spread
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def build_mimo(directory: Path) -> None:
+    """A Qwen 2 with a layer for multi-token prediction (MTP), as MiMo's checkpoints have it."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(10)
+    shape = {name: size for name, size in SHAPE.items() if name != "head_dim"}
+    config = Qwen2Config(num_hidden_layers=3, **shape)
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+    config.architectures = ["MiMoForCausalLM"]
+    config.num_nextn_predict_layers = 1
+    config.save_pretrained(directory)
+    file = directory / "model.safetensors"
+    weights, hidden = load_file(file), SHAPE["hidden_size"]
+    more = Qwen2ForCausalLM(Qwen2Config(num_hidden_layers=1, **shape)).state_dict()
+    of_layer = "model.layers.0."
+    at = "model.mtp_layers.0."
+    weights |= {
+        at + name.removeprefix(of_layer): each
+        for name, each in more.items()
+        if name.startswith(of_layer)
+    }
+    for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        weights[f"{at}{name}.weight"] = torch.ones(hidden)
+    weights[f"{at}input_proj.weight"] = torch.randn(hidden, 2 * hidden) * SHAPE["initializer_range"]
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 def build_audio(directory: Path) -> None:

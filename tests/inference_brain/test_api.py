@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from inference_brain.desired import DriverSpec, Limits, ReplicaSpec, ServedModel
@@ -67,6 +66,8 @@ def ask(brain: RunningBrain, path: str = "chat/completions", **body: Any) -> htt
 
 
 def test_openais_client_gets_whole_answers_and_streams(brain: RunningBrain) -> None:
+    import openai  # takes a second, which each worker would spend at collection
+
     with openai.OpenAI(base_url=f"{brain.url}/v1", api_key=KEY) as client:
         assert [one.id for one in client.models.list()] == ["m", "named", "empty"]
         whole = client.chat.completions.create(model="m", messages=HI, n=2)
@@ -80,6 +81,8 @@ def test_openais_client_gets_whole_answers_and_streams(brain: RunningBrain) -> N
 
 
 def test_openais_client_knows_the_errors(brain: RunningBrain) -> None:
+    import openai  # takes a second, which each worker would spend at collection
+
     stranger = openai.OpenAI(base_url=f"{brain.url}/v1", api_key="wrong", max_retries=0)
     with stranger, pytest.raises(openai.AuthenticationError):
         stranger.models.list()

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvss_agent.documents import Invalid, decode
+from kvss_agent.documents import Invalid
 from kvss_agent.process.durable_file import write_durably
 from workload_manager.artifact import Artifact, ArtifactStore
 from workload_manager.compiler import model_files
@@ -34,14 +34,13 @@ from workload_manager.compiler.compilation import compile_engine
 from workload_manager.compiler.errors import Refused
 from workload_manager.compiler.spec import parse
 from workload_manager.single_flight import Cancelled
-from workload_manager.spec import Secrets
+from workload_manager.spec import read_secrets
 
 log = logging.getLogger(__name__)
 
 CANCELLED: Final = 128 + signal.SIGTERM
 STORE: Final = "TIDEGATE_ARTIFACTS"
 STEPS: Final = ("read the model's files", "compile")
-_SECRETS: Final = msgspec.json.Decoder(Secrets)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -113,7 +112,7 @@ def run(folder: Path, store: ArtifactStore, cancelled: threading.Event) -> Artif
     _progress(folder, 0, began)
     files = None
     if spec.weights is not None:
-        files = model_files.read(spec.weights, _secrets(folder).weights)
+        files = model_files.read(spec.weights, read_secrets(folder).weights)
     _progress(folder, 1, began)
     if cancelled.is_set():
         raise Cancelled
@@ -123,13 +122,6 @@ def run(folder: Path, store: ArtifactStore, cancelled: threading.Event) -> Artif
     )
     _progress(folder, 2, began)
     return made
-
-
-def _secrets(folder: Path) -> Secrets:
-    try:
-        return decode((folder / "secrets.json").read_bytes(), _SECRETS)
-    except FileNotFoundError:
-        return Secrets()
 
 
 def _progress(folder: Path, done: int, began: float) -> None:

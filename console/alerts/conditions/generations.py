@@ -27,7 +27,9 @@ from telemetry.units import duration
 
 def not_applied(desired: str, observed: str, kind: str) -> Condition:
     """Breach for each process of a kind that is behind, or gives the console no valid answer."""
-    by_metrics = metrics.behind(desired, observed, "{name} is {value:.0f} generations behind")
+    by_metrics = metrics.behind(
+        desired, observed, "{name} is behind its desired generation by {value:.0f}"
+    )
 
     def condition(tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
         found = {one.topic: one for one in by_metrics(tables, snapshot, values)}
@@ -47,7 +49,7 @@ def _with_target(finding: Finding, target: TargetState, now: datetime) -> Findin
         sentence = f"{name} gives the console no valid answer: {target.problem.rstrip('.')}"
         finding = replace(finding, verdict=Verdict.BREACH, sentence=sentence)
     elif late > 0 and finding.verdict is Verdict.OK:
-        sentence = f"{name} is {late} generations behind"
+        sentence = f"{name} is behind its desired generation by {late}"
         finding = replace(finding, verdict=Verdict.BREACH, sentence=sentence, value=late, threshold=0)
     return replace(finding, evidence={**finding.evidence, **_evidence(target, now)})
 

@@ -25,5 +25,5 @@ DROP FUNCTION audit_is_append_only();
 
 
 class Migration(migrations.Migration):
-    dependencies = [("audit", "0001_initial")]
+    dependencies = [("audit", "0001_release_0_1")]
     operations = [migrations.RunSQL(FORBID, ALLOW)]

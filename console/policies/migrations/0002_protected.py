@@ -85,5 +85,5 @@ DROP FUNCTION policy_version_stays();
 
 
 class Migration(migrations.Migration):
-    dependencies = [("policies", "0001_initial")]
+    dependencies = [("policies", "0001_release_0_1")]
     operations = [migrations.RunSQL(PROTECT, LEAVE)]

@@ -24,6 +24,7 @@ from console.workloads.leader.world import (
     SETTLE_SECONDS,
     Action,
     Cache,
+    CancelJob,
     Compile,
     CompileState,
     Complete,
@@ -473,6 +474,8 @@ class _Plan:
     def _look_after_homes(self) -> None:
         used, kept = self._homes_in_use(), self._homes_to_keep()
         for one in self.seen.homes:
+            if one.is_starting and one.home not in kept:
+                self.actions.append(CancelJob(one.home))
             if one.is_busy:
                 continue
             if one.home in used and one.has_joined and not one.has_job:
@@ -621,6 +624,7 @@ class _Plan:
             return  # until they are left out
         for ordinal in sorted(self.seen.places):
             self.actions.append(RemovePlace(ordinal))
+        self.actions += [CancelJob(one.home) for one in self.seen.homes if one.is_starting]
         self.actions += [RemoveHome(one.home) for one in self.seen.homes if not one.is_busy]
         if self.seen.homes or self.seen.places:
             return

@@ -31,6 +31,7 @@ from cluster_server.proto import cluster_pb2 as pb
 from console.accounts.principal import SYSTEM
 from console.fleet.models import ProcessKind
 from console.fleet.nodes import Impossible
+from console.operations import services as operations
 from console.operations.services import Busy, StalePlan
 from console.placement.rules import Cause
 from console.placement.topology import Misconfigured
@@ -38,6 +39,7 @@ from console.placement.topology import State as BoxState
 from console.routing import services as routing
 from console.sessions import services as sessions
 from console.sessions.changes import driver_removal, jobs, sizes
+from console.sessions.changes.requests import of_job
 from console.sessions.models import WAIT_SECONDS_MAX
 from console.sessions.plans.proposals import CannotPlan
 from console.workloads import changes, lifecycle
@@ -50,6 +52,7 @@ from console.workloads.leader.endpoints import EndpointWriter
 from console.workloads.leader.figures import Figures
 from console.workloads.leader.store import Loaded
 from console.workloads.leader.world import (
+    CancelJob,
     Compile,
     CompileSeen,
     CompileState,
@@ -397,6 +400,7 @@ class Orchestrator:
             if handler is None:
                 continue
             self._again(loaded.workload.name)  # it takes its time
+            notify("WATCHDOG=1")
             try:
                 with self._election.acting():
                     handler(loaded)
@@ -431,6 +435,8 @@ class Orchestrator:
                 return lambda loaded: lifecycle.release(loaded.workload)
             case StartJob(home):
                 return lambda loaded: _start_job(loaded, home)
+            case CancelJob(home):
+                return lambda loaded: _cancel_job(loaded, home)
             case EndJob(home):
                 return lambda loaded: _end_job(loaded, home)
             case RemoveHome(home):
@@ -551,6 +557,18 @@ def _start_job(loaded: Loaded, home: Home) -> None:
         wait_seconds=WAIT_SECONDS_MAX,
         reason=f"Workload {workload.name}.",
     )
+
+
+def _cancel_job(loaded: Loaded, home: Home) -> None:
+    """It would wait for minutes until it gives up, and the home can't be removed meanwhile."""
+    workload = loaded.workload
+    if workload.session is None:
+        return
+    name = rendering.home_name(workload, home.epoch, home.ordinal)
+    running = operations.running_on(of_job(workload.session.name, name))
+    if running is not None and running.kind == store.START_JOB:
+        why = f"Workload {workload.name} has no instance for it any more."
+        operations.cancel(SYSTEM, running.pk, why)
 
 
 def _end_job(loaded: Loaded, home: Home) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from django.conf import settings
 from django.utils import timezone
 
+from cluster_server.proto import cluster_pb2 as pb
 from console.accounts.principal import SYSTEM
 from console.fleet.membership import tokens
 from console.fleet.models import ProcessKind
@@ -53,6 +54,15 @@ def instance_spec(workload: Workload, instance: Instance) -> bytes:
             grace_seconds=float(GRACE_SECONDS),
         )
     )
+
+
+def resources(revision: Revision) -> pb.Resources | None:
+    """Limits of each of its instances; None: it has none."""
+    limits = revision.template_read().limits
+    if limits.memory_bytes is None and limits.cpu_cores is None:
+        return None
+    cpu_millis = round(1000 * (limits.cpu_cores or 0))
+    return pb.Resources(memory_bytes=limits.memory_bytes or 0, cpu_millis=cpu_millis)
 
 
 def _tokenizer(template: Template, instance: Instance) -> TokenizerSpec | None:

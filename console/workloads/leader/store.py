@@ -52,7 +52,8 @@ FAILURES_SECONDS: Final = 600.0
 ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 SENTENCE_MAX: Final = 500
 REASON_MAX: Final = 64
-JOB_KINDS: Final = ("session.start-job", "session.end-job")
+START_JOB: Final = "session.start-job"
+JOB_KINDS: Final = (START_JOB, "session.end-job")
 FAILED: Final = "It ended by itself."
 ENGINES: Final = {"vllm": Engine.VLLM, "sglang": Engine.SGLANG}
 
@@ -117,6 +118,7 @@ class Loaded:
                 boxes=row.boxes,
                 goal=GOALS[Goal(row.goal)],
                 grace_seconds=rendering.GRACE_SECONDS,
+                resources=rendering.resources(row.revision),
             )
             for row in sorted(self.rows.values(), key=lambda row: row.pk)
         ]
@@ -304,7 +306,10 @@ def _homes(workload: Workload, *, is_going: bool) -> Iterable[HomeSeen]:
         for job in found_jobs
     }
     running = Operation.objects.filter(done=False, kind__in=JOB_KINDS)
-    changing = set(running.values_list("plan__job", flat=True))
+    changing = {
+        job: kind == START_JOB and not is_cancelled
+        for job, kind, is_cancelled in running.values_list("plan__job", "kind", "cancel_requested")
+    }
     for home, driver in found.items():
         if home not in ours:
             continue
@@ -312,7 +317,14 @@ def _homes(workload: Workload, *, is_going: bool) -> Iterable[HomeSeen]:
         has_job = driver.pk in jobs
         waits = driver.name in changing or (is_going and not has_job)
         boxes = jobs.get(driver.pk, ())
-        yield HomeSeen(home=home, has_joined=has_joined, has_job=has_job, is_busy=waits, boxes=boxes)
+        yield HomeSeen(
+            home=home,
+            has_joined=has_joined,
+            has_job=has_job,
+            is_busy=waits,
+            is_starting=changing.get(driver.name, False),
+            boxes=boxes,
+        )
 
 
 def _home(workload: Workload, name: str) -> Home | None:

@@ -174,13 +174,14 @@ class Failure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HomeSeen:
     """`has_joined`: its driver is known to the fleet, and has said what it stores. `is_busy`: its job is
-    being started or ended. `boxes`: of its job. `refused`: why its job could not be started, in a
-    sentence."""
+    being started or ended. `is_starting`: started, and nobody has cancelled that. `boxes`: of its
+    job. `refused`: why its job could not be started, in a sentence."""
 
     home: Home
     has_joined: bool = False
     has_job: bool = False
     is_busy: bool = False
+    is_starting: bool = False
     boxes: tuple[str, ...] = ()
     refused: str = ""
 
@@ -319,6 +320,13 @@ class StartJob:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelJob:
+    """Its start waits for a driver that has ended with the last instance, and no other one comes."""
+
+    home: Home
+
+
+@dataclass(frozen=True, slots=True)
 class EndJob:
     """It runs on other boxes than who serves: it is started on those next."""
 
@@ -376,6 +384,7 @@ Action = (
     | SetGoal
     | Remove
     | StartJob
+    | CancelJob
     | EndJob
     | RemoveHome
     | SetPlace

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any, Final
 
 from django.core.exceptions import PermissionDenied, ValidationError
@@ -35,7 +36,7 @@ from console.workloads.spec import Wrong
 
 STALE: Final = "It has changed since you opened the form. Look again, then save."
 EXAMPLE: Final = """\
-name: chat
+name: {name}
 {org}model: example/chat-8b       # what clients send
 tokens_max: 32768
 engine:
@@ -75,7 +76,14 @@ def _example(principal: Principal) -> str:
     if not principal.on_platform(Role.PLATFORM_ADMIN):
         theirs = visible_orgs(principal).filter(pk__in=principal.orgs_where(Role.ORG_ADMIN)).first()
         org = f"org: {theirs.slug}\n" if theirs else ""
-    return EXAMPLE.format(org=org, replicas=min(2, max(1, Box.objects.count())))
+    taken = set(Workload.objects.values_list("name", flat=True))
+    name = next(each for each in _example_names() if each not in taken)
+    return EXAMPLE.format(name=name, org=org, replicas=min(2, max(1, Box.objects.count())))
+
+
+def _example_names() -> Iterator[str]:
+    yield "chat"
+    yield from (f"chat-{number}" for number in count(2))
 
 
 @form_page

@@ -52,7 +52,7 @@ def test_who_gives_no_valid_answer_is_named_with_why_and_since_when() -> None:
 def test_who_refuses_a_document_is_behind_though_its_numbers_do_not_show_it() -> None:
     standing = TargetState(desired=9, observed=7, problem="It answered 422. No.", answered_at=at(-5))
     one = found(a=standing)["node:a"]
-    assert (one.verdict, one.sentence) == (Verdict.BREACH, "a is 2 generations behind")
+    assert (one.verdict, one.sentence) == (Verdict.BREACH, "a is behind its desired generation by 2")
     assert one.evidence["reason"] == "It answered 422. No."
 
 

@@ -22,6 +22,7 @@ from console.accounts.roles import Role
 from console.api import idempotency
 from console.api.models import StoredAnswer
 from console.api.problems import KINDS
+from console.api.routes import Answer
 from console.audit.models import AuditEntry
 from console.orgs.models import Membership, Org
 from tests.conftest import People
@@ -360,7 +361,7 @@ def test_openapi_declares_problems_with_their_content_type(db: None) -> None:
 
 
 def test_no_two_schemas_have_one_name() -> None:
-    """The description would show one of them for both."""
+    """The description would show one of them for both. It shows none of what is put around answers."""
 
     def all_below(kind: type[Schema]) -> Iterator[type[Schema]]:
         for below in kind.__subclasses__():
@@ -369,5 +370,6 @@ def test_no_two_schemas_have_one_name() -> None:
 
     import_module("console.api.v1")
     ours = {one for one in all_below(Schema) if one.__module__.startswith("console.")}
+    ours -= set(all_below(Answer))
     names = Counter(one.__name__ for one in ours)
     assert [name for name, count in names.items() if count > 1] == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from importlib import import_module
 
 import pytest
 from django.core.exceptions import ValidationError
@@ -290,18 +289,3 @@ def test_roles(people: People) -> None:
         with pytest.raises(Refused, match="org admin"):
             save(people, by=kind, ttl_last_use_seconds=60)
     assert Role.ORG_ADMIN.label == "org admin"
-
-
-def test_versions_from_before_the_field_was_called_displacement_are_read(people: People) -> None:
-    save(people, displacement="lru")
-    [version] = PolicyVersion.objects.all()
-    old = version.document.replace('"displacement"', '"eviction"')
-    stored = PolicyVersion.objects.create(
-        org_id=version.org_id, number=2, document=old, author_name="olga", reason="asked for"
-    )
-    migration = import_module("console.policies.migrations.0006_displacement")
-    with connection.cursor() as cursor:
-        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        cursor.execute(migration.RENAME.format("eviction", "displacement"))
-    stored.refresh_from_db()
-    assert stored.document == version.document

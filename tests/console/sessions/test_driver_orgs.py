@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import msgspec
 import pytest
-from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.test import Client
@@ -310,18 +308,6 @@ def test_the_page_previews_and_saves_orgs(
     assert sent["Location"] == f"/operations/{operation.pk}/"
     assert told() == ["globex"]
     assert "short name" in ada.post(page, {**form, "orgs": "Ä"}).content.decode().lower()
-
-
-# Existing data
-
-
-def test_drivers_of_before_go_on_serving_all(people: People) -> None:
-    made = make_driver("job7")
-    DriverOrg.objects.all().delete()
-    migration = import_module("console.sessions.migrations.0005_driver_orgs")
-    migration.serve_all(apps, None)
-    assert driver_orgs.orgs_of(made) is None
-    assert told() == ["acme", "globex"]
 
 
 def test_a_document_with_all_its_parts_names_its_orgs_only(

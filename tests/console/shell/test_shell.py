@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
+from django.db.migrations.recorder import MigrationRecorder
 from django.template import engines
 from django.test import Client
 
@@ -129,6 +130,30 @@ def test_preparing_makes_the_first_admin_and_tells_the_password_once() -> None:
     entry = AuditEntry.objects.get()
     assert (entry.actor_name, entry.action) == ("system", "user.create")
     assert not any("admin" in fact for fact in prepare())
+
+
+@pytest.mark.django_db
+def test_who_may_not_migrate_waits_until_somebody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    call_command("prepare", wait="0s", stdout=io.StringIO())
+    assert not User.objects.exists(), "only what is not in the database is prepared"
+    applied = MigrationRecorder.Migration.objects.filter(app="saved")
+    rows = list(applied)
+    applied.delete()
+    with pytest.raises(CommandError, match="not within 0 s: nobody has migrated the database"):
+        call_command("prepare", wait="0s", stdout=io.StringIO())
+    monkeypatch.setattr("time.sleep", lambda _: applied.bulk_create(rows))  # somebody migrates
+    call_command("prepare", wait="1m", stdout=io.StringIO())
+    with pytest.raises(CommandError, match="--wait: "):
+        call_command("prepare", wait="soon", stdout=io.StringIO())
+
+
+@pytest.mark.django_db
+def test_a_database_that_no_migrations_lead_from_is_refused_in_words() -> None:
+    applied = MigrationRecorder.Migration.objects.filter(app="fleet")
+    applied.delete()
+    MigrationRecorder.Migration.objects.create(app="fleet", name="0003_public_keys")
+    with pytest.raises(CommandError, match=r"made by a development version .* Partly migrated: fleet"):
+        call_command("prepare", stdout=io.StringIO())
 
 
 @pytest.mark.django_db

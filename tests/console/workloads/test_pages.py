@@ -43,6 +43,15 @@ def test_an_empty_list_says_what_to_do_next(
     assert "No workload matches these filters." in compact(admin.get("/workloads/?q=x"))
 
 
+def test_a_new_form_proposes_a_name_that_is_free(admin: Client) -> None:
+    assert "name: chat\n" in admin.get("/new-workload/").content.decode()
+    a_workload(name="chat")
+    a_workload(name="chat-2")
+    page = admin.get("/new-workload/").content.decode()
+    assert "name: chat-3\n" in page
+    assert "already" not in page
+
+
 def test_a_workload_is_previewed_created_edited_scaled_and_deleted(admin: Client) -> None:
     page = admin.get("/new-workload/").content.decode()
     assert "org: acme" in page

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -10,11 +12,14 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import httpx
 import pytest
+from playwright.sync_api import Locator, Page, expect
 
+from tests.browser.chromium import chromium
+from tests.browser.looking import WIDE, log_in
 from tests.console.workloads.whole import UP_SECONDS, Served, served
 from tests.live import wait_until
 
@@ -30,14 +35,21 @@ def scene() -> Iterator[Served]:
 
 
 @pytest.fixture
-def chat(scene: Served) -> Iterator[str]:
-    """A workload that serves with its cache. Nothing of it is left at the end."""
+def deleted_at_last(scene: Served) -> Iterator[None]:
+    """Nothing of a workload `chat` is left for the next test, also where this one fails."""
+    yield
+    if not scene.is_gone("chat"):
+        scene.delete("chat")
+    wait_until("no process is left", lambda: not scene.processes_of(), 30)
+
+
+@pytest.fixture
+def chat(scene: Served, deleted_at_last: None) -> str:
+    """A workload that serves with its cache."""
     scene.create("chat")
     scene.wait_until_ready("chat")
     wait_until("it hits", lambda: scene.cached(text(0)) > 0, UP_SECONDS)
-    yield "chat"
-    scene.delete("chat")
-    wait_until("no process is left", lambda: not scene.processes_of(), 30)
+    return "chat"
 
 
 def text(number: int) -> str:
@@ -129,7 +141,157 @@ def test_whatever_is_killed_in_a_rollout_it_ends_with_one_instance(
     assert time.monotonic() - began < 60
 
 
-def of_nobody(scene: Served, name: str) -> list[str]:
+@pytest.mark.browser
+def test_in_a_browser_one_is_created_seen_to_come_up_broken_and_seen_to_be_rolled_back(
+    scene: Served, deleted_at_last: None
+) -> None:
+    """Everything that happens on the page is done by the orchestrator; nobody reloads it."""
+    with chromium() as browser:
+        page = browser.new_page(base_url=scene.whole.address, viewport=WIDE, reduced_motion="reduce")
+        complaints: list[str] = []
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        log_in(page, scene)
+        page.goto("/workloads/")
+        page.get_by_role("link", name="Create workload").click()
+        rewrite(page, "replicas: 2", "replicas: 1")
+        page.get_by_role("button", name="Create workload").click()
+        expect(page.get_by_role("heading", name="chat", exact=True)).to_be_visible()
+        watch(row(page, "status", "Ready"), "yes")
+        [good] = scene.instances("chat")
+        watch(row(page, "replicas", "chat-0"), f"{good['name']}.*serving")
+
+        with Clients(scene) as clients:
+            page.get_by_role("link", name="Edit").click()
+            rewrite(page, "kind: emulator", "kind: emulator\n  arguments: [--fail-start]")
+            rewrite(page, "deadline_seconds: 600", "deadline_seconds: 8")
+            page.get_by_role("button", name="Apply").click()
+            expect(page.get_by_role("heading", name="chat", exact=True)).to_be_visible()
+            watch(row(page, "rollouts", r"2\s+from 1"), "rolled back.* was not ready within 8 s")
+            watch(row(page, "revisions", "3"), "current.*same as revision 1")
+            watch(row(page, "status", "RolloutComplete"), "yes")
+        assert clients.failed == []
+        assert clients.asked > 3
+        assert [one["name"] for one in scene.instances("chat")] == [good["name"]]
+
+        page.get_by_label("Type the name to confirm").fill("chat")
+        page.get_by_role("button", name="Delete workload").click()
+        scene.wait_until_gone("chat")
+        assert complaints == []
+
+
+def rewrite(page: Page, old: str, new: str) -> None:
+    """In the spec of the form. Its plan is there again afterwards."""
+    spec = page.get_by_label("Spec")
+    text = spec.input_value()
+    assert old in text
+    with page.expect_response(lambda answer: answer.request.method == "POST"):
+        spec.fill(text.replace(old, new))
+
+
+def row(page: Page, section: str, begins: str) -> Locator:
+    """The row of a table of the page that begins so."""
+    rows = page.locator(f"section[aria-labelledby={section}] tbody tr")
+    return rows.filter(has_text=re.compile(rf"^\s*{begins}\b"))
+
+
+def watch(found: Locator, says: str) -> None:
+    expect(found).to_have_text(re.compile(says, re.DOTALL), timeout=1000 * UP_SECONDS)
+
+
+VICTIMS: Final = ("orchestrator", "cluster", "manager", "engine")
+
+
+def test_whatever_is_killed_while_workloads_are_created_and_deleted_nothing_is_doubled_or_left(
+    scene: Served,
+) -> None:
+    """One workload for each of the processes, which are killed at other points of its life."""
+    for victim in VICTIMS:
+        slow = {"answer_tokens_per_second": 20, "parameters": 70e9}
+        engine = {"kind": "emulator", "emulator": slow, "arguments": ["--start-seconds", "1"]}
+        scene.create(victim, model=model_of(victim), engine=engine)
+    wait_until("one is being compiled", lambda: compile_jobs(scene), 60)
+    kill(scene, "orchestrator")
+    wait_until("there is an instance", lambda: scene.instances("cluster"), UP_SECONDS)
+    kill(scene, "cluster")
+    kill(scene, "manager")
+    kill(scene, "engine")
+    for victim in VICTIMS:
+        scene.wait_until_ready(victim, UP_SECONDS * 2)
+    serving = [assert_one_serves(scene, victim) for victim in VICTIMS]
+    wait_until("nothing else runs", lambda: of_nobody(scene, *serving) == [], 60)
+
+    with contextlib.ExitStack() as reading:  # so that they do not go before they are killed
+        for victim in VICTIMS:
+            reading.enter_context(scene.streaming(model_of(victim)))
+        for victim in VICTIMS:
+            scene.begin_to_delete(victim)
+        wait_until("the first drains", lambda: drains(scene, "engine"), UP_SECONDS)
+        for victim in reversed(VICTIMS):
+            kill(scene, victim)
+    for victim in VICTIMS:
+        scene.wait_until_gone(victim)
+    wait_until("no process is left", lambda: not scene.processes_of(), 60)
+    assert scene.ask("GET", "/sessions")["items"] == []
+    assert scene.ask("GET", "/drivers")["items"] == []
+    assert [scene.endpoints(model_of(victim)) for victim in VICTIMS] == [[]] * len(VICTIMS)
+    kept = [*scene.cluster_folder.glob("workloads/*"), *scene.cluster_folder.glob("instances/*")]
+    assert kept == []
+
+
+def model_of(victim: str) -> str:
+    return f"example/{victim}"
+
+
+def compile_jobs(scene: Served) -> list[Path]:
+    return list(scene.cluster_folder.glob("jobs/compile-*"))
+
+
+def kill(scene: Served, victim: str) -> None:
+    """The process of the stack, or the one of the workload of this name, wherever that is just now."""
+    if victim in ("orchestrator", "cluster"):
+        before = scene.whole.pid(victim)
+        os.kill(before, signal.SIGKILL)
+        wait_until(f"{victim} is back", partial(scene.whole.is_back, victim, before), UP_SECONDS)
+        return
+    found = scene.managers if victim == "manager" else scene.engines
+
+    def killed() -> bool:
+        running = [one for name in states(scene, victim) for one in found(name)]
+        for process in running:
+            process.kill()
+        return bool(running) or scene.is_gone(victim)
+
+    wait_until(f"a {victim} is killed", killed, UP_SECONDS)
+
+
+def assert_one_serves(scene: Served, name: str) -> str:
+    """Its only instance: another one was never needed, and brains know its address."""
+    [only] = scene.instances(name, with_ended=True)
+    instance = str(only["name"])
+    assert (only["state"], only["serving"]) == ("ready", True)
+    assert (len(scene.managers(instance)), len(scene.engines(instance))) == (1, 1)
+    wait_until(
+        "brains are told of it",
+        lambda: (
+            [(one.instance, one.url, one.state) for one in scene.endpoints(model_of(name))]
+            == [(instance, scene.instances(name)[0]["url"], "ready")]
+        ),
+        60,
+    )
+    return instance
+
+
+def states(scene: Served, workload: str) -> dict[str, str]:
+    """Of its instances, by name; none of a workload that is gone."""
+    found = scene.admin.get(f"/workloads/{workload}/instances?ended=false")
+    return {one["name"]: one["state"] for one in found.json()["items"]} if found.is_success else {}
+
+
+def drains(scene: Served, workload: str) -> bool:
+    return "draining" in states(scene, workload).values() or scene.is_gone(workload)
+
+
+def of_nobody(scene: Served, *names: str) -> list[str]:
     """Processes of other instances and of jobs."""
-    ours = {one.pid for one in scene.processes_of(name)}
+    ours = {one.pid for name in names for one in scene.processes_of(name)}
     return [str(one) for one in scene.processes_of() if one.pid not in ours]

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import msgspec
 import psutil
+import redis
 
+from console.workloads.leader.endpoints import Document, Written
+from telemetry.records import ENDPOINTS
 from tests.hostile.scene import Scene
 from tests.live import wait_until
 from tests.stack.whole import whole_stack
@@ -20,7 +24,7 @@ NODES: Final = ("ax-1", "ax-2")
 ORG: Final = "acme"
 MODEL: Final = "example/chat-8b"
 BRAIN: Final = "brain-1"
-UP_SECONDS: Final = 120.0
+UP_SECONDS: Final = 240.0
 DOMAINS: Final = ", ".join(["{wio: 2, leaves: [leaf-1]}"] * 4)  # a shard for each
 FLEET: Final = f"""
 stamps:
@@ -32,6 +36,8 @@ stamps:
     boxes:
       cs-1: {{domains: [{DOMAINS}]}}
       cs-2: {{domains: [{DOMAINS}]}}
+      cs-3: {{domains: [{DOMAINS}]}}
+      cs-4: {{domains: [{DOMAINS}]}}
 """
 
 
@@ -52,6 +58,10 @@ class Served(Scene):
             wait_until(f"{name} has joined", partial(self._is_ready, f"/nodes/{name}"), UP_SECONDS)
 
     # People
+
+    @property
+    def password(self) -> str:
+        return self.whole.password
 
     def create(self, name: str, **more: Any) -> dict[str, Any]:
         spec = {
@@ -74,10 +84,17 @@ class Served(Scene):
         return self._change("POST", f"/workloads/{path}", told)
 
     def delete(self, name: str) -> None:
+        self.begin_to_delete(name)
+        self.wait_until_gone(name)
+
+    def begin_to_delete(self, name: str) -> None:
         self._change("DELETE", f"/workloads/{name}", None)
-        wait_until(
-            "it is gone", lambda: self.admin.get(f"/workloads/{name}").status_code == 404, UP_SECONDS
-        )
+
+    def wait_until_gone(self, name: str) -> None:
+        wait_until(f"{name} is gone", lambda: self.is_gone(name), UP_SECONDS)
+
+    def is_gone(self, name: str) -> bool:
+        return self.admin.get(f"/workloads/{name}").status_code == httpx.codes.NOT_FOUND
 
     def _change(self, method: str, path: str, told: Any) -> dict[str, Any]:
         headers = {"Idempotency-Key": secrets.token_hex(8), "If-Match": "*"}
@@ -108,9 +125,16 @@ class Served(Scene):
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.conditions(name)}") from None
 
-    def instances(self, name: str) -> list[dict[str, Any]]:
-        found = self.ask("GET", f"/workloads/{name}/instances?ended=false")
-        return list(found["items"])
+    def instances(self, name: str, *, with_ended: bool = False) -> list[dict[str, Any]]:
+        some = "" if with_ended else "?ended=false"
+        return list(self.ask("GET", f"/workloads/{name}/instances{some}")["items"])
+
+    def endpoints(self, model: str) -> list[Written]:
+        """What brains are told, read as the leader itself reads it."""
+        url = psutil.Process(self.whole.pid("orchestrator")).environ()["TIDEGATE_ENDPOINTS_URL"]
+        with contextlib.closing(redis.Redis.from_url(url, driver_info=None)) as client:
+            raw: Any = client.get(ENDPOINTS + model)
+        return list(msgspec.json.decode(raw, type=Document).endpoints) if raw else []
 
     def rolled_out(self, name: str, revision: int) -> bool:
         """Whether all replicas run it, and nothing else is there."""
@@ -137,6 +161,22 @@ class Served(Scene):
         return httpx.post(
             f"{self.brain_url}/v1/chat/completions", json=told, headers=headers, timeout=60
         )
+
+    @contextlib.contextmanager
+    def streaming(self, model: str) -> Iterator[None]:
+        """Somebody reads an answer of this model that does not end meanwhile."""
+        told = {
+            "model": model,
+            "messages": [{"role": "user", "content": "Count."}],
+            "max_tokens": 4000,
+            "stream": True,
+        }
+        headers = {"authorization": f"Bearer {self.key}"}
+        url = f"{self.brain_url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=told, headers=headers, timeout=60) as answer:
+            assert answer.status_code == httpx.codes.OK, answer.read()
+            next(answer.iter_raw())
+            yield
 
     def cached(self, text: str) -> int:
         """Tokens of the prompt that were not computed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import grpc
 import pytest
@@ -13,7 +14,7 @@ from django.db import connection
 
 from cluster_server.proto import cluster_pb2 as pb
 from console.accounts.principal import SYSTEM
-from console.fleet.models import JoinToken
+from console.fleet.models import Driver, JoinToken
 from console.operations.models import Operation
 from console.routing.models import Replica, ServedModel
 from console.sessions.changes import box_drains
@@ -24,12 +25,13 @@ from console.workloads.leader.cluster import ClusterLink
 from console.workloads.leader.election import Election
 from console.workloads.leader.endpoints import EndpointWriter
 from console.workloads.leader.orchestrator import Orchestrator
+from console.workloads.leader.store import START_JOB
 from console.workloads.models import Condition, Instance, Rollout, Workload
 from inference_brain.endpoints import read
 from telemetry.decoder import decode
 from telemetry.records import ENDPOINTS
 from tests.console.sessions.fleets import make_driver, make_fleet
-from tests.console.sessions.obeying import obeying
+from tests.console.sessions.obeying import Obeying, obeying
 from tests.console.workloads.leader.clusters import FakeCluster
 from tests.console.workloads.workloads import locked, make_workload, settle, wanted
 from tests.live import wait_until
@@ -104,9 +106,14 @@ def is_complete(name: str = "talk") -> bool:
     return workload.stable_id == workload.revision_id and not is_rolling
 
 
-def test_a_workload_comes_up_and_brains_hear_of_it(leader: Leader, redis_url: str) -> None:
-    make_workload(replicas=2, **WITHOUT_CACHE, **QUICK)
+def test_a_workload_comes_up_and_brains_hear_of_it(
+    cluster: FakeCluster, leader: Leader, redis_url: str
+) -> None:
+    limits = {"memory_bytes": "1GiB", "cpu_cores": 1.5}
+    make_workload(replicas=2, limits=limits, **WITHOUT_CACHE, **QUICK)
     leader.until("it is rolled out", is_complete)
+    told_limits = [one.resources for one in cluster.specs.values()]
+    assert told_limits == [pb.Resources(memory_bytes=1 << 30, cpu_millis=1500)] * 2
     rows = Instance.objects.filter(ended_at=None, serving=True)
     assert told(redis_url) == {one.replica: one.url for one in rows}
     assert len(rows) == 2
@@ -276,6 +283,27 @@ def test_a_deleted_workload_leaves_nothing(leader: Leader, cluster: FakeCluster,
     leader.until("brains know nothing of it", lambda: not told(redis_url))
     assert not cluster.workloads
     assert not ServedModel.objects.exists()
+
+
+def test_a_deletion_waits_for_no_driver_that_has_ended(
+    cluster: FakeCluster, leader: Leader, redis_url: str
+) -> None:
+    """The start of its job waits for minutes until its driver has its streams; the driver ends first."""
+    cluster.layout = {"name": "chat", "groups": []}
+    make_fleet(boxes=4)
+    make_workload(**QUICK)
+    leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
+    [name] = cluster.statuses()
+    make_driver("talk-1-0")
+    cluster.say(name, state=pb.READY, cache=pb.WAITING, url="http://here:80")
+    with obeying(), mock.patch.object(Obeying, "shard_of", return_value=None):
+        starts = Operation.objects.filter(kind=START_JOB)
+        leader.until("its driver is waited for", lambda: starts.filter(step=2).exists())
+        changes.delete(SYSTEM, locked(SYSTEM))
+        leader.until("it is gone", lambda: not Workload.objects.exists(), 60)
+    assert starts.get().state == "cancelled"
+    assert not Driver.objects.exists()
+    assert not Session.objects.exists()
 
 
 @pytest.mark.parametrize("method", ["Get", "Apply", "Delete"])

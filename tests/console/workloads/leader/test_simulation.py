@@ -161,6 +161,23 @@ def test_nothing_of_a_deleted_workload_is_left() -> None:
     world.check_nothing_is_left()
 
 
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_who_leaves_does_not_wait_for_a_job_whose_driver_has_gone(replicas: int) -> None:
+    """The start of a job is cancelled, which would wait for its driver for minutes."""
+    world = World(3, replicas=3)
+    world.run_until(lambda: any(one.is_starting for one in world.homes.values()))
+    world.break_engines()
+    if replicas:
+        world.scale(replicas)
+    else:
+        world.delete()
+    world.run_until(lambda: {one.ordinal for one in world.homes} <= {*range(replicas)}, 60.0)
+    assert world.counts["cancelled"]
+    if not replicas:
+        world.run_until(lambda: world.is_forgotten, 30.0)
+        world.check_nothing_is_left()
+
+
 @pytest.mark.parametrize("rules", [Rules(max_surge=1), Rules(max_surge=0, max_unavailable=1)])
 def test_who_is_on_a_box_that_is_drained_goes_to_another_one(rules: Rules) -> None:
     """`World.check` sees that it serves all the time where the rules let it have another instance."""

@@ -14,6 +14,7 @@ from console.workloads.leader.world import (
     SETTLE_SECONDS,
     Action,
     Cache,
+    CancelJob,
     Compile,
     CompileSeen,
     CompileState,
@@ -48,6 +49,7 @@ from console.workloads.leader.world import (
 )
 
 STEP_SECONDS = 0.5
+TOLD_SECONDS = 300.0  # that the start of a job waits for its driver
 VERDICTS = {
     *("CompileFailed", "InstancesFail", "EngineFails", "DeadlineExceeded"),
     *("ErrorRateWorse", "FirstTokenSlower"),
@@ -203,6 +205,15 @@ class World:
         self.note("the console moves")
         self.outdated = {*self.rows}
 
+    def break_engines(self) -> None:
+        self.note("all engines end, and none answers again")
+        self.was_full = False
+        for one in self.processes.values():
+            one.behaviour = replace(one.behaviour, hangs=True)
+            one.cache = Cache.UNKNOWN
+            self._let_go_of(one)
+            self._become(one, State.STARTING)
+
     def delete(self) -> None:
         self.note("delete")
         self.intent = replace(self.intent, deleting=True)
@@ -334,16 +345,21 @@ class World:
 
     def _console_works(self) -> None:
         for home, until in list(self.busy_until.items()):
+            known = self.homes[home]
+            is_late = self.now >= until + TOLD_SECONDS  # then the start of a job gives up
+            if known.is_starting and home not in self.locks and not is_late:
+                continue
             if self.now >= until:
                 del self.busy_until[home]
-                known = self.homes[home]
                 if known.has_job and home in self.ends_jobs:
                     self.ends_jobs.remove(home)
                     self.homes[home] = replace(known, has_job=False, is_busy=False, boxes=())
                 elif known.has_job:
                     del self.homes[home]
+                elif known.is_starting and not is_late:
+                    self.homes[home] = replace(known, has_job=True, is_busy=False, is_starting=False)
                 else:
-                    self.homes[home] = replace(known, has_job=True, is_busy=False)
+                    self.homes[home] = replace(known, is_busy=False, is_starting=False, boxes=())
         session = self.session
         if session and session.is_busy and self.now >= self.session_until:
             if session.is_deleting:
@@ -558,7 +574,13 @@ class World:
                 here = self._boxes_for(home)
                 assert here, f"a job without boxes\n{self.told()}"
                 assert not self._with_jobs() & {*here}, f"two jobs on {here}\n{self.told()}"
-                self.homes[home] = replace(self.homes[home], is_busy=True, boxes=here)
+                self.homes[home] = replace(self.homes[home], is_busy=True, is_starting=True, boxes=here)
+                self.busy_until[home] = self.now + 1.0
+            case CancelJob(home):
+                its = [one.name for one in self.rows.values() if one.home == home]
+                assert not its, f"the job of {its} is cancelled"
+                self.counts["cancelled"] += 1
+                self.homes[home] = replace(self.homes[home], is_starting=False)
                 self.busy_until[home] = self.now + 1.0
             case EndJob(home):
                 self.counts["moved"] += 1

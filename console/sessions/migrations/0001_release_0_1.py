@@ -1,0 +1,247 @@
+import django.core.validators
+import django.db.models.deletion
+import django.db.models.expressions
+import django.db.models.functions.comparison
+import django.db.models.lookups
+import django.utils.timezone
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+
+    initial = True
+
+    replaces = [
+        ('cache_sessions', '0001_initial'),
+        ('cache_sessions', '0002_events_without_nodes'),
+        ('cache_sessions', '0003_streams'),
+        ('cache_sessions', '0004_running_operations'),
+        ('cache_sessions', '0005_driver_orgs'),
+        ('cache_sessions', '0006_lost_nodes'),
+        ('cache_sessions', '0007_former_homes'),
+        ('cache_sessions', '0008_jobs_on_their_boxes'),
+        ('cache_sessions', '0009_remove_ruleset_rules_quota_is_of_an_org_and_more'),
+    ]
+
+    dependencies = [
+        ('fleet', '0001_release_0_1'),
+        ('operations', '0001_release_0_1'),
+        ('orgs', '0001_release_0_1'),
+    ]
+
+    operations = [
+        migrations.CreateModel(
+            name='Session',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(max_length=48, unique=True, validators=[django.core.validators.RegexValidator('^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$', 'Lower-case letters, digits and dashes, at most 48.')])),
+                ('path', models.CharField(blank=True, choices=[('require_rail', 'require rail'), ('prefer_rail', 'prefer rail'), ('any', 'any')], max_length=16)),
+                ('boxes_desired', models.PositiveIntegerField()),
+                ('boxes_min', models.PositiveIntegerField()),
+                ('boxes_increment', models.PositiveIntegerField()),
+                ('boxes_max', models.PositiveIntegerField(blank=True, null=True)),
+                ('bytes_per_token', models.PositiveIntegerField(default=65536, help_text='Of a job over all its boxes, where none is registered yet: plans go by it.', validators=[django.core.validators.MinValueValidator(1)])),
+                ('deleting', models.BooleanField(default=False)),
+                ('cause', models.CharField(blank=True, max_length=32)),
+                ('cause_sentence', models.CharField(blank=True, max_length=500)),
+                ('waiting_since', models.DateTimeField(blank=True, null=True)),
+                ('version', models.PositiveIntegerField(default=1, help_text='Counts changes; the ETag.')),
+                ('created_at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('org', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='kvss_sessions', to='orgs.org')),
+            ],
+            options={
+                'ordering': ('name',),
+            },
+        ),
+        migrations.CreateModel(
+            name='Loss',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('since', models.DateTimeField()),
+                ('verdict', models.CharField(choices=[('waiting', 'waiting'), ('replacing', 'replacing'), ('blocked', 'blocked'), ('replaced', 'replaced')], max_length=16)),
+                ('sentence', models.CharField(max_length=500)),
+                ('planned_at', models.DateTimeField(null=True)),
+                ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='losses', to='fleet.node')),
+                ('operation', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='losses', to='operations.operation')),
+                ('session', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='losses', to='cache_sessions.session')),
+            ],
+            options={
+                'verbose_name_plural': 'losses',
+                'ordering': ('session', 'node'),
+            },
+        ),
+        migrations.CreateModel(
+            name='Job',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(max_length=48, validators=[django.core.validators.RegexValidator('^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$', 'Lower-case letters, digits and dashes, at most 48.')])),
+                ('running', models.BooleanField(default=False)),
+                ('keeps_to_boxes', models.BooleanField(default=False)),
+                ('created_at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('driver', models.OneToOneField(on_delete=django.db.models.deletion.PROTECT, related_name='job', to='fleet.driver')),
+                ('session', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='jobs', to='cache_sessions.session')),
+            ],
+            options={
+                'ordering': ('name',),
+            },
+        ),
+        migrations.CreateModel(
+            name='SessionBox',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('ready', models.BooleanField(default=False)),
+                ('leaving', models.BooleanField(default=False)),
+                ('box', models.OneToOneField(on_delete=django.db.models.deletion.PROTECT, related_name='session_box', to='fleet.box')),
+                ('session', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='boxes', to='cache_sessions.session')),
+            ],
+            options={
+                'ordering': ('box__name',),
+            },
+        ),
+        migrations.CreateModel(
+            name='JobBox',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='boxes', to='cache_sessions.job')),
+                ('session_box', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to='cache_sessions.sessionbox')),
+            ],
+        ),
+        migrations.CreateModel(
+            name='Stream',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('group', models.CharField(max_length=200)),
+                ('index', models.PositiveSmallIntegerField()),
+                ('domain', models.PositiveSmallIntegerField()),
+                ('wio', models.PositiveSmallIntegerField()),
+                ('slot_bytes', models.PositiveIntegerField()),
+                ('slots', models.BigIntegerField()),
+                ('count_from', models.BigIntegerField(default=0)),
+                ('tier', models.PositiveSmallIntegerField(choices=[(0, 'rail'), (1, 'leaf'), (2, 'spine')])),
+                ('port_leaf', models.CharField(max_length=63)),
+                ('nic_leaf', models.CharField(max_length=63)),
+                ('why', models.CharField(blank=True, max_length=500)),
+                ('next_slots', models.BigIntegerField(null=True)),
+                ('next_count_from', models.BigIntegerField(default=0)),
+                ('next_tier', models.PositiveSmallIntegerField(choices=[(0, 'rail'), (1, 'leaf'), (2, 'spine')], null=True)),
+                ('next_port_leaf', models.CharField(blank=True, max_length=63)),
+                ('next_nic_leaf', models.CharField(blank=True, max_length=63)),
+                ('next_why', models.CharField(blank=True, max_length=500)),
+                ('phase', models.CharField(blank=True, choices=[('', 'settled'), ('making', 'being made'), ('moving', 'moving'), ('sizing', 'changing its size')], default='', max_length=8)),
+                ('box', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='streams', to='fleet.box')),
+                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='streams', to='cache_sessions.job')),
+                ('next_node', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='coming_streams', to='fleet.node')),
+                ('node', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='streams', to='fleet.node')),
+                ('operation', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='streams', to='operations.operation')),
+            ],
+            options={
+                'ordering': ('job', 'group', 'index'),
+            },
+        ),
+        migrations.CreateModel(
+            name='DriverOrg',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('is_leaving', models.BooleanField(default=False)),
+                ('since', models.DateTimeField(default=django.utils.timezone.now)),
+                ('driver', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='orgs', to='fleet.driver')),
+                ('org', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='drivers', to='orgs.org')),
+            ],
+            options={
+                'constraints': [models.UniqueConstraint(models.F('driver'), django.db.models.functions.comparison.Coalesce('org', models.Value(0)), name='driver_org_once'), models.CheckConstraint(condition=models.Q(('is_leaving', False), ('org__isnull', False), _connector='OR'), name='driver_org_that_leaves_is_one')],
+            },
+        ),
+        migrations.CreateModel(
+            name='FormerHome',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('driver', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='former_homes', to='fleet.driver')),
+                ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='former_homes', to='fleet.node')),
+            ],
+            options={
+                'constraints': [models.UniqueConstraint(fields=('driver', 'node'), name='former_home_once')],
+            },
+        ),
+        migrations.CreateModel(
+            name='RuleSet',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('path', models.CharField(choices=[('require_rail', 'require rail'), ('prefer_rail', 'prefer rail'), ('any', 'any')], default='prefer_rail', max_length=16)),
+                ('refuse_spine', models.BooleanField(default=False)),
+                ('wait_for_rail_seconds', models.PositiveIntegerField(default=0, validators=[django.core.validators.MaxValueValidator(604800)])),
+                ('boxes_min', models.PositiveIntegerField(default=1, validators=[django.core.validators.MinValueValidator(1)])),
+                ('boxes_increment', models.PositiveIntegerField(default=1, validators=[django.core.validators.MinValueValidator(1)])),
+                ('boxes_max', models.PositiveIntegerField(blank=True, null=True)),
+                ('grant_percent', models.PositiveSmallIntegerField(default=100, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(100)])),
+                ('boxes_quota', models.PositiveIntegerField(blank=True, null=True)),
+                ('replicas_quota', models.PositiveIntegerField(blank=True, help_text='For all workloads of an org, those without boxes included.', null=True)),
+                ('replace_lost', models.BooleanField(default=True)),
+                ('replace_lost_after_seconds', models.PositiveIntegerField(default=20, validators=[django.core.validators.MaxValueValidator(86400)])),
+                ('version', models.PositiveIntegerField(default=1)),
+                ('org', models.OneToOneField(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='session_rules', to='orgs.org')),
+            ],
+            options={
+                'constraints': [models.UniqueConstraint(django.db.models.functions.comparison.Coalesce('org', models.Value(0)), name='rules_once_also_of_the_cluster'), models.CheckConstraint(condition=models.Q(('boxes_increment__gte', 1), ('boxes_min__gte', 1), models.Q(('boxes_max', None), ('boxes_max__gte', models.F('boxes_min')), _connector='OR')), name='rules_boxes'), models.CheckConstraint(condition=models.Q(('grant_percent__gte', 1), ('grant_percent__lte', 100)), name='rules_grant'), models.CheckConstraint(condition=models.Q(('path__in', ['require_rail', 'prefer_rail', 'any'])), name='rules_path'), models.CheckConstraint(condition=models.Q(models.Q(('boxes_quota', None), ('replicas_quota', None)), ('org__isnull', False), _connector='OR'), name='rules_quota_is_of_an_org')],
+            },
+        ),
+        migrations.AddConstraint(
+            model_name='session',
+            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$')), name='session_name'),
+        ),
+        migrations.AddConstraint(
+            model_name='session',
+            constraint=models.CheckConstraint(condition=models.Q(('boxes_desired__gte', models.F('boxes_min')), ('boxes_increment__gte', 1), ('boxes_min__gte', 1)), name='session_not_below_its_minimum'),
+        ),
+        migrations.AddConstraint(
+            model_name='session',
+            constraint=models.CheckConstraint(condition=django.db.models.lookups.Exact(django.db.models.expressions.CombinedExpression(models.F('boxes_desired'), '%%', models.F('boxes_increment')), 0), name='session_on_its_increment'),
+        ),
+        migrations.AddConstraint(
+            model_name='session',
+            constraint=models.CheckConstraint(condition=models.Q(('boxes_max', None), ('boxes_desired__lte', models.F('boxes_max')), _connector='OR'), name='session_not_above_its_maximum'),
+        ),
+        migrations.AddConstraint(
+            model_name='session',
+            constraint=models.CheckConstraint(condition=models.Q(('path__in', ['', 'require_rail', 'prefer_rail', 'any'])), name='session_path'),
+        ),
+        migrations.AddConstraint(
+            model_name='session',
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('cause', ''), ('waiting_since', None)), models.Q(models.Q(('cause', ''), _negated=True), ('waiting_since__isnull', False)), _connector='OR'), name='session_waits_for_a_cause'),
+        ),
+        migrations.AddConstraint(
+            model_name='loss',
+            constraint=models.UniqueConstraint(fields=('session', 'node'), name='loss_once'),
+        ),
+        migrations.AddConstraint(
+            model_name='job',
+            constraint=models.UniqueConstraint(fields=('session', 'name'), name='job_once'),
+        ),
+        migrations.AddConstraint(
+            model_name='job',
+            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$')), name='job_name'),
+        ),
+        migrations.AddConstraint(
+            model_name='jobbox',
+            constraint=models.UniqueConstraint(fields=('job', 'session_box'), name='job_box_once'),
+        ),
+        migrations.AddConstraint(
+            model_name='stream',
+            constraint=models.UniqueConstraint(fields=('job', 'group', 'index'), name='stream_once'),
+        ),
+        migrations.AddConstraint(
+            model_name='stream',
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('next_node', None), ('next_slots', None), ('next_tier', None), ('operation', None), ('phase', '')), models.Q(('next_node__isnull', False), ('next_slots__isnull', False), ('next_tier__isnull', False), ('operation__isnull', False)), _connector='OR'), name='stream_next_is_whole'),
+        ),
+        migrations.AddConstraint(
+            model_name='stream',
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('phase', 'sizing'), _negated=True), ('next_node', models.F('node')), _connector='OR'), name='stream_sizing_is_in_place'),
+        ),
+        migrations.AddConstraint(
+            model_name='stream',
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('phase__in', ['making', 'moving']), _negated=True), models.Q(('next_node', models.F('node')), _negated=True), _connector='OR'), name='stream_moving_is_elsewhere'),
+        ),
+        migrations.AddConstraint(
+            model_name='stream',
+            constraint=models.CheckConstraint(condition=models.Q(('slot_bytes__gt', 0), ('slots__gte', 0)), name='stream_slots'),
+        ),
+    ]

@@ -1,0 +1,76 @@
+"""Nobody waits for a driver whose job has ended, and it gets the document of its next job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+from console.control.models import Change, Target
+from console.control.services import Reach, applied
+from console.fleet.models import Driver
+from console.operations.core import State
+from console.policies.rollout import applied_on
+from console.policies.services import active_policy
+from console.sessions import services
+from console.sessions.changes import jobs
+from tests.conftest import People
+from tests.console.control.targets import save, target
+from tests.console.sessions.planes import Plane, plane, push, run
+from tests.console.sessions.requests import create, start_job
+
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
+
+
+@pytest.fixture
+def ended(people: People, tmp_path: Path) -> Iterator[Plane]:
+    """A session whose job has ended. Its driver, `job7`, is alive."""
+    with plane(tmp_path) as made:
+        assert run(create(people, boxes=2, bytes_per_token=512)).state == State.SUCCEEDED
+        assert run(start_job(people, made.add_driver("job7"))).state == State.SUCCEEDED
+        end_job(people)
+        yield made
+
+
+def end_job(people: People) -> None:
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        ending = jobs.end_job(admin, services.for_change(admin, "chat"), "serve")
+    assert run(ending).state == State.SUCCEEDED
+
+
+def reach(people: People) -> Reach:
+    return applied_on(active_policy(people.acme))
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["alive", "lost"])
+def test_a_policy_does_not_wait_for_a_driver_whose_job_has_ended(
+    people: People, ended: Plane, *, is_lost: bool
+) -> None:
+    if is_lost:
+        ended.drivers["job7"].kill()
+        Driver.objects.update(lost_at=timezone.now())
+    other = ended.add_driver("job8")
+    assert run(start_job(people, other)).state == State.SUCCEEDED
+    change = save(people, ttl_last_use_seconds=60)
+    push()
+    assert [(one.name, one.has_it) for one in reach(people).standings] == [("job8", True)]
+    found = applied(Change.objects.get(pk=change.pk))
+    assert found.seconds is not None, "the time until all had it is known, though one is idle"
+    assert target("job7").problem == "It has no job: register one in a session."
+
+
+def test_it_has_the_newest_policy_when_its_next_job_starts(people: People, ended: Plane) -> None:
+    save(people, ttl_last_use_seconds=60)
+    push()
+    assert not reach(people).standings
+    assert run(start_job(people, Driver.objects.get(name="job7"))).state == State.SUCCEEDED
+    assert not Target.objects.filter(is_idle=True).exists()
+    assert [(one.name, one.has_it) for one in reach(people).standings] == [("job7", True)]
+    change = save(people, ttl_last_use_seconds=30)
+    assert [one.has_it for one in reach(people).standings] == [False], "it is waited for again"
+    push()
+    assert applied(Change.objects.get(pk=change.pk)).seconds is not None
