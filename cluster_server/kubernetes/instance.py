@@ -24,6 +24,7 @@ from cluster_server.kubernetes.api import (
     Unavailable,
 )
 from cluster_server.kubernetes.core import (
+    Outcome,
     PodSeen,
     RecordSeen,
     Step,
@@ -87,6 +88,8 @@ class InstanceWorker:
         self._told_at = 0.0
         self._is_overdue = False
         self._problem = ""
+        self._is_met = False
+        self._lost_at = 0.0  # when its ConfigMap was found to be gone
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -117,11 +120,13 @@ class InstanceWorker:
 
     def meet(self, record: Document | None, pod: Document | None) -> None:
         """What there is of it. The first call, before `begin`."""
+        self._is_met = True
         self._pod = read_pod(pod) if pod else None
         self.see_record(record)
 
     def see_record(self, document: Document | None) -> None:
         self._record = read_record(document) if document else None
+        self._lost_at = 0.0 if document else self._lost_at or time.time()
         if document and not self.wanted:
             said = document["metadata"].get("annotations", {}).get(names.GRACE, "")
             self._grace_seconds = int(said) if said.isdecimal() else self._grace_seconds
@@ -272,8 +277,8 @@ class InstanceWorker:
 
     def _shown(self) -> pb.InstanceStatus:
         """Its status: the manager's word while it runs, else ours."""
-        pod, record = self._pod, self._record
-        over = record.outcome if record and self.wanted else None
+        pod = self._pod
+        over = self._outcome() if self.wanted else None
         if self._told and self._told.manager and not over:
             status = self._told.manager.message(self.name)
         else:
@@ -301,6 +306,13 @@ class InstanceWorker:
         status.seen_at = self._told_at
         status.boxes.extend(self._about.boxes)
         return status
+
+    def _outcome(self) -> Outcome | None:
+        if self._record:
+            return self._record.outcome
+        if self._is_met and self._pod is None:
+            return Outcome("RecordLost", "Its ConfigMap was deleted by others.", self._lost_at)
+        return None
 
     def _since(self, status: pb.InstanceStatus) -> float:
         same = (self.status.state, self.status.reason) == (status.state, status.reason)

@@ -284,3 +284,14 @@ def server(world: Kubernetes, folder: Path, *options: str) -> Iterator[subproces
             if process.poll() is None:
                 process.kill()
             process.wait()
+
+
+async def test_an_instance_whose_record_was_deleted_is_gone(world: Kubernetes) -> None:
+    """Its pod goes with it, and nobody knows any more what it was to be."""
+    await world.backend.apply(workload("chat", 1, instance("chat-0-a", grace=1)))
+    await world.until_state("chat", "chat-0-a", pb.READY)
+    with world.bed.client() as client:
+        client.delete(resource("ConfigMap"), "instance-chat-0-a", namespace=world.namespace)
+    assert (await world.until_state("chat", "chat-0-a", pb.GONE)).reason == "RecordLost"
+    await world.backend.apply(workload("chat", 2))
+    await world.until("it is forgotten", lambda: not world.backend.workload("chat").instances)
