@@ -34,8 +34,8 @@ Pod, Service, Secret = resource("Pod"), resource("Service"), resource("Secret")
 
 
 @pytest.fixture
-async def world(kubernetes_bed: Bed) -> AsyncIterator[Kubernetes]:
-    made = Kubernetes(kubernetes_bed)
+async def world(kubernetes_bed: Bed, request: pytest.FixtureRequest) -> AsyncIterator[Kubernetes]:
+    made = Kubernetes(kubernetes_bed, has_jobs="job" in request.node.name)
     await made.open()
     try:
         yield made

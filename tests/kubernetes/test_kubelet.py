@@ -137,7 +137,11 @@ def test_only_ready_pods_are_endpoints(space: Namespace) -> None:
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": {"name": "web"},
-            "spec": {"clusterIP": "None", "selector": {"app": "web"}, "ports": [{"port": 8080}]},
+            "spec": {
+                "clusterIP": "None",
+                "selector": {"app": "web"},
+                "ports": [{"port": 8080, "protocol": "TCP"}],
+            },
         }
     )
     gate = {"tcpSocket": {"port": 8080}, "periodSeconds": 1, "failureThreshold": 1}

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from cluster_server.kubernetes import names
 from cluster_server.kubernetes.backend import KubernetesBackend
 from cluster_server.kubernetes.objects import CONTAINER
@@ -43,7 +45,9 @@ class Kubernetes(World):
 
     backend: KubernetesBackend
 
-    def __init__(self, bed: Bed) -> None:
+    def __init__(self, bed: Bed, *, has_jobs: bool = False) -> None:
+        if has_jobs and bed.why_no_custom_resources:
+            pytest.skip(bed.why_no_custom_resources)
         self.bed = bed
         self.namespace = f"test-{secrets.token_hex(4)}"
         bed.namespace(self.namespace)

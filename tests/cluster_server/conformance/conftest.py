@@ -20,7 +20,9 @@ KUBERNETES = pytest.param(
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     if request.param == "kubernetes":
         # Only here: it takes a while, and can not be had everywhere.
-        made: World = Kubernetes(request.getfixturevalue("kubernetes_bed"))
+        made: World = Kubernetes(
+            request.getfixturevalue("kubernetes_bed"), has_jobs="job" in request.node.name
+        )
     else:
         made = _processes(tmp_path, has_cgroups=request.param != "processes")
     await made.open()
