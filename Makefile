@@ -16,10 +16,10 @@ OSV ?= all.zip
 AUDITED = run dev fuzz audit uv
 # What was compiled is kept, whatever the environment says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
-EXTRAS = --extra console --extra brain --extra cluster --extra manager --extra embedded
+EXTRAS = --extra console --extra brain --extra cluster --extra kubernetes --extra manager --extra embedded
 
 .DEFAULT_GOAL := help
-.PHONY: help proto up known-engine down incident rollout check test contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
+.PHONY: help proto up known-engine down incident rollout check test test-kubernetes contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -46,6 +46,9 @@ check: dev-environment ## the everyday tests, without browser and whole stacks
 test: dev-environment ## all tests; as root it installs Chromium and iproute2 where they are absent
 	@$(PYTHON) console/stack/bootstrap.py machine
 	$(IN) -m pytest -n 3 --dist loadgroup $(ARGS)
+
+test-kubernetes: dev-environment ## the tests on a control plane of Kubernetes, from the binaries in KUBEBUILDER_ASSETS
+	$(IN) -m pytest -m kubernetes $(ARGS)
 
 test-models: models-environment ## the tests with real models; installs torch in an environment of its own
 	$(IN_MODELS) -m pytest -n 2 -m models tests/swdriver_shim tests/inference_brain/test_transformers_templates.py $(ARGS)

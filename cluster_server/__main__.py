@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import sys
 from dataclasses import replace
+from typing import Final
 
-from cluster_server.inventory import Inventory
+from cluster_server.backend import Backend
+from cluster_server.inventory import Inventory, on_disk
+from cluster_server.kubernetes.options import KubernetesOptions
 from cluster_server.processes import cgroups
 from cluster_server.processes.backend import ProcessBackend, ProcessOptions
 from cluster_server.processes.core import Limits
@@ -18,6 +22,8 @@ from kvss_agent.process import daemon
 from kvss_agent.process.state_dir import locked
 from telemetry.notify import notify
 
+EX_TEMPFAIL: Final = 75  # as sysexits has it: try again
+
 log = logging.getLogger("cluster_server")
 
 
@@ -26,23 +32,48 @@ def main() -> int:
 
 
 async def _serve(settings: Settings) -> int:
-    stop = daemon.stop_signal()
+    if settings.kubernetes:
+        return await _serve_kubernetes(settings, settings.kubernetes)
     with contextlib.ExitStack() as opened:
         opened.enter_context(locked(settings.state))
         groups = cgroups.find(settings.state, settings.cgroups) if settings.has_cgroups else None
-        inventory = Inventory(settings.state / "boxes.json", settings.boxes)
         backend = ProcessBackend(_options(settings), LinuxKernel(groups))
+        inventory = on_disk(settings.state / "boxes.json", settings.boxes)
         await backend.start()
-        try:
-            async with serving(backend, inventory, settings.server) as server, daemon.watched():
-                log.info("Listening on %s", " and ".join(server.targets))
-                await stop.wait()
-                notify("STOPPING=1")
-            if settings.ends_instances:
-                log.info("Ending all instances and jobs, within %g s", settings.end_seconds)
-                await backend.end_all(settings.end_seconds)
-        finally:
-            await backend.stop()
+        return await _serve_backend(settings, backend, inventory, asyncio.Event())
+
+
+async def _serve_kubernetes(settings: Settings, options: KubernetesOptions) -> int:
+    """Wait for the Lease, and then until another server could have it."""
+    from cluster_server.kubernetes.backend import KubernetesBackend  # only this needs Kubernetes' client
+
+    backend = KubernetesBackend(options)
+    log.info("Waiting for the Lease")
+    await backend.start()
+    inventory = await backend.inventory(settings.boxes)
+    return await _serve_backend(settings, backend, inventory, backend.lost)
+
+
+async def _serve_backend(
+    settings: Settings, backend: Backend, inventory: Inventory, lost: asyncio.Event
+) -> int:
+    """Until SIGTERM, or until this server is `lost`: another one works in its place."""
+    stop = daemon.stop_signal()
+    try:
+        async with serving(backend, inventory, settings.server) as server, daemon.watched():
+            log.info("Listening on %s", " and ".join(server.targets))
+            ends = [asyncio.create_task(one.wait()) for one in (stop, lost)]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for one in ends:
+                one.cancel()
+            notify("STOPPING=1")
+        if lost.is_set():
+            return EX_TEMPFAIL
+        if settings.ends_instances:
+            log.info("Ending all instances and jobs, within %g s", settings.end_seconds)
+            await backend.end_all(settings.end_seconds)
+    finally:
+        await backend.stop()
     log.info("Stopped%s", "" if settings.ends_instances else "; what it has started goes on")
     return 0
 

@@ -1,9 +1,9 @@
-"""The boxes, and who has them. A box has one holder at most; it is on disk before anybody is told."""
+"""The boxes, and who has them. A box has one holder at most; it is stored before anybody is told."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +20,18 @@ _FILE: Final = Limits(16 << 20)
 
 class Inventory:
     """`boxes`: those that there are. A lock of a box that is not there any more stays until it is
-    released, for the day on which the box is back."""
+    released, for the day on which the box is back. `holders`: as they are stored. `store(holders)`
+    raises OSError."""
 
-    def __init__(self, path: Path, boxes: Iterable[str]) -> None:
-        """Raises OSError."""
-        self._path = path
+    def __init__(
+        self,
+        boxes: Iterable[str],
+        holders: dict[str, str],
+        store: Callable[[dict[str, str]], Awaitable[None]],
+    ) -> None:
         self._boxes = sorted(set(boxes))
-        self._holders = _read(path)
+        self._holders = holders
+        self._store = store
         self._changing = asyncio.Lock()
 
     def boxes(self) -> list[pb.Box]:
@@ -57,14 +62,23 @@ class Inventory:
     async def _change(self, holders: dict[str, str]) -> None:
         if holders == self._holders:
             return
-        raw = msgspec.json.encode(holders, order="sorted")
-        writing = asyncio.ensure_future(asyncio.to_thread(write_durably, self._path, raw))
+        writing = asyncio.ensure_future(self._store(holders))
         try:
             await asyncio.shield(writing)
         finally:
             await asyncio.wait([writing])  # who asked may have left: it is done all the same
             if not writing.exception():
                 self._holders = holders
+
+
+def on_disk(path: Path, boxes: Iterable[str]) -> Inventory:
+    """Of one machine. Raises OSError."""
+
+    async def store(holders: dict[str, str]) -> None:
+        raw = msgspec.json.encode(holders, order="sorted")
+        await asyncio.to_thread(write_durably, path, raw)
+
+    return Inventory(boxes, _read(path), store)
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -15,10 +15,12 @@ from typing import Final
 import jwt
 
 from cluster_server.access import AUDIENCE, JwtSettings
-from cluster_server.checks import is_object_name
+from cluster_server.checks import Wrong, check_name, is_object_name
+from cluster_server.kubernetes.options import KubernetesOptions, LeaseTimes
 from cluster_server.server import Place, ServerSettings, TlsFiles
 from kvss_agent.process.options import Options, file, name, path, place
 from kvss_agent.process.settings import LOG_FORMATS, YES_OR_NO, is_loopback
+from telemetry.decoder import Limits, Malformed, decode
 from telemetry.script import program
 from telemetry.units import DURATION_FORMS, parse_duration
 
@@ -31,6 +33,12 @@ BOXES_MAX: Final = 100_000
 WATCHERS: Final = 64
 ALGORITHMS: Final = ("EdDSA", "ES256", "HS256", "PS256", "RS256")
 SECRET_BYTES_MIN: Final = 32
+PROCESSES, KUBERNETES = "processes", "kubernetes"
+BACKENDS: Final = {PROCESSES: PROCESSES, KUBERNETES: KUBERNETES}
+TEMPLATE_BYTES_MAX: Final = 1 << 20
+IMAGE: Final = "tidegate"
+OF_KUBERNETES: Final = ("namespace", "kubeconfig", "image", "runner", "pod_template", "lease_time")
+OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +55,7 @@ class Settings:
     silent_seconds: float = 60.0
     ends_instances: bool = False
     end_seconds: float = 30.0
+    kubernetes: KubernetesOptions | None = None  # else the backend `processes`
     log_format: str = field(default="text")
 
 
@@ -58,6 +67,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     def count(flag: str, default: int, high: int) -> int:
         return take(flag, default, _count_to(high), f"a number from 1 to {high}")
 
+    backend = take("backend", PROCESSES, BACKENDS.__getitem__, " or ".join(BACKENDS))
+    kubernetes = _kubernetes if backend != PROCESSES else _no_kubernetes
     state = take("state", Path(STATE), path, "a path").absolute()
     by_default: tuple[Place, ...] = (Place(unix=state / SOCKET),)
     places = take("listen", by_default, _places, "unix:PATH or HOST:PORT, or several")
@@ -83,6 +94,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         silent_seconds=take("silent_time", 60.0, _seconds, f"from 45s, such as {DURATION_FORMS}"),
         ends_instances=take("end_instances", False, YES_OR_NO.__getitem__, "yes or no"),
         end_seconds=take("end_time", 30.0, parse_duration, f"a time such as {DURATION_FORMS}"),
+        kubernetes=kubernetes(given),
         log_format=take("log_format", "text", LOG_FORMATS.__getitem__, "text or json"),
     )
     is_plain_allowed = take("plain_listen", False, YES_OR_NO.__getitem__, "yes or no")
@@ -101,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("--name", help="name of this machine in answers (default: the host name)")
+    add("--backend", metavar="|".join(BACKENDS), help="where instances run (default: processes)")
     add("--state", metavar="DIR", help=f"directory of all state (default: {STATE})")
     add(
         "--listen",
@@ -147,8 +160,74 @@ def _parser() -> argparse.ArgumentParser:
         help="SIGTERM also ends instances and jobs; the next server starts them again (default: no)",
     )
     add("--end-time", metavar="TIME", help="how long they have then (default: 30s)")
+    add(
+        "--kubeconfig",
+        metavar="FILE",
+        help="of Kubernetes (default: the service account of its own pod)",
+    )
+    add("--namespace", help="of Kubernetes, for all workloads (default: that of its own pod)")
+    add("--image", help="the image of managers and jobs in Kubernetes")
+    add("--runner", help="command line that begins there (default: python -m cluster_server.pod)")
+    add("--pod-template", metavar="FILE", help="JSON: what else the specification of a pod there has")
+    add(
+        "--lease-time",
+        metavar="TIME",
+        help="after so long without a word of the server that leads, another one does (default: 15s)",
+    )
     add("--log-format", help="text or json (default: text)")
     return made
+
+
+def _no_kubernetes(given: Options) -> None:
+    named = [name for name in OF_KUBERNETES if given.take(name, "", str, "")]
+    given.problems += [
+        f"--{name.replace('_', '-')} is of the backend kubernetes, which is not chosen."
+        for name in named
+    ]
+
+
+def _kubernetes(given: Options) -> KubernetesOptions:
+    take = given.take
+    return KubernetesOptions(
+        lease=LeaseTimes.of(take("lease_time", 15.0, _lease_seconds, f"from 1s, as {DURATION_FORMS}")),
+        namespace=take("namespace", _own_namespace(), _namespace, "the name of a namespace"),
+        kubeconfig=take("kubeconfig", None, file, "a file that can be read"),
+        image=take("image", IMAGE, str, "the name of an image"),
+        command=take("command", KubernetesOptions.command, _command, "a command line"),
+        runner=take("runner", KubernetesOptions.runner, _command, "a command line"),
+        template=take("pod_template", {}, _template, "a file with the specification of a pod, in JSON"),
+        jobs_at_once=take("jobs_at_once", 4, _count_to(1000), "a number from 1 to 1000"),
+        jobs_kept=take("jobs_kept", 200, _count_to(100_000), "a number from 1 to 100000"),
+        silent_seconds=take("silent_time", 60.0, _seconds, f"from 45s, such as {DURATION_FORMS}"),
+    )
+
+
+def _lease_seconds(text: str) -> float:
+    return parse_duration(text, low=1)
+
+
+def _own_namespace() -> str:
+    """That of the pod that this process runs in."""
+    try:
+        return OWN_NAMESPACE.read_text().strip()
+    except OSError:
+        return "default"
+
+
+def _namespace(text: str) -> str:
+    try:
+        check_name("namespace", text)
+    except Wrong as error:
+        raise ValueError(text) from error
+    return text
+
+
+def _template(text: str) -> dict[str, object]:
+    """Raises ValueError, also for a file that cannot be read."""
+    try:
+        return decode(Path(text).read_bytes(), dict[str, object], Limits(TEMPLATE_BYTES_MAX))
+    except (OSError, Malformed) as error:
+        raise ValueError(text) from error
 
 
 def _places(text: str) -> tuple[Place, ...]:

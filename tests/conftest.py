@@ -223,3 +223,17 @@ def rows_of_audit() -> Callable[[], int]:
             return int(cursor.fetchone()[0])
 
     return count
+
+
+@pytest.fixture(scope="session")
+def kubernetes_bed() -> Iterator[Any]:
+    """A control plane of Kubernetes with two nodes: see `tests.kubernetes.bed`."""
+    from tests.kubernetes import bed  # most runs do without it
+
+    if reason := bed.why_not():
+        pytest.skip(reason)
+    with bed.bed() as made:
+        boxes = ("box-chat-0-a", "box-chat-1-b", "box-chat-0-c", "box-1")
+        for number, name in enumerate(("node-a", "node-b")):
+            made.add_node(name, {f"box.tidegate.dev/{box}": "" for box in boxes[number::2]})
+        yield made

@@ -11,7 +11,6 @@ life                    how often the server was started
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -24,7 +23,6 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from cluster_server.backend import Conflict, Exhausted, NotFound
-from cluster_server.history import History
 from cluster_server.processes.core import Limits
 from cluster_server.processes.folder import Folder, sweep
 from cluster_server.processes.instance import InstanceWorker
@@ -34,13 +32,12 @@ from cluster_server.processes.kernel import Kernel, LinuxKernel
 from cluster_server.processes.surroundings import Surroundings
 from cluster_server.processes.worker import in_thread, rotate
 from cluster_server.proto import cluster_pb2 as pb
+from cluster_server.publisher import Publisher
 from kvss_agent.process.durable_file import sync_directory, write_durably
 
 log = logging.getLogger(__name__)
 
 INSTANCES_MAX: Final = 5000
-COALESCE_SECONDS: Final = 0.05  # changes of one workload within it are one event
-MINOR_SECONDS: Final = 20.0  # between two events in which nothing but an age is new
 ADOPT_SECONDS: Final = 5.0  # for managers to say how they are, before anybody else is told
 ROTATE_SECONDS: Final = 5.0
 # Of the server, and not of what it starts.
@@ -83,19 +80,17 @@ class ProcessBackend:
         self._desired: dict[str, pb.ApplyRequest] = {}
         self._workers: dict[str, InstanceWorker] = {}
         self._of_workload: dict[str, dict[str, InstanceWorker]] = {}
-        self._history = History(0, self._all)
+        self._publisher = Publisher(0, self._all, self.workload)
         self._changing = asyncio.Lock()
-        self._dirty: dict[str, None] = {}
-        self._has_dirty = asyncio.Event()
-        self._published_at: dict[str, float] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._rotating: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
         self._is_ending = False
 
     async def start(self) -> None:
         for folder in (self._state_dir, self._workloads, self._instances, self._around.shared):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._history = History(_next_life(self._state_dir / "life"), self._all)
+        life = _next_life(self._state_dir / "life")
+        self._publisher = Publisher(life, self._all, self.workload)
         sweep(self._instances)
         for path in sorted(self._workloads.glob("*.pb")):
             request = _read(path)
@@ -109,13 +104,14 @@ class ProcessBackend:
             worker.begin()
         await self._jobs.start()
         await self._adopted()
-        for task in (self._publish(), self._rotate()):
-            self._tasks.append(asyncio.create_task(task))
+        self._publisher.start()
+        self._rotating = asyncio.create_task(self._rotate())
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._publisher.stop()
+        if self._rotating:
+            self._rotating.cancel()
+            await asyncio.gather(self._rotating, return_exceptions=True)
         await asyncio.gather(*(worker.let_go() for worker in list(self._workers.values())))
         await self._jobs.stop()
 
@@ -151,7 +147,7 @@ class ProcessBackend:
             del self._desired[workload]
             for worker in list(self._of_workload.get(workload, {}).values()):
                 worker.want(None)
-            self._changed(workload)
+            self._publisher.changed(workload)
             self._drop(workload)
 
     def workload(self, name: str) -> pb.Workload:
@@ -164,10 +160,10 @@ class ProcessBackend:
         )
 
     def workloads(self) -> tuple[list[pb.Workload], int]:
-        return list(self._all()), self._history.version
+        return list(self._all()), self._publisher.history.version
 
     def watch(self, since: int) -> AsyncGenerator[pb.Event, None]:
-        return self._history.watch(since)
+        return self._publisher.history.watch(since)
 
     def logs(self, instance: str, tail_lines: int, *, follow: bool) -> AsyncIterator[bytes]:
         worker = self._workers.get(instance)
@@ -234,7 +230,7 @@ class ProcessBackend:
         for name, instance in wanted.items():
             if name not in self._workers:
                 self._add(asked.workload, name, instance).begin()
-        self._changed(asked.workload)
+        self._publisher.changed(asked.workload)
 
     def _add(self, workload: str, name: str, wanted: pb.Instance | None) -> InstanceWorker:
         keeper = Keeper(Folder(self._instances / name), self._around.kernel, self._around.clock.now())
@@ -253,15 +249,13 @@ class ProcessBackend:
                 task.cancel()
 
     def _on_change(self, worker: InstanceWorker, is_minor: bool) -> None:  # noqa: FBT001 - a callback
-        now = self._around.clock.now()
-        if not is_minor or now - self._published_at.get(worker.workload, 0.0) > MINOR_SECONDS:
-            self._changed(worker.workload)
+        self._publisher.changed(worker.workload, is_minor=is_minor)
 
     def _on_gone(self, worker: InstanceWorker) -> None:
         del self._workers[worker.name]
         workers = self._of_workload[worker.workload]
         del workers[worker.name]
-        self._changed(worker.workload)
+        self._publisher.changed(worker.workload)
         self._drop(worker.workload)
         self._gone.set()
         self._gone = asyncio.Event()
@@ -271,24 +265,7 @@ class ProcessBackend:
         if not self._of_workload.get(workload):
             self._of_workload.pop(workload, None)
             if workload not in self._desired:
-                self._dirty.pop(workload, None)
-                self._published_at.pop(workload, None)
-                self._history.deleted(workload)
-
-    def _changed(self, workload: str) -> None:
-        self._dirty[workload] = None
-        self._has_dirty.set()
-
-    async def _publish(self) -> None:
-        while True:
-            await self._has_dirty.wait()
-            await asyncio.sleep(COALESCE_SECONDS)
-            dirty, self._dirty = self._dirty, {}
-            self._has_dirty.clear()
-            for workload in dirty:
-                with contextlib.suppress(NotFound):  # it was deleted meanwhile, which was said
-                    self._history.changed(self.workload(workload))
-                    self._published_at[workload] = self._around.clock.now()
+                self._publisher.deleted(workload)
 
     async def _rotate(self) -> None:
         while True:

@@ -198,7 +198,7 @@ class InstanceWorker(Worker):
     def _show(self) -> None:
         before, self.status = self.status, self._shown()
         if before != self.status:
-            self._on_change(self, _but_minor(before) == _but_minor(self.status))
+            self._on_change(self, but_minor(before) == but_minor(self.status))
 
     def _shown(self) -> pb.InstanceStatus:
         """Its status: the manager's word while it runs, else ours."""
@@ -240,7 +240,7 @@ def _own_word(memory: Memory, seen: Seen | None) -> tuple[str, str]:
     return "Starting", "Its manager is being started."
 
 
-def _but_minor(status: pb.InstanceStatus) -> pb.InstanceStatus:
+def but_minor(status: pb.InstanceStatus) -> pb.InstanceStatus:
     copy = pb.InstanceStatus()
     copy.CopyFrom(status)
     for field in MINOR:

@@ -94,8 +94,8 @@ async def ask(folder: Path, version: int, poll_seconds: float = POLL_SECONDS) ->
             reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{SOCKET}")
             try:
                 path = f"/status?after={version}&wait={poll_seconds:g}"
-                writer.write(f"GET {path} HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n".encode())
-                body = await _body(reader)
+                head = f"GET {path} HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n"
+                body = await exchanged(reader, writer, head.encode(), ANSWER_BYTES_MAX)
             finally:
                 writer.close()
     finally:
@@ -117,7 +117,12 @@ class _Parsed:
         self.is_whole = True
 
 
-async def _body(reader: asyncio.StreamReader) -> bytes:
+async def exchanged(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, bytes_max: int
+) -> bytes:
+    """The body of the answer to a request, the only one of its connection. Raises OSError and
+    Malformed."""
+    writer.write(request)
     parsed = _Parsed()
     parser = httptools.HttpResponseParser(parsed)
     try:
@@ -126,7 +131,7 @@ async def _body(reader: asyncio.StreamReader) -> bytes:
             if not piece:
                 raise ConnectionResetError("its answer ends too early")
             parser.feed_data(piece)
-            if len(parsed.body) > ANSWER_BYTES_MAX:
+            if len(parsed.body) > bytes_max:
                 raise Malformed("Its answer is too long")
     except httptools.HttpParserError as error:
         raise Malformed(f"Its answer is not HTTP: {excerpt(str(error))}") from None

@@ -237,7 +237,8 @@ def set_up_logs(settings: LogSettings) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Json(settings.name) if settings.log_format == "json" else _Text())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each heartbeat helps nobody
+    for client in ("httpx", "httpx2"):
+        logging.getLogger(client).setLevel(logging.WARNING)  # a line for each request helps nobody
 
 
 class _Text(logging.Formatter):

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from cluster_server.access import AUDIENCE, JwtSettings
 from cluster_server.checks import SPEC_BYTES_MAX
 from cluster_server.client import Away, ClusterClient, Refused
-from cluster_server.inventory import Inventory
+from cluster_server.inventory import Inventory, on_disk
 from cluster_server.processes.backend import ProcessBackend, ProcessOptions
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.server import Place, ServerSettings, TlsFiles, serving
@@ -44,7 +44,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[ProcessBackend]:
 
 @pytest.fixture
 def inventory(tmp_path: Path) -> Inventory:
-    return Inventory(tmp_path / "boxes.json", ["box-1", "box-2"])
+    return on_disk(tmp_path / "boxes.json", ["box-1", "box-2"])
 
 
 @pytest.fixture

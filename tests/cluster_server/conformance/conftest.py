@@ -1,4 +1,4 @@
-"""A world for each backend. Kubernetes joins here."""
+"""A world for each backend."""
 
 from __future__ import annotations
 
@@ -9,16 +9,30 @@ import pytest
 
 from cluster_server.processes import cgroups
 from tests.cluster_server.conformance.worlds import Processes, World
+from tests.kubernetes.world import Kubernetes
+
+KUBERNETES = pytest.param(
+    "kubernetes", marks=[pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
+)
 
 
-@pytest.fixture(params=["processes", "processes in control groups"])
+@pytest.fixture(params=["processes", "processes in control groups", KUBERNETES])
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    has_cgroups = request.param != "processes"
-    if has_cgroups and cgroups.find(tmp_path / "state") is None:
-        pytest.skip("control groups (v2) cannot be made here")
-    made = Processes(tmp_path / "state", has_cgroups=has_cgroups)
+    if request.param == "kubernetes":
+        # Only here: it takes a while, and can not be had everywhere.
+        made: World = Kubernetes(
+            request.getfixturevalue("kubernetes_bed"), has_jobs="job" in request.node.name
+        )
+    else:
+        made = _processes(tmp_path, has_cgroups=request.param != "processes")
     await made.open()
     try:
         yield made
     finally:
         await made.close()
+
+
+def _processes(tmp_path: Path, *, has_cgroups: bool) -> World:
+    if has_cgroups and cgroups.find(tmp_path / "state") is None:
+        pytest.skip("control groups (v2) cannot be made here")
+    return Processes(tmp_path / "state", has_cgroups=has_cgroups)

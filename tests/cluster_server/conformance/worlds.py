@@ -24,6 +24,7 @@ class World(ABC):
     """Machines, with one server at a time."""
 
     backend: Backend
+    seconds_max = SECONDS_MAX
 
     @abstractmethod
     async def open(self) -> None:
@@ -55,11 +56,11 @@ class World(ABC):
     async def until(self, what: str, holds: Callable[[], bool]) -> None:
         """Wait until it holds."""
         try:
-            async with asyncio.timeout(SECONDS_MAX):
+            async with asyncio.timeout(self.seconds_max):
                 while not holds():  # noqa: ASYNC110 - of processes, which tell nobody
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise AssertionError(f"not within {SECONDS_MAX:g} s: {what}") from None
+            raise AssertionError(f"not within {self.seconds_max:g} s: {what}") from None
 
     def status(self, workload: str, name: str) -> pb.InstanceStatus | None:
         found = [one for one in self.backend.workload(workload).instances if one.name == name]

@@ -1,0 +1,1 @@
+"""The backend `kubernetes`: instances and wsjobs are pods of a namespace."""

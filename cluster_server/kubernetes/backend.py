@@ -1,0 +1,533 @@
+"""The backend `kubernetes`. What is in the namespace: `objects`. What is done with it: `core`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from cluster_server.backend import Conflict, Exhausted, NotFound
+from cluster_server.inventory import Inventory
+from cluster_server.kubernetes import names, objects
+from cluster_server.kubernetes.api import (
+    CONFIG_MAP,
+    POD,
+    SECRET,
+    SERVICE,
+    Api,
+    Document,
+    Missing,
+    Refused,
+    Taken,
+    Unavailable,
+    connected,
+)
+from cluster_server.kubernetes.instance import Cluster, InstanceWorker
+from cluster_server.kubernetes.jobs import Jobs, logs_of
+from cluster_server.kubernetes.leader import Leadership
+from cluster_server.kubernetes.mirror import Mirror
+from cluster_server.kubernetes.objects import About, Desired, Known, PodSettings
+from cluster_server.kubernetes.options import KubernetesOptions
+from cluster_server.processes.backend import ADOPT_SECONDS, INSTANCES_MAX
+from cluster_server.proto import cluster_pb2 as pb
+from cluster_server.publisher import Publisher
+from telemetry.decoder import Malformed, decode
+
+log = logging.getLogger(__name__)
+
+AT_ONCE: Final = 16  # requests to the API server, of one Apply
+COMMIT_SECONDS: Final = 8.0  # until it is given up to find out whether a change was stored
+COMMIT_AGAIN_SECONDS: Final = 0.2
+SERVICE_AGAIN_SECONDS: Final = 1.0
+KEY_NAME: Final = "tidegate-cluster-server-key"
+KEY_BYTES: Final = 32
+LOCKS_NAME, LOCKS = "tidegate-boxes", "holders.json"
+
+
+class Unsure(Exception):
+    """Whether something was stored cannot be found out now."""
+
+
+class KubernetesBackend:
+    """See `Backend`. `lost`: another server leads now, or could; this one has to end."""
+
+    lost: asyncio.Event
+
+    def __init__(self, options: KubernetesOptions) -> None:
+        self._options = options
+        self._opened = contextlib.AsyncExitStack()
+        self._desired: dict[str, Desired] = {}
+        self._workers: dict[str, InstanceWorker] = {}
+        self._of_workload: dict[str, dict[str, InstanceWorker]] = {}
+        self._preparing: set[str] = set()  # instances whose ConfigMaps are there before they are wanted
+        self._jobs_of_pods: dict[str, str] = {}
+        self._changing = asyncio.Lock()
+        self._gone = asyncio.Event()
+        self._is_started = False
+        self._is_ending = False
+
+    async def start(self) -> None:
+        options = self._options
+        api = await self._opened.enter_async_context(connected(options.kubeconfig, options.namespace))
+        try:
+            await self._start(api)
+        except BaseException as error:
+            await self._opened.aclose()
+            if isinstance(error, Refused):
+                raise OSError(str(error)) from None
+            raise
+
+    async def _start(self, api: Api) -> None:
+        options = self._options
+        self._leadership = Leadership(api, options.identity, options.lease)
+        self.lost = self._leadership.is_lost
+        await self._leadership.acquire()
+        settings = PodSettings(
+            await _key(api),
+            options.image,
+            options.command,
+            options.runner,
+            options.template,
+            options.silent_seconds,
+        )
+        self._publisher = Publisher(self._leadership.life, self._all, self.workload)
+        maps = Mirror(api, CONFIG_MAP, objects.MANAGED, self._on_map, _reduced)
+        pods = Mirror(api, POD, objects.MANAGED, self._on_pod)
+        self._cluster = Cluster(api, maps, pods, settings)
+        self._services = Services(api)
+        self._jobs = Jobs(self._cluster, options.jobs_at_once, options.jobs_kept)
+        await maps.start()
+        await pods.start()
+        await self._jobs.start()
+        self._is_started = True
+        self._meet_all()
+        await self._adopted()
+        self._publisher.start()
+        self._services.start()
+
+    async def stop(self) -> None:
+        await self._publisher.stop()
+        await self._services.stop()
+        await asyncio.gather(*(worker.let_go() for worker in list(self._workers.values())))
+        await self._jobs.stop()
+        await self._cluster.maps.stop()
+        await self._cluster.pods.stop()
+        await self._leadership.release()
+        await self._opened.aclose()
+
+    async def end_all(self, seconds_max: float) -> None:
+        """As `Backend.end_all`; but an instance that was ended so is gone for the next server: its pod
+        was deleted."""
+        self._is_ending = True
+        async with self._changing:
+            for worker in list(self._workers.values()):
+                worker.end(seconds_max)
+        await self._jobs.cancel_all()
+        while self._workers:
+            await self._gone.wait()
+
+    async def inventory(self, boxes: Iterable[str]) -> Inventory:
+        """With its locks in the namespace, for whichever server leads. Raises OSError."""
+        api = self._cluster.api
+        try:
+            found = (await api.get(CONFIG_MAP, LOCKS_NAME)).get("data", {})
+            holders = decode(found.get(LOCKS, "{}").encode(), dict[str, str], objects.STORED)
+        except Missing:
+            holders = {}
+        except Malformed as error:
+            raise OSError(f"ConfigMap {LOCKS_NAME} is damaged: {error}") from None
+
+        async def store(holders: dict[str, str]) -> None:
+            said = msgspec.json.encode(holders, order="sorted").decode()
+            try:
+                await api.apply(CONFIG_MAP, {"metadata": {"name": LOCKS_NAME}, "data": {LOCKS: said}})
+            except (Refused, Taken) as error:
+                raise OSError(str(error)) from None
+
+        return Inventory(boxes, holders, store)
+
+    async def apply(self, request: pb.ApplyRequest) -> pb.Workload:
+        # Once begun it is done: who asked may leave, but what is stored has to be known.
+        return await asyncio.shield(asyncio.create_task(self._apply(request)))
+
+    async def _apply(self, request: pb.ApplyRequest) -> pb.Workload:
+        async with self._changing:
+            asked = objects.desired_of(request, self._cluster.settings)
+            current = self._desired.get(asked.name)
+            if current and not _is_newer(asked, current):
+                return self.workload(asked.name)
+            self._check(asked, current)
+            if self._is_ending:
+                raise Conflict("The server is ending.")
+            known = current.instances if current else {}
+            fresh = [one for one in request.instances if one.name not in known]
+            self._preparing.update(one.name for one in fresh)
+            try:
+                await self._prepare(asked, current, fresh)
+                await self._commit(asked, current)
+            except Unsure as error:
+                # They are kept until it is known, by a watch or by the next Apply.
+                raise Unavailable(str(error)) from None
+            except BaseException as error:
+                self._preparing.difference_update(one.name for one in fresh)
+                for one in fresh:
+                    self._meet(one.name)
+                if isinstance(error, Refused):
+                    raise Conflict(str(error)) from None
+                raise
+            return self.workload(asked.name)
+
+    async def delete(self, workload: str) -> None:
+        async with self._changing:
+            if workload not in self._desired:
+                self.workload(workload)  # or NotFound
+                return
+            name = names.workload_map(workload)
+            await self._cluster.api.delete(CONFIG_MAP, name)
+            self._cluster.maps.drop(name)
+
+    def workload(self, name: str) -> pb.Workload:
+        desired, workers = self._desired.get(name), self._of_workload.get(name, {})
+        if desired is None and not workers:
+            raise NotFound(f"There is no workload {name}.")
+        statuses = [workers[one].status for one in sorted(workers)]
+        return pb.Workload(
+            name=name, generation=desired.generation if desired else 0, instances=statuses
+        )
+
+    def workloads(self) -> tuple[list[pb.Workload], int]:
+        return list(self._all()), self._publisher.history.version
+
+    def watch(self, since: int) -> AsyncGenerator[pb.Event, None]:
+        return self._publisher.history.watch(since)
+
+    def logs(self, instance: str, tail_lines: int, *, follow: bool) -> AsyncIterator[bytes]:
+        if instance not in self._workers:
+            raise NotFound(f"There is no instance {instance}.")
+        return logs_of(self._cluster, instance, tail_lines, follow=follow)
+
+    async def submit(self, spec: pb.JobSpec) -> pb.Job:
+        if self._is_ending:
+            raise Conflict("The server is ending.")
+        return await self._jobs.submit(spec)
+
+    async def cancel(self, name: str) -> pb.Job:
+        return await self._jobs.cancel(name)
+
+    def job(self, name: str) -> pb.Job:
+        return self._jobs.job(name)
+
+    def jobs(self) -> list[pb.Job]:
+        return self._jobs.all()
+
+    def watch_job(self, name: str) -> AsyncGenerator[pb.Job, None]:
+        return self._jobs.watch(name)
+
+    def job_logs(self, name: str, tail_lines: int, *, follow: bool) -> AsyncIterator[bytes]:
+        return self._jobs.logs(name, tail_lines, follow=follow)
+
+    # Storing what is wanted
+
+    def _check(self, asked: Desired, current: Desired | None) -> None:
+        """Raises Conflict, or Exhausted."""
+        known = current.instances if current else {}
+        for name, one in asked.instances.items():
+            if name in known:
+                _check_change(known[name], one)
+            elif name in self._workers:
+                raise Conflict(
+                    f"There is an instance {name} already, or it is just being ended. A new one needs "
+                    "another name."
+                )
+        fresh = [name for name in asked.instances if name not in known]
+        if len(self._workers) + len(fresh) > INSTANCES_MAX:
+            raise Exhausted(f"There may be {INSTANCES_MAX} instances, and these would be more.")
+
+    async def _prepare(
+        self, asked: Desired, current: Desired | None, fresh: Sequence[pb.Instance]
+    ) -> None:
+        """Store what the workload's own object does not hold, before that. What is left of it by a
+        crash is found without a workload that wants it, and removed."""
+        known = current.instances if current else {}
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def make(one: pb.Instance) -> None:
+            async with slots:
+                await self._make_record(asked, one)
+
+        async def change(one: Known) -> None:
+            async with slots:
+                said = {"metadata": {"annotations": {names.GRACE: str(one.grace_seconds)}}}
+                await self._cluster.api.merge(CONFIG_MAP, names.instance_map(one.name), said)
+
+        doing = [make(one) for one in fresh]
+        for name, one in asked.instances.items():
+            if name in known and known[name].grace_seconds != one.grace_seconds:
+                doing.append(change(one))
+        done = await asyncio.gather(*doing, return_exceptions=True)
+        for failed in done:
+            if isinstance(failed, Missing):
+                raise Conflict(f"An instance of {asked.name} was lost: {failed}")
+            if isinstance(failed, BaseException):
+                raise failed
+
+    async def _make_record(self, asked: Desired, one: pb.Instance) -> None:
+        api, settings = self._cluster.api, self._cluster.settings
+        document = objects.instance_map_document(asked.name, one, asked.instances[one.name].digest)
+        try:
+            made = await api.create(CONFIG_MAP, document)
+        except Taken:
+            # By an Apply before this one, of which it is not known how it ended?
+            made = await api.get(CONFIG_MAP, document["metadata"]["name"])
+            before = made["metadata"].get("annotations", {})
+            if before.get(names.DIGEST) != document["metadata"]["annotations"][names.DIGEST]:
+                raise Conflict(f"There is an instance {one.name} already.") from None
+        with contextlib.suppress(Taken):
+            uid = made["metadata"]["uid"]
+            await api.create(SECRET, objects.instance_secret_document(one, uid, settings))
+        self._cluster.maps.take(made)
+
+    async def _commit(self, asked: Desired, current: Desired | None) -> None:
+        """Store what is wanted. Raises Unsure where it is not known whether it was stored."""
+        wanted = dataclasses.replace(asked, version=current.version if current else "")
+        api, name = self._cluster.api, names.workload_map(asked.name)
+        until = time.monotonic() + COMMIT_SECONDS
+        while True:
+            try:
+                self._cluster.maps.take(await api.apply(CONFIG_MAP, objects.workload_document(wanted)))
+            except Unavailable as error:
+                if time.monotonic() >= until:
+                    raise Unsure(str(error)) from None
+                await asyncio.sleep(COMMIT_AGAIN_SECONDS)
+            except Taken:
+                # By the attempt before this one, or by somebody else.
+                with contextlib.suppress(Missing, Unavailable):
+                    found = await api.get(CONFIG_MAP, name)
+                    self._cluster.maps.take(found)
+                    there = objects.read_workload(found)
+                    if (there.generation, there.instances) == (asked.generation, asked.instances):
+                        return
+                raise Conflict(f"Workload {asked.name} was changed by others meanwhile.") from None
+            else:
+                return
+
+    # What is there
+
+    def _on_map(self, name: str, document: Document | None) -> None:
+        if name.startswith("workload-"):
+            self._on_workload(name.removeprefix("workload-"), document)
+        elif name.startswith("instance-"):
+            instance = name.removeprefix("instance-")
+            if worker := self._workers.get(instance):
+                worker.see_record(document)
+            elif self._is_started:
+                self._meet(instance)
+        elif document and self._is_started:
+            self._jobs.see_inputs()
+
+    def _on_workload(self, workload: str, document: Document | None) -> None:
+        before = self._desired.pop(workload, None)
+        if document:
+            try:
+                desired = objects.read_workload(document)
+            except ValueError as error:
+                log.error("%s", error)  # noqa: TRY400 - a person has to look, and finds nothing in a traceback
+                if before:
+                    self._desired[workload] = before
+                return
+            self._desired[workload] = desired
+            self._preparing.difference_update(desired.instances)
+        if self._is_started:
+            self._follow(workload)
+
+    def _follow(self, workload: str) -> None:
+        """Something else is wanted of it."""
+        desired = self._desired.get(workload)
+        wanted = desired.instances if desired else {}
+        for name, worker in list(self._of_workload.get(workload, {}).items()):
+            if worker.wanted != wanted.get(name):
+                worker.want(wanted.get(name))
+        for name in wanted:
+            self._meet(name)
+        self._publisher.changed(workload)
+        if desired:
+            self._services.want(desired)
+        else:
+            self._drop(workload)
+
+    def _on_pod(self, name: str, document: Document | None) -> None:
+        if document:
+            labels = document["metadata"].get("labels", {})
+            is_job = labels.get(names.PART) == "wsjob"
+            owners = document["metadata"].get("ownerReferences", [{"name": ""}])
+            self._jobs_of_pods.pop(name, None)
+            if is_job:
+                self._jobs_of_pods[name] = owners[0]["name"]
+        if (wsjob := self._jobs_of_pods.get(name)) is not None:
+            if document is None:
+                del self._jobs_of_pods[name]
+            self._jobs.see_pod(wsjob, document)
+        elif worker := self._workers.get(name):
+            worker.see_pod(document)
+        elif self._is_started:
+            self._meet(name)
+
+    def _meet_all(self) -> None:
+        """Have a worker for each instance that is wanted, or of which something is there."""
+        for desired in self._desired.values():
+            for name in desired.instances:
+                self._meet(name)
+            self._services.want(desired)
+        for name in list(self._cluster.maps.objects):
+            if name.startswith("instance-"):
+                self._meet(name.removeprefix("instance-"))
+        for name in list(self._cluster.pods.objects):
+            if name not in self._jobs_of_pods:
+                self._meet(name)
+
+    def _meet(self, name: str) -> None:
+        if name in self._workers or name in self._preparing:
+            return
+        record = self._cluster.maps.objects.get(names.instance_map(name))
+        pod = self._cluster.pods.objects.get(name)
+        about = self._about(name, record, pod)
+        desired = self._desired.get(about.workload)
+        wanted = desired.instances.get(name) if desired else None
+        if not (wanted or record or pod):
+            return
+        worker = InstanceWorker(name, wanted, about, self._cluster, self._on_change, self._on_gone)
+        self._workers[name] = worker
+        self._of_workload.setdefault(about.workload, {})[name] = worker
+        worker.meet(record, pod)
+        worker.begin()
+
+    def _about(self, name: str, record: Document | None, pod: Document | None) -> About:
+        if record:
+            with contextlib.suppress(Malformed):
+                return objects.read_about(record)
+        for desired in self._desired.values():
+            if name in desired.instances:
+                return About(desired.name)
+        labels = pod["metadata"].get("labels", {}) if pod else {}
+        return About(labels.get(names.WORKLOAD, ""))
+
+    async def _adopted(self) -> None:
+        waiting = [asyncio.create_task(worker.is_known.wait()) for worker in self._workers.values()]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=ADOPT_SECONDS)
+            for task in late:
+                task.cancel()
+
+    def _on_change(self, worker: InstanceWorker, is_minor: bool) -> None:  # noqa: FBT001 - a callback
+        self._publisher.changed(worker.workload, is_minor=is_minor)
+
+    def _on_gone(self, worker: InstanceWorker) -> None:
+        del self._workers[worker.name]
+        del self._of_workload[worker.workload][worker.name]
+        self._publisher.changed(worker.workload)
+        self._drop(worker.workload)
+        self._gone.set()
+        self._gone = asyncio.Event()
+
+    def _drop(self, workload: str) -> None:
+        """Of a workload that is forgotten, if nothing is left."""
+        if not self._of_workload.get(workload):
+            self._of_workload.pop(workload, None)
+            if workload not in self._desired:
+                self._publisher.deleted(workload)
+
+    def _all(self) -> Iterable[pb.Workload]:
+        return [self.workload(name) for name in sorted(self._desired.keys() | self._of_workload.keys())]
+
+
+class Services:
+    """The headless service of each workload: applied once by each server, until it succeeds."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._known: dict[str, str] = {}  # the UID of its owner
+        self._wanted: dict[str, Desired] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="services")
+
+    async def stop(self) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def want(self, desired: Desired) -> None:
+        if self._known.get(desired.name) != desired.uid:
+            self._known[desired.name] = desired.uid
+            self._wanted[desired.name] = desired
+            self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            for name, desired in list(self._wanted.items()):
+                try:
+                    await self._api.apply(SERVICE, objects.service_document(desired))
+                except (Unavailable, Refused, Taken) as error:
+                    log.warning("The service of workload %s cannot be made: %s", name, error)
+                    self._wake.set()
+                else:
+                    if self._wanted.get(name) is desired:
+                        del self._wanted[name]
+            if self._wanted:
+                await asyncio.sleep(SERVICE_AGAIN_SECONDS)
+
+
+def _is_newer(asked: Desired, current: Desired) -> bool:
+    """Raises Conflict for what is neither newer nor the same."""
+    if asked.generation < current.generation:
+        raise Conflict(f"Generation {current.generation} of {asked.name} is newer.")
+    is_same = asked.instances == current.instances
+    if asked.generation == current.generation and not is_same:
+        raise Conflict(f"Generation {asked.generation} of {asked.name} has other contents.")
+    return asked.generation > current.generation
+
+
+def _check_change(before: Known, after: Known) -> None:
+    if before.digest != after.digest:
+        raise Conflict(
+            f"Instance {after.name} exists with another specification, boxes, resources or secrets: "
+            "only its goal and grace period can change. Give the new one another name."
+        )
+    if before.goal == "DRAIN" != after.goal:
+        raise Conflict(f"Instance {after.name} drains, which it does not come back from.")
+
+
+def _reduced(document: Document) -> Document:
+    """Without what only pods read, which may be large."""
+    kept = {name: value for name, value in document.get("data", {}).items() if name != objects.SPEC}
+    metadata = {key: value for key, value in document["metadata"].items() if key != "managedFields"}
+    return {"metadata": metadata, "data": kept}
+
+
+async def _key(api: Api) -> bytes:
+    """What keys of runners are made from: made by the first server, and the same for all others."""
+    fresh = {
+        "metadata": {"name": KEY_NAME, "labels": {"app.kubernetes.io/part-of": "tidegate"}},
+        "type": "Opaque",
+        "data": {"key": base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()},
+    }
+    try:
+        found = await api.get(SECRET, KEY_NAME)
+    except Missing:
+        try:
+            found = await api.create(SECRET, fresh)
+        except Taken:
+            found = await api.get(SECRET, KEY_NAME)
+    return base64.b64decode(found["data"]["key"])

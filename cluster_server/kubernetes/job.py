@@ -1,0 +1,434 @@
+"""One wsjob: what is next, its worker, and what is shown of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from cluster_server.kubernetes import names, objects, runners
+from cluster_server.kubernetes.api import (
+    CONFIG_MAP,
+    POD,
+    SECRET,
+    WSJOB,
+    Document,
+    Missing,
+    Refused,
+    Taken,
+    Unavailable,
+)
+from cluster_server.kubernetes.core import PodSeen, how, read_pod
+from cluster_server.kubernetes.instance import RETRY_SECONDS, RETRY_SECONDS_MAX, Cluster
+from cluster_server.kubernetes.mirror import Mirror
+from cluster_server.kubernetes.objects import WsJob
+from cluster_server.pod.runner import JobReport
+from cluster_server.processes.core import CANCEL_SECONDS
+from cluster_server.processes.instance import ASK_AGAIN_SECONDS, ASK_AGAIN_SECONDS_MAX
+from cluster_server.processes.job import CANCELLED, DEADLINE, SUCCEEDED
+from cluster_server.processes.manager_status import ProgressStatus
+from cluster_server.proto import cluster_pb2 as pb
+from telemetry.decoder import Malformed, excerpt
+
+log = logging.getLogger(__name__)
+
+INPUTS_SECONDS: Final = 60.0  # from its creation until its ConfigMap has to be there
+STATES: Final = {
+    "Pending": pb.JOB_PENDING,
+    "Running": pb.JOB_RUNNING,
+    "Succeeded": pb.JOB_SUCCEEDED,
+    "Failed": pb.JOB_FAILED,
+    "Cancelled": pb.JOB_CANCELLED,
+}
+
+
+class Step(StrEnum):
+    CREATE = "create"  # its pod
+    BEGIN = "begin"  # write down that it runs: from then on it is not started again
+    END = "end"  # delete its pod
+    SETTLE = "settle"  # write down how it has ended
+    LET_GO = "let go"  # its result is stored: its runner may exit
+    RELEASE = "release"  # take the finalizer off: nothing of it runs
+    WAIT = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    step: Step
+    wake_at: float = float("inf")
+
+
+def next_step(
+    job: WsJob,
+    pod: PodSeen | None,
+    report: JobReport | None,
+    now: float,
+    *,
+    may_start: bool,
+    has_inputs: bool,
+) -> Next:
+    """`report`: what its runner says, while that answers. `has_inputs`: its ConfigMap is there."""
+    if job.is_deleted:
+        if pod is None:
+            return Next(Step.RELEASE if job.has_finalizer else Step.WAIT)
+        return Next(Step.WAIT if pod.is_deleted else Step.END)
+    if job.has_ended:
+        if pod is None or pod.has_ended or pod.is_deleted:
+            return Next(Step.WAIT)
+        return Next(Step.LET_GO)
+    has_reported = report is not None and report.exit_status is not None
+    if has_reported:
+        return Next(Step.SETTLE)
+    has_begun = bool(job.status.get("startedAt"))
+    deadline = job.submitted_at + job.deadline_seconds if job.deadline_seconds else float("inf")
+    if job.is_cancelled or now >= deadline:
+        if pod is None or pod.has_ended:
+            return Next(Step.SETTLE)
+        return Next(Step.WAIT if pod.is_deleted else Step.END)
+    if pod is None:
+        if has_begun:
+            return Next(Step.SETTLE)  # its pod is gone, and its result with it
+        if not has_inputs:
+            missing_at = job.submitted_at + INPUTS_SECONDS
+            return Next(Step.SETTLE if now >= missing_at else Step.WAIT, min(missing_at, deadline))
+        return Next(Step.CREATE if may_start else Step.WAIT, deadline)
+    if pod.has_ended:
+        return Next(Step.SETTLE)
+    if (pod.is_running or report is not None) and not has_begun:
+        return Next(Step.BEGIN)
+    return Next(Step.WAIT, deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    state: str
+    reason: str
+    sentence: str
+    result: str | None = None
+
+
+def ending(
+    job: WsJob, pod: PodSeen | None, report: JobReport | None, now: float, *, has_inputs: bool
+) -> Ending:
+    """How one has ended that is to be settled."""
+    status = report.exit_status if report else None
+    if report and report.result is not None and status == 0:
+        return Ending("Succeeded", SUCCEEDED, "", report.result)
+    if job.is_cancelled:
+        return Ending("Cancelled", CANCELLED, "It was cancelled.")
+    if job.deadline_seconds and now >= job.submitted_at + job.deadline_seconds:
+        return Ending("Failed", DEADLINE, f"It has not ended within {job.deadline_seconds} s.")
+    if report and status is not None:
+        if report.reason:
+            return Ending("Failed", report.reason, report.sentence)
+        if status == 0:
+            return Ending("Failed", "NoResult", "It has ended without a result.")
+        ended = how(status if status > 0 else 128 - status)
+        last = f" It said last: {report.said_last}" if report.said_last else ""
+        return Ending("Failed", "ExitStatus", f"It has ended{ended}.{last}")
+    if pod and pod.has_ended:
+        reason, sentence = pod.failed_for
+        return Ending(
+            "Failed", reason or "PodFailed", sentence or f"Its pod has ended{how(pod.exit_status)}."
+        )
+    if not has_inputs and not job.status.get("startedAt"):
+        return Ending("Failed", "NoInputs", f"There is no ConfigMap {job.config_map}.")
+    return Ending("Failed", "PodGone", "Its pod was deleted by others, as a drain of a node does.")
+
+
+class JobWorker:
+    """`on_change(worker)`: it is shown in another way. `may_start`: whether it is its turn."""
+
+    def __init__(
+        self,
+        document: Document,
+        cluster: Cluster,
+        wsjobs: Mirror,
+        may_start: Callable[[JobWorker], bool],
+        on_change: Callable[[JobWorker], None],
+    ) -> None:
+        self.wsjob = objects.read_wsjob(document)
+        self.job = pb.Job()
+        self._cluster = cluster
+        self._wsjobs = wsjobs
+        self._may_start = may_start
+        self._on_change = on_change
+        self._pod: PodSeen | None = None
+        self._report: JobReport | None = None
+        self._has_let_go = False
+        self._problem = ""
+        self._result = b""
+        self._is_gone = False
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._asked = ""
+        self._show()
+
+    @property
+    def name(self) -> str:
+        return self.wsjob.name
+
+    @property
+    def has_ended(self) -> bool:
+        return self.wsjob.has_ended or self.wsjob.is_deleted or self._is_gone
+
+    def begin(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=self.wsjob.object)
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def let_go(self) -> None:
+        for task in (self._asking, self._task):
+            if task:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    def see(self, document: Document | None) -> None:
+        if document:
+            self.wsjob = objects.read_wsjob(document)
+        else:
+            self._is_gone = True
+        self._show()
+        self.wake()
+
+    def see_pod(self, document: Document | None) -> None:
+        self._pod = pod = read_pod(document) if document else None
+        if pod and pod.is_running and pod.address and not pod.has_ended:
+            if self._asked != pod.address:
+                self._stop_asking()
+                self._asked = pod.address
+                self._asking = asyncio.create_task(self._ask(pod.address))
+        else:
+            self._stop_asking()
+        self._show()
+        self.wake()
+
+    async def _run(self) -> None:
+        pause = RETRY_SECONDS
+        while not self._is_gone:
+            self._wake.clear()
+            now = time.time()
+            decided = next_step(
+                self.wsjob,
+                self._pod,
+                self._report,
+                now,
+                may_start=self._may_start(self),
+                has_inputs=self._has_inputs(),
+            )
+            if decided.step is Step.WAIT or (decided.step is Step.LET_GO and self._has_let_go):
+                await self._wait(decided.wake_at - now)
+                continue
+            try:
+                await self._do(decided.step)
+            except (Unavailable, Refused, Taken, Missing, OSError) as error:
+                self._show_problem(str(error))
+                await self._wait(pause)
+                pause = min(pause * 2, RETRY_SECONDS_MAX)
+            else:
+                pause = RETRY_SECONDS
+                self._show_problem("")
+        self._stop_asking()
+        self._on_change(self)
+
+    async def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if seconds == float("inf") else max(seconds, 0.0)):
+                await self._wake.wait()
+
+    def _has_inputs(self) -> bool:
+        return self.wsjob.config_map in self._cluster.maps.objects or not self.wsjob.digest
+
+    async def _do(self, step: Step) -> None:
+        api, job = self._cluster.api, self.wsjob
+        pod = names.job_pod(job.object)
+        match step:
+            case Step.CREATE:
+                await self._create()
+            case Step.BEGIN:
+                await self._write(state="Running", startedAt=_when(time.time()))
+            case Step.END:
+                await api.delete(POD, pod, int(CANCEL_SECONDS))
+                await self._pod_deleted(pod)
+            case Step.SETTLE:
+                await self._settle()
+            case Step.LET_GO:
+                self._has_let_go = True
+                if self._pod and self._pod.address and self._pod.is_running:
+                    key = self._cluster.settings.runner_key(f"wsjob/{job.object}")
+                    with contextlib.suppress(Malformed):
+                        await runners.let_go(self._pod.address, key)
+                else:
+                    await api.delete(POD, pod, int(CANCEL_SECONDS))
+            case Step.RELEASE:
+                change = {"metadata": {"resourceVersion": job.version, "finalizers": None}}
+                await api.merge(WSJOB, job.object, change)
+
+    async def _create(self) -> None:
+        api, job, settings = self._cluster.api, self.wsjob, self._cluster.settings
+        with contextlib.suppress(Taken):
+            await api.create(SECRET, objects.job_key_document(job, settings))
+        try:
+            made = await api.create(POD, objects.job_pod_document(job, settings))
+        except Taken:
+            made = await api.get(POD, names.job_pod(job.object))
+            if job.uid not in [one["uid"] for one in made["metadata"].get("ownerReferences", ())]:
+                raise
+        self._cluster.pods.take(made)
+
+    async def _pod_deleted(self, name: str) -> None:
+        try:
+            self._cluster.pods.take(await self._cluster.api.get(POD, name))
+        except Missing:
+            self._cluster.pods.drop(name)
+
+    async def _settle(self) -> None:
+        now, job, api = time.time(), self.wsjob, self._cluster.api
+        how_ended = ending(job, self._pod, self._report, now, has_inputs=self._has_inputs())
+        status: dict[str, Any] = {}
+        if how_ended.result is not None:
+            document = objects.job_result_document(job, how_ended.result)
+            await api.apply(CONFIG_MAP, document)
+            self._result = how_ended.result.encode()
+            status["resultConfigMap"] = document["metadata"]["name"]
+        await self._write(
+            state=how_ended.state,
+            reason=how_ended.reason,
+            sentence=how_ended.sentence,
+            endedAt=_when(now),
+            **status,
+        )
+        log.info("wsjob %s: %s", job.name, how_ended.sentence or how_ended.state)
+
+    async def _write(self, **status: Any) -> None:
+        job, now = self.wsjob, _when(time.time())
+        if progress := self._progress():
+            status["progress"] = progress
+        status["conditions"] = conditions(job.status.get("conditions", []), status, now)
+        made = await self._cluster.api.merge_status(WSJOB, job.object, {"status": status})
+        self._wsjobs.take(made)
+
+    def _progress(self) -> Document | None:
+        said = self._report.progress if self._report else None
+        if said is None:
+            return None
+        message = said.message()
+        return {
+            "done": message.done,
+            "total": message.total,
+            "unit": message.unit,
+            "seconds": message.seconds,
+        }
+
+    # What its runner says
+
+    def _stop_asking(self) -> None:
+        if self._asking:
+            self._asking.cancel()
+            self._asking, self._asked = None, ""
+
+    async def _ask(self, address: str) -> None:
+        key = self._cluster.settings.runner_key(f"wsjob/{self.wsjob.object}")
+        version, pause = 0, ASK_AGAIN_SECONDS
+        while True:
+            try:
+                report = await runners.ask(address, key, version)
+            except (OSError, Malformed):
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
+                continue
+            version, pause = report.version, ASK_AGAIN_SECONDS
+            if report.job:
+                self._report = report.job
+                self._show()
+                self.wake()
+            if report.job and report.job.exit_status is not None:
+                return
+
+    # What is shown
+
+    async def load_result(self) -> None:
+        """Of one that has ended under a server before this one. Raises Unavailable."""
+        name = self.wsjob.status.get("resultConfigMap")
+        if name and not self._result:
+            with contextlib.suppress(Missing):
+                found = await self._cluster.api.get(CONFIG_MAP, name)
+                self._result = found.get("data", {}).get(objects.RESULT, "").encode()
+            self._show()
+
+    def _show_problem(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            log.error("wsjob %s: %s", self.name, problem)
+        self._problem = problem
+        self._show()
+
+    def _show(self) -> None:
+        wsjob, status = self.wsjob, self.wsjob.status
+        job = pb.Job(
+            name=wsjob.name,
+            kind=wsjob.kind,
+            state=STATES[status.get("state", "Pending")],
+            reason=status.get("reason", ""),
+            sentence=status.get("sentence", ""),
+            submitted_at=wsjob.submitted_at,
+            ended_at=_seconds(status.get("endedAt")),
+        )
+        if not job.ended_at:
+            if self._problem:
+                job.reason, job.sentence = "Refused", excerpt(self._problem, 500)
+            elif self._pod and self._pod.waits_for[0]:
+                job.reason, job.sentence = self._pod.waits_for
+            if self._report:
+                job.state = pb.JOB_RUNNING
+        if self._report and self._report.progress:
+            job.progress.CopyFrom(self._report.progress.message())
+        elif said := status.get("progress"):
+            job.progress.CopyFrom(ProgressStatus(**said).message())
+        if job.state == pb.JOB_SUCCEEDED:
+            job.result = self._result
+        if job != self.job:
+            self.job = job
+            self._on_change(self)
+
+
+def conditions(before: list[Document], status: Document, now: str) -> list[Document]:
+    """`Started` and `Complete`, as Kubernetes' conventions have them: each with a time of its last
+    transition."""
+    state = status["state"]
+    wanted = {
+        "Started": "Unknown" if state == "Pending" else "True",
+        "Complete": "True" if status.get("endedAt") else "False",
+    }
+    known = {one["type"]: one for one in before}
+    made = []
+    for kind, value in wanted.items():
+        old = known.get(kind)
+        made.append(
+            {
+                "type": kind,
+                "status": value,
+                "reason": status.get("reason") or state,
+                "message": status.get("sentence", ""),
+                "lastTransitionTime": (
+                    old["lastTransitionTime"] if old and old["status"] == value else now
+                ),
+            }
+        )
+    return made
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _seconds(when: str | None) -> float:
+    return datetime.fromisoformat(when).timestamp() if when else 0.0

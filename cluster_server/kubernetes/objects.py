@@ -1,0 +1,490 @@
+"""The objects of the backend as documents. Pure: of the same request they are the same.
+
+workload-W      ConfigMap: what is desired of a workload, in one object, so that it changes as a whole
+W               Service without an address: the endpoints of its instances that are ready
+instance-I      ConfigMap: the specification of an instance. It owns the Secret and the pod
+instance-I      Secret: its secrets, and the key that the server asks its runner with
+I               Pod: its manager, below a runner
+
+wsjob J         what is to be done. It owns all others
+wsjob-J         ConfigMap and Secret: its specification and its secrets
+wsjob-J-key     Secret: the key that the server asks its runner with
+wsjob-J-run     Pod
+wsjob-J-result  ConfigMap: what it has made
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from cluster_server.kubernetes import names
+from cluster_server.kubernetes.api import GROUP, MANAGER, Document
+from cluster_server.pod.runner import KEY
+from cluster_server.processes.core import CANCEL_SECONDS
+from cluster_server.proto import cluster_pb2 as pb
+from telemetry.decoder import Limits, Malformed, decode
+
+MANAGED: Final = {"app.kubernetes.io/managed-by": MANAGER}
+CONTAINER: Final = "manager"
+RUNNER_PORT: Final = 7070
+MANAGER_PORT: Final = 8000
+WORK: Final = "/tidegate/work"
+INPUTS: Final = "/tidegate/inputs"
+SECRETS: Final = "/tidegate/secrets"
+SHARED: Final = "/tidegate/shared"
+SPEC: Final = "spec.json"
+SECRETS_FILE: Final = "secrets.json"
+RESULT: Final = "result.json"
+INSTANCES: Final = "instances.json"
+GENERATION: Final = "generation"
+STORED: Final = Limits(2 << 20)  # an object in etcd has less
+SECRET_MODE: Final = 0o440
+READY_SECONDS: Final = 2  # between two looks of the kubelet
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What the ConfigMap of a workload says of an instance. `digest`: of all that never changes."""
+
+    name: str
+    goal: str
+    grace_seconds: int
+    digest: str
+
+
+class About(msgspec.Struct, frozen=True):
+    """What the ConfigMap of an instance says of it beside its specification."""
+
+    workload: str
+    boxes: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    cpu_millis: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """A workload as it is wanted. `version`: of the ConfigMap that says so."""
+
+    name: str
+    generation: int
+    instances: Mapping[str, Known]
+    version: str = ""
+    uid: str = ""
+
+
+@dataclass(frozen=True)
+class PodSettings:
+    """`template`: the specification of a pod, which the backend completes; its container `manager` too.
+    `key`: from which the keys of runners are made."""
+
+    key: bytes = field(repr=False)
+    image: str = "tidegate"
+    command: Sequence[str] = ("python", "-m", "workload_manager")
+    runner: Sequence[str] = ("python", "-m", "cluster_server.pod")
+    template: Mapping[str, Any] = field(default_factory=dict)
+    silent_seconds: float = 60.0
+
+    def runner_key(self, name: str) -> str:
+        """Of an instance, or of a wsjob (`wsjob/J`)."""
+        return hmac.new(self.key, f"runner {name}".encode(), hashlib.sha256).hexdigest()
+
+    def digest(self, raw: bytes) -> str:
+        """Of something with secrets in it, which is stored where those must not be."""
+        return hmac.new(self.key, b"digest " + raw, hashlib.sha256).hexdigest()
+
+
+# Workloads
+
+
+def desired_of(request: pb.ApplyRequest, settings: PodSettings) -> Desired:
+    known = {one.name: known_of(one, settings) for one in request.instances}
+    return Desired(request.workload, request.generation, known)
+
+
+def known_of(one: pb.Instance, settings: PodSettings) -> Known:
+    bare = pb.Instance()
+    bare.CopyFrom(one)
+    bare.ClearField("goal")
+    bare.ClearField("grace_seconds")
+    digest = settings.digest(bare.SerializeToString(deterministic=True))
+    return Known(one.name, pb.Goal.Name(one.goal), one.grace_seconds, digest)
+
+
+def workload_document(desired: Desired) -> Document:
+    known = [desired.instances[name] for name in sorted(desired.instances)]
+    metadata: Document = {
+        "name": names.workload_map(desired.name),
+        "labels": _labels("workload", workload=desired.name),
+    }
+    if desired.version:
+        metadata["resourceVersion"] = desired.version
+    return {
+        "metadata": metadata,
+        "data": {
+            GENERATION: str(desired.generation),
+            INSTANCES: msgspec.json.encode(known).decode(),
+        },
+    }
+
+
+def read_workload(document: Document) -> Desired:
+    """Raises ValueError for one that was not written by this backend."""
+    metadata, data = document["metadata"], document.get("data", {})
+    try:
+        known = decode(data[INSTANCES].encode(), list[Known], STORED)
+        generation = int(data[GENERATION])
+    except (KeyError, Malformed) as error:
+        raise ValueError(f"ConfigMap {metadata['name']} is damaged: {error}") from None
+    return Desired(
+        metadata["labels"][names.WORKLOAD],
+        generation,
+        {one.name: one for one in known},
+        metadata["resourceVersion"],
+        metadata["uid"],
+    )
+
+
+def service_document(desired: Desired) -> Document:
+    return {
+        "metadata": {
+            "name": names.service_name(desired.name),
+            "labels": _labels("service", workload=desired.name),
+            "ownerReferences": [
+                _owner("v1", "ConfigMap", names.workload_map(desired.name), desired.uid)
+            ],
+        },
+        "spec": {
+            "clusterIP": "None",
+            "selector": {names.PART: "instance", names.WORKLOAD: names.label(desired.name)},
+            "ports": [{"name": "http", "port": MANAGER_PORT, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+
+
+# Instances
+
+
+def instance_map_document(workload: str, one: pb.Instance, digest: str) -> Document:
+    limits = one.resources
+    about = About(workload, tuple(one.boxes), limits.memory_bytes, limits.cpu_millis)
+    return {
+        "metadata": {
+            "name": names.instance_map(one.name),
+            "labels": _labels("instance", workload=workload, instance=one.name),
+            "annotations": {names.GRACE: str(one.grace_seconds), names.DIGEST: digest},
+        },
+        "data": {SPEC: one.spec.decode(), "about.json": msgspec.json.encode(about).decode()},
+    }
+
+
+def read_about(document: Document) -> About:
+    """Raises Malformed."""
+    return decode(document.get("data", {}).get("about.json", "").encode(), About, STORED)
+
+
+def instance_secret_document(one: pb.Instance, uid: str, settings: PodSettings) -> Document:
+    name = names.instance_map(one.name)
+    labels = _labels("secret", instance=one.name)
+    owner = _owner("v1", "ConfigMap", name, uid)
+    return _secret(name, labels, owner, one.secrets, settings.runner_key(one.name))
+
+
+def instance_pod_document(one: Known, about: About, owner_uid: str, settings: PodSettings) -> Document:
+    """`owner_uid`: of the ConfigMap of the instance."""
+    name = names.instance_map(one.name)
+    secrets: Document = {"secret": {"secretName": name, "defaultMode": SECRET_MODE}}
+    spec = _pod_spec(name, secrets, ("run", one.name), about.boxes, settings)
+    spec |= {
+        # After a crash the kubelet starts the container again. One that has given up is not started.
+        "restartPolicy": "OnFailure",
+        "terminationGracePeriodSeconds": one.grace_seconds,
+        "subdomain": names.service_name(about.workload),
+        "hostname": names.label(one.name),
+    }
+    container = _container(spec)
+    container["ports"] = [
+        {"name": "http", "containerPort": MANAGER_PORT},
+        {"name": "runner", "containerPort": RUNNER_PORT},
+    ]
+    probe = {"failureThreshold": 1, "timeoutSeconds": 5}
+    container["readinessProbe"] = {
+        **probe,
+        "httpGet": {"path": "/ready", "port": RUNNER_PORT},
+        "periodSeconds": READY_SECONDS,
+    }
+    container["livenessProbe"] = {
+        **probe,
+        "httpGet": {"path": "/live", "port": RUNNER_PORT},
+        "periodSeconds": 10,
+        "failureThreshold": 3,
+    }
+    if limits := _limits(about):
+        container["resources"] = {"limits": limits, "requests": limits}
+    return {
+        "metadata": {
+            "name": one.name,
+            "labels": {
+                **_labels("instance", workload=about.workload, instance=one.name),
+                "app.kubernetes.io/name": "tidegate-manager",
+            },
+            "ownerReferences": [_owner("v1", "ConfigMap", name, owner_uid, is_controller=True)],
+        },
+        "spec": spec,
+    }
+
+
+# Jobs
+
+
+def wsjob_document(spec: pb.JobSpec, now: float, settings: PodSettings) -> Document:
+    """Of a job that was submitted by gRPC."""
+    document: Document = {
+        "kind": pb.JobKind.Name(spec.kind).capitalize(),
+        "configMap": names.job_map(spec.name),
+        "secret": names.job_map(spec.name),
+    }
+    if spec.boxes:
+        document["boxes"] = list(spec.boxes)
+    if spec.deadline_seconds:
+        document["deadlineSeconds"] = spec.deadline_seconds
+    return {
+        "metadata": {
+            "name": names.object_name(spec.name),
+            "labels": _labels("wsjob", job=spec.name),
+            "annotations": {
+                names.NAME: spec.name,
+                names.DIGEST: settings.digest(spec.SerializeToString(deterministic=True)),
+                names.SUBMITTED_AT: f"{now:.6f}",
+            },
+            "finalizers": [names.FINALIZER],
+        },
+        "spec": document,
+    }
+
+
+def job_map_document(spec: pb.JobSpec, uid: str) -> Document:
+    return {
+        "metadata": {
+            "name": names.job_map(spec.name),
+            "labels": _labels("wsjob-inputs", job=spec.name),
+            "ownerReferences": [_job_owner(names.object_name(spec.name), uid)],
+        },
+        "data": {SPEC: spec.spec.decode()},
+    }
+
+
+def job_secret_document(spec: pb.JobSpec, uid: str) -> Document:
+    labels = _labels("secret", job=spec.name)
+    owner = _job_owner(names.object_name(spec.name), uid)
+    return _secret(names.job_map(spec.name), labels, owner, spec.secrets, "")
+
+
+def job_key_document(wsjob: WsJob, settings: PodSettings) -> Document:
+    """The key that the server asks the runner with. Also those made by hand get one."""
+    key = settings.runner_key(f"wsjob/{wsjob.object}")
+    owner = _job_owner(wsjob.object, wsjob.uid)
+    return _secret(names.job_key(wsjob.object), _labels("secret", job=wsjob.name), owner, {}, key)
+
+
+def job_result_document(wsjob: WsJob, result: str) -> Document:
+    return {
+        "metadata": {
+            "name": names.job_result(wsjob.object),
+            "labels": _labels("wsjob-result", job=wsjob.name),
+            "ownerReferences": [_job_owner(wsjob.object, wsjob.uid)],
+        },
+        "data": {RESULT: result},
+    }
+
+
+def job_pod_document(wsjob: WsJob, settings: PodSettings) -> Document:
+    sources: list[Document] = [{"secret": {"name": names.job_key(wsjob.object)}}]
+    if wsjob.secret:
+        sources.append({"secret": {"name": wsjob.secret}})
+    secrets: Document = {"projected": {"sources": sources, "defaultMode": SECRET_MODE}}
+    spec = _pod_spec(
+        wsjob.config_map, secrets, (pb.JobKind.Name(wsjob.kind).lower(), "wsjob"), wsjob.boxes, settings
+    )
+    spec |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": int(CANCEL_SECONDS)}
+    _container(spec)["ports"] = [{"name": "runner", "containerPort": RUNNER_PORT}]
+    return {
+        "metadata": {
+            "name": names.job_pod(wsjob.object),
+            "labels": {**_labels("wsjob", job=wsjob.name), "app.kubernetes.io/name": "tidegate-wsjob"},
+            "ownerReferences": [_job_owner(wsjob.object, wsjob.uid, is_controller=True)],
+        },
+        "spec": spec,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class WsJob:
+    """A wsjob as its object says it."""
+
+    name: str
+    object: str
+    uid: str
+    version: str
+    kind: pb.JobKind
+    config_map: str
+    secret: str
+    boxes: tuple[str, ...]
+    deadline_seconds: int
+    is_cancelled: bool
+    is_deleted: bool
+    has_finalizer: bool
+    digest: str
+    submitted_at: float
+    status: Document = field(hash=False)
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.status.get("endedAt"))
+
+
+def read_wsjob(document: Document) -> WsJob:
+    """Its schema was checked by the API server."""
+    metadata, spec = document["metadata"], document["spec"]
+    said = metadata.get("annotations", {})
+    created = datetime.fromisoformat(metadata["creationTimestamp"]).timestamp()
+    try:
+        submitted_at = float(said.get(names.SUBMITTED_AT, created))
+    except ValueError:
+        submitted_at = created
+    return WsJob(
+        name=said.get(names.NAME, metadata["name"]),
+        object=metadata["name"],
+        uid=metadata["uid"],
+        version=metadata["resourceVersion"],
+        kind=pb.JobKind.Value(spec["kind"].upper()),
+        config_map=spec["configMap"],
+        secret=spec.get("secret", ""),
+        boxes=tuple(spec.get("boxes", ())),
+        deadline_seconds=spec.get("deadlineSeconds", 0),
+        is_cancelled=spec.get("cancelled", False),
+        is_deleted="deletionTimestamp" in metadata,
+        has_finalizer=names.FINALIZER in metadata.get("finalizers", ()),
+        digest=said.get(names.DIGEST, ""),
+        submitted_at=submitted_at,
+        status=document.get("status", {}),
+    )
+
+
+# Parts
+
+
+def _pod_spec(
+    inputs: str,
+    secrets: Document,
+    runs: tuple[str, str],
+    boxes: Sequence[str],
+    settings: PodSettings,
+) -> Document:
+    """`inputs`: a ConfigMap. `secrets`: a volume. `runs`: the kind, and the name of the folder."""
+    kind, folder = runs
+    spec: Document = copy.deepcopy(dict(settings.template))
+    spec.setdefault("automountServiceAccountToken", False)
+    spec["enableServiceLinks"] = False
+    container = _container(spec)
+    container.setdefault("image", settings.image)
+    container["command"] = list(settings.runner)
+    container["args"] = [
+        *(kind, "--folder", f"{WORK}/{folder}", "--inputs", INPUTS, "--secrets", SECRETS),
+        *("--port", str(RUNNER_PORT), "--silent-seconds", f"{settings.silent_seconds:g}"),
+        *("--", *settings.command),
+    ]
+    container["env"] = [
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "MANAGER_LISTEN", "value": f"$(POD_IP):{MANAGER_PORT}"},
+        {"name": "MANAGER_STATE_DIR", "value": SHARED},
+        {"name": "TIDEGATE_ARTIFACTS", "value": f"{SHARED}/artifacts"},
+        *container.get("env", []),
+    ]
+    volumes = spec.setdefault("volumes", [])
+    if not any(one["name"] == "shared" for one in volumes):
+        volumes.append(
+            {"name": "shared", "hostPath": {"path": "/var/lib/tidegate", "type": "DirectoryOrCreate"}}
+        )
+    volumes += [
+        {"name": "work", "emptyDir": {}},
+        {"name": "inputs", "configMap": {"name": inputs, "items": [{"key": SPEC, "path": SPEC}]}},
+        {"name": "secrets", **secrets},
+    ]
+    container["volumeMounts"] = [
+        *container.get("volumeMounts", []),
+        {"name": "shared", "mountPath": SHARED},
+        {"name": "work", "mountPath": WORK},
+        {"name": "inputs", "mountPath": INPUTS, "readOnly": True},
+        {"name": "secrets", "mountPath": SECRETS, "readOnly": True},
+    ]
+    if boxes:
+        # One term for each box: a node that reaches any of them will do.
+        terms = [
+            {"matchExpressions": [{"key": names.box_label(box), "operator": "Exists"}]} for box in boxes
+        ]
+        affinity = spec.setdefault("affinity", {})
+        affinity["nodeAffinity"] = {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
+        }
+    return spec
+
+
+def _container(spec: Document) -> Document:
+    """The one that the manager or the job runs in."""
+    containers: list[Document] = spec.setdefault("containers", [])
+    for one in containers:
+        if one["name"] == CONTAINER:
+            return one
+    containers.append({"name": CONTAINER})
+    return containers[-1]
+
+
+def _limits(about: About) -> Document:
+    limits: Document = {}
+    if about.memory_bytes:
+        limits["memory"] = str(about.memory_bytes)
+    if about.cpu_millis:
+        limits["cpu"] = f"{about.cpu_millis}m"
+    return limits
+
+
+def _secret(
+    name: str, labels: Document, owner: Document, secrets: Mapping[str, bytes], key: str
+) -> Document:
+    values = {one: msgspec.Raw(value) for one, value in sorted(secrets.items())}
+    data = {SECRETS_FILE: msgspec.json.encode(values)} if secrets else {}
+    if key:
+        data[KEY] = key.encode()
+    return {
+        "metadata": {"name": name, "labels": labels, "ownerReferences": [owner]},
+        "type": "Opaque",
+        "data": {one: base64.b64encode(raw).decode() for one, raw in data.items()},
+    }
+
+
+def _labels(part: str, **of: str) -> dict[str, Any]:
+    keys = {"workload": names.WORKLOAD, "instance": names.INSTANCE, "job": names.JOB}
+    return {
+        **MANAGED,
+        names.PART: part,
+        **{keys[what]: names.label(value) for what, value in of.items()},
+    }
+
+
+def _owner(version: str, kind: str, name: str, uid: str, *, is_controller: bool = False) -> Document:
+    owner: Document = {"apiVersion": version, "kind": kind, "name": name, "uid": uid}
+    if is_controller:
+        owner |= {"controller": True, "blockOwnerDeletion": True}
+    return owner
+
+
+def _job_owner(name: str, uid: str, *, is_controller: bool = False) -> Document:
+    return _owner(f"{GROUP}/v1", "WsJob", name, uid, is_controller=is_controller)

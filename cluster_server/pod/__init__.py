@@ -1,0 +1,1 @@
+"""What runs first in a pod of the backend `kubernetes`: the runner, process 1 of its container."""

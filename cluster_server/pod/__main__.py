@@ -1,0 +1,49 @@
+"""`python -m cluster_server.pod KIND --folder F … -- COMMAND`: see `runner`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from cluster_server.pod.runner import KEY, Runner, RunnerSettings
+
+KINDS = ("run", "compile", "execute")
+
+
+def main() -> int:
+    parsed = _parser().parse_args()
+    settings = RunnerSettings(
+        kind=parsed.kind,
+        folder=parsed.folder,
+        inputs=parsed.inputs,
+        secrets=parsed.secrets,
+        goal=parsed.goal,
+        port=parsed.port,
+        key=(parsed.secrets / KEY).read_text(),
+        silent_seconds=parsed.silent_seconds,
+        command=tuple(parsed.command),
+        environment=dict(os.environ),
+    )
+    return asyncio.run(Runner(settings).run())
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="cluster_server.pod", description="Run a manager or a job in a pod."
+    )
+    made.add_argument("kind", choices=KINDS)
+    made.add_argument("--folder", type=Path, required=True, help="its folder, which is made")
+    made.add_argument("--inputs", type=Path, required=True, help="the mounted ConfigMap")
+    made.add_argument("--secrets", type=Path, required=True, help="the mounted Secret")
+    made.add_argument("--goal", default="RUN", help="the goal until a server tells another one")
+    made.add_argument("--port", type=int, default=7070, help="where the server and probes ask")
+    made.add_argument("--silent-seconds", type=float, default=60.0)
+    made.add_argument("command", nargs="+")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The parts of the backend `kubernetes` that need no Kubernetes."""

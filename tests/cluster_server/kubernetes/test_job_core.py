@@ -1,0 +1,103 @@
+"""What is done next with a wsjob: it runs once, and its end is stored before its runner may go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster_server.kubernetes.core import PodSeen
+from cluster_server.kubernetes.job import Next, Step, conditions, ending, next_step
+from cluster_server.kubernetes.objects import WsJob
+from cluster_server.pod.runner import JobReport
+from cluster_server.proto import cluster_pb2 as pb
+
+JOB = WsJob(
+    name="compile-1",
+    object="compile-1",
+    uid="u",
+    version="1",
+    kind=pb.COMPILE,
+    config_map="inputs",
+    secret="",
+    boxes=(),
+    deadline_seconds=0,
+    is_cancelled=False,
+    is_deleted=False,
+    has_finalizer=True,
+    digest="",
+    submitted_at=100.0,
+    status={},
+)
+BEGUN = replace(JOB, status={"startedAt": "2026-01-01T00:00:00Z"})
+DONE = replace(JOB, status={"startedAt": "2026-01-01T00:00:00Z", "endedAt": "2026-01-01T00:00:01Z"})
+NEW, RUNS = PodSeen("pod"), PodSeen("pod", phase="Running", is_running=True, address="10.1.0.7")
+LEAVES, OVER = replace(RUNS, is_deleted=True), replace(RUNS, phase="Failed", is_running=False)
+WORKS, RESULT = JobReport(), JobReport(exit_status=0, result="{}")
+
+
+def step(job: WsJob, pod: PodSeen | None, report: JobReport | None = None, **more: Any) -> Next:
+    return next_step(job, pod, report, 105.0, **{"may_start": True, "has_inputs": True, **more})
+
+
+@pytest.mark.parametrize(
+    ("job", "pod", "report", "expected"),
+    [
+        (JOB, None, None, Step.CREATE),
+        (JOB, NEW, None, Step.WAIT),
+        (JOB, RUNS, None, Step.BEGIN),
+        (BEGUN, RUNS, WORKS, Step.WAIT),
+        (BEGUN, RUNS, RESULT, Step.SETTLE),
+        (JOB, RUNS, RESULT, Step.SETTLE),  # it was so quick that nobody saw it begin
+        (DONE, RUNS, RESULT, Step.LET_GO),
+        (DONE, OVER, None, Step.WAIT),
+        (BEGUN, None, None, Step.SETTLE),  # it is not made anew
+        (BEGUN, OVER, None, Step.SETTLE),
+        (replace(BEGUN, is_cancelled=True), RUNS, WORKS, Step.END),
+        (replace(BEGUN, is_cancelled=True), LEAVES, WORKS, Step.WAIT),
+        (replace(BEGUN, is_cancelled=True), None, None, Step.SETTLE),
+        (replace(JOB, deadline_seconds=4), RUNS, WORKS, Step.END),
+        (replace(BEGUN, is_deleted=True), RUNS, WORKS, Step.END),
+        (replace(BEGUN, is_deleted=True), LEAVES, WORKS, Step.WAIT),
+        (replace(DONE, is_deleted=True), None, None, Step.RELEASE),
+        (replace(DONE, is_deleted=True, has_finalizer=False), None, None, Step.WAIT),
+    ],
+)
+def test_what_is_next(job: WsJob, pod: PodSeen | None, report: JobReport | None, expected: Step) -> None:
+    assert step(job, pod, report).step is expected
+
+
+def test_it_waits_for_its_turn_and_for_its_inputs() -> None:
+    assert step(JOB, None, may_start=False).step is Step.WAIT
+    waits = step(JOB, None, has_inputs=False)
+    assert (waits.step, waits.wake_at) == (Step.WAIT, 160.0)
+    assert next_step(JOB, None, None, 160.0, may_start=True, has_inputs=False).step is Step.SETTLE
+    assert step(replace(JOB, deadline_seconds=9), None, may_start=False).wake_at == 109.0
+
+
+def test_how_it_has_ended() -> None:
+    def reason(job: WsJob, pod: PodSeen | None, report: JobReport | None) -> tuple[str, str]:
+        found = ending(job, pod, report, 105.0, has_inputs=True)
+        return found.state, found.reason
+
+    assert reason(BEGUN, RUNS, RESULT) == ("Succeeded", "Succeeded")
+    # It was done before it was cancelled.
+    assert reason(replace(BEGUN, is_cancelled=True), RUNS, RESULT) == ("Succeeded", "Succeeded")
+    assert reason(replace(BEGUN, is_cancelled=True), None, None) == ("Cancelled", "Cancelled")
+    assert reason(replace(BEGUN, deadline_seconds=1), None, None) == ("Failed", "DeadlineExceeded")
+    assert reason(BEGUN, RUNS, JobReport(exit_status=0)) == ("Failed", "NoResult")
+    assert reason(BEGUN, RUNS, JobReport(exit_status=1, reason="TooLarge")) == ("Failed", "TooLarge")
+    assert reason(BEGUN, None, None) == ("Failed", "PodGone")
+    killed = ending(BEGUN, RUNS, JobReport(exit_status=-9, said_last="x"), 105.0, has_inputs=True)
+    assert killed.sentence == "It has ended by signal 9. It said last: x"
+    assert ending(JOB, None, None, 160.0, has_inputs=False).reason == "NoInputs"
+
+
+def test_a_condition_keeps_the_time_of_its_last_transition() -> None:
+    first = conditions([], {"state": "Running"}, "t1")
+    second = conditions(first, {"state": "Succeeded", "endedAt": "t2"}, "t2")
+    assert [(one["type"], one["status"], one["lastTransitionTime"]) for one in second] == [
+        ("Started", "True", "t1"),
+        ("Complete", "True", "t2"),
+    ]

@@ -1,0 +1,129 @@
+"""One run of a container: a process in namespaces of its own for mounts and processes, in the network of
+its pod. Its image is this machine: it sees its files, and its volumes beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Mount:
+    source: Path
+    path: str
+    is_read_only: bool = False
+
+
+# Its root is a tmpfs into which all top-level folders of the machine are mounted: so volumes can be
+# mounted where the machine has no folder, and nothing is made on the machine.
+ROOT = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs root {root}
+for one in /*; do
+    name={root}$one
+    case $one in /proc) mkdir $name; mount -t proc proc $name; continue;; esac
+    if [ -L $one ]; then cp -P $one $name
+    elif [ -d $one ]; then mkdir $name; mount --rbind $one $name
+    fi
+done
+{mounts}
+cd {root}
+exec chroot {root} /usr/bin/env -i -C {folder} {command}
+"""
+
+
+class Container:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.pid = 0  # of its process 1, as this machine counts
+        self._is_killed = False
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        mounts: Sequence[Mount],
+        root: Path,
+        network: str,
+        log: Path,
+        folder: Path,
+    ) -> Container:
+        """`network`: the path of a namespace. `root`: an empty folder. `folder`: where it begins."""
+        _check(root, mounts)
+        text = ROOT.format(
+            root=root,
+            folder=folder,
+            mounts="\n".join(_mount(root, one) for one in mounts),
+            command=shlex.join([*(f"{name}={value}" for name, value in environment.items()), *command]),
+        )
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *("setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={network}"),
+                *("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "sh", "-c", text),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        made = cls(process)
+        await made._find()
+        return made
+
+    async def _find(self) -> None:
+        while not self.pid and self._process.returncode is None:
+            self.pid = _child(self._process.pid)
+            await asyncio.sleep(0.005)
+
+    async def wait(self) -> int:
+        """Its exit status, of a signal 128 and its number."""
+        returned = await self._process.wait()
+        if self._is_killed and returned == 1:
+            returned = -signal.SIGKILL  # which `unshare` cannot pass on
+        return 128 - returned if returned < 0 else returned
+
+    def signal(self, number: signal.Signals) -> None:
+        self._is_killed = self._is_killed or number == signal.SIGKILL
+        with contextlib.suppress(ProcessLookupError):
+            if self._process.returncode is None:
+                os.kill(self.pid or self._process.pid, number)
+
+    async def stop(self, grace_seconds: float) -> int:
+        """As a kubelet does it: SIGTERM, and SIGKILL once the grace period is over."""
+        self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_seconds):
+                return await self.wait()
+        except TimeoutError:
+            self.signal(signal.SIGKILL)
+            return await self.wait()
+
+
+def _check(root: Path, mounts: Sequence[Mount]) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    for one in mounts:
+        top = Path(*Path(one.path).parts[:2])
+        if top.exists():
+            raise ValueError(f"{one.path}: {top} is a folder of this machine, and is left as it is")
+
+
+def _child(pid: int) -> int:
+    """0: it has none yet."""
+    try:
+        return int((Path(f"/proc/{pid}/task/{pid}/children").read_text().split() or ["0"])[0])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def _mount(root: Path, one: Mount) -> str:
+    at = f"{root}{one.path}"
+    make = f"mkdir -p {at}" if one.source.is_dir() else f"mkdir -p {Path(at).parent}; touch {at}"
+    said = f"{make}; mount --bind {one.source} {at}"
+    return f"{said}; mount -o remount,bind,ro {at}" if one.is_read_only else said

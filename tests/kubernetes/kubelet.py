@@ -1,0 +1,674 @@
+"""A stand-in for the kubelet of one node, as a process: `python -m tests.kubernetes.kubelet …`.
+
+It does what Kubernetes documents of a kubelet, where this is needed: pods of its node as processes with
+addresses of their own; volumes (configMap, secret, projected, emptyDir, hostPath, downwardAPI);
+restartPolicy with back-off; grace periods; probes (httpGet, tcpSocket, exec); logs; the status of pods,
+the node and its Lease. `tests/kubernetes/test_kubelet.py` holds it to that. What it does not do: images,
+users, limits, hooks.
+
+If it is killed its pods end with it, as if the node had lost its power. If it is stopped (SIGSTOP) they
+go on, as if the node could not be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import uvicorn
+from lightkube import ApiError, AsyncClient, KubeConfig
+from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+from lightkube.types import PatchType
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from tests.console.sessions.network import Namespace, ip
+from tests.kubernetes.container import Container, Mount
+
+log = logging.getLogger("kubelet")
+Pod: Any = create_namespaced_resource("", "v1", "Pod", "pods")
+ConfigMap = create_namespaced_resource("", "v1", "ConfigMap", "configmaps")
+Secret = create_namespaced_resource("", "v1", "Secret", "secrets")
+Lease = create_namespaced_resource("coordination.k8s.io", "v1", "Lease", "leases")
+Node: Any = create_global_resource("", "v1", "Node", "nodes")
+Document = dict[str, Any]
+
+BACKOFF_SECONDS_MAX = 300.0
+STABLE_SECONDS = 600.0
+LEASE_SECONDS = 1.0
+VOLUME_AGAIN_SECONDS = 0.3
+LOG_BYTES = 64 << 10
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+class Kubelet:
+    def __init__(self, options: argparse.Namespace, client: AsyncClient) -> None:
+        self.options = options
+        self.client = client
+        self.node: str = options.node
+        self.folder: Path = options.folder
+        self.workers: dict[str, PodWorker] = {}
+        self._addresses = itertools.count(10)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def address(self) -> str:
+        return f"{self.options.network}.{self.options.number}.{next(self._addresses)}"
+
+    async def run(self) -> None:
+        await self._register()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._renew())
+            group.create_task(self._serve_logs())
+            group.create_task(self._follow())
+
+    async def _register(self) -> None:
+        labels = {"kubernetes.io/hostname": self.node, "kubernetes.io/os": "linux"}
+        labels |= json.loads(self.options.labels)
+        document = Node({"metadata": {"name": self.node, "labels": labels}, "spec": {}})
+        with contextlib.suppress(ApiError):
+            await self.client.create(document)
+        have = {"cpu": self.options.cpu, "memory": "64Gi", "pods": "1100"}
+        change = {
+            "status": {
+                "capacity": have,
+                "allocatable": have,
+                "addresses": [{"type": "InternalIP", "address": self.options.host}],
+                "daemonEndpoints": {"kubeletEndpoint": {"Port": self.options.port}},
+                "conditions": [_condition("Ready", value=True, reason="KubeletReady")],
+                "nodeInfo": {
+                    **dict.fromkeys(
+                        ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage"), "stand-in"
+                    ),
+                    "containerRuntimeVersion": "processes://1",
+                    "kubeletVersion": "v1.20.0",
+                    "kubeProxyVersion": "v1.20.0",
+                    "operatingSystem": "linux",
+                    "architecture": "amd64",
+                },
+            }
+        }
+        await self.client.patch(Node.Status, self.node, change, patch_type=PatchType.STRATEGIC)
+
+    async def _renew(self) -> None:
+        """The Lease says that the node is alive; its status only changes."""
+        spec = {"holderIdentity": self.node, "leaseDurationSeconds": 40}
+        had_failed = False
+        while True:
+            stamp = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+            lease = {"metadata": {"name": self.node}, "spec": {**spec, "renewTime": stamp}}
+            try:
+                await self.client.patch(
+                    Lease,
+                    self.node,
+                    {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **lease},
+                    namespace="kube-node-lease",
+                    patch_type=PatchType.APPLY,
+                    field_manager="kubelet",
+                    force=True,
+                )
+                ready = _condition("Ready", value=True, reason="KubeletReady")
+                node = await self.client.get(Node, self.node)
+                found = {one["type"]: one for one in node["status"].get("conditions", [])}
+                if had_failed or found.get("Ready", {}).get("status") != "True":
+                    change = {"status": {"conditions": [ready]}}
+                    await self.client.patch(
+                        Node.Status, self.node, change, patch_type=PatchType.STRATEGIC
+                    )
+                had_failed = False
+            except httpx2.HTTPError as error:
+                had_failed = True
+                log.warning("node: %s", error)
+            await asyncio.sleep(LEASE_SECONDS)
+
+    async def _follow(self) -> None:
+        fields: dict[str, Any] = {"spec.nodeName": self.node}
+        while True:
+            try:
+                found = self.client.list(Pod, namespace="*", fields=fields)
+                there = {one["metadata"]["uid"]: one async for one in found}
+                for uid, one in there.items():
+                    self._see(uid, one)
+                for uid in [uid for uid in self.workers if uid not in there]:
+                    self._forget(uid)
+                events = self.client.watch(
+                    Pod,
+                    namespace="*",
+                    fields=fields,
+                    resource_version=found.resourceVersion,
+                    server_timeout=300,
+                )
+                async for what, one in events:
+                    uid = one["metadata"]["uid"]
+                    self._forget(uid) if what == "DELETED" else self._see(uid, one)
+            except httpx2.HTTPError as error:
+                log.warning("watch: %s", error)
+                await asyncio.sleep(0.3)
+
+    def _see(self, uid: str, pod: Document) -> None:
+        if uid in self.workers:
+            self.workers[uid].see(pod)
+            return
+        worker = self.workers[uid] = PodWorker(self, pod)
+        task = asyncio.create_task(worker.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _forget(self, uid: str) -> None:
+        """It was removed by force: what runs of it is killed at once."""
+        if worker := self.workers.pop(uid, None):
+            worker.is_removed = True
+            worker.kill()
+
+    # Logs
+
+    async def _serve_logs(self) -> None:
+        app = Starlette(
+            routes=[Route("/containerLogs/{namespace}/{pod}/{container}", self._logs, methods=["GET"])]
+        )
+        config = uvicorn.Config(
+            app,
+            host=self.options.host,
+            port=self.options.port,
+            log_level="warning",
+            ssl_certfile=str(self.options.certificate),
+            ssl_keyfile=str(self.options.key),
+            lifespan="off",
+        )
+        server = uvicorn.Server(config)
+        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        with contextlib.suppress(AttributeError):
+            server.capture_signals = contextlib.nullcontext  # type: ignore[assignment]
+        await server.serve()
+
+    async def _logs(self, request: Request) -> Response:
+        of = request.path_params
+        for worker in self.workers.values():
+            metadata = worker.pod["metadata"]
+            if (metadata["namespace"], metadata["name"]) == (of["namespace"], of["pod"]):
+                if of["container"] not in worker.logs:
+                    break
+                tail = request.query_params.get("tailLines")
+                follow = request.query_params.get("follow") == "true"
+                pieces = worker.log(of["container"], int(tail) if tail else None, follow=follow)
+                return StreamingResponse(pieces, media_type="text/plain")
+        return PlainTextResponse("no such container", status_code=404)
+
+
+class PodWorker:
+    """One pod of the node, from the moment that it is bound to it until it is gone."""
+
+    def __init__(self, kubelet: Kubelet, pod: Document) -> None:
+        self.kubelet = kubelet
+        self.pod = pod
+        self.is_removed = False
+        self.logs: dict[str, Path] = {}
+        self.running: dict[str, Container] = {}
+        self.statuses: dict[str, Document] = {}
+        self.ready: dict[str, bool] = {}
+        self._folder = kubelet.folder / "pods" / pod["metadata"]["uid"]
+        self._address = ""
+        self._network: Namespace | None = None
+        self._stopping = asyncio.Event()
+        self._reported: Document = {}
+        self._reporting = asyncio.Lock()
+        self._started_at = now()
+        if "deletionTimestamp" in pod["metadata"]:
+            self._stopping.set()
+
+    @property
+    def name(self) -> str:
+        return str(self.pod["metadata"]["name"])
+
+    def see(self, pod: Document) -> None:
+        self.pod = pod
+        if "deletionTimestamp" in pod["metadata"]:
+            self._stopping.set()
+
+    def kill(self) -> None:
+        self._stopping.set()
+        for one in self.running.values():
+            one.signal(signal.SIGKILL)
+
+    async def run(self) -> None:
+        try:
+            await self._run()
+        except Exception:
+            log.exception("%s", self.name)
+            raise
+        finally:
+            self.kubelet.workers.pop(self.pod["metadata"]["uid"], None)
+
+    async def _run(self) -> None:
+        for one in self.pod["spec"]["containers"]:
+            self.statuses[one["name"]] = self._status(one, {"waiting": {"reason": "ContainerCreating"}})
+        await self._report("Pending")
+        if await self._prepared() and await self._initialised():
+            await self._report("Running")
+            specs = self.pod["spec"]["containers"]
+            done = await asyncio.gather(*(self._keep(one) for one in specs))
+            if not self._stopping.is_set():
+                await self._report("Failed" if any(done) else "Succeeded")
+        await self._stopping.wait()
+        await self._report_end()
+        if self._network:
+            self._network.close()
+        await self._remove()
+        graveyard = self.kubelet.folder / "removed"
+        graveyard.mkdir(exist_ok=True)
+        if self._folder.exists():
+            self._folder.rename(graveyard / self._folder.name)
+
+    # Its parts
+
+    async def _prepared(self) -> bool:
+        """Its network and volumes. False if it was to end before they could be made."""
+        self._folder.mkdir(parents=True)
+        about = {key: self.pod["metadata"][key] for key in ("namespace", "name")}
+        (self._folder / "pod.json").write_text(json.dumps(about))
+        self._network, self._address = _plugged(self.kubelet)
+        while not self._stopping.is_set():
+            try:
+                await self._make_volumes()
+            except ApiError as error:
+                # The kubelet tries again, and the pod stays in ContainerCreating.
+                log.warning("%s: %s", self.name, error)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(VOLUME_AGAIN_SECONDS):
+                        await self._stopping.wait()
+            else:
+                return True
+        return False
+
+    async def _initialised(self) -> bool:
+        for one in self.pod["spec"].get("initContainers", ()):
+            while not self._stopping.is_set():
+                container = await self._start(one, 0)
+                ending = asyncio.create_task(self._stopped(container))
+                status = await container.wait()
+                ending.cancel()
+                if status == 0:
+                    break
+                if self.pod["spec"].get("restartPolicy") == "Never":
+                    await self._report("Failed")
+                    return False
+                await asyncio.sleep(1)
+        return not self._stopping.is_set()
+
+    async def _keep(self, spec: Document) -> int:
+        """Run a container, and again as its restartPolicy wants it. Returns the last exit status."""
+        name, restarts, pause = spec["name"], 0, 0.0
+        policy = self.pod["spec"].get("restartPolicy", "Always")
+        last: Document = {}
+        while True:
+            container = await self._start(spec, restarts)
+            began, began_at = time.monotonic(), now()
+            has_readiness = "readinessProbe" in spec
+            self.ready[name] = not has_readiness
+            identity = {"containerID": f"processes://{container.pid}", "lastState": last}
+            self.statuses[name] = self._status(
+                spec, {"running": {"startedAt": began_at}}, restarts, **identity
+            )
+            await self._report("Running")
+            status = await self._watched(spec, container)
+            self.running.pop(name, None)
+            self.ready[name] = False
+            terminated = {
+                "exitCode": status,
+                "reason": "Completed" if status == 0 else "Error",
+                "startedAt": began_at,
+                "finishedAt": now(),
+                "containerID": f"processes://{container.pid}",
+            }
+            self.statuses[name] = self._status(spec, {"terminated": terminated}, restarts, **identity)
+            is_over = policy == "Never" or (policy == "OnFailure" and status == 0)
+            if self._stopping.is_set() or is_over:
+                return status
+            last = {"terminated": terminated}
+            if time.monotonic() - began > STABLE_SECONDS:
+                pause = 0.0
+            if pause:  # the first time it is started again at once
+                said = f"back-off {pause:g}s restarting failed container={name} pod={self.name}"
+                self.statuses[name] = self._status(
+                    spec, {"waiting": {"reason": "CrashLoopBackOff", "message": said}}, restarts,
+                    lastState=last,
+                )  # fmt: skip
+            await self._report("Running")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
+            if self._stopping.is_set():
+                return status
+            pause = min(pause * 2 or self.kubelet.options.backoff, BACKOFF_SECONDS_MAX)
+            restarts += 1
+
+    async def _watched(self, spec: Document, container: Container) -> int:
+        """Until it has ended: by itself, by its probes, or because its pod ends."""
+        watching = [asyncio.create_task(self._stopped(container))]
+        if probe := spec.get("readinessProbe"):
+            watching.append(asyncio.create_task(self._probe_readiness(spec, probe)))
+        if probe := spec.get("livenessProbe"):
+            watching.append(asyncio.create_task(self._probe_liveness(probe, container)))
+        try:
+            return await container.wait()
+        finally:
+            for task in watching[1:]:
+                task.cancel()
+            if not self._stopping.is_set():
+                watching[0].cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+
+    async def _stopped(self, container: Container) -> None:
+        await self._stopping.wait()
+        if self.is_removed:
+            container.signal(signal.SIGKILL)
+            return
+        grace = self.pod["metadata"].get("deletionGracePeriodSeconds", 30)
+        await container.stop(grace)
+
+    async def _start(self, spec: Document, restarts: int) -> Container:
+        name = spec["name"]
+        folder = self._folder / "containers" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        self.logs[name] = folder / f"{restarts}.log"
+        environment = self._environment(spec)
+        command = [_expanded(one, environment) for one in (*spec["command"], *spec.get("args", ()))]
+        assert self._network
+        self.running[name] = await Container.start(
+            command,
+            environment,
+            self._mounts(spec),
+            folder / "root",
+            f"/proc/{os.getpid()}/fd/{self._network.file}",
+            self.logs[name],
+            self.kubelet.options.image,
+        )
+        (folder / "pid").write_text(str(self.running[name].pid))
+        return self.running[name]
+
+    def _environment(self, spec: Document) -> dict[str, str]:
+        found = {"PATH": os.environ["PATH"], "HOSTNAME": self.pod["spec"].get("hostname", self.name)}
+        for one in spec.get("env", ()):
+            value = one.get("value", "")
+            if field := one.get("valueFrom", {}).get("fieldRef"):
+                value = self._field(field["fieldPath"])
+            found[one["name"]] = _expanded(value, found)
+        return found
+
+    def _field(self, path: str) -> str:
+        known = {
+            "status.podIP": self._address,
+            "status.hostIP": self.kubelet.options.host,
+            "spec.nodeName": self.kubelet.node,
+            "metadata.name": self.name,
+            "metadata.namespace": self.pod["metadata"]["namespace"],
+            "metadata.uid": self.pod["metadata"]["uid"],
+        }
+        return str(known[path])
+
+    # Volumes
+
+    async def _make_volumes(self) -> None:
+        for volume in self.pod["spec"].get("volumes", ()):
+            folder = self._folder / "volumes" / volume["name"]
+            if "hostPath" in volume:
+                continue
+            folder.mkdir(parents=True, exist_ok=True)
+            sources = volume.get("projected", {}).get("sources", [volume])
+            for source in sources:
+                await self._fill(folder, source)
+
+    async def _fill(self, folder: Path, source: Document) -> None:
+        namespace = self.pod["metadata"]["namespace"]
+        files: dict[str, bytes] = {}
+        of: Document = {}
+        if of := source.get("configMap", {}):
+            found = await self.kubelet.client.get(ConfigMap, of["name"], namespace=namespace)
+            files = {key: value.encode() for key, value in (found.get("data") or {}).items()}
+        elif of := source.get("secret", {}):
+            name = of.get("secretName") or of["name"]
+            found = await self.kubelet.client.get(Secret, name, namespace=namespace)
+            files = {key: base64.b64decode(raw) for key, raw in (found.get("data") or {}).items()}
+        elif of := source.get("downwardAPI", {}):
+            files = {
+                one["path"]: self._field(one["fieldRef"]["fieldPath"]).encode() for one in of["items"]
+            }
+            of = {}
+        wanted = {one["key"]: one["path"] for one in of.get("items", ())} or {key: key for key in files}
+        for key, path in wanted.items():
+            (folder / path).write_bytes(files[key])
+            (folder / path).chmod(0o440 if "secret" in source else 0o644)
+
+    def _mounts(self, spec: Document) -> list[Mount]:
+        volumes = {one["name"]: one for one in self.pod["spec"].get("volumes", ())}
+        mounts = []
+        for one in spec.get("volumeMounts", ()):
+            volume = volumes[one["name"]]
+            source = self._folder / "volumes" / one["name"]
+            if host_path := volume.get("hostPath"):
+                # Each node has files of its own.
+                source = self.kubelet.folder / "host" / host_path["path"].lstrip("/")
+                source.mkdir(parents=True, exist_ok=True)
+            mounts.append(Mount(source, one["mountPath"], one.get("readOnly", False)))
+        return mounts
+
+    # Probes
+
+    async def _probe_readiness(self, spec: Document, probe: Document) -> None:
+        name = spec["name"]
+        await asyncio.sleep(probe.get("initialDelaySeconds", 0))
+        failures = 0
+        while True:
+            succeeded = await self._probe(probe)
+            failures = 0 if succeeded else failures + 1
+            is_ready = succeeded or (self.ready[name] and failures < probe.get("failureThreshold", 3))
+            if is_ready != self.ready[name]:
+                self.ready[name] = is_ready
+                self.statuses[name]["ready"] = is_ready
+                await self._report("Running")
+            await asyncio.sleep(probe.get("periodSeconds", 10))
+
+    async def _probe_liveness(self, probe: Document, container: Container) -> None:
+        await asyncio.sleep(probe.get("initialDelaySeconds", 0))
+        failures = 0
+        while True:
+            failures = 0 if await self._probe(probe) else failures + 1
+            if failures >= probe.get("failureThreshold", 3):
+                log.warning("%s: it is not alive", self.name)
+                await container.stop(self.pod["spec"].get("terminationGracePeriodSeconds", 30))
+                return
+            await asyncio.sleep(probe.get("periodSeconds", 10))
+
+    async def _probe(self, probe: Document) -> bool:
+        try:
+            async with asyncio.timeout(probe.get("timeoutSeconds", 1)):
+                if command := probe.get("exec", {}).get("command"):
+                    made = await asyncio.create_subprocess_exec(*command)
+                    return await made.wait() == 0
+                of = probe.get("httpGet") or probe["tcpSocket"]
+                reader, writer = await asyncio.open_connection(self._address, of["port"])
+                try:
+                    if "httpGet" not in probe:
+                        return True
+                    writer.write(f"GET {of.get('path', '/')} HTTP/1.0\r\nHost: probe\r\n\r\n".encode())
+                    line = (await reader.readline()).split()
+                    return len(line) > 1 and 200 <= int(line[1]) < 400
+                finally:
+                    writer.close()
+        except OSError:
+            return False
+
+    # What is reported
+
+    def _status(self, spec: Document, state: Document, restarts: int = 0, **more: Any) -> Document:
+        name = spec["name"]
+        return {
+            "name": name,
+            "image": spec.get("image", ""),
+            "imageID": "",
+            "ready": self.ready.get(name, False),
+            "started": "running" in state,
+            "restartCount": restarts,
+            "state": state,
+            "lastState": {},
+            **more,
+        }
+
+    async def _report(self, phase: str) -> None:
+        async with self._reporting:
+            is_ready = phase == "Running" and all(
+                self.ready.get(one["name"], False) for one in self.pod["spec"]["containers"]
+            )
+            before = {one["type"]: one for one in self._reported.get("conditions", ())}
+            conditions = [
+                _condition("Initialized", value=phase != "Pending"),
+                _condition("Ready", value=is_ready),
+                _condition("ContainersReady", value=is_ready),
+                _condition("PodScheduled", value=True),
+            ]
+            for one in conditions:
+                if before.get(one["type"], {}).get("status") == one["status"]:
+                    one["lastTransitionTime"] = before[one["type"]]["lastTransitionTime"]
+            status = {
+                "phase": phase,
+                "startTime": self._started_at,
+                "hostIP": self.kubelet.options.host,
+                "conditions": conditions,
+                "containerStatuses": [dict(one) for one in self.statuses.values()],
+            }
+            if self._address:
+                status |= {"podIP": self._address, "podIPs": [{"ip": self._address}]}
+            if status == self._reported:
+                return
+            self._reported = status
+            await self._persist(lambda: self._patch(status))
+
+    async def _report_end(self) -> None:
+        """Its containers have ended, and the pod is about to go."""
+        if self._reported.get("phase") == "Running":
+            await self._report("Running")
+
+    async def _patch(self, status: Document) -> None:
+        metadata = self.pod["metadata"]
+        change = {"metadata": {"uid": metadata["uid"]}, "status": status}
+        await self.kubelet.client.patch(
+            Pod.Status,
+            self.name,
+            change,
+            namespace=metadata["namespace"],
+            patch_type=PatchType.MERGE,
+        )
+
+    async def _remove(self) -> None:
+        """Its end is confirmed: the object goes."""
+        if self.is_removed:
+            return
+        metadata = self.pod["metadata"]
+        await self._persist(
+            lambda: self.kubelet.client.delete(
+                Pod, self.name, namespace=metadata["namespace"], grace_period=0
+            )
+        )
+
+    async def _persist(self, request: Callable[[], Awaitable[Any]]) -> None:
+        while not self.is_removed:
+            try:
+                await request()
+            except ApiError as error:
+                if error.status.code in (404, 409, 422):
+                    return  # it is gone, or another one has its name
+                log.warning("%s: %s", self.name, error)
+            except httpx2.HTTPError as error:
+                log.warning("%s: %s", self.name, error)
+            else:
+                return
+            await asyncio.sleep(0.3)
+
+    async def log(self, container: str, tail: int | None, *, follow: bool) -> AsyncIterator[bytes]:
+        path = self.logs[container]
+        running = self.running.get(container)
+        with path.open("rb") as file:
+            if tail is not None:
+                lines = file.read().splitlines(keepends=True)[-tail:] if tail else []
+                yield b"".join(lines)
+            while True:
+                is_over = self.running.get(container) is not running or running is None
+                piece = file.read(LOG_BYTES)
+                if piece:
+                    yield piece
+                elif is_over or not follow:
+                    return
+                else:
+                    await asyncio.sleep(0.05)
+
+
+def _plugged(kubelet: Kubelet) -> tuple[Namespace, str]:
+    """A network with an address, at the bridge of all nodes."""
+    address = kubelet.address()
+    third, fourth = address.split(".")[2:]
+    here = f"{kubelet.options.bridge}v{third}.{fourth}"
+    made = Namespace()
+    ip("link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", made.path)
+    ip("link", "set", here, "master", kubelet.options.bridge, "up")
+    with made.entered():
+        ip("address", "add", f"{address}/16", "dev", "eth0")
+        ip("link", "set", "eth0", "up")
+    return made, address
+
+
+def _condition(kind: str, *, value: bool, reason: str = "") -> Document:
+    made = {"type": kind, "status": str(value), "lastTransitionTime": now()}
+    return {**made, "reason": reason} if reason else made
+
+
+def _expanded(text: str, environment: dict[str, str]) -> str:
+    for name, value in environment.items():
+        text = text.replace(f"$({name})", value)
+    return text
+
+
+async def _main(options: argparse.Namespace) -> None:
+    config = KubeConfig.from_file(options.kubeconfig)
+    async with AsyncClient(config, trust_env=False) as client:
+        await Kubelet(options, client).run()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for flag in ("--kubeconfig", "--folder", "--certificate", "--key", "--image"):
+        parser.add_argument(flag, type=Path, required=True)
+    for flag in ("--node", "--labels", "--bridge", "--network", "--host"):
+        parser.add_argument(flag, required=True)
+    parser.add_argument("--number", type=int, required=True, help="of the node: a part of addresses")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--cpu", default="16")
+    parser.add_argument("--backoff", type=float, default=10.0, help="before the second restart")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    shutil.rmtree(options.folder, ignore_errors=True)
+    options.folder.mkdir(parents=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_main(options))
+
+
+if __name__ == "__main__":
+    main()

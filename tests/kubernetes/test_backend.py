@@ -1,0 +1,297 @@
+"""What the backend `kubernetes` promises beside what all backends do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightkube import ApiError
+
+from cluster_server.client import Away, ClusterClient
+from cluster_server.kubernetes import objects
+from cluster_server.kubernetes.api import Unavailable
+from cluster_server.kubernetes.backend import KubernetesBackend
+from cluster_server.proto import cluster_pb2 as pb
+from console.environment import PROJECT
+from tests.cluster_server.requests import FAKE_MANAGER, instance, job, workload
+from tests.kubernetes.bed import Bed, resource
+from tests.kubernetes.world import QUICK, RUNNER, Kubernetes
+
+pytestmark = [pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
+Pod, Service, Secret = resource("Pod"), resource("Service"), resource("Secret")
+
+
+@pytest.fixture
+async def world(kubernetes_bed: Bed, request: pytest.FixtureRequest) -> AsyncIterator[Kubernetes]:
+    made = Kubernetes(kubernetes_bed, has_jobs="job" in request.node.name)
+    await made.open()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def found(world: Kubernetes, kind: Any, name: str) -> dict[str, Any] | None:
+    with world.bed.client() as client:
+        try:
+            return dict(client.get(kind, name, namespace=world.namespace))
+        except ApiError as error:
+            if error.status.code != 404:
+                raise
+            return None
+
+
+async def test_the_choice_of_boxes_reaches_the_cluster(world: Kubernetes) -> None:
+    await world.backend.apply(workload("chat", 1, instance("chat-0-a"), instance("chat-1-b")))
+    first = await world.until_state("chat", "chat-0-a", pb.READY)
+    second = await world.until_state("chat", "chat-1-b", pb.READY)
+    assert (first.host, second.host) == ("node-a", "node-b")
+    nowhere = instance("chat-2-c")
+    nowhere.boxes[:] = ["a-box-that-no-node-reaches"]
+    known = [instance("chat-0-a"), instance("chat-1-b")]
+    await world.backend.apply(workload("chat", 2, *known, nowhere))
+
+    def is_refused() -> bool:
+        status = world.status("chat", "chat-2-c")
+        return bool(status and status.reason == "WaitingForCapacity")
+
+    await world.until("the scheduler finds no node", is_refused)
+
+
+async def test_ready_instances_are_endpoints_of_the_workload(world: Kubernetes) -> None:
+    await world.backend.apply(workload("chat", 1, instance("chat-0-a")))
+    await world.until_state("chat", "chat-0-a", pb.READY)
+    pod = found(world, Pod, "chat-0-a")
+    assert pod
+
+    def is_endpoint() -> bool:
+        there = found(world, resource("Endpoints"), "chat") or {}
+        subsets = there.get("subsets") or [{}]
+        return [one["ip"] for one in subsets[0].get("addresses") or ()] == [pod["status"]["podIP"]]
+
+    await world.until("it is an endpoint", is_endpoint)
+    service = found(world, Service, "chat")
+    assert service
+    assert service["spec"]["clusterIP"] == "None"
+    await world.backend.delete("chat")
+    await world.until("its service is gone", lambda: found(world, Service, "chat") is None)
+    await world.until("its secret is gone", lambda: found(world, Secret, "instance-chat-0-a") is None)
+
+
+async def test_an_instance_whose_node_is_drained_is_gone_and_says_so(world: Kubernetes) -> None:
+    await world.backend.apply(workload("chat", 1, instance("chat-0-a", grace=5)))
+    await world.until_state("chat", "chat-0-a", pb.READY)
+    world.bed.evict(world.namespace, "chat-0-a")
+    status = await world.until_state("chat", "chat-0-a", pb.GONE)
+    assert status.reason == "Evicted"
+    assert "on node node-a" in status.sentence
+    assert world.starts("chat-0-a") == 1  # nobody makes it anew under its name
+    await world.restart()
+    assert (await world.until_state("chat", "chat-0-a", pb.GONE)).reason == "Evicted"
+
+
+async def test_what_a_crash_has_left_of_an_apply_is_removed(world: Kubernetes) -> None:
+    """Records of instances are stored before the workload that wants them."""
+    request = workload("chat", 1, instance("chat-0-a"))
+    document = objects.instance_map_document("chat", request.instances[0], "a digest")
+    document |= {"apiVersion": "v1", "kind": "ConfigMap"}
+    await world.backend.stop()
+    with world.bed.client() as client:
+        world.bed.put(client, document, world.namespace)
+    await world.open()
+    await world.until("it is removed", lambda: not world.backend.workloads()[0])
+    assert found(world, resource("ConfigMap"), "instance-chat-0-a") is None
+    await world.backend.apply(request)
+    await world.until_state("chat", "chat-0-a", pb.READY)
+
+
+@pytest.mark.timeout(300)
+async def test_a_server_that_is_killed_amid_its_work_is_resumed(
+    world: Kubernetes, tmp_path: Path
+) -> None:
+    """kill -9 at several moments of an Apply and of a deletion: the next one does the rest, once."""
+    await world.backend.stop()
+    target = f"unix:{tmp_path / 'c.sock'}"
+    options = ("--listen", target, "--lease-time", "1s")
+    for number, after in enumerate((0.0, 0.05, 0.3)):
+        name = f"chat-{number}"
+        one = instance(f"{name}-a")
+        del one.boxes[:]
+        with server(world, tmp_path, *options) as process:
+            async with ClusterClient(target) as cluster:
+                applying = asyncio.create_task(cluster.apply(name, 1, [one]))
+                await asyncio.sleep(after)
+                process.kill()
+                with contextlib.suppress(Away):
+                    await applying
+        with server(world, tmp_path, *options):
+            async with ClusterClient(target) as cluster:
+                await cluster.apply(name, 1, [one])  # as the orchestrator does until it is answered
+                await until_ready(cluster, name)
+                assert world.starts(one.name) == 1
+                await cluster.delete(name)
+    with server(world, tmp_path, *options):
+        async with ClusterClient(target) as cluster, asyncio.timeout(60):
+            while (await cluster.list())[0]:  # noqa: ASYNC110 - until all are gone
+                await asyncio.sleep(0.1)
+    assert not [pid for number in range(3) for pid in world.processes(f"chat-{number}-a")]
+    await world.open()
+
+
+async def until_ready(cluster: ClusterClient, name: str) -> None:
+    async with asyncio.timeout(60), contextlib.aclosing(cluster.watch()) as events:
+        async for event in events:
+            states = [one.state for one in event.workload.instances]
+            if event.workload.name == name and states == [pb.READY]:
+                return
+
+
+async def test_one_of_two_servers_works_and_the_other_takes_over(world: Kubernetes) -> None:
+    await world.backend.apply(workload("chat", 1, instance("chat-0-a")))
+    await world.until_state("chat", "chat-0-a", pb.READY)
+    second = KubernetesBackend(replace(world.options, identity="second"))
+    starting = asyncio.create_task(second.start())
+    await asyncio.sleep(1.0)
+    assert not starting.done()  # it waits for the Lease
+    before = world.backend.workloads()[1]
+    await world.backend.stop()
+    await starting
+    world.backend = second
+    status = world.status("chat", "chat-0-a")
+    assert status is not None
+    assert status.state == pb.READY
+    assert world.backend.workloads()[1] > before  # no version is used twice
+    assert world.starts("chat-0-a") == 1
+
+
+async def test_a_partition_from_the_api_server(world: Kubernetes) -> None:
+    """What runs goes on, what is known is answered, what cannot be done is refused; and when it is over
+    all goes on, with nothing twice."""
+    await world.backend.stop()
+    with world.bed.proxy() as (proxy, kubeconfig):
+        direct = world.options
+        lease = replace(direct.lease, give_up_seconds=60.0, lease_seconds=90.0)
+        world.options = replace(direct, kubeconfig=kubeconfig, lease=lease)
+        await world.open()
+        await world.backend.apply(workload("chat", 1, instance("chat-0-a")))
+        await world.until_state("chat", "chat-0-a", pb.READY)
+        both = [instance("chat-0-a"), instance("chat-1-b")]
+        with proxy.cut():
+            with pytest.raises(Unavailable):
+                await world.backend.apply(workload("chat", 2, *both))
+            status = world.status("chat", "chat-0-a")
+            assert status is not None
+            assert status.state == pb.READY
+            world.kill_manager("chat-0-a")  # its node deals with that alone
+            await world.until("it runs again", lambda: world.starts("chat-0-a") == 2)
+        await world.until_state("chat", "chat-0-a", pb.READY)
+        await world.backend.apply(workload("chat", 2, *both))
+        await world.until_state("chat", "chat-1-b", pb.READY)
+        assert world.starts("chat-1-b") == 1
+        await world.backend.stop()
+    world.options = direct
+    await world.open()
+
+
+async def test_a_server_that_cannot_renew_its_lease_stops(world: Kubernetes) -> None:
+    await world.backend.stop()
+    with world.bed.proxy() as (proxy, kubeconfig):
+        direct = world.options
+        world.options = replace(direct, kubeconfig=kubeconfig, lease=QUICK)
+        await world.open()
+        with proxy.cut():
+            async with asyncio.timeout(30):
+                await world.backend.lost.wait()
+        await world.backend.stop()
+    world.options = direct
+    await world.open()
+
+
+async def test_a_wsjob_that_was_made_by_hand(world: Kubernetes) -> None:
+    document = {
+        "apiVersion": "tidegate.dev/v1",
+        "kind": "WsJob",
+        "metadata": {"name": "by-hand"},
+        "spec": {"kind": "Compile", "configMap": "inputs"},
+    }
+    spec = {"spec.json": json.dumps({"result": {"layout": 7}})}
+    with world.bed.client() as client:
+        inputs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "inputs"}, "data": spec}
+        world.bed.put(client, inputs, world.namespace)
+        world.bed.put(client, document, world.namespace)
+
+        def state() -> str:
+            status = client.get(resource("WsJob"), "by-hand", namespace=world.namespace).get("status")
+            return str((status or {}).get("state", ""))
+
+        await world.until("it has ended", lambda: state() == "Succeeded")
+        made = client.get(resource("WsJob"), "by-hand", namespace=world.namespace)
+        conditions = {one["type"]: one["status"] for one in made["status"]["conditions"]}
+        assert conditions == {"Started": "True", "Complete": "True"}
+        wrong = {**document, "metadata": {"name": "wrong"}, "spec": {"kind": "Guess", "configMap": "x"}}
+        with pytest.raises(ApiError, match=r"spec\.kind"):
+            world.bed.put(client, wrong, world.namespace)
+    assert json.loads(world.backend.job("by-hand").result) == {"layout": 7}
+
+
+async def test_deleting_a_wsjob_ends_it_first(world: Kubernetes) -> None:
+    await world.backend.submit(job("compile-1", waits=True, result={}))
+    await world.until("it runs", lambda: world.starts("compile-1") == 1)
+    with world.bed.client() as client:
+        client.delete(resource("WsJob"), "compile-1", namespace=world.namespace)
+    await world.until("nothing of it runs", lambda: not world.processes("compile-1"))
+    await world.until("it is gone", lambda: found(world, resource("WsJob"), "compile-1") is None)
+
+
+async def test_the_process_serves_and_ends(world: Kubernetes, tmp_path: Path) -> None:
+    await world.backend.stop()
+    with server(world, tmp_path, "--listen", f"unix:{tmp_path / 'c.sock'}") as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    await world.open()
+
+
+@contextlib.contextmanager
+def server(world: Kubernetes, folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Cluster Server, from when it serves until it is killed."""
+    ready = folder / "notify"
+    ready.unlink(missing_ok=True)
+    command = [*(sys.executable, "-m", "cluster_server", "--backend", "kubernetes"), *options]
+    command += ["--kubeconfig", str(world.bed.kubeconfig()), "--namespace", world.namespace]
+    command += ["--command", shlex.join(FAKE_MANAGER), "--runner", shlex.join(RUNNER)]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(ready))
+        listener.settimeout(60.0)
+        environment = {**os.environ, "NOTIFY_SOCKET": str(ready)}
+        process = subprocess.Popen(command, cwd=PROJECT, env=environment)
+        try:
+            while b"READY=1" not in listener.recv(1000):
+                pass
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+async def test_an_instance_whose_record_was_deleted_is_gone(world: Kubernetes) -> None:
+    """Its pod goes with it, and nobody knows any more what it was to be."""
+    await world.backend.apply(workload("chat", 1, instance("chat-0-a", grace=1)))
+    await world.until_state("chat", "chat-0-a", pb.READY)
+    with world.bed.client() as client:
+        client.delete(resource("ConfigMap"), "instance-chat-0-a", namespace=world.namespace)
+    assert (await world.until_state("chat", "chat-0-a", pb.GONE)).reason == "RecordLost"
+    await world.backend.apply(workload("chat", 2))
+    await world.until("it is forgotten", lambda: not world.backend.workload("chat").instances)

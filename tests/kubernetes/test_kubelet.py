@@ -1,0 +1,225 @@
+"""The stand-in for the kubelet does what Kubernetes documents of one, as far as tests rely on it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from lightkube import ApiError, Client
+
+from tests.kubernetes.bed import NOT_READY_SECONDS, TOLERATION_SECONDS, Bed, Document, resource
+
+pytestmark = [pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
+Pod, Endpoints = resource("Pod"), resource("Endpoints")
+SECONDS_MAX = 40.0
+SERVER = "import http.server as h; h.HTTPServer(('', 8080), h.SimpleHTTPRequestHandler).serve_forever()"
+
+
+class Namespace:
+    def __init__(self, bed: Bed, client: Client) -> None:
+        self.name = f"kubelet-{secrets.token_hex(4)}"
+        self.client = client
+        self.bed = bed
+
+    def put(self, document: Document) -> None:
+        self.bed.put(self.client, document, self.name)
+
+    def pod(self, name: str, command: str, **spec: Any) -> None:
+        container = {"name": "main", "image": "none", "command": ["sh", "-c", command]}
+        container |= spec.pop("container", {})
+        labels = spec.pop("labels", {})
+        self.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "labels": labels},
+                "spec": {"containers": [container], "terminationGracePeriodSeconds": 1, **spec},
+            }
+        )
+
+    def get(self, name: str) -> Document | None:
+        try:
+            return dict(self.client.get(Pod, name, namespace=self.name))
+        except ApiError as error:
+            if error.status.code != 404:
+                raise
+            return None
+
+    def until(self, name: str, holds: Callable[[Document], bool]) -> Document:
+        until = time.monotonic() + SECONDS_MAX
+        while True:
+            found = self.get(name)
+            if found and holds(found):
+                return found
+            assert time.monotonic() < until, found and found.get("status")
+            time.sleep(0.05)
+
+    def until_gone(self, name: str) -> float:
+        began = time.monotonic()
+        while self.get(name) is not None:
+            assert time.monotonic() < began + SECONDS_MAX
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def delete(self, name: str, grace: int | None = None) -> None:
+        self.client.delete(Pod, name, namespace=self.name, grace_period=grace)
+
+    def log(self, name: str) -> str:
+        return "".join(self.client.log(name, namespace=self.name))
+
+
+@pytest.fixture
+def space(kubernetes_bed: Bed) -> Iterator[Namespace]:
+    with kubernetes_bed.client() as client:
+        made = Namespace(kubernetes_bed, client)
+        kubernetes_bed.namespace(made.name)
+        yield made
+        for pod in client.list(Pod, namespace=made.name):
+            with contextlib.suppress(ApiError):
+                made.delete(pod["metadata"]["name"], 0)
+        kubernetes_bed.drop_namespace(made.name)
+
+
+def phase(pod: Document) -> str:
+    return str(pod.get("status", {}).get("phase", ""))
+
+
+def container(pod: Document) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = (pod.get("status", {}).get("containerStatuses") or [{}])[0]
+    return found
+
+
+def test_never_and_on_failure_end_as_their_container_does(space: Namespace) -> None:
+    space.pod("good", "exit 0", restartPolicy="OnFailure")
+    space.pod("bad", "exit 3", restartPolicy="Never")
+    space.until("good", lambda pod: phase(pod) == "Succeeded")
+    bad = space.until("bad", lambda pod: phase(pod) == "Failed")
+    ended = container(bad)["state"]["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (3, "Error")
+    assert container(bad)["restartCount"] == 0
+
+
+def test_a_container_that_fails_is_started_again_at_once_and_then_after_a_pause(
+    space: Namespace,
+) -> None:
+    space.pod("bad", "echo run; exit 3", restartPolicy="Always")
+    again = space.until("bad", lambda pod: container(pod).get("restartCount") == 1)
+    assert again["status"]["phase"] == "Running"
+    waiting = space.until("bad", lambda pod: "waiting" in container(pod).get("state", {}))
+    assert container(waiting)["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+    assert container(waiting)["lastState"]["terminated"]["exitCode"] == 3
+
+
+def test_sigterm_then_sigkill_when_the_grace_period_is_over(space: Namespace) -> None:
+    space.pod("polite", "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done")
+    space.pod("deaf", "trap '' TERM; echo up; while :; do sleep 0.05; done")
+    for name in ("polite", "deaf"):
+        space.until(name, lambda pod: phase(pod) == "Running")
+        until = time.monotonic() + SECONDS_MAX
+        while "up" not in space.log(name):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    space.delete("polite", 30)
+    assert space.until_gone("polite") < 15
+    space.delete("deaf", 2)
+    assert space.get("deaf") is not None
+    assert space.until_gone("deaf") >= 1
+
+
+def test_only_ready_pods_are_endpoints(space: Namespace) -> None:
+    space.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "web"},
+            "spec": {
+                "clusterIP": "None",
+                "selector": {"app": "web"},
+                "ports": [{"port": 8080, "protocol": "TCP"}],
+            },
+        }
+    )
+    gate = {"tcpSocket": {"port": 8080}, "periodSeconds": 1, "failureThreshold": 1}
+    ready = {"command": [sys.executable, "-S", "-c", SERVER], "readinessProbe": gate}
+    space.pod("serves", "", labels={"app": "web"}, container=ready)
+    space.pod("refuses", "sleep 100", labels={"app": "web"}, container={"readinessProbe": gate})
+    serves = space.until("serves", lambda pod: container(pod).get("ready", False))
+    refuses = space.until("refuses", lambda pod: phase(pod) == "Running")
+
+    def addresses() -> tuple[set[str], set[str]]:
+        found = space.client.get(Endpoints, "web", namespace=space.name)
+        subset = (found.get("subsets") or [{}])[0]
+        there = [subset.get(kind) or () for kind in ("addresses", "notReadyAddresses")]
+        return {one["ip"] for one in there[0]}, {one["ip"] for one in there[1]}
+
+    until = time.monotonic() + SECONDS_MAX
+    wanted = ({serves["status"]["podIP"]}, {refuses["status"]["podIP"]})
+    while addresses() != wanted:
+        assert time.monotonic() < until, addresses()
+        time.sleep(0.05)
+
+
+def test_a_container_that_is_not_alive_is_started_again(space: Namespace) -> None:
+    probe = {"tcpSocket": {"port": 8080}, "periodSeconds": 1, "failureThreshold": 2}
+    space.pod("stuck", "sleep 100", container={"livenessProbe": probe})
+    again = space.until("stuck", lambda pod: container(pod).get("restartCount", 0) >= 1)
+    assert container(again)["lastState"]["terminated"]["exitCode"] in (137, 143)
+
+
+def test_volumes_and_fields_of_the_pod(space: Namespace) -> None:
+    space.pod(
+        "reads",
+        "cat /inputs/given; echo $POD_IP; touch /work/kept; test -e /inputs/other || echo alone; exit 0",
+        restartPolicy="Never",
+        volumes=[
+            {
+                "name": "inputs",
+                "configMap": {"name": "late", "items": [{"key": "one", "path": "given"}]},
+            },
+            {"name": "work", "emptyDir": {}},
+        ],
+        container={
+            "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+            "volumeMounts": [
+                {"name": "inputs", "mountPath": "/inputs", "readOnly": True},
+                {"name": "work", "mountPath": "/work-of-pod"},
+            ],
+        },
+    )
+    time.sleep(0.5)
+    pending = space.until("reads", lambda pod: bool(container(pod)))
+    assert container(pending)["state"]["waiting"]["reason"] == "ContainerCreating"
+    data = {"one": "from the map\n", "other": "x"}
+    space.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "late"}, "data": data})
+    done = space.until("reads", lambda pod: phase(pod) in ("Succeeded", "Failed"))
+    assert space.log("reads").splitlines() == ["from the map", done["status"]["podIP"], "alone"]
+
+
+def test_pods_of_a_node_that_is_silent_are_evicted_and_stay_until_it_confirms(
+    space: Namespace,
+) -> None:
+    bed = space.bed
+    node = bed.nodes["node-b"]
+    space.pod("there", "sleep 100", nodeName="node-b")
+    space.pod("here", "sleep 100", nodeName="node-a")
+    for name in ("there", "here"):
+        space.until(name, lambda pod: phase(pod) == "Running")
+    node.freeze()
+    try:
+        began = time.monotonic()
+        space.until("there", lambda pod: "deletionTimestamp" in pod["metadata"])
+        assert time.monotonic() - began > NOT_READY_SECONDS + TOLERATION_SECONDS - 2
+        time.sleep(2)  # longer than its grace period
+        assert space.get("there") is not None  # nobody knows whether it runs
+        here = space.get("here")
+        assert here
+        assert "deletionTimestamp" not in here["metadata"]
+    finally:
+        node.thaw()
+    space.until_gone("there")
+    bed.until_ready("node-b")
