@@ -50,7 +50,9 @@ class Scope(Struct, frozen=True, forbid_unknown_fields=True):
 class Question(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Remove all of these scopes, and say so. `org`: whose they are, for drivers and brains. `epoch`:
     from which on the org has other tags. `seconds`: how long to wait, at most. `withdrawn`: the driver
-    may not serve the org any more, whose tags stay as they are; a later document may bring it back."""
+    may not serve the org any more, whose tags stay as they are; a later document may bring it back.
+    `idle`: the driver's job has ended, so that its shards are no longer its own, and nobody waits for
+    those that it can't reach."""
 
     operation: Operation
     challenge: Hex16
@@ -59,6 +61,7 @@ class Question(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     org: Annotated[str, Meta(max_length=200)] = ""
     seconds: Annotated[float, Meta(ge=0, le=SECONDS_MAX)] = 0.0
     withdrawn: bool = False
+    idle: bool = False
 
 
 class Statement(Struct, frozen=True, kw_only=True):

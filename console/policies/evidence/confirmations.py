@@ -188,6 +188,7 @@ def _question(operation: Operation, place: Place) -> Question:
         org="" if isinstance(place.one, Node) else operation.plan["org"],
         seconds=SECONDS,
         withdrawn=isinstance(place.one, Driver) and "driver" in operation.plan,
+        idle=isinstance(place.one, Driver) and not streams_of_driver(place.one.name),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from django.db import transaction
 from django.utils import timezone
@@ -13,6 +14,9 @@ from console.control.models import Change, Target
 from console.control.services import Reach, applied
 from console.fleet.models import Driver
 from console.operations.core import State
+from console.orgs import services as orgs
+from console.policies.evidence import purges
+from console.policies.models import PurgeConfirmation, PurgeReceipt
 from console.policies.rollout import applied_on
 from console.policies.services import active_policy
 from console.sessions import services
@@ -74,3 +78,13 @@ def test_it_has_the_newest_policy_when_its_next_job_starts(people: People, ended
     assert [one.has_it for one in reach(people).standings] == [False], "it is waited for again"
     push()
     assert applied(Change.objects.get(pk=change.pk)).seconds is not None
+
+
+def test_it_confirms_a_purge_and_speaks_of_no_shard(people: People, ended: Plane) -> None:
+    with transaction.atomic():
+        org = orgs.for_change(people.principal("org_admin"), "acme")
+        purging = purges.purge(people.principal("org_admin"), org, reason="asked for")
+    assert run(purging).state == State.SUCCEEDED, purging.message
+    assert PurgeReceipt.objects.get().places["drivers"]
+    payload = PurgeConfirmation.objects.get(identity="driver:job7").payload
+    assert msgspec.json.decode(payload)["shards"] == [], "what it had there, agents speak for"
