@@ -175,12 +175,18 @@ def _escaped(sign: str) -> str:
     return "".join(f"\\u{unit:04x}" for unit in memoryview(sign.encode("utf-16-le")).cast("H"))
 
 
+OTHER_BREAKS: Final = frozenset("\x85\u2028\u2029")  # what YAML ends a line with, too
+
+
 class _Dumper(yaml.SafeDumper):
     """Texts of several lines as blocks."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    style = "|" if "\n" in text else None
+    if OTHER_BREAKS & set(text):
+        style = '"'  # written as they are, they would be read as white space
+    else:
+        style = "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -184,7 +184,9 @@ def _check_fits(manifest: Manifest) -> None:
             )
     from django.db.migrations.loader import MigrationLoader
 
-    known = {f"{app}.{name}" for app, name in MigrationLoader(None).disk_migrations}
+    migrations = MigrationLoader(None).disk_migrations
+    replaced = {name for one in migrations.values() for name in one.replaces}
+    known = {f"{app}.{name}" for app, name in {*migrations, *replaced}}
     if unknown := [name for name in manifest.migrations if name not in known]:
         raise CannotBackUp(
             f"The backup is of Tidegate {manifest.tidegate}, which is newer than this one "

@@ -38,6 +38,8 @@ UV_LOCK = LOCKS / "uv.txt"
 ALONE = LOCKS / "engines.alone.txt"  # engines that ask for far more than what we use of them needs
 OTHER = LOCKS / "engines.other.txt"  # and one that is built for another Python
 OTHER_PYTHON = "3.12"
+# xds-protos brings older copies of the messages of OpenTelemetry.
+OVERWRITTEN, OVERWRITING = "opentelemetry-proto", "xds-protos"
 # Not in the lock: each platform, and each kind of accelerator, has a build of its own of one version.
 # Which one is installed is up to how pip is set up here.
 TORCH = "torch==2.13.0"
@@ -110,7 +112,12 @@ def _install(kind: str) -> None:
             raise
         # uv brings its own list of authorities, and some networks have one of their own.
         name = f"packages ({kind}), trusting whom this machine trusts"
-        _stage(name, [*command, "--system-certs"], complaint)
+        command += ["--system-certs"]
+        _stage(name, command, complaint)
+    if _overwrites(kind):
+        # uv installs packages beside each other: which of the two a file is of was a matter of chance.
+        again = [*command, "--reinstall-package", OVERWRITTEN]
+        _stage(f"packages ({kind}), once more", again, complaint)
     if kind == "engines":
         where = ["--target", str(_home(kind) / "other"), "--python-version", OTHER_PYTHON]
         what = ["--require-hashes", "--no-deps", "--quiet", "--requirements", str(OTHER)]
@@ -134,6 +141,12 @@ def _python(kind: str) -> Path:
 
 def _stamp(kind: str) -> Path:
     return _home(kind) / f".{kind}-installed"
+
+
+def _overwrites(kind: str) -> bool:
+    """Whether a package of this lock has older copies of another one's files."""
+    lock = (LOCKS / f"{kind}.txt").read_text()
+    return all(f"\n{name}==" in lock for name in (OVERWRITTEN, OVERWRITING))
 
 
 def _wanted(kind: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,15 @@ def installed(checkout: Path) -> None:
         (home / "bin" / "python").symlink_to(sys.executable)
         stamp = f"{bootstrap._digest(requirements / f'{kind}.txt')} {sys.version}"
         (home / f".{kind}-installed").write_text(stamp)
+
+
+def test_a_package_whose_files_another_one_brings_too_has_its_own() -> None:
+    found = metadata.distribution(bootstrap.OVERWRITTEN).files or []
+    hashed = [(one, one.hash.value) for one in found if one.suffix == ".py" and one.hash]
+    for one, digest in hashed:
+        raw = hashlib.sha256(one.locate().read_bytes()).digest()  # type: ignore[attr-defined]
+        assert base64.urlsafe_b64encode(raw).rstrip(b"=").decode() == digest, one
+    assert hashed
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -100,6 +100,7 @@ def test_every_terminal_can_be_spoken_to(encoding: str, text: str) -> None:
         max_leaves=6,
     )
 )
+@example({"\x85": "a\u2028b\n"})
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_documents_say_the_same_in_every_encoding(encoding: str, value: Any) -> None:
     value = json.loads(json.dumps(value).encode("utf-8", "replace"))
