@@ -183,10 +183,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = "|" if "\n" in text else None
     if OTHER_BREAKS & set(text):
         style = '"'  # written as they are, they would be read as white space
-    else:
-        style = "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
