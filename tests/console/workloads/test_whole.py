@@ -40,7 +40,7 @@ def deleted_at_last(scene: Served) -> Iterator[None]:
     yield
     if not scene.is_gone("chat"):
         scene.delete("chat")
-    wait_until("no process is left", lambda: not scene.processes_of(), 30)
+    wait_until("no process is left", lambda: not scene.processes_of(), 60)
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_in_a_browser_one_is_created_seen_to_come_up_broken_and_seen_to_be_rolle
         page.get_by_role("link", name="Create workload").click()
         rewrite(page, "replicas: 2", "replicas: 1")
         page.get_by_role("button", name="Create workload").click()
-        expect(page.get_by_role("heading", name="chat", exact=True)).to_be_visible()
+        is_shown(page, "chat")
         watch(row(page, "status", "Ready"), "yes")
         [good] = scene.instances("chat")
         watch(row(page, "replicas", "chat-0"), f"{good['name']}.*serving")
@@ -165,7 +165,7 @@ def test_in_a_browser_one_is_created_seen_to_come_up_broken_and_seen_to_be_rolle
             rewrite(page, "kind: emulator", "kind: emulator\n  arguments: [--fail-start]")
             rewrite(page, "deadline_seconds: 600", "deadline_seconds: 8")
             page.get_by_role("button", name="Apply").click()
-            expect(page.get_by_role("heading", name="chat", exact=True)).to_be_visible()
+            is_shown(page, "chat")
             watch(row(page, "rollouts", r"2\s+from 1"), "rolled back.* was not ready within 8 s")
             watch(row(page, "revisions", "3"), "current.*same as revision 1")
             watch(row(page, "status", "RolloutComplete"), "yes")
@@ -181,11 +181,18 @@ def test_in_a_browser_one_is_created_seen_to_come_up_broken_and_seen_to_be_rolle
 
 def rewrite(page: Page, old: str, new: str) -> None:
     """In the spec of the form. Its plan is there again afterwards."""
+    page.wait_for_load_state("networkidle")  # the first plan, of what the form begins with
     spec = page.get_by_label("Spec")
     text = spec.input_value()
     assert old in text
     with page.expect_response(lambda answer: answer.request.method == "POST"):
         spec.fill(text.replace(old, new))
+    page.wait_for_load_state("networkidle")
+
+
+def is_shown(page: Page, name: str) -> None:
+    """What a form asks for may wait for whatever else changes the fleet."""
+    expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible(timeout=60_000)
 
 
 def row(page: Page, section: str, begins: str) -> Locator:
