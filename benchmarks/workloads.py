@@ -254,7 +254,7 @@ def leader_row(scene: Served, rounds: int) -> Row:
                 command, cwd=PROJECT, env=scene.whole.environment, stderr=subprocess.DEVNULL
             )
             try:
-                shown = "SELECT FROM pg_stat_activity WHERE application_name = %s"
+                shown = "SELECT 1 FROM pg_stat_activity WHERE application_name = %s"
                 name = f"tidegate orchestrator {standby.pid}"
                 wait_until("it stands by", lambda: database.execute(shown, [name]).fetchone(), 60)  # noqa: B023
                 before = _leader(database)
