@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Request, expect
 
 from tests.browser.looking import NARROW, WIDE, TakePicture, faults, log_in
 from tests.live import LiveConsole, live_console
@@ -108,6 +108,37 @@ def test_a_workload_is_planned_made_watched_and_rolled_back(
     look(page, take_picture, "workload-instance")
     context.close()
     assert complaints == []
+
+
+def test_what_was_typed_is_made_though_its_plan_has_not_come_and_a_refusal_stays_there(
+    browser: Browser, console: LiveConsole
+) -> None:
+    context = browser.new_context(base_url=console.address, viewport=WIDE, reduced_motion="reduce")
+    page = context.new_page()
+    log_in(page, console)
+    page.goto("/new-workload/")
+    spec = page.get_by_label("Spec")
+    make = page.get_by_role("button", name="Create workload")
+    expect(page.locator("#plan")).to_contain_text("box", timeout=30_000)
+    page.route("**", lambda route: route.abort() if wants_plan(route.request) else route.continue_())
+    spec.fill("name: one\nmodel: example/one\ntokens_max: 4096\nengine: {kind: emulator}\n")
+    make.click()
+    expect(page.get_by_role("heading", name="one", exact=True)).to_be_visible()
+
+    page.unroute("**")
+    page.goto("/new-workload/")
+    expect(page.locator("#plan")).to_contain_text("box", timeout=30_000)
+    spec.fill("name: one\nmodel: example/two\ntokens_max: 4096\nengine: {kind: emulator}\n")
+    make.click()
+    refused = page.get_by_text("There is a workload one already.")
+    expect(refused).to_be_visible()
+    page.wait_for_load_state("networkidle")
+    expect(refused).to_be_visible()
+    context.close()
+
+
+def wants_plan(request: Request) -> bool:
+    return "hx-request" in request.headers
 
 
 def look(page: Page, take_picture: TakePicture, name: str) -> None:

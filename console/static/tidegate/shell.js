@@ -34,6 +34,16 @@ function startConfirm() {
   });
 }
 
+// A plan is of what was typed before it: what is sent right after typing is not held to it.
+function startPlans() {
+  document.addEventListener("input", (event) => {
+    const form = event.target.form;
+    if (form?.id !== "planned") return;
+    form.dispatchEvent(new CustomEvent("htmx:abort", { bubbles: true, detail: { elt: form } }));
+    for (const token of document.querySelectorAll("#plan [name=plan_token]")) token.remove();
+  });
+}
+
 // On a narrow screen the strip of pages is wider than the screen: where one is has to be seen.
 function showHere() {
   const strip = document.querySelector(".rail nav ul");
@@ -53,6 +63,7 @@ startPrint();
 showHere();
 startCopy();
 startConfirm();
+startPlans();
 startClock();
 startFind();
 startKeys();

@@ -20,6 +20,7 @@ from console.fleet.nodes import Impossible
 from console.operations.services import Busy, StalePlan
 from console.orgs.services import visible_orgs
 from console.placement.topology import Misconfigured
+from console.routing.models import ServedModel
 from console.sessions import diagram
 from console.sessions.pages.forms import PlannedForm
 from console.sessions.pages.sessions import STREAMS_SHOWN_MAX, asked, refusal
@@ -37,7 +38,7 @@ from console.workloads.spec import Wrong
 STALE: Final = "It has changed since you opened the form. Look again, then save."
 EXAMPLE: Final = """\
 name: {name}
-{org}model: example/chat-8b       # what clients send
+{org}model: example/{name}-8b     # what clients send
 tokens_max: 32768
 engine:
   kind: emulator             # or vllm, sglang, command
@@ -76,8 +77,9 @@ def _example(principal: Principal) -> str:
     if not principal.on_platform(Role.PLATFORM_ADMIN):
         theirs = visible_orgs(principal).filter(pk__in=principal.orgs_where(Role.ORG_ADMIN)).first()
         org = f"org: {theirs.slug}\n" if theirs else ""
-    taken = set(Workload.objects.values_list("name", flat=True))
-    name = next(each for each in _example_names() if each not in taken)
+    taken = {one for named in ServedModel.objects.values_list("name", "model") for one in named}
+    taken |= set(Workload.objects.values_list("name", flat=True))
+    name = next(each for each in _example_names() if not taken & {each, f"example/{each}-8b"})
     return EXAMPLE.format(name=name, org=org, replicas=min(2, max(1, Box.objects.count())))
 
 
