@@ -270,6 +270,9 @@ class Box(Named):
     those that are ready only; one that is draining is to be left by the jobs that it has."""
 
     stamp = models.ForeignKey(Stamp, on_delete=models.PROTECT, related_name="boxes")
+    memory_bytes = models.BigIntegerField(
+        null=True, blank=True, help_text="For weights and KV; null if nobody has said."
+    )
     state = models.CharField(max_length=16, choices=BOX_STATES, default=State.READY.value)
     state_reason = models.CharField(max_length=500, blank=True)
 
@@ -280,6 +283,7 @@ class Box(Named):
             models.CheckConstraint(
                 name="box_state", condition=Q(state__in=[value for value, _ in BOX_STATES])
             ),
+            models.CheckConstraint(name="box_memory", condition=Q(memory_bytes__gt=0)),
         ]
 
     @property

@@ -12,7 +12,7 @@ from django.utils import timezone
 from cluster_server.proto import cluster_pb2 as pb
 from console.accounts.principal import SYSTEM
 from console.fleet.membership import tokens
-from console.fleet.models import ProcessKind
+from console.fleet.models import Box, ProcessKind
 from console.workloads import tokenizers
 from console.workloads.models import Instance, Revision, Workload
 from console.workloads.spec import Template
@@ -135,6 +135,12 @@ def compile_name(revision: Revision) -> str:
     return f"compile-{workload.name}-r{revision.number}-{revision.pk}-{workload.restarts}"
 
 
+def _box_memory_bytes() -> int | None:
+    """Of the largest box: what has no room there has none anywhere. None if some are not described."""
+    of_each = set(Box.objects.values_list("memory_bytes", flat=True))
+    return max((one for one in of_each if one), default=None) if None not in of_each else None
+
+
 def compile_spec(workload: Workload, revision: Revision) -> bytes:
     """For a compile job (`workload_manager.compiler`)."""
     template = revision.template_read()
@@ -146,6 +152,7 @@ def compile_spec(workload: Workload, revision: Revision) -> bytes:
             boxes=max(1, workload.boxes_per_replica),
             revision=template.weights.revision if template.weights else "",
             weights=template.weights,
+            box_memory_bytes=_box_memory_bytes(),
             has_cache=template.cache.enabled,
         ).bare
     )

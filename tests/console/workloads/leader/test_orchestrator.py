@@ -14,7 +14,7 @@ from django.db import connection
 
 from cluster_server.proto import cluster_pb2 as pb
 from console.accounts.principal import SYSTEM
-from console.fleet.models import Driver, JoinToken
+from console.fleet.models import Box, Driver, JoinToken
 from console.operations.models import Operation
 from console.routing.models import Replica, ServedModel
 from console.sessions.changes import box_drains
@@ -35,6 +35,7 @@ from tests.console.sessions.obeying import Obeying, obeying
 from tests.console.workloads.leader.clusters import FakeCluster
 from tests.console.workloads.workloads import locked, make_workload, settle, wanted
 from tests.live import wait_until
+from workload_manager.compiler import spec as compile_spec
 
 pytestmark = pytest.mark.slow
 
@@ -500,6 +501,22 @@ def test_what_failed_is_compiled_again_for_an_equal_revision_and_after_a_restart
     revision.pk += 1
     names.add(rendering.compile_name(revision))
     assert len(names) == 3
+
+
+def test_a_compile_job_is_told_what_the_largest_box_has_once_all_boxes_say_it(db: None) -> None:
+    make_fleet(boxes=2)
+    workload = make_workload(**QUICK)
+    revision = workload.revisions.get()
+
+    def told() -> int | None:
+        return compile_spec.parse(rendering.compile_spec(workload, revision)).box_memory_bytes
+
+    assert told() is None
+    [first, second] = Box.objects.all()
+    Box.objects.filter(pk=first.pk).update(memory_bytes=44 << 30)
+    assert told() is None
+    Box.objects.filter(pk=second.pk).update(memory_bytes=22 << 30)
+    assert told() == 44 << 30
 
 
 def test_the_same_inputs_are_not_compiled_again(leader: Leader, cluster: FakeCluster) -> None:
