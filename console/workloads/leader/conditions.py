@@ -123,6 +123,8 @@ def _warm(seen: Seen, wanted: Sequence[Replica]) -> Condition:
         if one.home and (job is None or not job.has_job):
             why = job.refused if job and job.refused else "It is being reserved."
             return Condition(WARM, False, "WithoutMemory", f"{one.name} has no memory yet. {why}")
+        if job is not None and job.is_starting:
+            return Condition(WARM, False, "OpeningShards", f"The shards of {one.name} are being opened.")
     return Condition(WARM, True, "Attached", "All that serve have their cache.")
 
 

@@ -12,6 +12,7 @@ from console.workloads.leader.world import (
     Condition,
     Endpoint,
     Goal,
+    HomeSeen,
     Instance,
     Intent,
     Revision,
@@ -91,3 +92,13 @@ def test_a_cold_rollout_without_boxes_says_so_and_what_helps() -> None:
         replace(intent, paused=True), replica, serves=True, session=SessionSeen(boxes=2, granted=1)
     )
     assert paused["RolloutComplete"].reason == "Paused"
+
+
+def test_a_cache_is_warm_when_its_shards_are_open() -> None:
+    replica = Replica(0, heir=SERVING, owner=SERVING)
+    assert SERVING.home is not None
+    there = HomeSeen(home=SERVING.home, has_joined=True, has_job=True, is_busy=True, is_starting=True)
+    opening = told(CHAT, replica, serves=True, homes=(there,))["CacheWarm"]
+    assert (opening.status, opening.reason) == (False, "OpeningShards")
+    moved = replace(there, is_starting=False)  # a job that is resized serves meanwhile
+    assert told(CHAT, replica, serves=True, homes=(moved,))["CacheWarm"].status is True
