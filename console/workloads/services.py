@@ -51,7 +51,8 @@ def visible_workloads(principal: Principal) -> QuerySet[Workload]:
 def filtered(
     workloads: QuerySet[Workload], *, org: str = "", q: str = "", ready: bool | None = None
 ) -> QuerySet[Workload]:
-    """The same for the page and the API."""
+    """The same for the page and the API, without what lists don't show."""
+    workloads = workloads.defer("stable__template", "stable__layout", "revision__layout")
     if org:
         workloads = workloads.filter(org__slug=org)
     if q:
