@@ -247,6 +247,7 @@ class Instance(models.Model):
     created_at = models.DateTimeField(default=timezone.now)
     ended_at = models.DateTimeField(null=True, blank=True)
     end_reason = models.CharField(max_length=SENTENCE_MAX, blank=True)
+    failed = models.BooleanField(default=False, db_default=False, help_text="It ended by itself.")
     serving = models.BooleanField(default=False, help_text="Requests of its replica go to it.")
     # What the Cluster Server says of it.
     state = models.CharField(max_length=16, choices=InstanceState, default=InstanceState.PENDING)

@@ -75,6 +75,7 @@ from console.workloads.leader.world import (
 from console.workloads.models import Revision, Workload
 from telemetry import hints
 from telemetry.decoder import Malformed, excerpt
+from telemetry.events import NewEvent, note_all
 from telemetry.notify import notify
 from telemetry.topics import SESSION, WORKLOAD
 
@@ -328,7 +329,7 @@ class Orchestrator:
             serving = {one.instance for one in decision.endpoints if not one.is_draining}
             store.perform(loaded, decision.actions)
             is_news = store.observe(loaded, known, serving)
-            is_news |= store.write_conditions(loaded.workload, decision.conditions)
+            is_news |= store.write_conditions(loaded, decision.conditions)
             is_news |= store.advance_rollout(loaded, decision.actions, serving)
             workload = loaded.workload
             if workload.observed_generation != workload.generation:
@@ -336,6 +337,8 @@ class Orchestrator:
                 workload.save(update_fields=["observed_generation"])
             if is_news:
                 changes.tell(workload, changes.OBSERVED)
+            # Late: who adds to the log holds it until the end of the transaction.
+            note_all([NewEvent(kind, [workload.topic], said) for kind, said in loaded.news])
         self._publish(loaded, decision)
         self._apply(loaded)
         self._act(loaded, decision)
@@ -468,7 +471,7 @@ class Orchestrator:
             return CompileSeen()
         address = rendering.artifact_address(loaded.workload, revision)
         if address in self._artifacts:  # the same inputs never compile twice
-            store.take_artifact(revision, address, self._artifacts[address])
+            store.take_artifact(loaded, revision, address, self._artifacts[address])
             self._soon(loaded.workload.name)
             return CompileSeen(state=CompileState.RUNNING)
         assert self._link is not None  # noqa: S101 - the leader has one
@@ -485,7 +488,7 @@ class Orchestrator:
             result = compiled(job.result)
         except Malformed as error:
             return CompileSeen(state=CompileState.FAILED, sentence=f"Its result is none: {error}.")
-        store.take_artifact(revision, result.sha256, result.layout)
+        store.take_artifact(loaded, revision, result.sha256, result.layout)
         if result.sha256 == address:
             self._remember(address, result.layout)
         self._soon(loaded.workload.name)

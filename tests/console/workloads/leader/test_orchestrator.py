@@ -29,6 +29,7 @@ from console.workloads.leader.store import START_JOB
 from console.workloads.models import Condition, Instance, Rollout, Workload
 from inference_brain.endpoints import read
 from telemetry.decoder import decode
+from telemetry.events import events_of
 from telemetry.records import ENDPOINTS
 from tests.console.sessions.fleets import make_driver, make_fleet
 from tests.console.sessions.obeying import Obeying, obeying
@@ -101,6 +102,10 @@ def condition(kind: str) -> tuple[str, str]:
     return row.status, row.reason
 
 
+def events(name: str) -> set[str]:
+    return set(events_of(Workload.objects.get(name=name).topic).values_list("kind", flat=True))
+
+
 def is_complete(name: str = "talk") -> bool:
     workload = Workload.objects.get(name=name)
     is_rolling = workload.rollouts.filter(ended_at=None).exists()
@@ -124,6 +129,8 @@ def test_a_workload_comes_up_and_brains_hear_of_it(
     assert condition("Ready") == ("True", "Ready")
     assert Workload.objects.get().observed_generation == Workload.objects.get().generation
     assert sum(leader.orchestrator.figures.lag.counts) == 2
+    begun_and_over = {"workload.rollout-begun", "workload.rollout-complete"}
+    assert begun_and_over | {"workload.compiled", "workload.ready"} <= events("talk")
 
 
 def test_a_change_is_rolled_out_without_a_moment_without_endpoints(
@@ -159,6 +166,10 @@ def test_a_revision_that_ends_by_itself_is_rolled_back(
     assert told(redis_url) == before
     undone = Rollout.objects.get(phase="undone")
     assert undone.reason == "InstancesFail"
+    assert undone.sentence.endswith("The last one: It ran out of memory.")
+    assert {"workload.rollout-begun", "workload.instance-ended"} <= events("talk")
+    ended = Instance.objects.filter(failed=True)
+    assert {one.end_reason for one in ended} == {"It ran out of memory."}
     assert Workload.objects.get().revision.same_as == 1  # type: ignore[union-attr]
 
 
@@ -242,6 +253,23 @@ class BreaksOff(FakeCluster):
         while context.is_active() and request.since_version == self.version:
             time.sleep(0.05)
         yield from super().Watch(request, context)
+
+
+def test_a_watch_that_breaks_off_is_heard_of_again_also_if_nothing_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a leader would think for good that nothing is known, and begin nothing."""
+    monkeypatch.setattr("console.workloads.leader.cluster.STALE_SECONDS", 0.0)
+    with FakeCluster() as cluster:
+        link = ClusterLink(cluster.channel(), lambda _: None)
+        link.open()
+        try:
+            wait_until("all of it is known", lambda: not link.is_stale)
+            link._call.cancel()
+            wait_until("it watches again", lambda: cluster.watches == 2)
+            wait_until("it is known again", lambda: not link.is_stale)
+        finally:
+            link.close()
 
 
 def test_a_snapshot_that_breaks_off_begins_again() -> None:
