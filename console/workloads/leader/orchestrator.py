@@ -628,6 +628,7 @@ def _compile_job(workload: Workload, revision: Revision) -> pb.JobSpec:
         name=rendering.compile_name(revision),
         kind=pb.COMPILE,
         spec=rendering.compile_spec(workload, revision),
+        secrets=rendering.compile_secrets(revision),
         deadline_seconds=COMPILE_SECONDS_MAX,
     )
 

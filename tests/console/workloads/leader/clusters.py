@@ -43,6 +43,7 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         self.asked_in_vain = threading.Event()  # there is no answer
         self.answers = threading.Event()  # until this
         self.bad: set[int] = set()  # revisions that end by themselves
+        self.key = b""  # compile jobs without this secret are denied
         self.result = b""  # of compile jobs, in place of a good one
 
     def __enter__(self) -> Self:
@@ -139,13 +140,14 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
     def Submit(self, request: pb.JobSpec, _: Any) -> pb.Job:  # noqa: N802
         spec = msgspec.json.decode(request.spec)
         arguments = spec["engine"].get("arguments", [])
-        is_bad = "--no" in arguments
+        is_denied = self.key not in request.secrets.get("weights", b"")
+        is_bad = is_denied or "--no" in arguments
         inputs = msgspec.convert(spec, CompileSpec).inputs({})
         result = {"sha256": address(inputs), "layout": self.layout}
         job = pb.Job(
             name=request.name,
             state=pb.JOB_FAILED if is_bad else pb.JOB_SUCCEEDED,
-            sentence="It has no such option." if is_bad else "",
+            sentence="Denied." if is_denied else "It has no such option." if is_bad else "",
             result=self.result or msgspec.json.encode(result),
         )
         self.jobs[request.name] = job

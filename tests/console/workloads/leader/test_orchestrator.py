@@ -19,7 +19,7 @@ from console.operations.models import Operation
 from console.routing.models import Replica, ServedModel
 from console.sessions.changes import box_drains
 from console.sessions.models import Job, Session, SessionBox
-from console.workloads import changes
+from console.workloads import buckets, changes
 from console.workloads.leader import rendering
 from console.workloads.leader.cluster import ClusterLink
 from console.workloads.leader.election import Election
@@ -33,6 +33,7 @@ from telemetry.events import events_of
 from telemetry.records import ENDPOINTS
 from tests.console.sessions.fleets import make_driver, make_fleet
 from tests.console.sessions.obeying import Obeying, obeying
+from tests.console.workloads.buckets import CREDENTIALS, stored
 from tests.console.workloads.leader.clusters import FakeCluster
 from tests.console.workloads.workloads import locked, make_workload, settle, wanted
 from tests.live import wait_until
@@ -181,6 +182,26 @@ def test_what_can_not_be_compiled_is_said_and_rolled_back(leader: Leader, redis_
     leader.until("it is rolled back", lambda: Rollout.objects.filter(phase="undone").exists())
     assert "It has no such option." in Rollout.objects.get(phase="undone").sentence
     leader.until("it is what it was", is_complete)
+
+
+def test_what_was_denied_is_compiled_with_other_credentials_and_each_instance_has_them(
+    leader: Leader, cluster: FakeCluster, redis_url: str
+) -> None:
+    cluster.key = b"right"
+    make_workload(weights={"source": "s3://models/chat"}, **WITHOUT_CACHE, **QUICK)
+    bucket = stored(None, "wrong")
+    denied = Condition.objects.filter(type="Compiled", status="False", message="Denied.")
+    leader.until("it is denied", denied.exists)
+    secrets = {**CREDENTIALS, "secret_access_key": "right"}
+    buckets.replace(SYSTEM, bucket, secrets=secrets)
+    leader.until("it is rolled out", is_complete)
+    [name] = cluster.statuses()
+    assert decode(cluster.specs[name].secrets["weights"], dict[str, str]) == secrets
+    buckets.replace(SYSTEM, bucket, secrets=CREDENTIALS)
+    changes.restart(SYSTEM, locked(SYSTEM))
+    leader.until("it is restarted", lambda: name not in cluster.statuses() and is_complete())
+    [other] = cluster.statuses()
+    assert decode(cluster.specs[other].secrets["weights"], dict[str, str]) == CREDENTIALS
 
 
 def test_another_leader_goes_on_where_the_first_was_killed(
