@@ -220,9 +220,8 @@ def _rollout(
     is_same = workload.stable_id == target.pk and all(one.restart == workload.restarts for one in live)
     if is_same or workload.deleting:
         return None
-    news.append(
-        ("workload.rollout-begun", f"Revision {target.number} of {workload.name} is being rolled out.")
-    )
+    sentence = f"The roll-out of revision {target.number} of {workload.name} has begun."
+    news.append(("workload.rollout-begun", sentence))
     return Rollout.objects.create(
         workload=workload,
         from_revision=workload.stable,

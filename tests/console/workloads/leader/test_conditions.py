@@ -111,7 +111,9 @@ def test_a_session_without_its_boxes_says_why_and_whether_waiting_helps() -> Non
 @pytest.mark.parametrize(
     ("reason", "has_failed"), [("ManagerEnded", True), ("Evicted", False), ("RecordLost", False)]
 )
-def test_an_instance_that_was_evicted_is_no_fault_of_its_revision(reason: str, has_failed: bool) -> None:
+def test_an_instance_that_was_evicted_is_no_fault_of_its_revision(
+    reason: str, *, has_failed: bool
+) -> None:
     gone = replace(SERVING, state=State.GONE, reason=reason, sentence="Its node was drained.")
     decided = decide(CHAT, Seen(instances=(gone,)), 0.0)
     removed = [one for one in decided.actions if isinstance(one, Remove)]
