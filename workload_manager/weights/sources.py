@@ -113,16 +113,18 @@ class Bucket:
         import obstore
 
         found: list[SourceFile] = []
+        listed = 0  # with what is passed over: it takes as many pages
         with translated(self.source):
             for page in obstore.list(self.store, chunk_size=PAGE_FILES):
+                listed += len(page)
+                if listed > FILES_MAX:
+                    raise WeightsError("BadSource", f"{self.source} has more than {FILES_MAX} files.")
                 for one in page:
                     name = one["path"]
                     if name.endswith("/") or not one["size"]:  # a folder, as consoles of S3 make it
                         continue
                     _check_name(name)
                     found.append(SourceFile(name, one["size"], one["e_tag"] or ""))
-                if len(found) > FILES_MAX:
-                    raise WeightsError("BadSource", f"{self.source} has more than {FILES_MAX} files.")
         if not found:
             raise WeightsError("NotFound", f"There is nothing at {self.source}.")
         return sorted(found)

@@ -24,7 +24,7 @@ from tests.workload_manager.weights import proxy, until_half
 from tests.workload_manager.weights.until_half import RANGE_BYTES, shown
 from workload_manager.single_flight import Cancelled
 from workload_manager.spec import WeightsSpec
-from workload_manager.weights import WeightsError, download, prepare
+from workload_manager.weights import WeightsError, download, prepare, sources
 from workload_manager.weights.download import Download
 from workload_manager.weights.etags import MIB, matches
 from workload_manager.weights.progress import Progress
@@ -257,6 +257,21 @@ def test_what_is_not_there_is_said(
     with pytest.raises(WeightsError, match=sentence) as failure:
         prepare(WeightsSpec(source=source, endpoint=server.endpoint), shown(), tmp_path, ignore, never)
     assert failure.value.reason == reason
+
+
+def test_objects_that_are_passed_over_count_as_well(
+    server: Server,
+    put: Callable[[str, Mapping[str, bytes]], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pages of empty objects would be listed for hours."""
+    monkeypatch.setattr(sources, "FILES_MAX", 5)
+    monkeypatch.setattr(sources, "PAGE_FILES", 2)
+    source = put(next(_prefixes), {"config.json": b"{}", **{f"{number}": b"" for number in range(5)}})
+    with pytest.raises(WeightsError, match="has more than 5 files") as failure:
+        bring(source, server.endpoint, tmp_path)
+    assert failure.value.reason == "BadSource"
 
 
 def test_a_bucket_that_nobody_answers_for_is_unreachable(tmp_path: Path) -> None:
