@@ -1,7 +1,8 @@
 """The way of requests to the engine: OpenAI's API on a port, passed on as it comes.
 
-Requests have to carry the instance's key as a bearer, except for `/health`. An answer is passed on piece
-by piece; a client that leaves takes its request away from the engine. Thin: only heads are parsed.
+Requests have to carry the instance's key as a bearer, except for `/health`, of which the engine learns
+no more than that somebody asks. An answer is passed on piece by piece; a client that leaves takes its
+request away from the engine. Thin: only heads are parsed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ CONNECTIONS_MAX: Final = 8192
 STRANGERS_MAX: Final = 64
 IDLE_SECONDS: Final = 75  # longer than brains keep theirs
 HEALTH: Final = "/health"
+HEALTH_METHODS: Final = ("GET", "HEAD")
 METRICS: Final = "/metrics"
 PREFIXES: Final = ("/v1/", "/tokenize", "/detokenize")
 # Of one connection, and so not passed on; and what is said anew.
@@ -104,7 +106,7 @@ class Proxy:
         try:
             self._check(scope)
             client = self._there()
-            body = await _body(receive)
+            body = b"" if scope["path"] == HEALTH else await _body(receive)
         except Refusal as refusal:
             await _refuse(send, refusal)
             return
@@ -133,6 +135,7 @@ class Proxy:
         """Raises Refusal."""
         path: str = scope["path"]
         if path == HEALTH:
+            _check_health(scope)
             return
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         if self._key and not hmac.compare_digest(given, self._key):
@@ -194,11 +197,14 @@ class Proxy:
             for name, value in scope["headers"]
             if name not in _NOT_ON
         }
-        if not body and scope["method"] not in ("GET", "HEAD", "DELETE"):
+        method = scope["method"]
+        if scope["path"] == HEALTH:  # without a key
+            method, target, headers = "GET", HEALTH, {}
+        if not body and method not in ("GET", "HEAD", "DELETE"):
             headers["content-length"] = "0"
         has_begun = False
         try:
-            async with client.open(scope["method"], self.origin + target, headers, body) as answer:
+            async with client.open(method, self.origin + target, headers, body) as answer:
                 passed = [item for item in answer.headers if item[0] not in _NOT_BACK]
                 await send({"type": "http.response.start", "status": answer.status, "headers": passed})
                 has_begun = True
@@ -221,6 +227,15 @@ class Proxy:
 
 class _Left(Exception):
     """The client is gone before its request was whole."""
+
+
+def _check_health(scope: Scope) -> None:
+    """Strangers may ask it, and no more. Nothing is read. Raises Refusal."""
+    if scope["method"] not in HEALTH_METHODS:
+        raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "method_not_allowed", f"Use GET for {HEALTH}.")
+    headers = dict(scope["headers"])
+    if b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0":
+        raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too_long", f"{HEALTH} takes no body.")
 
 
 async def _body(receive: Receive) -> bytes:
@@ -250,6 +265,8 @@ async def _refuse(send: Send, refusal: Refusal) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers.append((b"retry-after", b"1"))
+    if refusal.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers.append((b"allow", ", ".join(HEALTH_METHODS).encode()))
     if refusal.status == HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))
     with contextlib.suppress(OSError):

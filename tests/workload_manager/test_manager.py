@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -64,6 +65,25 @@ def test_requests_need_the_key(tmp_path: Path) -> None:
         with one.client() as http:
             assert http.get("/v1/models").status_code == 200
             assert http.get("/admin").status_code == 404
+
+
+def test_health_without_the_key_takes_nothing_and_passes_nothing_on(tmp_path: Path) -> None:
+    with manager(tmp_path) as one:
+        one.wait_for("ready")
+        url = httpx.URL(one.status()["url"])
+        for head, code in (
+            (b"POST /health HTTP/1.1\r\ncontent-length: 67108864", 405),
+            (b"GET /health HTTP/1.1\r\ncontent-length: 67108864", 413),
+            (b"GET /health HTTP/1.1\r\ntransfer-encoding: chunked", 413),
+        ):
+            with socket.create_connection((url.host, url.port), 60) as plain:
+                plain.sendall(head + b"\r\nhost: x\r\n\r\n")  # and not a byte of the body
+                assert plain.recv(12) == b"HTTP/1.1 %d" % code
+        with one.client("") as http:
+            assert http.head("/health").status_code == 200
+            told = http.get("/health?n=1", headers={"x-tenant": "acme"}).json()
+            assert told["path"] == "/health"
+            assert "x-tenant" not in {name.lower() for name in told["headers"]}
 
 
 def test_a_stream_comes_piece_by_piece_and_leaving_cancels_it(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ class Tiny(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/v1/models" and (self.folder / "deaf").exists():
             time.sleep(WAIT_SECONDS)
-        self.answer({"path": self.path, "key": self.headers.get("authorization"), "pid": os.getpid()})
+        told = {"key": self.headers.get("authorization"), "headers": dict(self.headers)}
+        self.answer({"path": self.path, "pid": os.getpid(), **told})
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers.get("content-length", "0"))) or b"{}")
