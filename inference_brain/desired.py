@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, field
 
 from kvss_agent.desired import Document, Name, WholeDocument
-from kvss_agent.documents import Invalid, decode
+from kvss_agent.documents import Invalid, decode, whole
 from swdriver_shim.desired import (
     CLAIMS_KEY_BYTES_MIN,
     ORGS_MAX,
@@ -30,8 +30,8 @@ REPLICAS_MAX: Final = 4096
 TOKENS_MAX: Final = 1 << 24  # of a prompt and its answer
 SECONDS_MAX: Final = 24 * 3600
 PER_MINUTE_MAX: Final = 1 << 40
-Text = Annotated[str, Meta(min_length=1, max_length=500, pattern=PRINTED)]
-Url = Annotated[str, Meta(pattern=r"^(https?://[^\s/?#@]+(/[^\s?#]*)?)?$", max_length=500)]
+Text = Annotated[str, Meta(min_length=1, max_length=500, pattern=whole(PRINTED))]
+Url = Annotated[str, Meta(pattern=whole(r"^(https?://[^\s/?#@]+(/[^\s?#]*)?)?$"), max_length=500)]
 PerMinute = Annotated[int, Meta(ge=1, le=PER_MINUTE_MAX)]
 
 
@@ -55,8 +55,8 @@ class ReplicaSpec(Document, frozen=True, omit_defaults=True):
     engine: Literal["vllm", "sglang", "other"] = "vllm"
     driver: DriverSpec | None = None
     draining: bool = False
-    served_as: Annotated[str, Meta(max_length=500, pattern=PRINTED)] = ""
-    api_key: Annotated[str, Meta(max_length=4000, pattern=r"^[\x21-\x7e]*$")] = ""
+    served_as: Annotated[str, Meta(max_length=500, pattern=whole(PRINTED))] = ""
+    api_key: Annotated[str, Meta(max_length=4000, pattern=whole(r"^[\x21-\x7e]*$"))] = ""
     endpoint: Literal["document", "redis"] = "document"
 
 
@@ -68,7 +68,7 @@ class ServedModel(Document, frozen=True, omit_defaults=True):
     name: Text
     tokens_max: Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
     replicas: Annotated[tuple[ReplicaSpec, ...], Meta(max_length=REPLICAS_MAX)]
-    tokenizer: Annotated[str, Meta(max_length=500, pattern=PRINTED)] = ""
+    tokenizer: Annotated[str, Meta(max_length=500, pattern=whole(PRINTED))] = ""
     orgs: tuple[Name, ...] | None = None
 
 
@@ -91,7 +91,7 @@ class OrgSpec(Document, frozen=True, omit_defaults=True):
 
     name: Name
     secret: Annotated[bytes, Meta(min_length=ORG_SECRET_BYTES_MIN, max_length=256)]
-    tokens: tuple[Annotated[str, Meta(pattern=SHA256)], ...] = ()
+    tokens: tuple[Annotated[str, Meta(pattern=whole(SHA256))], ...] = ()
     limits: Limits = Limits()
     secrets: dict[
         Annotated[str, Meta(max_length=500)],

@@ -21,6 +21,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from inference_brain.desired import REPLICAS_MAX, Desired, ReplicaSpec, ServedModel
+from kvss_agent.documents import whole
 from telemetry.decoder import Limits, Malformed, decode
 from telemetry.records import ENDPOINTS, ENDPOINTS_CHANNEL
 from telemetry.redis_clients import async_client
@@ -34,7 +35,7 @@ KEYS_AT_ONCE: Final = 100
 LIMITS: Final = Limits(4 << 20)
 ADDRESS: Final = r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"
 ADDRESS_MAX: Final = 500
-Address = Annotated[str, Meta(pattern=ADDRESS, max_length=ADDRESS_MAX)]
+Address = Annotated[str, Meta(pattern=whole(ADDRESS), max_length=ADDRESS_MAX)]
 
 
 class Endpoint(msgspec.Struct, frozen=True):

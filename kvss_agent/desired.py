@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
-from kvss_agent.documents import Conflict, Invalid, decode
+from kvss_agent.documents import Conflict, Invalid, decode, whole
 from kvss_agent.shard.arena import SLOT_ALIGNMENT, SLOT_BYTES_MAX
 from kvss_agent.shard.core import SLOTS_MAX
 from kvss_agent.shard.hosted import ShardIdentity
@@ -21,9 +21,10 @@ RETIRING_MAX: Final = 64
 TAGS_MAX: Final = 1_000_000
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$"
 HEX_16: Final = r"^[0-9a-f]{32}$"
+TAG: Final = whole(HEX_16)
 PART: Final = r"^[a-z0-9_-][a-z0-9._-]{0,63}$"
 
-Name = Annotated[str, Meta(pattern=NAME)]
+Name = Annotated[str, Meta(pattern=whole(NAME))]
 Count = Annotated[int, Meta(ge=0, le=SLOTS_MAX)]
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -53,7 +54,7 @@ class PeerSpec(Document, frozen=True):
 
     name: Name
     secret: Annotated[bytes, Meta(min_length=SECRET_BYTES_MIN, max_length=256)]
-    key: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None = None
+    key: Annotated[str, Meta(pattern=whole(r"^[0-9a-f]{64}$"))] | None = None
 
 
 class ShardSpec(Document, frozen=True):
@@ -64,8 +65,8 @@ class ShardSpec(Document, frozen=True):
     slots: Count
     driver: Name
     readers: tuple[Name, ...] = ()
-    namespace: Annotated[str, Meta(pattern=HEX_16)] = "0" * 32
-    part: Annotated[str, Meta(pattern=PART)] = "0"
+    namespace: Annotated[str, Meta(pattern=TAG)] = "0" * 32
+    part: Annotated[str, Meta(pattern=whole(PART))] = "0"
     huge_pages: bool = False
     applied: Number = 0  # where the numbers of its evicts go on, if it has to be made
 
@@ -85,9 +86,9 @@ class OrgsSpec(Document, frozen=True):
     """What agents know of orgs: the tags that are somebody's now. What carries another one is older than
     a purge, or of an org that is gone: it is not served, and removed. None: nobody says so."""
 
-    tags: (
-        Annotated[tuple[Annotated[str, Meta(pattern=HEX_16)], ...], Meta(max_length=TAGS_MAX)] | None
-    ) = None
+    tags: Annotated[tuple[Annotated[str, Meta(pattern=TAG)], ...], Meta(max_length=TAGS_MAX)] | None = (
+        None
+    )
 
 
 class Desired(WholeDocument, frozen=True):

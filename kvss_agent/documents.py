@@ -16,6 +16,12 @@ BODY: Final = bounded_decoder.Limits(64 << 20, 1 << 23)  # a prompt of four mill
 T = TypeVar("T")
 
 
+def whole(pattern: str) -> str:
+    r"""A pattern `^…$` for fields of documents. msgspec searches, where `$` also matches before a
+    newline at the end. Without `\Z`, which a JSON schema does not know."""
+    return rf"{pattern.removesuffix('$')}$(?!\n)"
+
+
 class Invalid(Exception):
     """One sentence for everything that is wrong."""
 

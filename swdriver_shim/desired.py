@@ -18,7 +18,7 @@ from kvss_agent.client import Address
 from kvss_agent.data_plane.handshake import SECRET_BYTES_MIN
 from kvss_agent.data_plane.wire import DATA_KEY_BYTES
 from kvss_agent.desired import Document, Name, WholeDocument
-from kvss_agent.documents import Invalid, decode
+from kvss_agent.documents import Invalid, decode, whole
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.keys import COLUMN_TOKENS, UNIT_TOKENS_MAX, Namespace, isolation_tag
 from swdriver_shim.keys import SECRET_BYTES_MIN as ORG_SECRET_BYTES_MIN
@@ -33,7 +33,7 @@ SHA256: Final = r"^[0-9a-f]{64}$"
 Text = Annotated[str, Meta(max_length=500)]
 # Of a model that an engine reports: a database takes it, and a page shows it.
 PRINTED: Final = r"^[^\x00-\x1f\x7f\ud800-\udfff]*$"
-Printed = Annotated[str, Meta(max_length=500, pattern=PRINTED)]
+Printed = Annotated[str, Meta(max_length=500, pattern=whole(PRINTED))]
 TOKEN_BYTES_MAX: Final = 1 << 30  # of one token in one shard
 WINDOW_MAX: Final = 1 << 40
 
@@ -77,7 +77,7 @@ class ModelSpec(Document, frozen=True):
     """What makes KV of the same tokens different, and its shape. `unit_tokens`: so many are stored and
     found as one, where an engine's blocks want it."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=500, pattern=PRINTED)]
+    name: Annotated[str, Meta(min_length=1, max_length=500, pattern=whole(PRINTED))]
     groups: Annotated[tuple[GroupSpec, ...], Meta(min_length=1, max_length=GROUPS_MAX)]
     revision: Printed = ""
     kv_dtype: Printed = ""
@@ -104,7 +104,7 @@ class ControlSpec(Document, frozen=True):
     url: Annotated[str, Meta(pattern=r"^https?://", max_length=500)]
     token: Annotated[str, Meta(min_length=20, max_length=500)] | None = None
     capability: Annotated[str, Meta(pattern=r"^tgp_", max_length=4000)] | None = None
-    key: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")] | None = None
+    key: Annotated[str, Meta(pattern=whole(r"^[0-9a-f]{64}$"))] | None = None
 
 
 class HomeSpec(Document, frozen=True):
@@ -133,7 +133,7 @@ class OrgSpec(Document, frozen=True, omit_defaults=True):
     secret: Annotated[bytes, Meta(min_length=ORG_SECRET_BYTES_MIN, max_length=256)]
     policies: OrgPolicies = OrgPolicies()
     data_key: Annotated[bytes, Meta(min_length=DATA_KEY_BYTES, max_length=DATA_KEY_BYTES)] | None = None
-    tokens: tuple[Annotated[str, Meta(pattern=SHA256)], ...] = ()  # SHA-256 of each, in hex
+    tokens: tuple[Annotated[str, Meta(pattern=whole(SHA256))], ...] = ()  # SHA-256 of each, in hex
     # In place of `secret`, of models of which everything was purged: what is older has other names.
     secrets: dict[
         Annotated[str, Meta(max_length=500)],

@@ -29,7 +29,7 @@ import uvloop
 from msgspec import Meta, structs
 
 from kvss_agent.desired import Document
-from kvss_agent.documents import Invalid, decode
+from kvss_agent.documents import Invalid, decode, whole
 from kvss_agent.http.client import Client, Timeouts, UpstreamFailed
 from kvss_agent.process import daemon
 from kvss_agent.process.durable_file import write_durably
@@ -51,6 +51,7 @@ RESTARTS_MAX: Final = 3  # of the engine, before it answers for the first time
 ATTEMPTS_MAX: Final = 3  # of a request that its engine did not answer
 AGAIN_SECONDS: Final = 1.0  # until the second one; then twice as long: by then it is known who has ended
 PROGRESS_SECONDS: Final = 0.5
+PATH: Final = whole(r"^/(v1/[a-z_/]{1,100}|tokenize|detokenize)$")
 UNANSWERED: Final = (502, 503)  # the engine has ended, or another one is being started
 
 
@@ -58,7 +59,7 @@ class Asked(Document, frozen=True, omit_defaults=True):
     """A request, as a client sends it to the engine."""
 
     body: dict[str, Any]
-    path: Annotated[str, Meta(pattern=r"^/(v1/[a-z_/]{1,100}|tokenize|detokenize)$")] = "/v1/completions"
+    path: Annotated[str, Meta(pattern=PATH)] = "/v1/completions"
 
 
 class ExecuteSpec(Document, frozen=True, omit_defaults=True):

@@ -17,18 +17,18 @@ import msgspec
 from msgspec import Meta, field
 
 from kvss_agent.desired import Document, Name
-from kvss_agent.documents import Invalid, decode
+from kvss_agent.documents import Invalid, decode, whole
 
 ARGUMENTS_MAX: Final = 256
 PROMPT_TOKENS_MAX: Final = 1 << 24
-PRINTED: Final = r"^[^\x00-\x1f\x7f\ud800-\udfff]*$"
+PRINTED: Final = whole(r"^[^\x00-\x1f\x7f\ud800-\udfff]*$")
 
 Text = Annotated[str, Meta(max_length=500, pattern=PRINTED)]
 Argument = Annotated[str, Meta(max_length=4096, pattern=PRINTED)]
 Path = Annotated[str, Meta(min_length=1, max_length=4096, pattern=PRINTED)]
-Url = Annotated[str, Meta(pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$", max_length=500)]
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
-Variable = Annotated[str, Meta(pattern=r"^[A-Z_][A-Z0-9_]*$", max_length=100)]
+Url = Annotated[str, Meta(pattern=whole(r"^https?://[^\s/?#@]+(/[^\s?#]*)?$"), max_length=500)]
+Sha256 = Annotated[str, Meta(pattern=whole(r"^[0-9a-f]{64}$"))]
+Variable = Annotated[str, Meta(pattern=whole(r"^[A-Z_][A-Z0-9_]*$"), max_length=100)]
 Seconds = Annotated[float, Meta(gt=0, le=7 * 24 * 3600)]
 
 EngineKind = Literal["emulator", "vllm", "sglang", "command"]

@@ -29,6 +29,7 @@ from msgspec import Meta, Struct
 from console.orgs.models import SLUG
 from inference_brain.desired import TOKENS_MAX
 from kvss_agent.desired import Document
+from kvss_agent.documents import whole
 from telemetry.units import Unreadable, parse_duration, parse_size
 from workload_manager.spec import PRINTED, EngineSpec, Sha256, WeightsSpec, engine_problems
 from workload_manager.weights.sources import S3
@@ -49,8 +50,8 @@ _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 T = TypeVar("T", bound=Struct)
-WorkloadName = Annotated[str, Meta(pattern=WORKLOAD_NAME, max_length=NAME_MAX)]
-Slug = Annotated[str, Meta(pattern=SLUG, max_length=48)]
+WorkloadName = Annotated[str, Meta(pattern=whole(WORKLOAD_NAME), max_length=NAME_MAX)]
+Slug = Annotated[str, Meta(pattern=whole(SLUG), max_length=48)]
 ClientName = Annotated[str, Meta(min_length=1, max_length=MODEL_MAX, pattern=PRINTED)]
 Folder = Annotated[str, Meta(max_length=FOLDER_MAX, pattern=PRINTED)]
 Seconds = Annotated[float, Meta(gt=0, le=24 * 3600)]
