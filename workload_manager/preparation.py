@@ -113,9 +113,14 @@ def _weights(
         report(LOADING_WEIGHTS, Progress(*progress))
 
     try:
-        return weights.prepare(spec, credentials, store, so_far, cancelled.is_set).absolute()
+        found = weights.prepare(spec, credentials, store, so_far, cancelled.is_set).absolute()
+        if not model_files.is_mounted(spec):
+            model_files.check_brought(found)
+    except Refused as error:
+        raise Unprepared(error.reason, error.sentence) from error
     except weights.WeightsError as error:
         raise Unprepared(f"Weights{error.reason}", error.sentence) from error
+    return found
 
 
 def _tokenizer(spec: TokenizerSpec, store: Path) -> Path:

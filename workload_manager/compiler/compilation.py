@@ -16,9 +16,9 @@ from telemetry.units import size as shown_size
 from workload_manager import kv_layout
 from workload_manager.artifact import Artifact, LayoutFacts, MemoryFacts
 from workload_manager.compiler.errors import Refused, misconfigured
-from workload_manager.compiler.model_files import ModelFiles
+from workload_manager.compiler.model_files import ModelFiles, is_mounted
 from workload_manager.compiler.options import FIELD, Options
-from workload_manager.compiler.shapes import Shape, bytes_of, shape_of
+from workload_manager.compiler.shapes import Shape, bytes_of, check_nothing_elsewhere, shape_of
 from workload_manager.compiler.spec import CompileSpec
 from workload_manager.spec import EmulatorSpec
 
@@ -88,6 +88,8 @@ def _emulated(spec: CompileSpec, emulator: EmulatorSpec) -> _Made:
 
 
 def _of_model(spec: CompileSpec, files: ModelFiles) -> _Made:
+    if not is_mounted(spec.weights):
+        check_nothing_elsewhere(files.config)
     options, shape = Options(spec.engine.arguments), shape_of(files.config)
     parallel = _parallel(options, shape)
     _check_length(spec, options, shape)

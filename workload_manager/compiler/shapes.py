@@ -7,7 +7,7 @@ state (Mamba, linear attention) have sizes that their engine decides.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ _WINDOW: Final = frozenset({"sliding_attention", "sliding_window", "local"})
 _HYBRIDS: Final = frozenset(  # that have states, and do not list their layers
     {"mamba", "mamba2", "jamba", "bamba", "falcon_h1", "falcon_mamba", "zamba2", "rwkv", "nemotron_h"}
 )
+_NAMED: Final = "_name_or_path"  # where it was trained: engines put their own there
 _LENGTHENS: Final = frozenset({"yarn", "linear", "dynamic"})  # whose factor lengthens prompts
 
 
@@ -64,6 +65,39 @@ def bytes_of(dtype: str, field: str = CONFIG) -> int:
         raise Refused(
             "Misconfigured", field, f"The type “{dtype[:50]}” of KV is not known; known are {known}."
         ) from None
+
+
+def check_nothing_elsewhere(config: Mapping[str, Any]) -> None:
+    """Raises Refused for a configuration that has an engine read other models, or files of its machine:
+    vLLM loads the verifier of `speculators_config` in place of the model itself. For weights whose owner
+    may not read what is mounted."""
+    if config.get("speculators_config") is not None:
+        raise _refused(
+            "config.json has `speculators_config`, by which an engine loads another model than this "
+            "one. Only weights on a mount may have it."
+        )
+    for name, text in _texts(config):
+        if name != _NAMED and _leads_out(text):
+            raise _refused(
+                f"config.json: `{name[:50]}` names “{text[:100]}”, which is outside of the model. Only "
+                "weights on a mount may name other files."
+            )
+
+
+def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """All texts, each with the name of its field. As deep as a document may be."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _texts(each, str(key))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each, name)
+
+
+def _leads_out(text: str) -> bool:
+    return text.startswith(("/", "~", "file:")) or ".." in text.split("/")
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:

@@ -23,7 +23,7 @@ from workload_manager.artifact import Artifact, ArtifactStore
 from workload_manager.compiler import CompileSpec, Refused
 from workload_manager.compiler.command import main, run
 from workload_manager.compiler.compilation import compile_engine
-from workload_manager.compiler.model_files import ModelFiles
+from workload_manager.compiler.model_files import ModelFiles, check_brought
 from workload_manager.compiler.shapes import shape_of
 from workload_manager.single_flight import alone
 from workload_manager.spec import EmulatorSpec, EngineSpec, WeightsSpec
@@ -175,6 +175,39 @@ def test_refusals_name_the_field(
     assert refusal.value.field == field
     assert sentence in refusal.value.sentence
     assert refusal.value.sentence.startswith(f"`{field}`: ")
+
+
+VERIFIER = {"verifier": {"name_or_path": "/mnt/models/of-another-org"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"speculators_config": VERIFIER}, "loads another model"),
+        ({"speculators_config": {}}, "loads another model"),
+        ({"draft": VERIFIER}, "`name_or_path` names “/mnt/models/of-another-org”"),
+        ({"text_config": {**LLAMA, "towers": ["a", "../../b"]}}, "`towers` names “../../b”"),
+        ({"audio_model_id": "~/b"}, "outside of the model"),
+    ],
+)
+def test_a_model_of_a_bucket_names_nothing_of_the_machine(
+    more: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    """Engines would read it: of another org, too. What is mounted is named by people of the platform."""
+    config = {**LLAMA, **more}
+    with pytest.raises(Refused, match=sentence) as refusal:
+        compiled(config, weights=WeightsSpec(source="s3://mine/model"))
+    assert refusal.value.field == "weights.source"
+    assert compiled(config).layout
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Refused, match=sentence):  # after it was compiled, and has changed
+        check_brought(tmp_path)
+
+
+def test_where_a_model_was_trained_is_no_path_that_is_read(tmp_path: Path) -> None:
+    config = {**LLAMA, "_name_or_path": "/home/a/llama"}
+    assert compiled(config, weights=WeightsSpec(source="s3://mine/model")).layout
+    check_brought(tmp_path)  # without a config.json, as some engines take it
 
 
 def test_prompts_may_be_longer_where_the_model_was_lengthened() -> None:
