@@ -20,6 +20,7 @@ from kvss_agent.desired import Document, Name
 from kvss_agent.documents import Invalid, decode, whole
 
 ARGUMENTS_MAX: Final = 256
+FILES_MAX: Final = 1000  # whose hashes are told
 PROMPT_TOKENS_MAX: Final = 1 << 24
 PRINTED: Final = whole(r"^[^\x00-\x1f\x7f\ud800-\udfff]*$")
 
@@ -66,7 +67,7 @@ class WeightsSpec(Document, frozen=True, omit_defaults=True):
     source: Path
     revision: Text = ""
     endpoint: Url | None = None  # of an S3 server that is not Amazon's
-    files: dict[Path, Sha256] = field(default_factory=dict)
+    files: Annotated[dict[Path, Sha256], Meta(max_length=FILES_MAX)] = field(default_factory=dict)
 
 
 class TokenizerSpec(Document, frozen=True, omit_defaults=True):

@@ -40,6 +40,7 @@ REPLICAS_MAX: Final = 256
 BOXES_MAX: Final = 1024  # of a replica
 ORGS_MAX: Final = 1000
 FOLDER_MAX: Final = 500
+TEMPLATE_BYTES_MAX: Final = 64 << 10  # as JSON: the leader reads it with each decision
 CHARACTERS_MAX: Final = 1 << 18
 PROBLEMS_MAX: Final = 20
 DEPTH_MAX: Final = 8
@@ -313,6 +314,11 @@ def _contradictions(spec: WorkloadSpec) -> Iterator[tuple[str, str]]:
         )
     if spec.org is not None and spec.orgs_said != (spec.org,):
         yield "orgs", "A workload of an org is for that org only. One of the platform can be shared."
+    if (size := len(msgspec.json.encode(spec.template))) > TEMPLATE_BYTES_MAX:
+        yield (
+            "",
+            f"What its engine is started with has {size} bytes as JSON: at most {TEMPLATE_BYTES_MAX}.",
+        )
     if not spec.rollout.max_surge and not spec.rollout.max_unavailable:
         yield "rollout", "One of max_surge and max_unavailable has to be more than 0."
 

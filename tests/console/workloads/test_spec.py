@@ -93,6 +93,20 @@ def test_what_contradicts_itself_is_refused(change: dict[str, object], told: str
         spec.from_values({**VALUES, **change})
 
 
+def test_a_template_is_bounded_however_it_is_written() -> None:
+    """The leader reads it with each decision."""
+    files = {f"model-{number:04}.safetensors": "0" * 64 for number in range(800)}
+    large = {**VALUES, "weights": {"source": "s3://a/b", "files": files}}
+    for told in (spec.parse, lambda text: spec.from_values(json.loads(text))):
+        with pytest.raises(Wrong, match=r"has [0-9]{5} bytes as JSON: at most 65536"):
+            told(json.dumps(large))
+    many = {f"{number}": "0" * 64 for number in range(1001)}
+    with pytest.raises(Wrong, match=r"weights.files: .*length <= 1000"):
+        spec.from_values({**VALUES, "weights": {"source": "s3://a/b", "files": many}})
+    few = dict(list(files.items())[:500])
+    spec.from_values({**VALUES, "weights": {"source": "s3://a/b", "files": few}})
+
+
 def test_scalars_are_what_they_look_like() -> None:
     """In YAML 1.1 `on` is true, `010` is 8 and `1:30` is 90."""
     for word in ("on", "010", "1:30", "2026-01-01"):
