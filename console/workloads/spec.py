@@ -43,6 +43,7 @@ FOLDER_MAX: Final = 500
 TEMPLATE_BYTES_MAX: Final = 64 << 10  # as JSON: the leader reads it with each decision
 CHARACTERS_MAX: Final = 1 << 18
 PROBLEMS_MAX: Final = 20
+MASKED: Final = "(masked)"  # in place of a variable of an engine; no spec may say it
 DEPTH_MAX: Final = 8
 NODES_MAX: Final = 20_000
 BYTES_PER_TOKEN_MAX: Final = (1 << 31) - 1
@@ -304,6 +305,12 @@ def _contradictions(spec: WorkloadSpec) -> Iterator[tuple[str, str]]:
     """What each field may say, and all of them together may not."""
     for sentence in engine_problems(spec.engine, has_weights=spec.weights is not None):
         yield "engine", sentence
+    for name, value in spec.engine.environment.items():
+        if value == MASKED:
+            yield (
+                f"engine.environment.{name}",
+                "This is a masked value, as viewers see it. Write the value itself.",
+            )
     tokenizer = spec.tokenizer
     if tokenizer is not None and bool(tokenizer.folder) == bool(tokenizer.sha256):
         yield "tokenizer", "Name a folder, or the sha256 of an uploaded tokenizer."

@@ -207,11 +207,13 @@ def ready_of(workload: Workload) -> str:
 
 
 def masked(values: dict[str, Any]) -> dict[str, Any]:
-    """Variables of engines by their names only: they may be secret."""
+    """Variables of engines by their names only: they may be secret. Who applies it is refused, and does
+    not set them to what is shown here."""
     engine = values["engine"]
     if "environment" not in engine:
         return values
-    return {**values, "engine": {**engine, "environment": dict.fromkeys(engine["environment"], "set")}}
+    environment = dict.fromkeys(engine["environment"], specs.MASKED)
+    return {**values, "engine": {**engine, "environment": environment}}
 
 
 class WorkloadDifferenceOut(Schema):

@@ -169,11 +169,28 @@ def test_variables_of_engines_are_for_those_who_set_them(
 ) -> None:
     make_fleet(boxes=4)
     make_workload(org="acme", engine={"environment": {"TOKEN": "hush"}})
-    for person, shown in ((people.viewer, "set"), (people.org_admin, "hush")):
+    for person, shown in ((people.viewer, "(masked)"), (people.org_admin, "hush")):
         api = Api(api_of(person))
         assert api.get("/talk")["spec"]["engine"]["environment"] == {"TOKEN": shown}
         template = api.get("/talk/revisions/1")["template"]
         assert template["engine"]["environment"] == {"TOKEN": shown}
+
+
+def test_what_a_viewer_was_shown_is_not_applied(people: People, api_of: Callable[..., Client]) -> None:
+    """Each variable would be set to what stands in its place."""
+    make_fleet(boxes=4)
+    make_workload(org="acme", engine={"environment": {"TOKEN": "hush"}})
+    shown = Api(api_of(people.viewer)).get("/talk")["spec"]
+    admin = Api(api_of(people.platform_admin))
+    engine = {"engine": shown["engine"]}
+    for method, body in (
+        ("PUT", {"spec": shown}),
+        ("PUT", {"yaml": json.dumps(shown)}),
+        ("PATCH", {"patch": engine}),  # as tidegatectl applies it
+    ):
+        refused = admin.send(method, "/talk", body, 422)
+        assert "engine.environment.TOKEN: This is a masked value" in refused["detail"]
+    assert admin.get("/talk")["spec"]["engine"]["environment"] == {"TOKEN": "hush"}
 
 
 def test_instances_and_rollouts_are_listed(people: People, api_of: Callable[..., Client]) -> None:

@@ -157,7 +157,7 @@ def test_no_hash_tells_a_viewer_whether_they_have_guessed_a_variable(
     revision = workload.revision
     assert revision is not None
     shown = api_of(people.viewer).get(f"{URL}/talk/revisions/2").json()
-    assert shown["template"]["engine"]["environment"] == {"PIN": "set"}
+    assert shown["template"]["engine"]["environment"] == {"PIN": "(masked)"}
     assert shown["digest"] not in (revision.digest, wanted(org="acme", **guessed).template.digest)
     job = rendering.compile_spec(workload, revision)
     assert b"1234" not in job
