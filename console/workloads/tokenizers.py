@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +28,7 @@ from console.audit.services import Subject, record
 from console.fleet.nodes import Impossible
 from console.fleet.services import lock_fleet
 from console.orgs.models import Org
-from console.visibility import of_orgs
+from console.visibility import of_orgs, sees_fleet
 from console.workloads import services
 from console.workloads.models import Instance, Revision, Tokenizer, Workload
 from workload_manager.tokenizers import BadArchive, NotStored, TokenizerStore
@@ -50,8 +49,10 @@ def folder(sha256: str) -> str:
 
 
 def visible(principal: Principal) -> QuerySet[Tokenizer]:
-    """Those of their orgs, and those of the platform, which all orgs may use."""
-    return Tokenizer.objects.select_related("org").filter(of_orgs(principal) | Q(org=None))
+    """Those of their orgs, and those of the platform, which all orgs may use; for people of the
+    platform, all."""
+    found = Tokenizer.objects.select_related("org")
+    return found if sees_fleet(principal) else found.filter(of_orgs(principal) | Q(org=None))
 
 
 def get(principal: Principal, number: int) -> Tokenizer:
@@ -147,21 +148,38 @@ CHECKS: Final = Checks()
 def add(principal: Principal, org_slug: str | None, name: str, archive: bytes) -> tuple[Tokenizer, bool]:
     """Check an archive and store it. Returns it, and whether it is new to its owner.
 
-    Raises ValidationError for what is no tokenizer, TooManyChecks, Refused and Http404.
+    Raises ValidationError for what is no tokenizer, and for one too many, TooManyChecks, Refused and
+    Http404. Of one that is refused no files are left.
     """
     org = services.owner_of(principal, org_slug)
+    _check_room(org)  # of who has none nothing is checked, and nothing stored
     try:
         with CHECKS.one(org_slug or ""):
             sha256 = store().add(archive)  # takes seconds, so before anything is locked
     except BadArchive as error:
         raise ValidationError({"archive": str(error)}) from None
+    try:
+        return _add_checked(principal, org, name, sha256, archive)
+    except BaseException:
+        _remove_unowned()
+        raise
+
+
+def _check_room(org: Org | None) -> None:
+    """Raises ValidationError."""
+    if Tokenizer.objects.filter(org=org).count() >= OF_ORG_MAX:
+        raise ValidationError({"archive": f"There are {OF_ORG_MAX} tokenizers already. Delete one."})
+
+
+def _add_checked(
+    principal: Principal, org: Org | None, name: str, sha256: str, archive: bytes
+) -> tuple[Tokenizer, bool]:
+    """What is in the store, unless who removed what nobody owned was faster."""
     with transaction.atomic():
         lock_fleet()
-        own = Tokenizer.objects.filter(org=org)
-        if found := own.filter(sha256=sha256).first():
+        if found := Tokenizer.objects.filter(org=org, sha256=sha256).first():
             return found, False
-        if own.count() >= OF_ORG_MAX:
-            raise ValidationError({"archive": f"There are {OF_ORG_MAX} tokenizers already. Delete one."})
+        _check_room(org)
         store().add_again(archive)
         size_bytes = sum(path.stat().st_size for path in store().folder(sha256).iterdir())
         made = Tokenizer.objects.create(
@@ -191,14 +209,17 @@ def delete(principal: Principal, number: int) -> Tokenizer:
         )
     _record(principal, "tokenizer.delete", found, before=_snapshot(found))
     Tokenizer.objects.filter(pk=found.pk).delete()
-    transaction.on_commit(partial(_remove_unowned, found.sha256))
+    transaction.on_commit(_remove_unowned)
     return found
 
 
 @transaction.atomic
-def _remove_unowned(sha256: str) -> None:
+def _remove_unowned() -> None:
+    """All of it, also what a process that was killed has left. What is being added comes back with
+    `add_again`."""
     lock_fleet()
-    if not Tokenizer.objects.filter(sha256=sha256).exists():
+    owned = set(Tokenizer.objects.values_list("sha256", flat=True).distinct())
+    for sha256 in set(store()) - owned:
         store().remove(sha256)
 
 

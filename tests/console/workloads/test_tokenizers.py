@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+from django.core.exceptions import ValidationError
 from django.test import Client
 from django.utils import timezone
 
@@ -80,6 +81,43 @@ def test_what_is_no_tokenizer_is_refused(
     settings.TOKENIZER_BYTES_MAX = 100
     assert upload(admin, tarred(FILES), 413)["reason"] == "TooLarge"
     assert list(TokenizerStore(folder)) == []
+
+
+def test_what_is_refused_leaves_no_files(
+    people: People, api_of: Callable[[User], Client], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many uploads an admin sends who has no room for them."""
+    admin = api_of(people.org_admin)
+    kept = upload(admin, tarred(FILES))["sha256"]
+    monkeypatch.setattr(tokenizers, "OF_ORG_MAX", 1)
+    other = tarred({**FILES, "chat_template.jinja": b"other"})
+    assert "There are 1 tokenizers already" in str(upload(admin, other, 422, "name=b&org=acme"))
+    assert list(TokenizerStore(folder)) == [kept]
+    # Also where the last place is taken by another one meanwhile, and what a killed process has left.
+    TokenizerStore(folder).add(other)
+    monkeypatch.setattr(tokenizers, "_check_room", no_room_any_more([None]))
+    upload(admin, tarred({**FILES, "chat_template.jinja": b"a third"}), 422, "name=c&org=acme")
+    assert list(TokenizerStore(folder)) == [kept]
+
+
+def no_room_any_more(looks: list[None]) -> Callable[[Any], None]:
+    """There is room for so many looks."""
+
+    def check(org: Any) -> None:
+        if not looks:
+            raise ValidationError({"archive": "There is no room."})
+        looks.pop()
+
+    return check
+
+
+def test_people_of_the_platform_see_and_delete_those_of_orgs(
+    people: People, api_of: Callable[[User], Client]
+) -> None:
+    made = upload(api_of(people.org_admin), tarred(FILES))
+    platform = api_of(people.platform_admin)
+    assert platform.get(URL).json()["items"] == [made]
+    delete(platform, made["id"])
 
 
 def test_an_owner_has_one_upload_checked_at_a_time(

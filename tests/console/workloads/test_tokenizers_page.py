@@ -95,10 +95,15 @@ def test_others_do_not_learn_who_uses_a_tokenizer_of_the_platform(
         page = compact(browser_of(person).get(PAGE))
         assert sha256 in page
         assert ("/workloads/talk/" in page) == is_told
-    # What an org has of its own is what its workloads use.
+    assert compact(platform.get(PAGE)).count('href="/workloads/talk/"') == 1
+    # An org that has it too: people of the platform see both, and its workload can do without either.
     upload(browser_of(people.org_admin), tarred(FILES))
     rows = compact(platform.get(PAGE))
-    assert rows.count('href="/workloads/talk/"') == 0
+    assert [f"/tokenizers/{one.pk}/delete/" in rows for one in Tokenizer.objects.all()] == [True, True]
+    assert 'href="/workloads/talk/"' not in rows
+    # Without the platform's it can't, and people of the platform see that as well.
+    Tokenizer.objects.filter(org=None).delete()
+    assert compact(platform.get(PAGE)).count('href="/workloads/talk/"') == 1
 
 
 def test_the_page_takes_as_many_queries_for_many_as_for_one(
