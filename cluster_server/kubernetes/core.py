@@ -46,6 +46,7 @@ class Outcome(msgspec.Struct, frozen=True):
 class PodSeen:
     uid: str
     phase: str = "Pending"
+    created_at: float = 0.0
     node: str = ""
     address: str = ""
     is_deleted: bool = False  # it is being ended
@@ -161,6 +162,7 @@ def read_pod(document: Document) -> PodSeen:
     return PodSeen(
         uid=metadata["uid"],
         phase=status.get("phase", "Pending"),
+        created_at=_seconds(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else 0.0,
         node=spec.get("nodeName", ""),
         address=status.get("podIP", ""),
         is_deleted="deletionTimestamp" in metadata,

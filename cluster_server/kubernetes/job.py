@@ -86,23 +86,32 @@ def next_step(
     if has_reported:
         return Next(Step.SETTLE)
     has_begun = bool(job.status.get("startedAt"))
-    deadline = job.submitted_at + job.deadline_seconds if job.deadline_seconds else float("inf")
+    deadline = deadline_of(job, pod)
     if job.is_cancelled or now >= deadline:
         if pod is None or pod.has_ended:
             return Next(Step.SETTLE)
+        if not has_begun and not job.is_cancelled:  # without its pod it would be started again
+            return Next(Step.BEGIN if pod.is_running else Step.SETTLE)
         return Next(Step.WAIT if pod.is_deleted else Step.END)
     if pod is None:
         if has_begun:
             return Next(Step.SETTLE)  # its pod is gone, and its result with it
         if not has_inputs:
             missing_at = job.submitted_at + INPUTS_SECONDS
-            return Next(Step.SETTLE if now >= missing_at else Step.WAIT, min(missing_at, deadline))
-        return Next(Step.CREATE if may_start else Step.WAIT, deadline)
+            return Next(Step.SETTLE if now >= missing_at else Step.WAIT, missing_at)
+        return Next(Step.CREATE if may_start else Step.WAIT)
     if pod.has_ended:
         return Next(Step.SETTLE)
     if (pod.is_running or report is not None) and not has_begun:
         return Next(Step.BEGIN)
     return Next(Step.WAIT, deadline)
+
+
+def deadline_of(job: WsJob, pod: PodSeen | None) -> float:
+    """From when it runs, or its pod was made. While it waits for its turn it has none: others would use
+    it up."""
+    started_at = _seconds(job.status.get("startedAt")) or (pod.created_at if pod else 0.0)
+    return started_at + job.deadline_seconds if started_at and job.deadline_seconds else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +131,7 @@ def ending(
         return Ending("Succeeded", SUCCEEDED, "", report.result)
     if job.is_cancelled:
         return Ending("Cancelled", CANCELLED, "It was cancelled.")
-    if job.deadline_seconds and now >= job.submitted_at + job.deadline_seconds:
+    if now >= deadline_of(job, pod):
         return Ending("Failed", DEADLINE, f"It has not ended within {job.deadline_seconds} s.")
     if report and status is not None:
         if report.reason:
@@ -178,6 +187,18 @@ class JobWorker:
     @property
     def has_ended(self) -> bool:
         return self.wsjob.has_ended or self.wsjob.is_deleted or self._is_gone
+
+    @property
+    def has_begun(self) -> bool:
+        return not self.has_ended and (self._pod is not None or bool(self.wsjob.status.get("startedAt")))
+
+    @property
+    def submitted_at(self) -> float:
+        return self.wsjob.submitted_at
+
+    @property
+    def ended_at(self) -> float:
+        return _seconds(self.wsjob.status.get("endedAt"))
 
     def begin(self) -> None:
         self._task = asyncio.create_task(self._run(), name=self.wsjob.object)

@@ -15,12 +15,14 @@ from cluster_server.kubernetes.instance import Cluster
 from cluster_server.kubernetes.job import JobWorker
 from cluster_server.kubernetes.mirror import Mirror
 from cluster_server.proto import cluster_pb2 as pb
+from cluster_server.turns import may_run
 
 WAITING_MAX: Final = 1000  # jobs that have not ended
 
 
 class Jobs:
-    """`at_once`: how many run; the others wait for their turn. `kept`: how many that have ended."""
+    """`at_once`: how many run, one of a workload; the others wait for their turn. `kept`: how many that
+    have ended."""
 
     def __init__(self, cluster: Cluster, at_once: int, kept: int) -> None:
         self._cluster = cluster
@@ -165,7 +167,7 @@ class Jobs:
         self._changed = asyncio.Event()
         if self._is_started and worker.has_ended:
             self._forget_old()
-            for waiting in self._waiting()[: self._at_once]:
+            for waiting in may_run(self._in_order(), self._at_once):
                 waiting.wake()
 
     def _waiting(self) -> list[JobWorker]:
@@ -176,7 +178,7 @@ class Jobs:
         return sorted(known, key=lambda one: (one.wsjob.submitted_at, one.name))
 
     def _may_start(self, worker: JobWorker) -> bool:
-        return worker in self._waiting()[: self._at_once]
+        return worker in may_run(self._in_order(), self._at_once)
 
     def _forget_old(self) -> None:
         ended = [worker for worker in self._in_order() if worker.wsjob.has_ended]

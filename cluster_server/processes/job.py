@@ -63,6 +63,18 @@ class JobWorker(Worker):
     def has_ended(self) -> bool:
         return self.keeper.memory.is_over
 
+    @property
+    def has_begun(self) -> bool:
+        return self.keeper.process is not None and not self.has_ended
+
+    @property
+    def submitted_at(self) -> float:
+        return self.about.submitted_at
+
+    @property
+    def ended_at(self) -> float:
+        return self.keeper.memory.ended_at
+
     def last_seen(self) -> float:
         return 0.0
 
@@ -108,8 +120,9 @@ class JobWorker(Worker):
         )
 
     def _deadline(self) -> float:
-        seconds = self.spec.deadline_seconds
-        return self.about.submitted_at + seconds if seconds else float("inf")
+        """While it waits for its turn it has none: others would use it up."""
+        process, seconds = self.keeper.process, self.spec.deadline_seconds
+        return process.started_at + seconds if process and seconds else float("inf")
 
     def _is_late(self) -> bool:
         return self.around.clock.now() >= self._deadline()

@@ -14,12 +14,14 @@ from cluster_server.processes.keeper import Keeper
 from cluster_server.processes.surroundings import Surroundings
 from cluster_server.processes.worker import rotate
 from cluster_server.proto import cluster_pb2 as pb
+from cluster_server.turns import may_run
 
 WAITING_MAX: Final = 1000  # jobs that have not ended
 
 
 class Jobs:
-    """`at_once`: how many run; the others wait for their turn. `kept`: how many that have ended."""
+    """`at_once`: how many run, one of a workload; the others wait for their turn. `kept`: how many that
+    have ended."""
 
     def __init__(self, folder: Path, around: Surroundings, at_once: int, kept: int) -> None:
         self._folder = folder
@@ -107,7 +109,10 @@ class Jobs:
         return [worker for worker in self._workers.values() if not worker.has_ended]
 
     def _may_start(self, worker: JobWorker) -> bool:
-        return worker in self._running()[: self._at_once]
+        return worker in self._turns()
+
+    def _turns(self) -> list[JobWorker]:
+        return may_run(list(self._workers.values()), self._at_once)
 
     def _worker(self, folder: Folder) -> JobWorker:
         keeper = Keeper(folder, self._around.kernel, self._around.clock.now())
@@ -118,7 +123,7 @@ class Jobs:
         self._changed = asyncio.Event()
         if worker.has_ended:
             self._forget_old()
-            for waiting in self._running()[: self._at_once]:
+            for waiting in self._turns():
                 waiting.wake()
 
     def _forget_old(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from contextlib import aclosing
 
 import pytest
@@ -79,6 +80,29 @@ async def test_a_job_has_a_deadline(world: World) -> None:
     done = await until_ended(world, "compile-1")
     assert (done.state, done.reason) == (pb.JOB_FAILED, "DeadlineExceeded")
     assert world.processes("compile-1") == []
+
+
+async def test_one_of_a_workload_runs_and_waiting_takes_no_deadline(world: World) -> None:
+    mine = [f"compile-mine-r{number}-{number}-0" for number in (1, 2)]
+    theirs = [f"compile-{name}-r1-1-0" for name in ("theirs", "others")]
+    for name in mine:
+        await world.backend.submit(
+            job(name, waits=True, result={}, deadline=1 if name == mine[1] else 0)
+        )
+    for name in theirs:
+        await world.backend.submit(job(name, waits=True, result={}))
+    await world.until("two run", lambda: world.starts(mine[0]) + world.starts(theirs[0]) == 2)
+    assert world.starts(mine[1]) == 0
+    world.write(mine[0], "go")
+    await until_ended(world, mine[0])
+    await world.until("it is the turn of others", lambda: world.starts(theirs[1]) == 1)
+    assert world.backend.job(mine[1]).state == pb.JOB_PENDING
+    deadline = world.backend.job(mine[1]).submitted_at + 1
+    await world.until("it would be late", lambda: time.time() > deadline + 0.2)
+    assert world.backend.job(mine[1]).state == pb.JOB_PENDING
+    world.write(theirs[0], "go")
+    done = await until_ended(world, mine[1])
+    assert (world.starts(mine[1]), done.reason) == (1, "DeadlineExceeded"), "it had its whole time"
 
 
 async def test_a_job_goes_on_while_the_server_is_replaced(world: World) -> None:

@@ -30,6 +30,7 @@ JOB = WsJob(
     submitted_at=100.0,
     status={},
 )
+BEGUN_NOW = replace(JOB, status={"startedAt": "1970-01-01T00:01:40+00:00"})
 BEGUN = replace(JOB, status={"startedAt": "2026-01-01T00:00:00Z"})
 DONE = replace(JOB, status={"startedAt": "2026-01-01T00:00:00Z", "endedAt": "2026-01-01T00:00:01Z"})
 NEW, RUNS = PodSeen("pod"), PodSeen("pod", phase="Running", is_running=True, address="10.1.0.7")
@@ -57,7 +58,11 @@ def step(job: WsJob, pod: PodSeen | None, report: JobReport | None = None, **mor
         (replace(BEGUN, is_cancelled=True), RUNS, WORKS, Step.END),
         (replace(BEGUN, is_cancelled=True), LEAVES, WORKS, Step.WAIT),
         (replace(BEGUN, is_cancelled=True), None, None, Step.SETTLE),
-        (replace(JOB, deadline_seconds=4), RUNS, WORKS, Step.END),
+        (replace(BEGUN_NOW, deadline_seconds=4), RUNS, WORKS, Step.END),
+        (replace(BEGUN_NOW, deadline_seconds=6), RUNS, WORKS, Step.WAIT),
+        (replace(JOB, deadline_seconds=4), None, None, Step.CREATE),  # while it waited it had none
+        (replace(JOB, deadline_seconds=4), replace(NEW, created_at=100.0), None, Step.SETTLE),
+        (replace(JOB, deadline_seconds=4), replace(RUNS, created_at=100.0), None, Step.BEGIN),
         (replace(BEGUN, is_deleted=True), RUNS, WORKS, Step.END),
         (replace(BEGUN, is_deleted=True), LEAVES, WORKS, Step.WAIT),
         (replace(DONE, is_deleted=True), None, None, Step.RELEASE),
@@ -73,7 +78,8 @@ def test_it_waits_for_its_turn_and_for_its_inputs() -> None:
     waits = step(JOB, None, has_inputs=False)
     assert (waits.step, waits.wake_at) == (Step.WAIT, 160.0)
     assert next_step(JOB, None, None, 160.0, may_start=True, has_inputs=False).step is Step.SETTLE
-    assert step(replace(JOB, deadline_seconds=9), None, may_start=False).wake_at == 109.0
+    assert step(replace(JOB, deadline_seconds=9), None, may_start=False).wake_at == float("inf")
+    assert step(replace(JOB, deadline_seconds=9), replace(NEW, created_at=104.0)).wake_at == 113.0
 
 
 def test_how_it_has_ended() -> None:
@@ -85,7 +91,7 @@ def test_how_it_has_ended() -> None:
     # It was done before it was cancelled.
     assert reason(replace(BEGUN, is_cancelled=True), RUNS, RESULT) == ("Succeeded", "Succeeded")
     assert reason(replace(BEGUN, is_cancelled=True), None, None) == ("Cancelled", "Cancelled")
-    assert reason(replace(BEGUN, deadline_seconds=1), None, None) == ("Failed", "DeadlineExceeded")
+    assert reason(replace(BEGUN_NOW, deadline_seconds=1), None, None) == ("Failed", "DeadlineExceeded")
     assert reason(BEGUN, RUNS, JobReport(exit_status=0)) == ("Failed", "NoResult")
     assert reason(BEGUN, RUNS, JobReport(exit_status=1, reason="TooLarge")) == ("Failed", "TooLarge")
     assert reason(BEGUN, None, None) == ("Failed", "PodGone")
