@@ -138,7 +138,7 @@ class Template(Document, frozen=True, kw_only=True):
     """What an engine is started with. Equal templates have equal digests."""
 
     engine: EngineSpec
-    tokens_max: Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
+    tokens_max: Annotated[int, Meta(ge=2, le=TOKENS_MAX)]  # of a prompt and an answer, at least
     weights: WeightsSpec | None = None
     tokenizer: TokenizerSource | None = None
     limits: LimitsSpec = LimitsSpec()
@@ -165,7 +165,7 @@ class WorkloadSpec(Document, frozen=True, kw_only=True):
     name: WorkloadName
     model: ClientName
     engine: EngineSpec
-    tokens_max: Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
+    tokens_max: Annotated[int, Meta(ge=2, le=TOKENS_MAX)]
     org: Slug | None = None
     orgs: (
         Literal["all"] | Annotated[tuple[Slug, ...], Meta(min_length=1, max_length=ORGS_MAX)] | None

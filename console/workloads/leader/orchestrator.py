@@ -77,6 +77,7 @@ from telemetry import hints
 from telemetry.decoder import Malformed, excerpt
 from telemetry.events import NewEvent, note_all
 from telemetry.notify import notify
+from telemetry.queries import Unanswerable
 from telemetry.topics import SESSION, WORKLOAD
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ RESYNC_SECONDS: Final = 120.0  # until each workload has been looked at, whether
 REFRESH_SECONDS: Final = 10.0  # between two looks at whose endpoints have to be written again
 AGAIN_SECONDS: Final = 1.0  # until something is tried again, or asked for again, that takes its time
 HEALTH_SECONDS: Final = 10.0
+BROKEN_SECONDS: Final = 30.0  # until one is looked at again with which something is wrong
 COMPILE_SECONDS_MAX: Final = 3600
 ORPHANS_AT_ONCE: Final = 20  # workloads of the cluster that nobody knows, ended in one look
 ARTIFACTS_MAX: Final = 1000  # remembered
@@ -300,9 +302,16 @@ class Orchestrator:
     def _look_at(self, name: str) -> None:
         try:
             self._decide(name)
-        except REFUSALS as error:  # of a join token, if there are too many
+        except REFUSALS as error:  # of a session, say
             self._fault("console", error)
             self._again(name)
+        except (NotLeader, DatabaseError):
+            raise
+        except Exception as error:
+            # One workload that can't be looked after is no reason not to look after all others.
+            log.exception("%s can't be looked after", name)
+            self._fault("workload", error)
+            self._soon(name, self._clock() + BROKEN_SECONDS)
 
     def _decide(self, name: str) -> None:
         began = time.perf_counter()
@@ -518,7 +527,8 @@ class Orchestrator:
             and (row.revision.digest, row.restart) == template
         }
         if switched:
-            known = health.traffic(workload.model, switched, frozenset(published))
+            with suppress(Unanswerable):  # too many series: no verdict
+                known = health.traffic(workload.model, switched, frozenset(published))
         self._traffic[workload.name] = now, known
         self._soon(workload.name, now + HEALTH_SECONDS)
         return known

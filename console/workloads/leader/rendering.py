@@ -108,7 +108,15 @@ def instance_secrets(instance: Instance, api_key: str) -> str:
         until = timezone.now() + timedelta(hours=JOIN_HOURS)
         note = f"Instance {instance.name}"
         kind = ProcessKind.DRIVER
-        _, token = tokens.issue(SYSTEM, kind=kind, uses=1, expires_at=until, note=note)
+        _, token = tokens.issue(
+            SYSTEM,
+            kind=kind,
+            uses=1,
+            expires_at=until,
+            note=note,
+            name=instance.driver,
+            workload=instance.workload.name,
+        )
     credentials = buckets.credentials_for(instance.workload.org_id, template.weights)
     made = Secrets(join_token=token, api_key=api_key, weights=credentials)
     return msgspec.json.encode(made).decode()
