@@ -146,15 +146,13 @@ def test_what_may_run_what_it_is_given_is_given_nothing_else(
 ) -> None:
     """`--trust-remote-code` was set by a platform admin for the weights that it was set with."""
     make_fleet(boxes=4)
-    trusting = {
+    trusting: dict[str, Any] = {
         "engine": {"kind": "emulator", "arguments": ["--start-seconds", "1"]},
         "weights": {"source": "s3://ours/model"},
     }
     workload = make_workload(org="acme", **trusting)
     principal = people.principal("org_admin")
-    assert changes.update(
-        principal, locked(principal), spec.merged(workload.spec(), {"tokens_max": 9000})
-    )
+    changes.update(principal, locked(principal), spec.merged(workload.spec(), {"tokens_max": 9000}))
     settle()
     with pytest.raises(Refused, match="Only a platform admin"):
         changes.update(principal, locked(principal), spec.merged(locked(principal).spec(), patch))
