@@ -236,6 +236,10 @@ class WorkloadPlanOut(Schema):
     replicas_left: int | None = Field(
         description="Of the owner's quota, in replicas; null: it has no quota."
     )
+    weights: str = Field(
+        description="Whose credentials they are read with, or that the bucket has to be public; empty: "
+        "they are in no bucket."
+    )
     placement: PlanOut | None = Field(description="Its streams, and the memory of its replicas.")
 
 
