@@ -334,6 +334,13 @@ class Driver(Named, Joined):
         default="",
         help_text="The engine that it is part of; empty for a daemon.",
     )
+    workload = models.CharField(
+        max_length=63,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Whose instances it is the driver of; empty: nobody's, and anybody's jobs.",
+    )
     lost_at = models.DateTimeField(null=True, blank=True)  # None while it reports
 
     class Meta(Named.Meta):
@@ -378,7 +385,10 @@ class Watch(models.Model):
 
 
 class JoinToken(models.Model):
-    """Good for so many processes of one kind to join with, until it expires. Only a hash is kept."""
+    """Good for so many processes of one kind to join with, until it expires. Only a hash is kept.
+
+    `name`: what joins is the driver of this name, of instances of `workload`. Empty: any name that is no
+    workload's."""
 
     Kind = ProcessKind
 
@@ -387,6 +397,8 @@ class JoinToken(models.Model):
     secret_sha256 = models.BinaryField(max_length=32)
     kind = models.CharField(max_length=8, choices=ProcessKind)
     note = models.CharField(max_length=120, blank=True)
+    name = models.CharField(max_length=63, blank=True, default="", db_default="")
+    workload = models.CharField(max_length=63, blank=True, default="", db_default="")
     uses_max = models.PositiveIntegerField()
     uses_left = models.PositiveIntegerField()
     created_by = models.CharField(max_length=ACTOR_NAME_MAX)

@@ -61,9 +61,11 @@ PathName = Literal["require_rail", "prefer_rail", "any"]
 
 
 class TokenizerSource(Document, frozen=True, kw_only=True):
-    """A folder on the machines, or the hash of an upload: one of the two."""
+    """A folder on the machines, a family that is there beforehand, or the hash of an upload: one of
+    them."""
 
     folder: Folder = ""
+    family: Annotated[str, Meta(max_length=100, pattern=r"\A([A-Za-z0-9][A-Za-z0-9._-]*)?\Z")] = ""
     sha256: Sha256 | None = None
 
 
@@ -141,7 +143,7 @@ class Template(Document, frozen=True, kw_only=True):
     """What an engine is started with. Equal templates have equal digests."""
 
     engine: EngineSpec
-    tokens_max: Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
+    tokens_max: Annotated[int, Meta(ge=2, le=TOKENS_MAX)]  # of a prompt and an answer, at least
     weights: WeightsSpec | None = None
     tokenizer: TokenizerSource | None = None
     limits: LimitsSpec = LimitsSpec()
@@ -168,7 +170,7 @@ class WorkloadSpec(Document, frozen=True, kw_only=True):
     name: WorkloadName
     model: ClientName
     engine: EngineSpec
-    tokens_max: Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
+    tokens_max: Annotated[int, Meta(ge=2, le=TOKENS_MAX)]
     org: Slug | None = None
     orgs: (
         Literal["all"] | Annotated[tuple[Slug, ...], Meta(min_length=1, max_length=ORGS_MAX)] | None
@@ -312,8 +314,10 @@ def _contradictions(spec: WorkloadSpec) -> Iterator[tuple[str, str]]:
                 "This is a masked value, as viewers see it. Write the value itself.",
             )
     tokenizer = spec.tokenizer
-    if tokenizer is not None and bool(tokenizer.folder) == bool(tokenizer.sha256):
-        yield "tokenizer", "Name a folder, or the sha256 of an uploaded tokenizer."
+    if tokenizer is not None:
+        named = (tokenizer.folder, tokenizer.family, tokenizer.sha256)
+        if sum(map(bool, named)) != 1:
+            yield "tokenizer", "Name a family, a folder, or the sha256 of an uploaded tokenizer."
     if spec.cache.enabled and not spec.boxes_per_replica:
         yield (
             "boxes_per_replica",

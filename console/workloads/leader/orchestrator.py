@@ -72,11 +72,12 @@ from console.workloads.leader.world import (
     StartJob,
     Traffic,
 )
-from console.workloads.models import Revision, Workload
+from console.workloads.models import SENTENCE_MAX, Revision, Workload
 from telemetry import hints
 from telemetry.decoder import Malformed, excerpt
 from telemetry.events import NewEvent, note_all
 from telemetry.notify import notify
+from telemetry.queries import Unanswerable
 from telemetry.topics import SESSION, WORKLOAD
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ RESYNC_SECONDS: Final = 120.0  # until each workload has been looked at, whether
 REFRESH_SECONDS: Final = 10.0  # between two looks at whose endpoints have to be written again
 AGAIN_SECONDS: Final = 1.0  # until something is tried again, or asked for again, that takes its time
 HEALTH_SECONDS: Final = 10.0
+BROKEN_SECONDS: Final = 30.0  # until one is looked at again with which something is wrong
 COMPILE_SECONDS_MAX: Final = 3600
 ORPHANS_AT_ONCE: Final = 20  # workloads of the cluster that nobody knows, ended in one look
 ARTIFACTS_MAX: Final = 1000  # remembered
@@ -300,9 +302,16 @@ class Orchestrator:
     def _look_at(self, name: str) -> None:
         try:
             self._decide(name)
-        except REFUSALS as error:  # of a join token, if there are too many
+        except REFUSALS as error:  # of a session, say
             self._fault("console", error)
             self._again(name)
+        except (NotLeader, DatabaseError):
+            raise
+        except Exception as error:
+            # One workload that can't be looked after is no reason not to look after all others.
+            log.exception("%s can't be looked after", name)
+            self._fault("workload", error)
+            self._soon(name, self._clock() + BROKEN_SECONDS)
 
     def _decide(self, name: str) -> None:
         began = time.perf_counter()
@@ -415,7 +424,7 @@ class Orchestrator:
             except REFUSALS as error:
                 self._fault("console", error)
                 if isinstance(action, StartJob):
-                    refused[action.home] = str(error)[: store.SENTENCE_MAX]
+                    refused[action.home] = str(error)[:SENTENCE_MAX]
 
     def _asks_cluster(self, action: object, loaded: Loaded) -> bool:
         """Whether the Cluster Server is what does this, or has to do something before it. It is asked
@@ -482,7 +491,7 @@ class Orchestrator:
             self._soon(loaded.workload.name, self._clock() + AGAIN_SECONDS / 4)
             return CompileSeen(state=CompileState.RUNNING)
         if job.state != pb.JOB_SUCCEEDED:
-            said = excerpt(job.sentence or job.reason, store.SENTENCE_MAX)
+            said = excerpt(job.sentence or job.reason, SENTENCE_MAX)
             return CompileSeen(state=CompileState.FAILED, sentence=said)
         try:
             result = compiled(job.result)
@@ -518,7 +527,8 @@ class Orchestrator:
             and (row.revision.digest, row.restart) == template
         }
         if switched:
-            known = health.traffic(workload.model, switched, frozenset(published))
+            with suppress(Unanswerable):  # too many series: no verdict
+                known = health.traffic(workload.model, switched, frozenset(published))
         self._traffic[workload.name] = now, known
         self._soon(workload.name, now + HEALTH_SECONDS)
         return known

@@ -70,7 +70,7 @@ def _tokenizer(template: Template, instance: Instance) -> TokenizerSpec | None:
     if source is None:
         return None
     url = tokenizers.url(source.sha256, instance.name) if source.sha256 else None
-    return TokenizerSpec(folder=source.folder, sha256=source.sha256, url=url)
+    return TokenizerSpec(folder=tokenizers.folder_of(source), sha256=source.sha256, url=url)
 
 
 class _Addresses(msgspec.Struct):
@@ -108,7 +108,15 @@ def instance_secrets(instance: Instance, api_key: str) -> str:
         until = timezone.now() + timedelta(hours=JOIN_HOURS)
         note = f"Instance {instance.name}"
         kind = ProcessKind.DRIVER
-        _, token = tokens.issue(SYSTEM, kind=kind, uses=1, expires_at=until, note=note)
+        _, token = tokens.issue(
+            SYSTEM,
+            kind=kind,
+            uses=1,
+            expires_at=until,
+            note=note,
+            name=instance.driver,
+            workload=instance.workload.name,
+        )
     credentials = buckets.credentials_for(instance.workload.org_id, template.weights)
     made = Secrets(join_token=token, api_key=api_key, weights=credentials)
     return msgspec.json.encode(made).decode()

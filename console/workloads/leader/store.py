@@ -302,7 +302,7 @@ def _with_boxes(loaded: Loaded, session: Session, seen: SessionSeen) -> SessionS
 
 def _homes(workload: Workload, *, is_going: bool) -> Iterable[HomeSeen]:
     """Of its own instances, now or before: others may have drivers with such names, too."""
-    drivers = Driver.objects.filter(name__startswith=f"{workload.name}-").order_by("name")
+    drivers = Driver.objects.filter(workload=workload.name).order_by("name")
     found = {home: driver for driver in drivers if (home := _home(workload, driver.name))}
     if not found:
         return
@@ -608,5 +608,5 @@ def fit_place(loaded: Loaded, ordinal: int, epoch: int | None) -> dict[str, Any]
         "url": "",
         "endpoint": EndpointSource.REDIS,
         "engine": ENGINES.get(kind, Engine.OTHER),
-        "driver": Driver.objects.filter(name=home).first() if home else None,
+        "driver": Driver.objects.filter(name=home, workload=workload.name).first() if home else None,
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -11,16 +13,19 @@ import grpc
 import pytest
 import redis
 from django.db import connection
+from django.utils import timezone
 
 from cluster_server.proto import cluster_pb2 as pb
 from console.accounts.principal import SYSTEM
-from console.fleet.models import Box, Driver, JoinToken
+from console.fleet.membership import joins, tokens
+from console.fleet.models import Box, Driver, JoinToken, ProcessKind
+from console.fleet.nodes import Impossible
 from console.operations.models import Operation
 from console.routing.models import Replica, ServedModel
 from console.sessions.changes import box_drains
 from console.sessions.models import Job, Session, SessionBox
 from console.workloads import buckets, changes
-from console.workloads.leader import rendering
+from console.workloads.leader import rendering, store
 from console.workloads.leader.cluster import ClusterLink
 from console.workloads.leader.election import Election
 from console.workloads.leader.endpoints import EndpointWriter
@@ -28,9 +33,10 @@ from console.workloads.leader.orchestrator import Orchestrator
 from console.workloads.leader.store import START_JOB
 from console.workloads.models import Condition, Instance, Rollout, Workload
 from inference_brain.endpoints import read
-from telemetry.decoder import decode
+from telemetry.decoder import Malformed, decode
 from telemetry.events import events_of
 from telemetry.records import ENDPOINTS
+from tests.console.fleet.worlds import CONTROL_TOKEN, DRIVER_FACTS
 from tests.console.sessions.fleets import make_driver, make_fleet
 from tests.console.sessions.obeying import Obeying, obeying
 from tests.console.workloads.buckets import CREDENTIALS, stored
@@ -306,6 +312,53 @@ def test_a_snapshot_that_breaks_off_begins_again() -> None:
             link.close()
 
 
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workload `bad` that can't be loaded."""
+    load = store.load
+
+    def fails(name: str) -> store.Loaded | None:
+        if name == "bad":
+            raise Malformed("It is not what it should be.")
+        return load(name)
+
+    monkeypatch.setattr(store, "load", fails)
+
+
+def test_one_that_can_not_be_looked_after_keeps_nobody_from_looking_after_others(
+    leader: Leader, poisoned: None
+) -> None:
+    make_workload(name="bad", model="example/bad", **WITHOUT_CACHE, **QUICK)
+    make_workload(**WITHOUT_CACHE, **QUICK)
+    leader.until("the other is rolled out", is_complete)
+    assert leader.orchestrator.figures.faults["workload"] >= 1
+    assert not Instance.objects.filter(workload__name="bad").exists()
+
+
+def test_a_driver_of_somebody_else_is_not_taken_for_its_own(leader: Leader) -> None:
+    """Whatever it is called: of a workload that is deleted only its own drivers are removed."""
+    make_fleet(boxes=4)
+    make_driver("talk-1-0")
+    make_workload(**QUICK)
+    leader.until("it has an instance", Instance.objects.exists)
+    changes.delete(SYSTEM, locked(SYSTEM))
+    leader.until("it is gone", lambda: not Workload.objects.exists())
+    assert Driver.objects.filter(name="talk-1-0").exists()
+
+
+def test_the_tokens_of_instances_are_theirs_alone_and_do_not_count(db: None) -> None:
+    until = timezone.now() + timedelta(hours=1)
+    issue = partial(tokens.issue, SYSTEM, kind=ProcessKind.DRIVER, uses=1, expires_at=until)
+    for number in range(tokens.ACTIVE_MAX + 1):
+        own, _ = issue(name=f"talk-1-{number}", workload="talk")
+    anybody, _ = issue()
+    with pytest.raises(Impossible, match="lets talk-1-100 join, and not chat-1-0"):
+        joins.join_driver(own, "chat-1-0", CONTROL_TOKEN, DRIVER_FACTS)
+    assert joins.join_driver(own, "talk-1-100", CONTROL_TOKEN, DRIVER_FACTS).workload == "talk"
+    with pytest.raises(Impossible, match="There is a driver talk-1-100 of workload talk"):
+        joins.join_driver(anybody, "talk-1-100", CONTROL_TOKEN, DRIVER_FACTS)
+
+
 @pytest.mark.parametrize(
     "result",
     [
@@ -344,7 +397,7 @@ def test_a_deletion_waits_for_no_driver_that_has_ended(
     make_workload(**QUICK)
     leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
     [name] = cluster.statuses()
-    make_driver("talk-1-0")
+    make_driver("talk-1-0", workload="talk")
     cluster.say(name, state=pb.READY, cache=pb.WAITING, url="http://here:80")
     with obeying(), mock.patch.object(Obeying, "shard_of", return_value=None):
         starts = Operation.objects.filter(kind=START_JOB)
@@ -389,7 +442,7 @@ def test_an_instance_that_knows_another_address_of_the_console_is_replaced(
     make_workload(**QUICK)
     leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
     [old] = cluster.statuses()
-    make_driver("talk-1-0")
+    make_driver("talk-1-0", workload="talk")
     cluster.say(old, state=pb.READY, cache=pb.ATTACHED, url="http://old:80")
     leader.until("it is rolled out", is_complete)
     settings.PUBLIC_URL = "https://after"
@@ -421,7 +474,7 @@ def test_a_cache_gets_its_job_when_its_driver_has_joined_and_moves_with_the_repl
     assert spec["cache"]["driver"] == "talk-1-0"
     assert decode(cluster.specs[old].secrets["join_token"], str).startswith("tgj_")
     assert decode(cluster.specs[old].secrets["api_key"], str) == str(Replica.objects.get().api_key) != ""
-    make_driver("talk-1-0")
+    make_driver("talk-1-0", workload="talk")
     cluster.say(old, state=pb.READY, cache=pb.WAITING, url="http://old:80")
     leader.until("its job is started", lambda: Job.objects.filter(driver__name="talk-1-0").exists())
     cluster.say(old, cache=pb.ATTACHED)
@@ -475,7 +528,7 @@ def test_a_replica_leaves_a_box_that_is_drained(
     make_workload(rollout={**QUICK["rollout"], "warm_seconds": 120})
     leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
     [old] = cluster.statuses()
-    make_driver("talk-1-0")
+    make_driver("talk-1-0", workload="talk")
     cluster.say(old, state=pb.READY, cache=pb.WAITING, url="http://old:80")
     with obeying():
         leader.until("its job runs", lambda: Job.objects.filter(running=True).exists())
@@ -533,7 +586,7 @@ def test_who_serves_without_memory_is_said_with_the_reason_and_can_still_join(
     assert condition("CacheWarm") == ("False", "WithoutMemory")
     assert JoinToken.objects.get().state == "active"
     many = [{"name": "full", "bytes_per_token": [8] * 100}]
-    make_driver("talk-1-0", {"name": "chat", "groups": many})
+    make_driver("talk-1-0", {"name": "chat", "groups": many}, workload="talk")
     leader.until(
         "its driver asks for more than its boxes have",
         lambda: "shards" in Condition.objects.get(type="CacheWarm").message,
