@@ -330,6 +330,21 @@ class ClusterLink:
             )
         return found
 
+    def cancel(self, workload: str, name: str) -> bool:
+        """End a job, whose result nobody waits for. Returns whether it is known to have ended."""
+        with self._lock:
+            found = self._jobs_seen.get(name)
+            is_asked = ("job", name) in self._asked  # it may be being submitted
+        if is_asked or (found is not None and found.state not in RUNNING):
+            return not is_asked
+
+        def miss() -> bool:
+            return self._take_job(pb.Job(name=name, state=pb.JOB_CANCELLED))
+
+        key, request = ("cancellation", name), pb.JobRequest(name=name)
+        self._ask(key, workload, self._jobs.Cancel, request, self._take_job, miss)
+        return False
+
     def take_faults(self) -> int:
         """How many requests have failed since this was last called."""
         with self._lock:

@@ -152,6 +152,7 @@ class Orchestrator:
         self._generations: dict[str, int] = {}
         self._models: dict[str, str] = {}
         self._traffic: dict[str, tuple[float, tuple[Traffic, Traffic]]] = {}
+        self._compiling: dict[str, list[str]] = {}  # by workload, jobs that may run
         self._artifacts: dict[str, Any] = {}  # the layouts of those that were made, by their address
         self._poll_at = self._refresh_at = 0.0
         self._last: dict[str, tuple[str, list[tuple[str, Any]]]] = {}
@@ -272,6 +273,7 @@ class Orchestrator:
         self._traffic.pop(name, None)
         self._last.pop(name, None)
         self._refused.pop(name, None)
+        self._compiling.pop(name, None)
         self._due_at.pop(name, None)
         if model := self._models.pop(name, None):
             with suppress(redis.RedisError):  # it is gone by itself after a while
@@ -350,6 +352,7 @@ class Orchestrator:
             note_all([NewEvent(kind, [workload.topic], said) for kind, said in loaded.news])
         self._publish(loaded, decision)
         self._apply(loaded)
+        self._cancel_superseded(loaded)
         self._act(loaded, decision)
         for action in decision.actions:
             self.figures.actions[type(action).__name__] += 1
@@ -393,6 +396,19 @@ class Orchestrator:
             return
         self._link.apply(workload.name, workload.cluster_generation, loaded.apply_request())
         self._again(workload.name)
+
+    def _cancel_superseded(self, loaded: Loaded) -> None:
+        """Compile jobs whose result nobody waits for: of the workload's jobs one runs at a time."""
+        workload, revision = loaded.workload, loaded.workload.revision
+        known, wanted = self._compiling.setdefault(workload.name, []), ""
+        assert self._link is not None  # noqa: S101 - the leader has one
+        if revision is not None and not workload.deleting and not loaded.intent.revision.is_compiled:
+            wanted = rendering.compile_name(revision)
+            if wanted not in known:
+                known.append(wanted)
+        known[:] = [one for one in known if one == wanted or not self._link.cancel(workload.name, one)]
+        if any(one != wanted for one in known):
+            self._again(workload.name)
 
     def _again(self, name: str) -> None:
         self._soon(name, self._clock() + AGAIN_SECONDS)

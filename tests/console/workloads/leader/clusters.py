@@ -44,6 +44,7 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         self.answers = threading.Event()  # until this
         self.bad: set[int] = set()  # revisions that end by themselves
         self.key = b""  # compile jobs without this secret are denied
+        self.is_slow = False  # compile jobs run until they are cancelled
         self.result = b""  # of compile jobs, in place of a good one
 
     def __enter__(self) -> Self:
@@ -146,7 +147,7 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         result = {"sha256": address(inputs), "layout": self.layout}
         job = pb.Job(
             name=request.name,
-            state=pb.JOB_FAILED if is_bad else pb.JOB_SUCCEEDED,
+            state=pb.JOB_RUNNING if self.is_slow else pb.JOB_FAILED if is_bad else pb.JOB_SUCCEEDED,
             sentence="Denied." if is_denied else "It has no such option." if is_bad else "",
             result=self.result or msgspec.json.encode(result),
         )
@@ -158,6 +159,15 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         if request.name not in self.jobs:
             context.abort(grpc.StatusCode.NOT_FOUND, "There is none.")
         return self.jobs[request.name]
+
+    def Cancel(self, request: pb.JobRequest, context: Any) -> pb.Job:  # noqa: N802
+        self._wait_if_silent("Cancel", request.name)
+        if request.name not in self.jobs:
+            context.abort(grpc.StatusCode.NOT_FOUND, "There is none.")
+        job = self.jobs[request.name]
+        if job.state == pb.JOB_RUNNING:
+            job.state = pb.JOB_CANCELLED
+        return job
 
     def _wait_if_silent(self, method: str, name: str) -> None:
         if self.silent is not None and self.silent[0] == method and self.silent[1] in name:

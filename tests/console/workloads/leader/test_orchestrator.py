@@ -621,6 +621,22 @@ def test_a_compile_job_is_told_what_the_largest_box_has_once_all_boxes_say_it(db
     assert told() == 44 << 30
 
 
+def test_a_compile_job_that_nobody_waits_for_is_cancelled(leader: Leader, cluster: FakeCluster) -> None:
+    cluster.is_slow = True
+    workload = make_workload(**WITHOUT_CACHE, **QUICK)
+    first = rendering.compile_name(workload.revisions.get())
+    leader.until("it compiles", lambda: first in cluster.jobs)
+    changes.update(SYSTEM, locked(SYSTEM), wanted(tokens_max=999, **WITHOUT_CACHE, **QUICK))
+    leader.until("it is cancelled", lambda: cluster.jobs[first].state == pb.JOB_CANCELLED)
+    second = rendering.compile_name(Workload.objects.get().revisions.latest("number"))
+    assert second != first
+    leader.until("the next one compiles", lambda: second in cluster.jobs)
+    assert cluster.jobs[second].state == pb.JOB_RUNNING
+    changes.delete(SYSTEM, locked(SYSTEM))
+    leader.until("that ends too", lambda: cluster.jobs[second].state == pb.JOB_CANCELLED)
+    leader.until("it is gone", lambda: not Workload.objects.exists())
+
+
 def test_the_same_inputs_are_not_compiled_again(leader: Leader, cluster: FakeCluster) -> None:
     made = []
     for _ in range(2):
