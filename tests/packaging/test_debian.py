@@ -143,7 +143,7 @@ def console(box: Box, wheel: Path) -> Box:
 @pytest.fixture(scope="module")
 def fleet(console: Box) -> Box:
     """With a node, a driver and a brain, which get what they join with."""
-    console.machine.does("tidegate-manage", "fleet", "import", "/dev/stdin", given=FLEET)
+    console.machine.does("tidegate-manage", "fleet", "import", "-", given=FLEET)
     tokens = {}
     for kind, prefix in {"node": "KVSS_AGENT", "driver": "SWDRIVER", "brain": "BRAIN"}.items():
         answer = console.ask("POST", "/api/v1/join-tokens", {"kind": kind})
