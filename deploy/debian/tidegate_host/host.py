@@ -204,7 +204,8 @@ def _keep(machine: Machine, source: releases.Source, release: Path) -> None:
 def _prepare(machine: Machine, release: Path, *, wait: bool) -> None:
     """Migrate, collect static files and make the first admin: by the new release, while the one before
     still runs."""
-    if PREPARED.is_file() and PREPARED.read_text() == release.name:
+    prepared = PREPARED.read_text().splitlines() if PREPARED.is_file() else []
+    if release.name in prepared:  # also one that was gone back to
         return
     machine.tell(f"prepare the database for {release.name}")
     if machine.dry_run:
@@ -220,7 +221,8 @@ def _prepare(machine: Machine, release: Path, *, wait: bool) -> None:
         if admin := json.loads(line).get("admin"):
             print(f"First admin: {admin['username']}, password: {admin['password']} (shown only once)")
     PREPARED.parent.mkdir(parents=True, exist_ok=True)
-    PREPARED.write_text(release.name)
+    names = [name for name in prepared if (releases.RELEASES / name).is_dir()]
+    PREPARED.write_text("\n".join([*names, release.name]) + "\n")
 
 
 def _commands(machine: Machine, wanted: Wanted) -> None:
