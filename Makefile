@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 EXTRAS = --extra console --extra brain --extra cluster --extra kubernetes --extra manager --extra embedded
 
 .DEFAULT_GOAL := help
-.PHONY: help proto up known-engine down incident rollout check test test-kubernetes contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
+.PHONY: help proto manifests up known-engine down incident rollout check test test-kubernetes contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -83,6 +83,9 @@ sim: dev-environment ## the deterministic simulations: make sim SEEDS=1000 STEPS
 
 sim-long: dev-environment ## the simulations with long runs on all cores: make sim-long MINUTES=60
 	$(IN) -m tests.long_lives --minutes $(MINUTES) --base $(or $(BASE),0) $(ARGS)
+
+manifests: dev-environment ## make the manifests in deploy/kubernetes of the Helm chart
+	$(IN) -m tests.kubernetes.chart
 
 docs: dev-environment ## write the docs that are generated from code
 	$(IN) -m console.write_docs
