@@ -80,6 +80,10 @@ labels:
 {{ .Values.clusterServer.tlsSecret | default (printf "%s-cluster-server-tls" (include "tidegate.fullname" .)) }}
 {{- end -}}
 
+{{- define "tidegate.consoleName" -}}
+{{ .Values.clusterServer.consoleName | default (printf "%s-console" (include "tidegate.fullname" .)) }}
+{{- end -}}
+
 {{/* Parts of a pod */}}
 
 {{- define "tidegate.podMetadata" -}}
