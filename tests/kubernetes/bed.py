@@ -121,12 +121,13 @@ class NodeProcess:
 
 
 class Proxy(threading.Thread):
-    """A way to the API server that can be cut as a network is: what is sent is lost, and not refused."""
+    """A way to the API server, or to a pod, that can be cut as a network is: what is sent is lost, and
+    not refused. `to` may change; it is for connections from then on."""
 
-    def __init__(self, to: tuple[str, int]) -> None:
+    def __init__(self, to: tuple[str, int], host: str = LOOPBACK) -> None:
         super().__init__(daemon=True)
-        self._to = to
-        self._listener = socket.create_server((LOOPBACK, 0))
+        self.to = to
+        self._listener = socket.create_server((host, 0))
         self.port = int(self._listener.getsockname()[1])
         self._is_cut = threading.Event()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -137,7 +138,7 @@ class Proxy(threading.Thread):
         with contextlib.suppress(OSError):  # it is closed
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self._to)
+                far = socket.create_connection(self.to)
                 self._pairs.append((near, far))
                 for one, other in ((near, far), (far, near)):
                     carrier = threading.Thread(target=self._carry, args=(one, other), daemon=True)
@@ -209,6 +210,15 @@ class Bed:
         self.start_api_server()
         for user in self.tokens:
             self.kubeconfig(user).write_text(self._kubeconfig(user))
+        with self.client() as client:
+            self._wait("kube-system", lambda: bool(client.get(resource("Namespace"), "kube-system")))
+            self.apply(MANIFESTS / "wsjobs.crd.yaml")
+            self._wait("the CRD", lambda: list(client.list(resource("WsJob"), namespace="*")) == [])
+            self._try_custom_resources(client)
+        self._start_controllers()
+
+    def _start_controllers(self) -> None:
+        """Once the API server stays: a controller whose kind it does not list just then is left out."""
         plain = ["--port=0"] if self._is_old() else []
         common = (
             f"--kubeconfig={self.kubeconfig(ADMIN)}",
@@ -224,11 +234,6 @@ class Bed:
             "--concurrent-gc-syncs=5",
         )
         self._run("kube-scheduler", *common)
-        with self.client() as client:
-            self._wait("kube-system", lambda: bool(client.get(resource("Namespace"), "kube-system")))
-            self.apply(MANIFESTS / "wsjobs.crd.yaml")
-            self._wait("the CRD", lambda: list(client.list(resource("WsJob"), namespace="*")) == [])
-            self._try_custom_resources(client)
 
     def _try_custom_resources(self, client: Client) -> None:
         """Some builds of 1.20 die of the first one: those by a Go from 1.18 on with the reflect2 that it

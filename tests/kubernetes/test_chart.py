@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import helm_python as helm
@@ -233,17 +234,18 @@ def test_settings_of_the_console_are_understood(values: Document) -> None:
             assert str(read.cluster_key) == "/tidegate/cluster/tls.key"
 
 
-def test_settings_of_brains_and_agents_are_understood() -> None:
+def test_settings_of_brains_and_agents_are_understood(tmp_path: Path) -> None:
     found = rendered({**EVERYTHING, "brain": {}, "join": {}})
     brain = pod_of(named(found, "StatefulSet", "brain"))
     agent = pod_of(named(found, "DaemonSet", "agent"))
     assert brain
     assert agent
-    said = environment(brain["containers"][0])
+    state = str(tmp_path / "state")  # parsing makes a token there
+    said = environment(brain["containers"][0]) | {"BRAIN_STATE_DIR": state}
     console = parse_brain([], said).console
     assert console
     assert console.url == "https://tidegate.example.org"
-    said = environment(agent["containers"][0])
+    said = environment(agent["containers"][0]) | {"KVSS_AGENT_STATE_DIR": state}
     settings = parse_agent([], said)
     assert settings.control == ("10.1.2.3", 8410)
     assert settings.tcp == ("10.1.2.3", 8411)

@@ -27,16 +27,21 @@ app.kubernetes.io/name: tidegate-{{ .component }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 {{- end -}}
 
-{{- define "tidegate.labels" -}}
+{{/* Without the chart's version: a new chart that changes nothing of them leaves pods as they are. */}}
+{{- define "tidegate.podLabels" -}}
 {{ include "tidegate.selectorLabels" . }}
 app.kubernetes.io/component: {{ .component }}
 app.kubernetes.io/part-of: tidegate
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- with .root.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{- define "tidegate.labels" -}}
+{{ include "tidegate.podLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "tidegate.metadata" -}}
@@ -88,7 +93,7 @@ labels:
 
 {{- define "tidegate.podMetadata" -}}
 labels:
-  {{- include "tidegate.labels" . | nindent 2 }}
+  {{- include "tidegate.podLabels" . | nindent 2 }}
   {{- with .process.podLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
