@@ -16,7 +16,9 @@ OSV ?= all.zip
 AUDITED = run dev fuzz audit uv
 # What was compiled is kept, whatever the environment says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
-EXTRAS = --extra console --extra brain --extra cluster --extra kubernetes --extra manager --extra embedded
+# Of the image, and of a checkout.
+OF_IMAGE = --extra console --extra brain --extra cluster --extra kubernetes --extra manager
+EXTRAS = $(OF_IMAGE) --extra embedded
 
 .DEFAULT_GOAL := help
 .PHONY: help proto manifests up known-engine down incident rollout check test test-kubernetes contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
@@ -121,6 +123,8 @@ lock: dev-environment ## resolve and lock the dependencies
 	echo "uv==$$($(UV) --version | cut -d' ' -f2)" | $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" - -o requirements/uv.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml $(EXTRAS) -o requirements/run.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/run.txt pyproject.toml $(EXTRAS) --group dev -o requirements/dev.txt
+	$(UV) pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/run.txt pyproject.toml $(OF_IMAGE) -o requirements/image.txt
+	printf 'hatchling\npip\n' | $(UV) pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt - -o requirements/build.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt pyproject.toml --extra console --group fuzz -o requirements/fuzz.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --group audit -o requirements/audit.txt
 	$(UV) pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --group routers -o requirements/routers.txt
