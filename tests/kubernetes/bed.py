@@ -186,6 +186,7 @@ class Bed:
     etcd_port: int = 0
     tokens: dict[str, str] = field(default_factory=dict)
     why_no_custom_resources: str = ""
+    for_pods: Proxy = field(init=False)  # the API server, which listens on the loopback only
 
     # The control plane
 
@@ -216,6 +217,7 @@ class Bed:
             self._wait("the CRD", lambda: list(client.list(resource("WsJob"), namespace="*")) == [])
             self._try_custom_resources(client)
         self._start_controllers()
+        self.for_pods = Proxy((LOOPBACK, self.api_port), self.host)
 
     def _start_controllers(self) -> None:
         """Once the API server stays: a controller whose kind it does not list just then is left out."""
@@ -230,6 +232,7 @@ class Bed:
             f"--node-monitor-grace-period={NOT_READY_SECONDS}s",
             "--node-monitor-period=1s",
             f"--service-account-private-key-file={self.folder / 'sa.key'}",
+            f"--root-ca-file={self.folder / 'certificates' / 'apiserver.crt'}",
             "--use-service-account-credentials=false",
             "--concurrent-gc-syncs=5",
         )
@@ -288,6 +291,8 @@ class Bed:
         for node in self.nodes.values():
             node.thaw()
             node.stop()
+        if hasattr(self, "for_pods"):  # it has started
+            self.for_pods.close()
         for process in reversed(self.processes):
             process.kill()
             process.wait()
@@ -371,6 +376,7 @@ class Bed:
             *("--key", self.folder / "certificates" / "apiserver.key"),
             *("--labels", json.dumps(dict(labels or {})), "--bridge", self.bridge),
             *("--network", self.network, "--host", LOOPBACK, "--number", str(number)),
+            *("--api", f"{self.host}:{self.for_pods.port}"),
             *("--port", str(_free_port())),
         ]
         for option, value in options.items():

@@ -116,10 +116,10 @@ def documents(text: str) -> Iterator[Document]:
     yield from (one for one in yaml.safe_load_all(text) if one)
 
 
-def rendered(values: Document, **more: Any) -> list[Document]:
+def rendered(values: Document, namespace: str = NAME, **more: Any) -> list[Document]:
     """As `helm template` does it, without NOTES.txt."""
     with helm.Chart.load(CHART) as chart:
-        texts = chart.render(values, name=NAME, namespace=NAME, **more)
+        texts = chart.render(values, name=NAME, namespace=namespace, **more)
     return [
         document
         for name, text in sorted(texts.items())

@@ -1,7 +1,8 @@
 """A stand-in for the kubelet of one node, as a process: `python -m tests.kubernetes.kubelet …`.
 
 It does what Kubernetes documents of a kubelet, where this is needed: pods of its node as processes with
-addresses of their own; volumes (configMap, secret, projected, emptyDir, hostPath, downwardAPI);
+addresses of their own; volumes (configMap, secret, projected with tokens, emptyDir, hostPath,
+downwardAPI);
 environment (of Secrets and ConfigMaps too); read-only root file systems; restartPolicy with back-off;
 grace periods; probes (httpGet, tcpSocket, exec; startup, liveness, readiness); logs; the status of pods,
 the node and its Lease. `tests/kubernetes/test_kubelet.py` holds it to that. What it does not do: images,
@@ -35,6 +36,8 @@ import httpx2
 import uvicorn
 from lightkube import ApiError, AsyncClient, KubeConfig
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+from lightkube.models.authentication_v1 import TokenRequestSpec
+from lightkube.resources.core_v1 import ServiceAccountToken
 from lightkube.types import PatchType
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -426,7 +429,13 @@ class PodWorker:
     async def _environment(self, spec: Document) -> dict[str, str]:
         """Its image has the interpreter of the tests."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        found = {"PATH": path, "HOSTNAME": self.pod["spec"].get("hostname", self.name)}
+        host, port = self.kubelet.options.api.split(":")
+        found = {
+            "PATH": path,
+            "HOSTNAME": self.pod["spec"].get("hostname", self.name),
+            "KUBERNETES_SERVICE_HOST": host,
+            "KUBERNETES_SERVICE_PORT": port,
+        }
         for one in spec.get("envFrom", ()):
             kind = "secretRef" if "secretRef" in one else "configMapRef"
             found |= await self._known_values(one[kind]["name"], is_secret=kind == "secretRef")
@@ -499,6 +508,8 @@ class PodWorker:
             name = of.get("secretName") or of["name"]
             found = await self.kubelet.client.get(Secret, name, namespace=namespace)
             files = {key: base64.b64decode(raw) for key, raw in (found.get("data") or {}).items()}
+        elif token := source.get("serviceAccountToken", {}):
+            files = {token["path"]: await self._account_token(token)}
         elif of := source.get("downwardAPI", {}):
             files = {
                 one["path"]: self._field(one["fieldRef"]["fieldPath"]).encode() for one in of["items"]
@@ -508,6 +519,21 @@ class PodWorker:
         for key, path in wanted.items():
             (folder / path).write_bytes(files[key])
             (folder / path).chmod(0o440 if "secret" in source else 0o644)
+
+    async def _account_token(self, wanted: Document) -> bytes:
+        """Of the service account of the pod, as the API server makes it."""
+        spec = TokenRequestSpec(
+            audiences=[wanted["audience"]] if "audience" in wanted else [],
+            expirationSeconds=wanted.get("expirationSeconds", 3600),
+        )
+        made = await self.kubelet.client.create(
+            ServiceAccountToken(spec=spec),
+            self.pod["spec"].get("serviceAccountName", "default"),
+            namespace=self.pod["metadata"]["namespace"],
+        )
+        assert made.status
+        assert made.status.token
+        return made.status.token.encode()
 
     def _mounts(self, spec: Document) -> list[Mount]:
         volumes = {one["name"]: one for one in self.pod["spec"].get("volumes", ())}
@@ -731,7 +757,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for flag in ("--kubeconfig", "--folder", "--certificate", "--key", "--image"):
         parser.add_argument(flag, type=Path, required=True)
-    for flag in ("--node", "--labels", "--bridge", "--network", "--host"):
+    for flag in ("--node", "--labels", "--bridge", "--network", "--host", "--api"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--number", type=int, required=True, help="of the node: a part of addresses")
     parser.add_argument("--port", type=int, required=True)

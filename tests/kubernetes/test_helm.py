@@ -25,16 +25,15 @@ from lightkube import ApiError, Client
 from cluster_server.client import ClusterClient
 from console.environment import PROJECT
 from tests.kubernetes.bed import ADMIN, LOOPBACK, Bed, Proxy, resource
-from tests.kubernetes.chart import ALL_VALUES, CHART, NAME, Document, documents
+from tests.kubernetes.chart import ALL_VALUES, CHART, NAME, Document, documents, rendered
 from tests.live import wait_until
 from tests.prepared import database
 
 pytestmark = [pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
 Pod, Secret = resource("Pod"), resource("Secret")
 READY_SECONDS_MAX = 180.0
-RELEASE = {"app.kubernetes.io/instance": NAME}
+RELEASE: dict[str, Any] = {"app.kubernetes.io/instance": NAME}
 DRY = "default"  # the namespace of what is never stored
-OF_OTHERS = {"ServiceMonitor"}  # whose definition the Prometheus operator brings
 FLEET = "stamps: {east: {leaves: {leaf-1: {spine_links: {up-1: {spine: spine-1, gbits: 400}}}}}}"
 SECRET_KEY = "a-secret-key-of-the-tests-of-the-chart-which-is-long-enough"
 
@@ -115,15 +114,15 @@ class Api:
 
 @pytest.mark.parametrize("values", ALL_VALUES)
 def test_the_api_server_takes_every_manifest(kubernetes_bed: Bed, values: str) -> None:
-    with config(kubernetes_bed, DRY) as cluster, helm.Chart.load(CHART) as chart:
-        texts = cluster.render(chart, ALL_VALUES[values], name=NAME, namespace=DRY)
+    given = {**ALL_VALUES[values], "serviceMonitor": {"enabled": False}}  # its kind is not known here
+    with config(kubernetes_bed, DRY) as cluster:
+        made = cluster.install(CHART, NAME, given, dry_run="server")
+    hooks = [one for one in rendered(given, namespace=DRY) if "helm.sh/hook" in str(one["metadata"])]
+    found = [*documents(made["manifest"]), *hooks]
     api = Api(kubernetes_bed)
-    found = [one for name, text in texts.items() if name.endswith(".yaml") for one in documents(text)]
     assert len(found) > 10
     wrong = {
-        f"{one['kind']} {one['metadata']['name']}": said
-        for one in found
-        if one["kind"] not in OF_OTHERS and (said := api.dry_run(one))
+        f"{one['kind']} {one['metadata']['name']}": said for one in found if (said := api.dry_run(one))
     }
     assert wrong == {}
 
@@ -149,7 +148,7 @@ class Release:
     client: Client
 
     def pods(self, component: str) -> list[Document]:
-        labels = {**RELEASE, "app.kubernetes.io/component": component}
+        labels = RELEASE | {"app.kubernetes.io/component": component}
         return [dict(one) for one in self.client.list(Pod, namespace=NAME, labels=labels)]
 
     def ready(self, component: str) -> list[Document]:
@@ -242,17 +241,16 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(
     release: Release, tmp_path: Path
 ) -> None:
     """Against PostgreSQL and Redis of the tests, as an external database is. Services have no addresses
-    here (nobody plays kube-proxy), so a proxy stands for the Ingress, and another for the API server."""
+    here (nobody plays kube-proxy), so a proxy stands for the Ingress."""
     bed = release.bed
     with (
         database() as database_url,
         contextlib.closing(Proxy((LOOPBACK, 9), bed.host)) as ingress,
-        contextlib.closing(Proxy((LOOPBACK, bed.api_port), bed.host)) as api,
         config(bed) as cluster,
     ):
         address = f"http://{bed.host}:{ingress.port}"
         kubeconfig = tmp_path / "kubeconfig"
-        at, by = f"{LOOPBACK}:{bed.api_port}", f"{bed.host}:{api.port}"
+        at, by = f"{LOOPBACK}:{bed.api_port}", f"{bed.host}:{bed.for_pods.port}"
         kubeconfig.write_text(bed.kubeconfig().read_text().replace(at, by))
         release.put_secret(
             "tidegate",
@@ -269,8 +267,6 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(
                 "url": address,
                 "mode": "embedded",
                 "existingSecret": "tidegate",
-                # An image has them collected.
-                "settings": {"TIDEGATE_STATIC_DIR": "/tidegate/scratch/static"},
             },
             **{one: {"replicas": 1, "resources": small} for one in ("web", "beat", "ingest", "rollup")},
             "worker": {"replicas": 1, "processes": 1, "resources": small},
@@ -297,8 +293,9 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(
         (web,) = release.ready("web")
         ingress.to = (web["status"]["podIP"], 8400)
         token = platform_token(address, username, password)
-        kinds = ("brain", "agent")
-        release.put_secret(f"{NAME}-join", {kind: join_token(address, token, kind) for kind in kinds})
+        kinds = {"brain": "brain", "agent": "node"}
+        tokens = {key: join_token(address, token, kind) for key, kind in kinds.items()}
+        release.put_secret(f"{NAME}-join", tokens)
         (brain,) = release.until_ready("brain", 1)
         assert [one["name"] for one in get(address, "/api/v1/brains", token)["items"]] == [
             brain["metadata"]["name"]
@@ -307,25 +304,19 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(
         # An upgrade migrates once more, which changes nothing, and adds agents.
         describe_fleet(database_url)
         certificates = release.secret(f"{NAME}-cluster-client")
-        with_agents = {
-            **values,
-            "agents": {
-                "enabled": True,
-                "facts": "none",
-                "nodeSelector": {"tidegate.dev/agent": None, "kubernetes.io/os": "linux"},
-                "settings": {"KVSS_AGENT_NICS": "eth0=leaf-1", "KVSS_AGENT_MEMORY": "16MiB"},
-                "resources": small,
-            },
-        }
+        label_nodes(release)
+        with_agents = {**values, "agents": {"enabled": True, "resources": small}}
         cluster.upgrade(CHART, NAME, with_agents, timeout=int(READY_SECONDS_MAX))
         assert revisions(cluster) == [(1, "superseded"), (2, "deployed")]
         (again,) = release.pods("prepare")
         assert again["metadata"]["uid"] != migrated["metadata"]["uid"]
-        assert "admin" not in release.log(again)
+        assert "password" not in release.log(again)
         agents = release.until_ready("agent", len(bed.nodes))
         assert {one["spec"]["nodeName"] for one in agents} == set(bed.nodes)
         nodes = {one["name"]: one for one in get(address, "/api/v1/nodes", token)["items"]}
         assert set(nodes) == set(bed.nodes)
+        for one in nodes.values():
+            assert [nic["leaf"] for nic in one["nics"]] == ["leaf-1"]
         assert release.secret(f"{NAME}-cluster-client") == certificates
         # Nothing else was made anew.
         assert [one["metadata"]["uid"] for one in release.ready("web")] == [web["metadata"]["uid"]]
@@ -363,6 +354,16 @@ def check_cluster_server(pod: Document, release: Release) -> None:
             return list((await client.list())[0])
 
     assert asyncio.run(ask()) == []
+
+
+def label_nodes(release: Release) -> None:
+    labels = {
+        "tidegate.dev/agent": "",
+        "nic.tidegate.dev/eth0": "leaf-1",
+        "agent.tidegate.dev/memory": "16MiB",
+    }
+    for name in release.bed.nodes:
+        release.client.patch(resource("Node"), name, {"metadata": {"labels": labels}})
 
 
 def describe_fleet(database_url: str) -> None:

@@ -203,6 +203,10 @@ livenessProbe:
 - {name: TIDEGATE_MODE, value: {{ .mode }}}
 - {name: TIDEGATE_ALLOWED_HOSTS, value: {{ prepend .allowedHosts .host | join "," | quote }}}
 - {name: TIDEGATE_TRUSTED_PROXIES, value: {{ .trustedProxies | quote }}}
+{{- if eq .mode "embedded" }}
+# The image has static files as production serves them.
+- {name: TIDEGATE_STATIC_DIR, value: /tidegate/scratch/static}
+{{- end }}
 {{- end }}
 - {name: TIDEGATE_PUBLIC_URL, value: {{ include "tidegate.consoleUrl" .root | quote }}}
 {{- if .root.Values.clusterServer.enabled }}
