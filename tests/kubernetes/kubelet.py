@@ -37,6 +37,7 @@ import uvicorn
 from lightkube import ApiError, AsyncClient, KubeConfig
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 from lightkube.models.authentication_v1 import TokenRequestSpec
+from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ServiceAccountToken
 from lightkube.types import PatchType
 from starlette.applications import Starlette
@@ -527,7 +528,7 @@ class PodWorker:
             expirationSeconds=wanted.get("expirationSeconds", 3600),
         )
         made = await self.kubelet.client.create(
-            ServiceAccountToken(spec=spec),
+            ServiceAccountToken(metadata=ObjectMeta(), spec=spec),
             self.pod["spec"].get("serviceAccountName", "default"),
             namespace=self.pod["metadata"]["namespace"],
         )
