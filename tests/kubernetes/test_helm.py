@@ -232,6 +232,11 @@ def get(address: str, path: str, token: str) -> Any:
     return answer.json()
 
 
+def leaves_of_nodes(address: str, token: str) -> dict[str, tuple[str, ...]]:
+    found = get(address, "/api/v1/nodes", token)["items"]
+    return {one["name"]: tuple(nic["leaf"] for nic in one["nics"]) for one in found}
+
+
 def revisions(cluster: helm.Config) -> list[tuple[int, str]]:
     return [(one["revision"], one["status"]) for one in cluster.history(NAME)]
 
@@ -313,10 +318,13 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(
         assert "password" not in release.log(again)
         agents = release.until_ready("agent", len(bed.nodes))
         assert {one["spec"]["nodeName"] for one in agents} == set(bed.nodes)
-        nodes = {one["name"]: one for one in get(address, "/api/v1/nodes", token)["items"]}
-        assert set(nodes) == set(bed.nodes)
-        for one in nodes.values():
-            assert [nic["leaf"] for nic in one["nics"]] == ["leaf-1"]
+        # They are ready before they have joined: an agent does not wait for its console.
+        wait_until(
+            "agents have joined",
+            lambda: set(leaves_of_nodes(address, token)) == set(bed.nodes),
+            READY_SECONDS_MAX,
+        )
+        assert set(leaves_of_nodes(address, token).values()) == {("leaf-1",)}
         assert release.secret(f"{NAME}-cluster-client") == certificates
         # Nothing else was made anew.
         assert [one["metadata"]["uid"] for one in release.ready("web")] == [web["metadata"]["uid"]]
