@@ -171,9 +171,10 @@ def test_every_process_has_probes_requests_and_a_budget(values: Document) -> Non
         pod = pod_of(document)
         if not pod or document["kind"] == "Job":
             continue
+        for one in (*pod.get("initContainers", ()), *pod["containers"]):
+            assert set(one["resources"]["requests"]) == {"cpu", "memory"}, one["name"]
         for one in pod["containers"]:
             assert "readinessProbe" in one, one["name"]
-            assert set(one["resources"]["requests"]) == {"cpu", "memory"}, one["name"]
             # The servers of a trial are left alone, and a Cluster Server that waits is no fault.
             if one["name"] not in ("postgresql", "redis", "cluster-server"):
                 assert {"startupProbe", "livenessProbe"} <= set(one), one["name"]
