@@ -29,8 +29,8 @@ from console.saved import views as saved
 from console.search import views as search
 from console.sessions.pages import actions, drivers, rules, sessions
 from console.shell import views as shell
+from console.workloads.pages import buckets, tokenizers, workloads
 from console.workloads.pages import editing as workload_editing
-from console.workloads.pages import tokenizers, workloads
 from console.workloads.rest.tokenizers import archive
 
 
@@ -140,6 +140,9 @@ urlpatterns = [
     path("-/tokenizers/<str:sha256>/<str:instance>/<str:signature>", archive, name="tokenizer-archive"),
     path("tokenizers/", tokenizers.list_tokenizers, name="tokenizers"),
     path("tokenizers/<int:number>/delete/", tokenizers.delete_tokenizer, name="tokenizer-delete"),
+    path("buckets/", buckets.list_buckets, name="buckets"),
+    path("buckets/<int:number>/", buckets.show_bucket, name="bucket"),
+    path("buckets/<int:number>/delete/", buckets.delete_bucket, name="bucket-delete"),
     path("workloads/", workloads.list_workloads, name="workloads"),
     path("new-workload/", workload_editing.new_workload, name="workload-new"),
     path("workloads/<thing:name>/", workloads.show_workload, name="workload"),

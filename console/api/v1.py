@@ -62,6 +62,7 @@ from console.sessions.rest.drains import router as leaving
 from console.sessions.rest.drivers import router as drivers
 from console.sessions.rest.rules import router as session_rules
 from console.sessions.rest.sessions import router as sessions
+from console.workloads.rest.buckets import router as buckets
 from console.workloads.rest.tokenizers import router as tokenizers
 from console.workloads.rest.workloads import router as workloads
 from telemetry.decoder import DOCUMENT, Malformed, decode
@@ -160,6 +161,7 @@ api.add_router("", authority)
 api.add_router("", description)
 api.add_router("", workloads)
 api.add_router("", tokenizers)
+api.add_router("", buckets)
 
 
 @api.exception_handler(ApiError)

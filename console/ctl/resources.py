@@ -223,6 +223,17 @@ RESOURCES: Final = (
         delete=Call("DELETE"),
     ),
     Resource(
+        "bucket",
+        "buckets",
+        "/buckets",
+        ("id", "name", "endpoint", "org", "shared", C("changed_at", "CHANGED")),
+        "Buckets that weights are read from with stored credentials.",
+        wide=("region", "author"),
+        key="id",
+        filters=("org",),
+        delete=Call("DELETE", match="self", dry=True),
+    ),
+    Resource(
         "session",
         "sessions",
         "/sessions",

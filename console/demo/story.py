@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from console.demo.places import MEMORY, NODES
+from console.demo.places import BOX_MEMORY, MEMORY, NODES
 from swdriver_shim.adapters.wafer import WIO
 from swdriver_shim.policy import Policy, Tiers
 from workload_manager.spec import EmulatorSpec
@@ -199,7 +199,8 @@ def fleet(tier2: Path) -> str:
         for node, leaf in zip(NODES, LEAVES, strict=True)
     )
     boxes = "".join(
-        f"      {box}:\n        domains:\n{_domains(LEAVES[place : place + 2])}"
+        f"      {box}:\n        memory: {BOX_MEMORY}\n"
+        f"        domains:\n{_domains(LEAVES[place : place + 2])}"
         for box, place in zip(BOXES, PLACES, strict=True)
     )
     return f"stamps:\n  demo:\n    leaves:\n{leaves}    nodes:\n{nodes}    boxes:\n{boxes}"

@@ -270,6 +270,9 @@ class Box(Named):
     those that are ready only; one that is draining is to be left by the jobs that it has."""
 
     stamp = models.ForeignKey(Stamp, on_delete=models.PROTECT, related_name="boxes")
+    memory_bytes = models.BigIntegerField(
+        null=True, blank=True, help_text="For weights and KV; null if nobody has said."
+    )
     state = models.CharField(max_length=16, choices=BOX_STATES, default=State.READY.value)
     state_reason = models.CharField(max_length=500, blank=True)
 
@@ -280,6 +283,7 @@ class Box(Named):
             models.CheckConstraint(
                 name="box_state", condition=Q(state__in=[value for value, _ in BOX_STATES])
             ),
+            models.CheckConstraint(name="box_memory", condition=Q(memory_bytes__gt=0)),
         ]
 
     @property
@@ -330,6 +334,13 @@ class Driver(Named, Joined):
         default="",
         help_text="The engine that it is part of; empty for a daemon.",
     )
+    workload = models.CharField(
+        max_length=63,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Whose instances it is the driver of; empty: nobody's, and anybody's jobs.",
+    )
     lost_at = models.DateTimeField(null=True, blank=True)  # None while it reports
 
     class Meta(Named.Meta):
@@ -374,7 +385,10 @@ class Watch(models.Model):
 
 
 class JoinToken(models.Model):
-    """Good for so many processes of one kind to join with, until it expires. Only a hash is kept."""
+    """Good for so many processes of one kind to join with, until it expires. Only a hash is kept.
+
+    `name`: what joins is the driver of this name, of instances of `workload`. Empty: any name that is no
+    workload's."""
 
     Kind = ProcessKind
 
@@ -383,6 +397,8 @@ class JoinToken(models.Model):
     secret_sha256 = models.BinaryField(max_length=32)
     kind = models.CharField(max_length=8, choices=ProcessKind)
     note = models.CharField(max_length=120, blank=True)
+    name = models.CharField(max_length=63, blank=True, default="", db_default="")
+    workload = models.CharField(max_length=63, blank=True, default="", db_default="")
     uses_max = models.PositiveIntegerField()
     uses_left = models.PositiveIntegerField()
     created_by = models.CharField(max_length=ACTOR_NAME_MAX)

@@ -177,11 +177,15 @@ def set_orgs(principal: Principal, driver: Driver, orgs: Orgs, *, reason: str = 
     """
     # Until the end of the transaction no document is made of it: one may name an org that is new.
     Target.objects.get_or_create(kind=Kind.DRIVER, name=driver.name)
-    Target.objects.select_for_update(no_key=True).get(kind=Kind.DRIVER, name=driver.name)
+    target = Target.objects.select_for_update(no_key=True).get(kind=Kind.DRIVER, name=driver.name)
     plan = plan_orgs(driver, orgs)
     if not plan.changes:
         return Changed(plan, [])
     _write(driver, plan)
+    # A driver without a job leaves out by itself what is taken off. Its next document is a new one, also
+    # where it says what the last one said.
+    target.digest = b""
+    target.save(update_fields=["digest"])
     driver.version += 1
     driver.save(update_fields=["version"])
     _record(principal, driver, plan, reason)

@@ -23,7 +23,7 @@ from django.db.models import (
 from django.db.models.functions import Coalesce, Concat
 from django.http import Http404
 
-from console.accounts.principal import Principal
+from console.accounts.principal import SYSTEM, Principal
 from console.accounts.roles import Role
 from console.fleet.models import Driver, Node
 from console.fleet.nodes import Kind, tells_streams
@@ -122,9 +122,13 @@ def check_may_create(principal: Principal, org: Org | None) -> None:
 def usable_drivers(principal: Principal) -> QuerySet[Driver]:
     """The drivers that a job may be registered with: those that have joined, and have no job.
 
-    One that runs a job of a session that they may not know of is as one that there is not.
+    Those of workloads are for their workloads' sessions, whose jobs are the orchestrator's to start. One
+    that runs a job of a session that they may not know of is as one that there is not.
     """
     drivers = Driver.objects.filter(joined_at__isnull=False).order_by("name")
+    if principal == SYSTEM:
+        return drivers
+    drivers = drivers.filter(workload="")
     if sees_fleet(principal):
         return drivers
     theirs = Session.objects.filter(of_orgs(principal))

@@ -32,6 +32,7 @@ ORGS = NavigationItem("Orgs", "orgs", "o")
 SESSIONS = NavigationItem("Sessions", "sessions", "s")
 WORKLOADS = NavigationItem("Workloads", "workloads", "w")
 TOKENIZERS = NavigationItem("Tokenizers", "tokenizers", "k")
+BUCKETS = NavigationItem("Buckets", "buckets", "b")
 ALERTS = NavigationItem("Alerts", "alerts", "e")
 OPERATIONS = NavigationItem("Operations", "operations", "p")
 LATENCY = NavigationItem("Latency", "latency", "l")
@@ -52,10 +53,10 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     commands = {"manage": MANAGE, "stack": STACK if settings.EMBEDDED else ""}
     if principal is None:
         return {"principal": None, "navigation": [], "theme": theme, **commands}
-    navigation = [HOME, ALERTS, WORKLOADS, TOKENIZERS, SESSIONS, ROUTING, LATENCY, ORGS, POLICIES]
-    navigation += [OPERATIONS, HAND_OVER, AUDIT, TOKENS]
+    navigation = [HOME, ALERTS, WORKLOADS, TOKENIZERS, BUCKETS, SESSIONS, ROUTING, LATENCY, ORGS]
+    navigation += [POLICIES, OPERATIONS, HAND_OVER, AUDIT, TOKENS]
     if principal.on_platform(Role.VIEWER):
-        navigation.insert(5, FLEET)
+        navigation.insert(6, FLEET)
     if principal.on_platform(Role.PLATFORM_ADMIN):
         navigation.append(USERS)
     section = request.path.strip("/").split("/")[0]

@@ -29,7 +29,7 @@ from console.sessions.models import Job
 from console.sessions.plans.proposals import CannotPlan
 from console.workloads import plans, services, tokenizers
 from console.workloads import spec as specs
-from console.workloads.models import NOTE_MAX, Condition, Revision, Workload
+from console.workloads.models import NOTE_MAX, Condition, Instance, Revision, Workload
 from console.workloads.plans import Plan
 from console.workloads.services import KIND, READY
 from console.workloads.spec import FIXED, Template, WorkloadSpec
@@ -452,7 +452,8 @@ def _new_revision(
 def _forget_old_revisions(workload: Workload) -> None:
     """Those beyond a thousand that nothing runs."""
     kept = workload.revisions.order_by("-number").values_list("pk", flat=True)[:REVISIONS_KEPT]
-    old = workload.revisions.exclude(pk__in=list(kept)).exclude(instances__ended_at=None)
+    run = Instance.objects.filter(workload=workload, ended_at=None).values("revision")
+    old = workload.revisions.exclude(pk__in=list(kept)).exclude(pk__in=run)
     old.exclude(pk__in=[workload.stable_id or 0]).delete()
 
 

@@ -14,11 +14,16 @@ from console.routing.models import ServedModel
 from console.sessions.models import Session
 from console.shell.sealed import SealedText
 from console.workloads import spec
-from console.workloads.spec import BOXES_MAX, MODEL_MAX, NAME_MAX, REPLICAS_MAX, WORKLOAD_NAME
+from console.workloads.spec import BOXES_MAX, MODEL_MAX, NAME_MAX, REPLICAS_MAX, WORKLOAD_NAME, Place
 from telemetry.topics import of_workload
+from workload_manager.weights.sources import BUCKET
 
 NOTE_MAX: Final = 500
 TOKENIZER_NAME_MAX: Final = 100
+ENDPOINT_MAX: Final = 500
+ENDPOINT: Final = r"^(https?://[^\s/?#@]+(/[^\s?#]*)?)?$"
+REGION_MAX: Final = 40
+REGION: Final = r"^[a-z0-9-]*$"  # a part of a host's name, which must lead nowhere else
 SENTENCE_MAX: Final = 500
 REASON_MAX: Final = 64
 INSTANCE_NAME_MAX: Final = 63
@@ -163,6 +168,63 @@ class Tokenizer(models.Model):
         return f"{self.name} ({self.sha256[:16]})"
 
 
+class Bucket(models.Model):
+    """A bucket that weights are read from, and credentials for it: of an org, for its workloads, or of
+    the platform, for its own. `shared`: also for those of all orgs. Only managers and compile jobs are
+    told the credentials; `author` is who set them last."""
+
+    org = models.ForeignKey(Org, null=True, blank=True, on_delete=models.CASCADE, related_name="buckets")
+    endpoint = models.CharField(
+        max_length=ENDPOINT_MAX,
+        blank=True,
+        validators=[RegexValidator(ENDPOINT, "An address like https://s3.example.com.")],
+        help_text="Empty: Amazon's.",
+    )
+    name = models.CharField(
+        max_length=63, validators=[RegexValidator(rf"^{BUCKET}$", "A bucket's name, without s3://.")]
+    )
+    region = models.CharField(
+        max_length=REGION_MAX,
+        blank=True,
+        validators=[RegexValidator(REGION, "Lower-case letters, digits and dashes.")],
+    )
+    shared = models.BooleanField(default=False)
+    credentials = SealedText(help_text="JSON, sealed at rest.")
+    version = models.PositiveIntegerField(default=1, help_text="Counts changes; the ETag.")
+    author_id = models.BigIntegerField(null=True, blank=True)
+    author_name = models.CharField(max_length=ACTOR_NAME_MAX)
+    created_at = models.DateTimeField(default=timezone.now)
+    changed_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ("-pk",)
+        constraints = [
+            models.UniqueConstraint(
+                name="bucket_once", fields=["org", "endpoint", "name"], nulls_distinct=False
+            ),
+            models.CheckConstraint(
+                name="bucket_shared_by_platform", condition=Q(shared=False) | Q(org=None)
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+    @property
+    def place(self) -> Place:
+        return Place(self.endpoint, self.name)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the audit trail keeps of it: no credentials."""
+        return {
+            "name": self.name,
+            "endpoint": self.endpoint,
+            "org": self.org.slug if self.org else None,
+            "region": self.region,
+            "shared": self.shared,
+        }
+
+
 class Revision(models.Model):
     """What instances are started with, from some moment on. The database refuses to change it; only what
     its compile job found may be added, once (see the migration)."""
@@ -247,6 +309,7 @@ class Instance(models.Model):
     created_at = models.DateTimeField(default=timezone.now)
     ended_at = models.DateTimeField(null=True, blank=True)
     end_reason = models.CharField(max_length=SENTENCE_MAX, blank=True)
+    failed = models.BooleanField(default=False, db_default=False, help_text="It ended by itself.")
     serving = models.BooleanField(default=False, help_text="Requests of its replica go to it.")
     # What the Cluster Server says of it.
     state = models.CharField(max_length=16, choices=InstanceState, default=InstanceState.PENDING)

@@ -18,6 +18,7 @@ from console.sessions.models import Session
 from console.sessions.plans import reservations
 from console.sessions.plans.proposals import CannotPlan, Proposal, SessionSpec, more_boxes, propose
 from console.sessions.plans.snapshot import Snapshot
+from console.workloads import buckets
 from console.workloads import spec as specs
 from console.workloads.models import Workload
 from console.workloads.spec import WorkloadSpec
@@ -39,7 +40,8 @@ class Difference:
 @dataclass(frozen=True)
 class Plan:
     """`placement`: None where nothing changes about boxes. `boxes_free` of the fleet, `quota_left` and
-    `replicas_left` of the owner, in boxes and in replicas: once it is done; None: not counted."""
+    `replicas_left` of the owner, in boxes and in replicas: once it is done; None: not counted.
+    `weights`: whose credentials they are read with; empty for those of no bucket."""
 
     name: str
     differences: tuple[Difference, ...]
@@ -51,6 +53,7 @@ class Plan:
     quota_left: int | None
     replicas_left: int | None
     version: int
+    weights: str
 
     @property
     def makes_revision(self) -> bool:
@@ -62,6 +65,7 @@ class Plan:
             *(self.name, self.version, self.revision),
             [(one.field, one.after) for one in self.differences],
             self.placement.token if self.placement else "",
+            self.weights,
         ]
         text = json.dumps(said, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -129,6 +133,7 @@ def plan_new(wanted: WorkloadSpec, org: Org | None) -> Plan:
         quota_left=_quota_left(org, wanted.boxes),
         replicas_left=replicas_left,
         version=0,
+        weights=buckets.sentence(org, wanted.weights),
     )
 
 
@@ -174,6 +179,7 @@ def plan_change(workload: Workload, wanted: WorkloadSpec) -> Plan:
         quota_left=_quota_left(workload.org, wanted.boxes - before.boxes),
         replicas_left=replicas_left,
         version=workload.version,
+        weights=buckets.sentence(workload.org, wanted.weights),
     )
 
 

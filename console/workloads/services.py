@@ -51,7 +51,8 @@ def visible_workloads(principal: Principal) -> QuerySet[Workload]:
 def filtered(
     workloads: QuerySet[Workload], *, org: str = "", q: str = "", ready: bool | None = None
 ) -> QuerySet[Workload]:
-    """The same for the page and the API."""
+    """The same for the page and the API, without what lists don't show."""
+    workloads = workloads.defer("stable__template", "stable__layout", "revision__layout")
     if org:
         workloads = workloads.filter(org__slug=org)
     if q:
@@ -112,9 +113,13 @@ def touches_machines(template: Template) -> dict[str, object]:
     for name in ("command", "arguments", "environment"):
         if value := getattr(engine, name):
             found[f"engine.{name}"] = value
-    weights, tokenizer = template.weights, template.tokenizer
-    if weights is not None and (weights.endpoint or not weights.source.startswith("s3://")):
-        found["weights"] = (weights.source, weights.endpoint)
+    # What was set may run what it is given, as `--trust-remote-code` does: it was set for these.
+    runs, weights, tokenizer = bool(found), template.weights, template.tokenizer
+    if runs:
+        found["engine.kind"] = engine.kind
+        found["tokenizer"] = tokenizer
+    if weights is not None and (runs or weights.endpoint or not weights.source.startswith("s3://")):
+        found["weights"] = (weights.source, weights.endpoint, weights.revision)
     if tokenizer is not None and tokenizer.folder:
         found["tokenizer.folder"] = tokenizer.folder
     if not template.cache.enabled:

@@ -20,7 +20,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import yaml
@@ -31,6 +31,7 @@ from inference_brain.desired import TOKENS_MAX
 from kvss_agent.desired import Document
 from telemetry.units import Unreadable, parse_duration, parse_size
 from workload_manager.spec import PRINTED, EngineSpec, Sha256, WeightsSpec, engine_problems
+from workload_manager.weights.sources import S3
 
 NAME_MAX: Final = 36  # so that names of drivers and jobs, which begin with it, are short enough
 MODEL_MAX: Final = 200
@@ -68,6 +69,31 @@ class CacheSettings(Document, frozen=True, kw_only=True):
     the policies of its orgs."""
 
     enabled: bool = True
+
+
+class Place(NamedTuple):
+    """A bucket of a server. `endpoint`: empty for Amazon's."""
+
+    endpoint: str
+    bucket: str
+
+    def __str__(self) -> str:
+        return f"{S3}{self.bucket}" + (f" at {self.endpoint}" if self.endpoint else "")
+
+
+def place_of(weights: WeightsSpec | None) -> Place | None:
+    """The bucket that weights are read from; None for a folder."""
+    if weights is None or not weights.source.startswith(S3):
+        return None
+    bucket = weights.source.removeprefix(S3).partition("/")[0]
+    return Place(plain_endpoint(weights.endpoint or ""), bucket)
+
+
+def plain_endpoint(endpoint: str) -> str:
+    """One text for one server, however its host is written."""
+    server, slashes, rest = endpoint.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{server}{slashes}{host.lower()}{slash}{path}".rstrip("/")
 
 
 class LimitsSpec(Document, frozen=True, kw_only=True):
@@ -112,7 +138,7 @@ class Template(Document, frozen=True, kw_only=True):
     """What an engine is started with. Equal templates have equal digests."""
 
     engine: EngineSpec
-    tokens_max: Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
+    tokens_max: Annotated[int, Meta(ge=2, le=TOKENS_MAX)]  # of a prompt and an answer, at least
     weights: WeightsSpec | None = None
     tokenizer: TokenizerSource | None = None
     limits: LimitsSpec = LimitsSpec()
@@ -139,7 +165,7 @@ class WorkloadSpec(Document, frozen=True, kw_only=True):
     name: WorkloadName
     model: ClientName
     engine: EngineSpec
-    tokens_max: Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
+    tokens_max: Annotated[int, Meta(ge=2, le=TOKENS_MAX)]
     org: Slug | None = None
     orgs: (
         Literal["all"] | Annotated[tuple[Slug, ...], Meta(min_length=1, max_length=ORGS_MAX)] | None

@@ -206,28 +206,36 @@ class Shim:
         with self._lock:
             self._check_runs()
             self._purged_tags.add(tags)
-            if self.desired and (told := self._purged_tags.without_purged(self.desired)) != self.desired:
-                if self._document:
-                    self._document.write(msgspec.json.encode(told))
-                self._follow(told)
+            self._leave_out(tags)
+
+    def _leave_out(self, tags: Collection[str]) -> None:
+        """Go on with the document without the orgs that have these tags. Raises OSError."""
+        orgs = self.desired.orgs if self.desired else ()
+        kept = tuple(org for org in orgs if org.tag.hex() not in tags)
+        if self.desired and len(kept) < len(orgs):
+            told = structs.replace(self.desired, orgs=kept)
+            if self._document:
+                self._document.write(msgspec.json.encode(told))
+            self._follow(told)
 
     def purge(self, question: Question) -> DriverStatement:
         """Purge everything with these tags, and return a statement of it. Raises NotConfirmedYet with a
         sentence while the purge is still running, and OSError. May be called again.
 
         Where the org is withdrawn, nothing is banned: the document does not name it, and only a later
-        one can.
+        one can. To a driver whose job has ended no document comes, so it leaves the org out by itself.
 
         A driver whose job has ended reaches none of its shards. Agents have freed them and speak for
         themselves, so its statement names no shard. As long as it reaches one, it waits as always."""
         tags = list(dict.fromkeys(scope.tag for scope in question.scopes))
-        if question.withdrawn:
-            self._check_not_served(tags)
-        else:
+        if not question.withdrawn:
             self.ban_tags(tags)
         with self._lock:
             self._check_runs()
+            if question.withdrawn and question.idle:
+                self._leave_out(tags)
             driver = self._driver
+        self._check_not_served(tags)
         lost = [f"{at[0]}.{at[1]}" for at in self._shards if self._state(at) == "lost"]
         has_none = question.idle and len(lost) == len(self._shards)
         until = time.monotonic() + (0 if has_none else question.seconds)

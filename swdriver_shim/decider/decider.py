@@ -239,6 +239,18 @@ class Decider:
             return False
         return self._tier2.seek(prompt, 0, most=SEARCHES_AHEAD_MAX) is not None
 
+    def prefetch_begun(self, prompt: Prompt) -> bool:
+        """Recall the rest of a prompt that begins as others did, before its load. Its first column is
+        the hint: without it in memory tier 2 is not asked, nor where nothing is missing."""
+        if not self.is_served(prompt.maker):
+            return False
+        with self._lock:
+            here = self.ledger.query(prompt, self._clock())
+        columns = here // COLUMN_TOKENS
+        if not 0 < columns < len(prompt.keys):
+            return False
+        return self._tier2.seek(prompt, columns, most=SEARCHES_AHEAD_MAX) is not None
+
     def computed(self, org: str, tokens: int, seconds: float) -> None:
         """The org's engine took so long to compute so many tokens. Refills are compared with that."""
         with self._lock:

@@ -60,6 +60,13 @@ a_rollout(workload)
 """
 SERVED = {"name": "chat", "model": "llama-chat", "tokens_max": 8192}
 REPLICA = {"name": "chat-1", "url": "http://127.0.0.1:8000", "driver": "job-7"}
+BUCKET = {
+    "name": "models",
+    "endpoint": "https://storage.a-region.example.com:9000",
+    "org": "acme",
+    "access_key_id": "any",
+    "secret_access_key": "any",
+}
 
 
 def join(api: httpx.Client, kind: str, name: str, told: dict[str, Any]) -> None:
@@ -85,7 +92,8 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
             join(api, "node", "ax-1", NODE)
             join(api, "driver", "job-7", DRIVER)
             join(api, "brain", "east", BRAIN)
-            for path, told in (("/models", SERVED), ("/models/chat/replicas", REPLICA)):
+            added = {"/models": SERVED, "/models/chat/replicas": REPLICA, "/buckets": BUCKET}
+            for path, told in added.items():
                 own = {"Idempotency-Key": path.replace("/", ".")}
                 api.post(path, json=told, headers=own).raise_for_status()
         console.manage(WORKLOAD)

@@ -19,6 +19,7 @@ THINGS = {
     "audit": 2,
     "boxes": "cs-1",
     "brains": "east",
+    "buckets": 1,
     "callers": "none",
     "channels": 1,
     "drivers": "job-7",

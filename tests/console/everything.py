@@ -37,7 +37,7 @@ from console.routing.models import Replica, ServedModel
 from console.saved import services as saved
 from console.sessions.models import Job, Session, SessionBox, Stream
 from console.sessions.steps import relocation
-from console.workloads.models import Instance, Tokenizer
+from console.workloads.models import Bucket, Instance, Tokenizer
 from swdriver_shim.policy import OrgPolicies, Policy
 from telemetry.events import note
 from telemetry.models import SlowTransfer
@@ -333,6 +333,9 @@ def _fill(people: People, org: Org, mark: str, admin_user: User) -> Things:
         size_bytes=1,
         author_name=f"{mark}-admin",
     )
+    bucket = Bucket.objects.create(
+        org=org, name=f"{mark}-bucket", credentials="{}", author_name=f"{mark}-admin"
+    )
     return Things(
         org.slug,
         {
@@ -342,6 +345,7 @@ def _fill(people: People, org: Org, mark: str, admin_user: User) -> Things:
             "revisions": 1,
             "instances": instance.name,
             "tokenizers": tokenizer.pk,
+            "buckets": bucket.pk,
             "jobs": f"{mark}-job",
             "stores": store.pk,
             "retiring-stores": store.pk,

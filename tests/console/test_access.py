@@ -635,6 +635,7 @@ WORKLOAD: dict[str, object] = {
     "tokens_max": 4096,
     "engine": {"kind": "emulator"},
 }
+BUCKET_KEY: dict[str, object] = {"access_key_id": "AKIA", "secret_access_key": "none"}
 WORKLOAD_FORM: dict[str, object] = {"revision": "1", "typed": "talk"}
 OF_ADMINS = (LOGIN, 404, 403, 403, 200, 200)
 OF_ON_CALL = (LOGIN, 404, 403, 302, 302, 302)
@@ -645,6 +646,9 @@ PAGES |= {
     "tokenizer-archive": Case("GET", f"/-/tokenizers/{'0' * 64}/talk-0/wrong", everyone(404)),
     "tokenizers": Case("GET", "/tokenizers/", known(200)),
     "tokenizer-delete": Case("POST", "/tokenizers/7000000/delete/", known(404)),
+    "buckets": Case("GET", "/buckets/", known(200)),
+    "bucket": Case("GET", "/buckets/7000000/", known(404)),
+    "bucket-delete": Case("POST", "/buckets/7000000/delete/", known(404)),
     "workload-new": Case("GET", "/new-workload/", (LOGIN, 200, 403, 403, 200, 200)),
     "workload": Case("GET", "/workloads/talk/", SESSION),
     "workload-edit": Case("GET", "/workloads/talk/edit/", OF_ADMINS),
@@ -720,6 +724,22 @@ API |= {
         (401, 404, 404, 404, 404, 404),
         None,
         IDEMPOTENT,
+    ),
+    # Nobody has stored one before.
+    ("GET", "buckets"): Case("GET", "/api/v1/buckets", api_known(200)),
+    ("POST", "buckets"): Case(
+        "POST",
+        "/api/v1/buckets",
+        (401, 404, 403, 403, 201, 201),
+        {"name": "models", "org": "acme", **BUCKET_KEY},
+        IDEMPOTENT,
+    ),
+    ("GET", "buckets/<number>"): Case("GET", "/api/v1/buckets/7000000", api_known(404)),
+    ("PUT", "buckets/<number>"): Case(
+        "PUT", "/api/v1/buckets/7000000", api_known(404), BUCKET_KEY, {**ANY, **IDEMPOTENT}
+    ),
+    ("DELETE", "buckets/<number>"): Case(
+        "DELETE", "/api/v1/buckets/7000000", api_known(404), None, {**ANY, **IDEMPOTENT}
     ),
     ("GET", "workloads/<name>/revisions/<number>"): Case(
         "GET", "/api/v1/workloads/talk/revisions/1", API_SESSION

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 CALLER = "a caller's token of acme"
 CACHED, COLUMNS = 960, 15  # of a prompt
+SHARED = 320  # tokens of two prompts
 ONE_AT_ONCE: dict[str, Any] = {"max_num_seqs": 1}  # so that the second of two requests is in the queue
 
 
@@ -44,12 +45,17 @@ def test_columns_in_tier_2_are_recalled_while_their_request_queues(place: Place,
         state_dir=str(tmp_path / "state"),
     )
     place.allow_tier2(wait_seconds=0)
+    branch = prompt(2)[:SHARED] + prompt(7)[SHARED:]
     with place.engine(**ONE_AT_ONCE) as engine:
         right = {seed: engine.answer(prompt(seed), None) for seed in range(3)}
+        of_branch = engine.answer(branch, None)
         for seed in right:
             engine.answer(prompt(seed), "acme", Rules(continue_id=f"chat-{seed}"))
             assert engine.hits(prompt(seed), "acme") == CACHED
-        wait_until("all of it is in tier 2", lambda: len(place.files) >= 3 * COLUMNS, 60)
+        engine.answer(branch, "acme")
+        assert engine.hits(branch, "acme") == CACHED
+        columns = 4 * COLUMNS - SHARED // 64
+        wait_until("all of it is in tier 2", lambda: len(place.files) >= columns, 60)
     place.lose_memory()
     with place.engine(**ONE_AT_ONCE) as engine:
         assert not any("ready" in states(place, prompt(seed)) for seed in right)
@@ -71,3 +77,8 @@ def test_columns_in_tier_2_are_recalled_while_their_request_queues(place: Place,
         assert found[: len(right[2])] == right[2]
         assert engine.cached == [0, 0]
         wait_until("it is back all the same", lambda: states(place, prompt(2)) == {"ready"}, 60)
+
+        # What begins as something in memory does is recalled behind that: nobody says more of it.
+        _, found = engine.answer_all([prompt(8), branch], "acme", tokens=200)
+        assert found[: len(of_branch)] == of_branch
+        assert engine.cached == [0, CACHED]

@@ -332,6 +332,23 @@ def test_a_conversation_that_is_about_to_go_on_is_brought_ahead(fleet: Fleet, fi
         wait_until("it is here", lambda: engine.driver.query(prompt(tokens(1, 2, 3))) == 3 * C)
 
 
+def test_of_a_prompt_that_begins_as_others_did_the_rest_is_brought_ahead(
+    fleet: Fleet, files: Path
+) -> None:
+    with driving(fleet, acme=KEPT) as engine:
+        store_and_keep(engine, files, 1)
+        store_and_keep(engine, files, 1, 2, 3)
+        is_evicted(engine, fleet)
+        driver, whole = engine.driver, prompt(tokens(1, 2, 3))
+        assert not driver.prefetch_begun(whole), "nothing of it is in memory"
+        assert driver.prefetch_prompt(prompt(tokens(1)))
+        wait_until("it begins here", lambda: driver.query(whole) == C)
+        assert not driver.prefetch_begun(prompt(tokens(1))), "nothing is missing"
+        assert driver.prefetch_begun(whole)
+        wait_until("it is here", lambda: driver.query(whole) == 3 * C)
+        assert not driver.prefetch_begun(whole)
+
+
 def test_trails_of_conversations_outlive_the_driver(fleet: Fleet, files: Path, tmp_path: Path) -> None:
     asked, state = prompt(tokens(1, 2, 3)), tmp_path / "engine"
     with living(state, document(fleet.plane.unix, {"acme": KEPT, "globex": KEPT})) as engine:

@@ -22,9 +22,14 @@ PAGE_FILES: Final = 1000
 REGION: Final = "us-east-1"
 CREDENTIALS: Final = frozenset({"access_key_id", "secret_access_key", "session_token", "region"})
 SMALL_BYTES_MAX: Final = 64 << 20
-_DENIED: Final = ("403 Forbidden", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+_DENIED: Final = (
+    *("403 Forbidden", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"),
+    *("ExpiredToken", "InvalidToken"),
+)
+_CODE: Final = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")
 _NAME: Final = re.compile(r"[^\x00-\x1f\x7f/\\][^\x00-\x1f\x7f\\]{0,1000}")
-_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,62}")
+BUCKET: Final = r"[a-z0-9][a-z0-9.-]{1,62}"
+_REGION: Final = re.compile(r"[a-z0-9-]{1,40}")  # of a host's name, which must lead nowhere else
 
 
 class SourceFile(NamedTuple):
@@ -91,13 +96,15 @@ class Bucket:
     def __init__(self, spec: WeightsSpec, credentials: Mapping[str, str]) -> None:
         """Raises WeightsError."""
         bucket, _, prefix = spec.source.removeprefix(S3).partition("/")
-        if not _BUCKET.fullmatch(bucket):
+        if not re.fullmatch(BUCKET, bucket) or {".", ".."}.intersection(prefix.split("/")):
             raise WeightsError("BadSource", f"{spec.source} is not s3://BUCKET/PREFIX.")
         if unknown := sorted(credentials.keys() - CREDENTIALS):
             known = ", ".join(sorted(CREDENTIALS))
             raise WeightsError(
                 "BadSource", f"Credentials of weights have no {unknown[0]}; they have {known}."
             )
+        if not _REGION.fullmatch(credentials.get("region", REGION)):
+            raise WeightsError("BadSource", "The region of the credentials is none.")
         self.source = spec.source
         self.place = f"{spec.endpoint or ''} {bucket} {prefix.strip('/')}"
         self.store = _store(bucket, prefix.strip("/"), spec.endpoint, credentials)
@@ -203,6 +210,9 @@ def translated(source: str) -> Iterator[None]:
 
 
 def short(error: BaseException) -> str:
-    """What the library says, without the dump of its structures behind it, as a sentence."""
-    said = " ".join(str(error).partition("\n\nDebug source:")[0].split())[:300]
+    """What the library says, without the dump of its structures behind it, as a sentence. Of what the
+    server says only the code: the rest may repeat keys and tokens that it was sent."""
+    said, _, document = str(error).partition("\n\nDebug source:")[0].partition("<")
+    code = _CODE.search(document)
+    said = " ".join(f"{said}{code[1] if code else ''}".split())[:300].rstrip(": ")
     return said if said.endswith(".") else f"{said}."

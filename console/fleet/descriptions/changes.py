@@ -97,11 +97,9 @@ def current() -> Things:
         things[LINK, link.name] = {"leaf": link.leaf.name, "spine": link.spine, "gbits": link.gbits}
     for node in Node.objects.values_list("name", "stamp__name", "declared", "labels", named=True):
         things[NODE, node.name] = _said_of(node, nics.get(node.name, {}))
-    for name, stamp in Box.objects.values_list("name", "stamp__name"):
-        things[BOX, name] = {
-            "stamp": stamp,
-            "domains": domains.get(name, []),
-        }
+    for name, stamp, memory in Box.objects.values_list("name", "stamp__name", "memory_bytes"):
+        said: dict[str, Any] = {"stamp": stamp, "domains": domains.get(name, [])}
+        things[BOX, name] = said if memory is None else {**said, "memory": exact_size(memory)}
     return things
 
 

@@ -14,6 +14,7 @@
             labels: {rack: "7"}
         boxes:
           cs-1:
+            memory: 44GiB
             domains:
               - {wio: 8, leaves: [leaf-1]}
 
@@ -223,21 +224,23 @@ class _Reader:
         return found
 
     def _box(self, path: str, name: str, said: yaml.Node, stamp: str) -> None:
-        listed = self._fields(said, path, {"domains"}).get("domains")
-        domains = self._items(listed, f"{path}.domains")
+        fields = self._fields(said, path, {"memory", "domains"})
+        domains = self._items(fields.get("domains"), f"{path}.domains")
         if not 1 <= len(domains) <= DOMAINS_MAX:
             self._wrong(said, path, f"a box has 1 to {DOMAINS_MAX} domains, this has {len(domains)}")
-        found = []
+        found: dict[str, Any] = {"stamp": stamp, "domains": []}
+        if "memory" in fields:
+            found["memory"] = self._take(fields, "memory", path, said, tier2.memory)
         for index, value in enumerate(domains[:DOMAINS_MAX]):
             at = f"{path}.domains[{index}]"
-            fields = self._fields(value, at, {"wio", "leaves"})
-            ports = [self._text(one, at) for one in self._items(fields.get("leaves"), f"{at}.leaves")]
+            inner = self._fields(value, at, {"wio", "leaves"})
+            ports = [self._text(one, at) for one in self._items(inner.get("leaves"), f"{at}.leaves")]
             if not ports or len(set(ports)) != len(ports):
                 self._wrong(value, at, "a domain has a port or more, each on a leaf of its own")
             self._later += [(value, at, leaf, stamp) for leaf in ports]
-            wio = self._take(fields, "wio", at, value, _count)
-            found.append({"wio": wio, "leaves": sorted(ports)})
-        self._add((BOX, name), said, {"stamp": stamp, "domains": found})
+            wio = self._take(inner, "wio", at, value, _count)
+            found["domains"].append({"wio": wio, "leaves": sorted(ports)})
+        self._add((BOX, name), said, found)
 
     # Reading nodes
 

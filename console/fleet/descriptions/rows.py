@@ -86,6 +86,8 @@ def _filled(row: Named, said: dict[str, Any], resolve: _Resolve) -> Named:
         row.leaf, row.spine, row.gbits = resolve.leaf(said["leaf"]), said["spine"], said["gbits"]
     elif isinstance(row, Leaf | Node | Box):
         row.stamp = resolve.stamp(said["stamp"])
+    if isinstance(row, Box):
+        row.memory_bytes = parse_size(said["memory"]) if "memory" in said else None
     if isinstance(row, Node):
         row.labels = said.get("labels", {})
         row.declared = {what: said[what] for what in DECLARED if what in said}

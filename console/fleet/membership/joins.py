@@ -111,7 +111,10 @@ def join_driver(
     """Let a driver in. The model that it tells of is taken where none is known of it."""
     known = _checked(token, ProcessKind.DRIVER, name, control_token, facts, certificate_request)
     driver = Driver.objects.select_for_update(no_key=True).filter(name=name).first()
-    driver = driver or Driver(name=name)
+    driver = driver or Driver(name=name, workload=token.workload)
+    if driver.workload != token.workload:
+        whose = f"of workload {driver.workload}" if driver.workload else "that is no workload's"
+        raise Impossible(f"There is a driver {name} {whose}. Choose another name.")
     driver.model = driver.model or (dict(model) if model else None)
     _let_in(token, driver, known, facts)
     return driver
@@ -149,6 +152,8 @@ def _checked(
     it wait. Raises Impossible."""
     if token.kind != kind:
         raise Impossible(f"This token lets a {token.kind} join, and not a {kind.value}.")
+    if token.name not in ("", name):
+        raise Impossible(f"This token lets {token.name} join, and not {name}.")
     found = skew(settings.VERSION, facts.software_version)
     if not found.fit.works:
         raise Impossible(found.sentence)

@@ -40,13 +40,23 @@ def visible_tokens(principal: Principal) -> QuerySet[JoinToken]:
 
 @transaction.atomic
 def issue(
-    principal: Principal, *, kind: str, uses: int, expires_at: datetime, note: str = ""
+    principal: Principal,
+    *,
+    kind: str,
+    uses: int,
+    expires_at: datetime,
+    note: str = "",
+    name: str = "",
+    workload: str = "",
 ) -> tuple[JoinToken, str]:
-    """Create a join token; its text is returned once and never again."""
+    """Create a join token; its text is returned once and never again. `name`, `workload`: see JoinToken;
+    such tokens are as many as there are instances, and don't count."""
     principal.check_may_change()
     services.check_fleet(principal, Role.PLATFORM_ADMIN)
-    active = JoinToken.objects.filter(revoked_at=None, expires_at__gt=timezone.now(), uses_left__gt=0)
-    if active.count() >= ACTIVE_MAX:
+    active = JoinToken.objects.filter(
+        revoked_at=None, expires_at__gt=timezone.now(), uses_left__gt=0, name=""
+    )
+    if not name and active.count() >= ACTIVE_MAX:
         raise Refused(f"There are {ACTIVE_MAX} join tokens that still work. Revoke some first.")
     secret = secrets.token_urlsafe(32)
     token = JoinToken(
@@ -54,6 +64,8 @@ def issue(
         secret_sha256=digest(secret),
         kind=kind,
         note=note,
+        name=name,
+        workload=workload,
         uses_max=uses,
         uses_left=uses,
         created_by=principal.name,

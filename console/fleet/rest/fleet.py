@@ -136,6 +136,7 @@ class BoxOut(Schema):
     stamp: NameOf
     state: Literal["ready", "cordoned", "draining"]
     state_reason: str
+    memory_bytes: int | None = Field(description="For weights and KV; null if nobody has said.")
     domains: list[DomainOut]
 
 

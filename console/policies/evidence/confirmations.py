@@ -188,8 +188,13 @@ def _question(operation: Operation, place: Place) -> Question:
         org="" if isinstance(place.one, Node) else operation.plan["org"],
         seconds=SECONDS,
         withdrawn=isinstance(place.one, Driver) and "driver" in operation.plan,
-        idle=isinstance(place.one, Driver) and not streams_of_driver(place.one.name),
+        idle=isinstance(place.one, Driver) and _is_idle(place.one),
     )
+
+
+def _is_idle(driver: Driver) -> bool:
+    """Whether its job has ended, for which reason no document is made of it."""
+    return Target.objects.filter(kind=Kind.DRIVER, name=driver.name, is_idle=True).exists()
 
 
 def _call(one: Driver | Node | Brain, question: Question) -> Call:

@@ -239,7 +239,9 @@ class ClusterLink:
             except grpc.RpcError as error:
                 if not self._ends.is_set():
                     log.warning("The Cluster Server is not there: %s", _why(error))
-            self._is_watching = False
+            # With a snapshot: to who goes on where it was a quiet cluster says nothing, not even that it
+            # is there.
+            self._is_watching, self._version = False, 0
             self._ends.wait(RETRY_SECONDS)
 
     def _follow(self) -> None:

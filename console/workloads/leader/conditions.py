@@ -77,8 +77,11 @@ def _session(intent: Intent, seen: Seen) -> Condition:
         return Condition(SESSION, None, "Waiting", "Its session is not created yet.")
     if session.granted >= needed:
         return Condition(SESSION, True, "Granted", f"Its session has {_boxes(session.granted)}.")
-    why = session.refused or f"Its session has {session.granted} of {_boxes(needed)}."
-    return Condition(SESSION, False, "Refused" if session.refused else "WaitingForBoxes", why)
+    why = f"Its session has {session.granted} of {_boxes(needed)}."
+    if session.cause:
+        helps = "Waiting does not help." if session.refused else "It waits."
+        why = f"{why} {session.cause_sentence} {helps}"
+    return Condition(SESSION, False, session.cause or "WaitingForBoxes", why)
 
 
 def _boxes(count: int) -> str:
@@ -123,6 +126,8 @@ def _warm(seen: Seen, wanted: Sequence[Replica]) -> Condition:
         if one.home and (job is None or not job.has_job):
             why = job.refused if job and job.refused else "It is being reserved."
             return Condition(WARM, False, "WithoutMemory", f"{one.name} has no memory yet. {why}")
+        if job is not None and job.is_starting:
+            return Condition(WARM, False, "OpeningShards", f"The shards of {one.name} are being opened.")
     return Condition(WARM, True, "Attached", "All that serve have their cache.")
 
 

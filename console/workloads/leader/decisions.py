@@ -59,6 +59,9 @@ BACK_OFF_SECONDS: Final = 1.0  # after the first failure of a template; then twi
 BACK_OFF_SECONDS_MAX: Final = 60.0
 FAILURES_REMEMBERED_SECONDS: Final = 600.0
 
+# Why an instance is gone that did not end by itself: its node was drained, or others deleted it.
+DONE_TO_IT: Final = frozenset({"Evicted", "RecordLost"})
+
 
 def decide(intent: Intent, seen: Seen, now: float) -> Decision:
     """What has to be done now: while nobody has heard of the cluster, nothing, and endpoints stay."""
@@ -239,7 +242,8 @@ class _Plan:
     def _remove_what_is_gone(self) -> None:
         for one in self.seen.instances:
             if one.state is State.GONE:
-                self.actions.append(Remove(one.name, has_failed=one.goal is not Goal.DRAIN))
+                has_failed = one.goal is not Goal.DRAIN and one.reason not in DONE_TO_IT
+                self.actions.append(Remove(one.name, has_failed, one.sentence))
 
     # Whether it is worth going on
 

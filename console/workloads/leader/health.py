@@ -26,14 +26,14 @@ def traffic(
     now = time.time()
     end = now // STEP * STEP
     counts = {True: [0, 0], False: [0, 0]}
-    for labels, at, number in _numbers(brain.REQUESTS, Fold.SUM, ("model", "replica", "result"), end):
-        if (side := _side(model, switched, replicas, labels, at)) is not None:
+    for labels, at, number in _numbers(model, brain.REQUESTS, Fold.SUM, ("replica", "result"), end):
+        if (side := _side(switched, replicas, labels, at)) is not None:
             counts[side][0] += round(number)
             if labels["result"] in FAILED:
                 counts[side][1] += round(number)
     medians: dict[bool, list[float]] = {True: [], False: []}
-    for labels, at, number in _numbers(brain.TTFT, Fold.P50, ("model", "replica"), end):
-        if (side := _side(model, switched, replicas, labels, at)) is not None:
+    for labels, at, number in _numbers(model, brain.TTFT, Fold.P50, ("replica",), end):
+        if (side := _side(switched, replicas, labels, at)) is not None:
             medians[side].append(number)
     new, old = (
         Traffic(requests=counts[side][0], errors=counts[side][1], ttft_seconds=_median(medians[side]))
@@ -43,14 +43,13 @@ def traffic(
 
 
 def _side(
-    model: str,
     switched: Mapping[str, float],
     replicas: frozenset[str],
     labels: Mapping[str, str],
     at: float,
 ) -> bool | None:
     replica = labels.get("replica", "")
-    if labels.get("model") != model or replica not in replicas:
+    if replica not in replicas:
         return None
     since = switched.get(replica)
     if since is None or at + STEP <= since:
@@ -59,10 +58,17 @@ def _side(
 
 
 def _numbers(
-    metric: Metric, fold: Fold, by: tuple[str, ...], end: float
+    model: str, metric: Metric, fold: Fold, by: tuple[str, ...], end: float
 ) -> list[tuple[Mapping[str, str], float, float]]:
     question = Question(
-        topic=FLEET, metric=metric, fold=fold, start=end - SECONDS, end=end, step=STEP, by=by
+        topic=FLEET,
+        metric=metric,
+        fold=fold,
+        start=end - SECONDS,
+        end=end,
+        step=STEP,
+        where={"model": model},
+        by=by,
     )
     found = ask(question, time.time(), SERIES_MAX)
     return [

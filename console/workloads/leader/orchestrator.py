@@ -75,7 +75,9 @@ from console.workloads.leader.world import (
 from console.workloads.models import Revision, Workload
 from telemetry import hints
 from telemetry.decoder import Malformed, excerpt
+from telemetry.events import NewEvent, note_all
 from telemetry.notify import notify
+from telemetry.queries import Unanswerable
 from telemetry.topics import SESSION, WORKLOAD
 
 log = logging.getLogger(__name__)
@@ -88,6 +90,7 @@ RESYNC_SECONDS: Final = 120.0  # until each workload has been looked at, whether
 REFRESH_SECONDS: Final = 10.0  # between two looks at whose endpoints have to be written again
 AGAIN_SECONDS: Final = 1.0  # until something is tried again, or asked for again, that takes its time
 HEALTH_SECONDS: Final = 10.0
+BROKEN_SECONDS: Final = 30.0  # until one is looked at again with which something is wrong
 COMPILE_SECONDS_MAX: Final = 3600
 ORPHANS_AT_ONCE: Final = 20  # workloads of the cluster that nobody knows, ended in one look
 ARTIFACTS_MAX: Final = 1000  # remembered
@@ -299,9 +302,16 @@ class Orchestrator:
     def _look_at(self, name: str) -> None:
         try:
             self._decide(name)
-        except REFUSALS as error:  # of a join token, if there are too many
+        except REFUSALS as error:  # of a session, say
             self._fault("console", error)
             self._again(name)
+        except (NotLeader, DatabaseError):
+            raise
+        except Exception as error:
+            # One workload that can't be looked after is no reason not to look after all others.
+            log.exception("%s can't be looked after", name)
+            self._fault("workload", error)
+            self._soon(name, self._clock() + BROKEN_SECONDS)
 
     def _decide(self, name: str) -> None:
         began = time.perf_counter()
@@ -328,7 +338,7 @@ class Orchestrator:
             serving = {one.instance for one in decision.endpoints if not one.is_draining}
             store.perform(loaded, decision.actions)
             is_news = store.observe(loaded, known, serving)
-            is_news |= store.write_conditions(loaded.workload, decision.conditions)
+            is_news |= store.write_conditions(loaded, decision.conditions)
             is_news |= store.advance_rollout(loaded, decision.actions, serving)
             workload = loaded.workload
             if workload.observed_generation != workload.generation:
@@ -336,6 +346,8 @@ class Orchestrator:
                 workload.save(update_fields=["observed_generation"])
             if is_news:
                 changes.tell(workload, changes.OBSERVED)
+            # Late: who adds to the log holds it until the end of the transaction.
+            note_all([NewEvent(kind, [workload.topic], said) for kind, said in loaded.news])
         self._publish(loaded, decision)
         self._apply(loaded)
         self._act(loaded, decision)
@@ -468,7 +480,7 @@ class Orchestrator:
             return CompileSeen()
         address = rendering.artifact_address(loaded.workload, revision)
         if address in self._artifacts:  # the same inputs never compile twice
-            store.take_artifact(revision, address, self._artifacts[address])
+            store.take_artifact(loaded, revision, address, self._artifacts[address])
             self._soon(loaded.workload.name)
             return CompileSeen(state=CompileState.RUNNING)
         assert self._link is not None  # noqa: S101 - the leader has one
@@ -485,7 +497,7 @@ class Orchestrator:
             result = compiled(job.result)
         except Malformed as error:
             return CompileSeen(state=CompileState.FAILED, sentence=f"Its result is none: {error}.")
-        store.take_artifact(revision, result.sha256, result.layout)
+        store.take_artifact(loaded, revision, result.sha256, result.layout)
         if result.sha256 == address:
             self._remember(address, result.layout)
         self._soon(loaded.workload.name)
@@ -515,7 +527,8 @@ class Orchestrator:
             and (row.revision.digest, row.restart) == template
         }
         if switched:
-            known = health.traffic(workload.model, switched, frozenset(published))
+            with suppress(Unanswerable):  # too many series: no verdict
+                known = health.traffic(workload.model, switched, frozenset(published))
         self._traffic[workload.name] = now, known
         self._soon(workload.name, now + HEALTH_SECONDS)
         return known
@@ -625,6 +638,7 @@ def _compile_job(workload: Workload, revision: Revision) -> pb.JobSpec:
         name=rendering.compile_name(revision),
         kind=pb.COMPILE,
         spec=rendering.compile_spec(workload, revision),
+        secrets=rendering.compile_secrets(revision),
         deadline_seconds=COMPILE_SECONDS_MAX,
     )
 

@@ -12,8 +12,8 @@ from django.utils import timezone
 from cluster_server.proto import cluster_pb2 as pb
 from console.accounts.principal import SYSTEM
 from console.fleet.membership import tokens
-from console.fleet.models import ProcessKind
-from console.workloads import tokenizers
+from console.fleet.models import Box, ProcessKind
+from console.workloads import buckets, tokenizers
 from console.workloads.models import Instance, Revision, Workload
 from console.workloads.spec import Template
 from telemetry.decoder import DOCUMENT, decode
@@ -103,13 +103,23 @@ def _cache(instance: Instance) -> CacheSpec:
 
 def instance_secrets(instance: Instance, api_key: str) -> str:
     """JSON of what only its manager may know, with a join token of its own. Raises Refused."""
-    token = ""
-    if instance.revision.template_read().cache.enabled:
+    template, token = instance.revision.template_read(), ""
+    if template.cache.enabled:
         until = timezone.now() + timedelta(hours=JOIN_HOURS)
         note = f"Instance {instance.name}"
         kind = ProcessKind.DRIVER
-        _, token = tokens.issue(SYSTEM, kind=kind, uses=1, expires_at=until, note=note)
-    return msgspec.json.encode(Secrets(join_token=token, api_key=api_key)).decode()
+        _, token = tokens.issue(
+            SYSTEM,
+            kind=kind,
+            uses=1,
+            expires_at=until,
+            note=note,
+            name=instance.driver,
+            workload=instance.workload.name,
+        )
+    credentials = buckets.credentials_for(instance.workload.org_id, template.weights)
+    made = Secrets(join_token=token, api_key=api_key, weights=credentials)
+    return msgspec.json.encode(made).decode()
 
 
 def join_token_id(secrets: str) -> str:
@@ -130,9 +140,23 @@ def _plain(secrets: str) -> dict[str, Any]:
 
 def compile_name(revision: Revision) -> str:
     """Of its job. What has failed is compiled again for another revision, also for one that is equal,
-    and when the workload is restarted."""
+    when the workload is restarted, and with other credentials for the bucket of its weights."""
     workload = revision.workload
-    return f"compile-{workload.name}-r{revision.number}-{revision.pk}-{workload.restarts}"
+    name = f"compile-{workload.name}-r{revision.number}-{revision.pk}-{workload.restarts}"
+    bucket = buckets.bucket_for(workload.org_id, revision.template_read().weights)
+    return f"{name}-b{bucket.pk}-{bucket.version}" if bucket is not None else name
+
+
+def compile_secrets(revision: Revision) -> dict[str, bytes]:
+    """For its job, as the Cluster Server takes them."""
+    found = buckets.credentials_for(revision.workload.org_id, revision.template_read().weights)
+    return {"weights": msgspec.json.encode(found)} if found else {}
+
+
+def _box_memory_bytes() -> int | None:
+    """Of the largest box: what has no room there has none anywhere. None if some are not described."""
+    of_each = set(Box.objects.values_list("memory_bytes", flat=True))
+    return max((one for one in of_each if one), default=None) if None not in of_each else None
 
 
 def compile_spec(workload: Workload, revision: Revision) -> bytes:
@@ -146,6 +170,7 @@ def compile_spec(workload: Workload, revision: Revision) -> bytes:
             boxes=max(1, workload.boxes_per_replica),
             revision=template.weights.revision if template.weights else "",
             weights=template.weights,
+            box_memory_bytes=_box_memory_bytes(),
             has_cache=template.cache.enabled,
         ).bare
     )

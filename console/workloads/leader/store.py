@@ -24,7 +24,7 @@ from console.routing.models import Replica as Place
 from console.sessions.models import Job, Session
 from console.sessions.plans.snapshot import Snapshot
 from console.sessions.services import boxes_to_leave
-from console.workloads.leader import rendering, world
+from console.workloads.leader import conditions, rendering, world
 from console.workloads.leader.cluster import GOALS, Known, Status
 from console.workloads.leader.world import (
     CompileSeen,
@@ -44,17 +44,15 @@ from console.workloads.leader.world import (
     State,
     Traffic,
 )
+from console.workloads.models import REASON_MAX, SENTENCE_MAX, Instance, Revision, Rollout, Workload
 from console.workloads.models import Condition as ConditionRow
-from console.workloads.models import Instance, Revision, Rollout, Workload
 from telemetry.topics import of_session
 
 FAILURES_SECONDS: Final = 600.0
 ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
-SENTENCE_MAX: Final = 500
-REASON_MAX: Final = 64
 START_JOB: Final = "session.start-job"
 JOB_KINDS: Final = (START_JOB, "session.end-job")
-FAILED: Final = "It ended by itself."
+ENDED: Final = "It ended by itself."  # where nobody has said more
 ENGINES: Final = {"vllm": Engine.VLLM, "sglang": Engine.SGLANG}
 
 
@@ -71,6 +69,7 @@ class Loaded:
     takes_jobs: tuple[str, ...] = ()  # boxes of its session, without those that are to be left
     session: SessionSeen | None = None
     places: dict[int, int | None] = field(default_factory=dict)
+    news: list[tuple[str, str]] = field(default_factory=list)  # kinds and sentences of events
 
     def seen(
         self,
@@ -138,13 +137,15 @@ def load(name: str) -> Loaded | None:
     rows = {row.name: row for row in live.order_by("pk")}
     for row in rows.values():
         row.workload = workload
-    rollout = _rollout(workload, rows.values())
+    news: list[tuple[str, str]] = []
+    rollout = _rollout(workload, rows.values(), news)
     loaded = Loaded(
         workload=workload,
         intent=_intent(workload, rollout),
         rows=rows,
         rollout=rollout,
         ended=list(_failures(workload)),
+        news=news,
     )
     _add_surroundings(loaded)
     return loaded
@@ -193,7 +194,9 @@ def _intent(workload: Workload, rollout: Rollout | None) -> Intent:
     )
 
 
-def _rollout(workload: Workload, live: Collection[Instance]) -> Rollout | None:
+def _rollout(
+    workload: Workload, live: Collection[Instance], news: list[tuple[str, str]]
+) -> Rollout | None:
     """The one that is under way. What was asked for meanwhile supersedes it."""
     target = workload.revision
     assert target is not None  # noqa: S101 - `load` has looked
@@ -212,9 +215,13 @@ def _rollout(workload: Workload, live: Collection[Instance]) -> Rollout | None:
     if found is not None:
         found.phase, found.ended_at = "superseded", now
         found.save(update_fields=["phase", "ended_at"])
+        sentence = f"The roll-out of revision {found.to_revision.number} is superseded."
+        news.append(("workload.rollout-superseded", sentence))
     is_same = workload.stable_id == target.pk and all(one.restart == workload.restarts for one in live)
     if is_same or workload.deleting:
         return None
+    sentence = f"The roll-out of revision {target.number} of {workload.name} has begun."
+    news.append(("workload.rollout-begun", sentence))
     return Rollout.objects.create(
         workload=workload,
         from_revision=workload.stable,
@@ -227,13 +234,13 @@ def _rollout(workload: Workload, live: Collection[Instance]) -> Rollout | None:
 
 def _failures(workload: Workload) -> Iterable[Failure]:
     since = timezone.now() - timedelta(seconds=FAILURES_SECONDS)
-    rows = Instance.objects.filter(workload=workload, ended_at__gte=since, end_reason=FAILED)
-    for ordinal, digest, restart, at in rows.values_list(
-        "ordinal", "revision__digest", "restart", "ended_at"
+    rows = Instance.objects.filter(workload=workload, ended_at__gte=since, failed=True)
+    for ordinal, digest, restart, at, sentence in rows.order_by("ended_at").values_list(
+        "ordinal", "revision__digest", "restart", "ended_at", "end_reason"
     ):
         template = world.Template(digest, restart)
         if at is not None:
-            yield Failure(ordinal=ordinal, template=template, at=at.timestamp())
+            yield Failure(ordinal=ordinal, template=template, at=at.timestamp(), sentence=str(sentence))
 
 
 def _add_surroundings(loaded: Loaded) -> None:
@@ -246,6 +253,8 @@ def _add_surroundings(loaded: Loaded) -> None:
             boxes=session.boxes_desired,
             is_busy=is_busy,
             is_deleting=session.deleting,
+            cause=session.cause,
+            cause_sentence=session.cause_sentence,
             refused=session.cause_sentence if session.is_never else "",
             refused_boxes=session.boxes_desired if session.is_never else 0,
         )
@@ -293,7 +302,7 @@ def _with_boxes(loaded: Loaded, session: Session, seen: SessionSeen) -> SessionS
 
 def _homes(workload: Workload, *, is_going: bool) -> Iterable[HomeSeen]:
     """Of its own instances, now or before: others may have drivers with such names, too."""
-    drivers = Driver.objects.filter(name__startswith=f"{workload.name}-").order_by("name")
+    drivers = Driver.objects.filter(workload=workload.name).order_by("name")
     found = {home: driver for driver in drivers if (home := _home(workload, driver.name))}
     if not found:
         return
@@ -383,8 +392,11 @@ def perform(loaded: Loaded, actions: Iterable[object]) -> bool:
                 row = loaded.rows[name]
                 row.goal, row.goal_at = goal.value, timezone.now()
                 row.save(update_fields=["goal", "goal_at"])
-            case Remove(name, has_failed):
-                _end(loaded.rows.pop(name), has_failed=has_failed)
+            case Remove(name, has_failed, sentence):
+                row = loaded.rows.pop(name)
+                _end(row, sentence, has_failed=has_failed)
+                if has_failed:
+                    loaded.news.append(("workload.instance-ended", f"{name} ended: {row.end_reason}"))
             case _:
                 continue
         has_changed = True
@@ -420,13 +432,13 @@ def _create(loaded: Loaded, action: Create) -> None:
     loaded.rows[row.name] = row
 
 
-def _end(row: Instance, *, has_failed: bool) -> None:
+def _end(row: Instance, sentence: str, *, has_failed: bool) -> None:
     row.ended_at, row.serving = timezone.now(), False
-    row.state = State.GONE.value
-    row.end_reason = FAILED if has_failed else ""
+    row.state, row.failed = State.GONE.value, has_failed
+    row.end_reason = sentence[:SENTENCE_MAX] or (ENDED if has_failed else "")
     _revoke(row)
     row.secrets = ""
-    row.save(update_fields=["ended_at", "serving", "state", "end_reason", "secrets"])
+    row.save(update_fields=["ended_at", "serving", "state", "failed", "end_reason", "secrets"])
 
 
 def _revoke(row: Instance) -> None:
@@ -483,8 +495,9 @@ def _time(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def write_conditions(workload: Workload, made: Iterable[Condition]) -> bool:
+def write_conditions(loaded: Loaded, made: Iterable[Condition]) -> bool:
     """Returns whether any has changed."""
+    workload = loaded.workload
     rows = {row.type: row for row in ConditionRow.objects.filter(workload=workload)}
     now, has_changed = timezone.now(), False
     for one in made:
@@ -495,6 +508,10 @@ def write_conditions(workload: Workload, made: Iterable[Condition]) -> bool:
             continue
         if row.status != status:
             row.since = now
+            if one.type == conditions.READY and "True" in (row.status, status):
+                kind, word = ("ready", "ready") if one.status else ("not-ready", "not ready any more")
+                sentence = f"{workload.name} is {word}. {one.message}"
+                loaded.news.append((f"workload.{kind}", sentence))
         row.status, row.reason, row.message = said
         row.save()
         has_changed = True
@@ -517,6 +534,8 @@ def advance_rollout(loaded: Loaded, actions: Iterable[object], serving: Collecti
     rollout.switched, rollout.total = switched, workload.replicas
     if is_complete:
         rollout.phase, rollout.ended_at = "done", timezone.now()
+        sentence = f"Revision {rollout.to_revision.number} of {workload.name} runs everywhere."
+        loaded.news.append(("workload.rollout-complete", sentence))
     if before == (rollout.switched, rollout.total, rollout.phase):
         return False
     rollout.save(update_fields=["switched", "total", "phase", "ended_at"])
@@ -531,7 +550,9 @@ def end_rollout(rollout: Rollout, phase: str, reason: str, sentence: str) -> Non
     rollout.save(update_fields=["phase", "reason", "sentence", "ended_at"])
 
 
-def take_artifact(revision: Revision, artifact: str | None, layout: Mapping[str, Any] | None) -> None:
+def take_artifact(
+    loaded: Loaded, revision: Revision, artifact: str | None, layout: Mapping[str, Any] | None
+) -> None:
     """What its compile job has made. Its epoch is that of the revision with the same cache: namespace
     and layout; else a new one."""
     revision.artifact, revision.layout = artifact, dict(layout) if layout else None
@@ -543,6 +564,8 @@ def take_artifact(revision: Revision, artifact: str | None, layout: Mapping[str,
         same = (epoch for epoch, of in found.items() if epoch and of == ours)
         revision.epoch = next(same, None) or max((epoch or 0 for epoch in found), default=0) + 1
     revision.save(update_fields=["artifact", "layout", "epoch", "compiled_at"])
+    name = loaded.workload.name
+    loaded.news.append(("workload.compiled", f"Revision {revision.number} of {name} is compiled."))
 
 
 def _namespace(revision: Revision) -> tuple[object, ...]:
@@ -585,5 +608,5 @@ def fit_place(loaded: Loaded, ordinal: int, epoch: int | None) -> dict[str, Any]
         "url": "",
         "endpoint": EndpointSource.REDIS,
         "engine": ENGINES.get(kind, Engine.OTHER),
-        "driver": Driver.objects.filter(name=home).first() if home else None,
+        "driver": Driver.objects.filter(name=home, workload=workload.name).first() if home else None,
     }

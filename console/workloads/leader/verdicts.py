@@ -62,7 +62,8 @@ def _failing(intent: Intent, seen: Seen, new: Collection[Instance]) -> Verdict |
         one for one in seen.failures if one.template == intent.template and one.at >= intent.begun_at
     ]
     if len(ended) >= FAILURES_MAX:
-        return Verdict("InstancesFail", f"{len(ended)} instances of it ended by themselves.")
+        last = f" The last one: {ended[-1].sentence}" if ended[-1].sentence else ""
+        return Verdict("InstancesFail", f"{len(ended)} instances of it ended by themselves.{last}")
     for one in new:
         if one.restarts >= ENGINE_RESTARTS_MAX and not one.answers:
             why = f" {one.sentence}" if one.sentence else ""

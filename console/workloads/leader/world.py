@@ -169,6 +169,7 @@ class Failure:
     ordinal: int
     template: Template
     at: float
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +189,9 @@ class HomeSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSeen:
-    """`boxes`: asked for; `granted`: there are, for its jobs. `refused`: why it can't have what was
-    asked for last, in a sentence, and how much that was.
+    """`boxes`: asked for; `granted`: there are, for its jobs. `cause`: why it has not got what was asked
+    for, as a word and a sentence. `refused`: likewise, where waiting does not help, and how much that
+    was.
 
     `to_leave`: boxes on which nothing of it may stay, since they are drained or not its own any more;
     while there are some, also `spare`: how many of its boxes take a job, and have neither job nor
@@ -199,6 +201,8 @@ class SessionSeen:
     granted: int = 0
     is_busy: bool = False
     is_deleting: bool = False
+    cause: str = ""
+    cause_sentence: str = ""
     refused: str = ""
     refused_boxes: int = 0
     to_leave: frozenset[str] = frozenset()
@@ -308,10 +312,12 @@ class SetGoal:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """It is gone: leave it out from now on. `has_failed`: it was not told to end."""
+    """It is gone: leave it out from now on. `has_failed`: by itself, and nobody else is to blame.
+    `sentence`: why it ended."""
 
     instance: str
     has_failed: bool
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True)

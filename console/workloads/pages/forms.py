@@ -6,7 +6,8 @@ from django import forms
 
 from console.accounts.forms import OrgsMixin, ReasonMixin, org_field
 from console.sessions.pages.forms import PlannedForm
-from console.workloads.models import TOKENIZER_NAME_MAX
+from console.workloads import buckets
+from console.workloads.models import ENDPOINT_MAX, REGION_MAX, TOKENIZER_NAME_MAX
 from console.workloads.spec import CHARACTERS_MAX, REPLICAS_MAX
 
 
@@ -61,6 +62,69 @@ class TokenizerForm(OrgsMixin):
 
     def __init__(self, *args: Any, may_share: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        field = self.fields["org"]
-        if isinstance(field, forms.ModelChoiceField) and not may_share:
-            field.required, field.empty_label = True, None
+        if not may_share:
+            _need_org(self)
+
+
+def _need_org(form: forms.Form) -> None:
+    """For those who may not do it for the platform."""
+    field = form.fields["org"]
+    if isinstance(field, forms.ModelChoiceField):
+        field.required, field.empty_label = True, None
+
+
+def _secret_field(most: int, **options: Any) -> forms.CharField:
+    """It is never sent back, also where the form is shown again."""
+    widget = forms.PasswordInput(attrs={"autocomplete": "off"})
+    return forms.CharField(max_length=most, widget=widget, **options)
+
+
+class CredentialsForm(ReasonMixin):
+    """Of a bucket, to be replaced. `may_share`: it is the platform's."""
+
+    access_key_id = _secret_field(buckets.ACCESS_KEY_MAX, label="Access key ID")
+    secret_access_key = _secret_field(buckets.SECRET_KEY_MAX, label="Secret access key")
+    session_token = _secret_field(
+        buckets.SESSION_TOKEN_MAX,
+        required=False,
+        label="Session token",
+        help_text="Of temporary credentials.",
+    )
+    region = forms.CharField(max_length=REGION_MAX, required=False, help_text="Empty: us-east-1.")
+    shared = forms.BooleanField(
+        required=False,
+        label="Share with all orgs",
+        help_text="Workloads of all orgs may then read everything in the bucket.",
+    )
+    version = forms.IntegerField(widget=forms.HiddenInput, required=False)
+    field_order = [*buckets.SECRETS, "region", "shared", "reason"]
+
+    def __init__(self, *args: Any, may_share: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not may_share:
+            del self.fields["shared"]
+
+    def values(self) -> dict[str, Any]:
+        said = self.cleaned_data
+        return {
+            "secrets": {name: said[name] for name in buckets.SECRETS},
+            "region": said["region"],
+            "shared": said.get("shared", False),
+            "reason": said["reason"],
+        }
+
+
+class BucketForm(OrgsMixin, CredentialsForm):
+    name = forms.CharField(max_length=63, label="Bucket", help_text="models of s3://models/chat.")
+    endpoint = forms.CharField(
+        max_length=ENDPOINT_MAX,
+        required=False,
+        help_text="The S3 server, as weights.endpoint of specs names it. Empty: Amazon's.",
+    )
+    org = org_field("platform", help_text="Whose workloads use the credentials.")
+    field_order = ["name", "endpoint", "org", *CredentialsForm.field_order]
+
+    def __init__(self, *args: Any, may_share: bool, **kwargs: Any) -> None:
+        super().__init__(*args, may_share=may_share, **kwargs)
+        if not may_share:
+            _need_org(self)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from django.utils.crypto import salted_hmac
 from ninja import Field, Schema
-from pydantic import WithJsonSchema
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from console.accounts.roles import Role
 from console.api.fields import NO_NUL, Input, Reason
@@ -105,7 +105,9 @@ class WorkloadUndoIn(WorkloadReasonIn):
     )
 
 
-class ConditionOut(Schema):
+class ConditionOut(BaseModel):  # without Schema's look for resolvers: lists have a thousand of them
+    model_config = ConfigDict(from_attributes=True)
+
     type: str
     status: ConditionStatus
     reason: str = Field(description="A word for machines.")
@@ -134,7 +136,7 @@ class RolloutOut(Schema):
         return rollout.to_revision.number
 
 
-class ReplicasOut(Schema):
+class ReplicasOut(BaseModel):
     desired: int
     ready: int = Field(description="Replicas that requests go to.")
     instances: int = Field(description="Instances that have not ended.")
@@ -233,6 +235,10 @@ class WorkloadPlanOut(Schema):
     quota_left: int | None = Field(description="Of the owner, in boxes; null: it has no quota.")
     replicas_left: int | None = Field(
         description="Of the owner's quota, in replicas; null: it has no quota."
+    )
+    weights: str = Field(
+        description="Whose credentials they are read with, or that the bucket has to be public; empty: "
+        "they are in no bucket."
     )
     placement: PlanOut | None = Field(description="Its streams, and the memory of its replicas.")
 

@@ -258,15 +258,20 @@ class ConnectorScheduler:
 
     def arrived(self, request: Request) -> None:
         """It is in vLLM's queue. A conversation that continues is recalled from tier 2 meanwhile: by its
-        trail, or by its own columns where this driver has no trail of it."""
+        trail, or by its own columns where this driver has no trail of it. Of another prompt the rest is
+        recalled if its beginning is in memory."""
         one = self._of(request)
-        if one is None or not (continue_id := one.asker.rules.continue_id):
+        if one is None:
             return
-        if self._driver.prefetch(one.asker.keys.org, continue_id):
+        continue_id = one.asker.rules.continue_id
+        if continue_id and self._driver.prefetch(one.asker.keys.org, continue_id):
             return
         if limit := self._loadable(request):
             self._extend(one, limit)
-            self._driver.prefetch_prompt(one.prompt)
+            if continue_id:
+                self._driver.prefetch_prompt(one.prompt)
+            else:
+                self._driver.prefetch_begun(one.prompt)
 
     def matched(self, request: Request, computed: int) -> tuple[int | None, bool]:
         """How many tokens behind those that vLLM has itself are there; None to be asked again. And

@@ -48,6 +48,7 @@ stamps:
       ax-2: {nics: {eth0: {leaf: leaf-2}}}
     boxes:
       cs-1:
+        memory: 44G
         domains:
           - {wio: 8, leaves: [leaf-1]}
           - {wio: 6, leaves: [leaf-2, leaf-1]}
@@ -71,6 +72,7 @@ def test_a_description_says_what_there_is() -> None:
         "tier2": {"kind": "posix", "cap": "2 TiB", "path": "/mnt/kv", "shared": False},
         "labels": {"rack": "7"},
     }
+    assert things["box", "cs-1"]["memory"] == "44 GiB"
     assert things["box", "cs-1"]["domains"][1] == {"wio": 6, "leaves": ["leaf-1", "leaf-2"]}
     assert things["spine link", "leaf-1-up"] == {"leaf": "leaf-1", "spine": "spine-1", "gbits": 400}
     assert parse(dump(things)) == things

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,17 +15,21 @@ from console.control.models import Change, Target
 from console.control.services import Reach, applied
 from console.fleet.models import Driver
 from console.operations.core import State
+from console.operations.models import Operation
 from console.orgs import services as orgs
+from console.orgs.models import Org
 from console.policies.evidence import purges
 from console.policies.models import PurgeConfirmation, PurgeReceipt
+from console.policies.org_keys import keys_of
 from console.policies.rollout import applied_on
 from console.policies.services import active_policy
-from console.sessions import services
+from console.sessions import driver_orgs, services
 from console.sessions.changes import jobs
 from tests.conftest import People
 from tests.console.control.targets import save, target
 from tests.console.sessions.planes import Plane, plane, push, run
 from tests.console.sessions.requests import create, start_job
+from tests.swdriver_shim.daemons import stored_bytes
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
@@ -78,6 +83,35 @@ def test_it_has_the_newest_policy_when_its_next_job_starts(people: People, ended
     assert [one.has_it for one in reach(people).standings] == [False], "it is waited for again"
     push()
     assert applied(Change.objects.get(pk=change.pk)).seconds is not None
+
+
+def test_an_org_is_taken_off_it_and_can_come_back(people: People, ended: Plane) -> None:
+    """No document comes to it: it leaves the org out by itself, until a document names it again."""
+    driver = Driver.objects.get(name="job7")
+    admin = people.principal("platform_admin")
+
+    def serve(*served: Org) -> list[Operation]:
+        with transaction.atomic():
+            return driver_orgs.set_orgs(admin, driver, served, reason="asked for").operations
+
+    assert knows(ended, "job7", people.acme)
+    [withdrawal] = serve(people.globex)
+    assert run(withdrawal).state == State.SUCCEEDED, withdrawal.message
+    payload = PurgeConfirmation.objects.get(identity="driver:job7").payload
+    said = msgspec.json.decode(payload)
+    assert (said["withdrawn"], said["shards"]) == (True, [])
+    assert not knows(ended, "job7", people.acme)
+
+    assert serve(people.acme, people.globex) == []
+    assert run(start_job(people, driver)).state == State.SUCCEEDED
+    push()
+    assert knows(ended, "job7", people.acme), "its document says what the last one said"
+
+
+def knows(plane: Plane, driver: str, org: Org) -> bool:
+    """Whether the document that the driver has kept has the org's secret."""
+    secret = base64.b64encode(bytes(keys_of([org])[org.pk].secret))
+    return any(secret in one for one in stored_bytes(plane.directory / driver))
 
 
 def test_it_confirms_a_purge_and_speaks_of_no_shard(people: People, ended: Plane) -> None:

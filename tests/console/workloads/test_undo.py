@@ -43,7 +43,7 @@ def test_what_has_been_changed_since_or_is_gone_is_not_undone(people: People) ->
     make_fleet(boxes=4)
     principal = people.principal("platform_admin")
     make_workload(principal, org="acme")
-    changes.update(principal, locked(principal), wanted(org="acme", tokens_max=1))
+    changes.update(principal, locked(principal), wanted(org="acme", tokens_max=3))
     first = latest()
     changes.update(principal, locked(principal), wanted(org="acme", tokens_max=2))
     with pytest.raises(audit.CannotUndo, match="changed again since"):

@@ -99,7 +99,7 @@ def test_a_workload_serves_and_the_second_request_hits(scene: Served, chat: str)
     wait_until("it hits", lambda: scene.cached(text(1)) > 0, 10)
     [instance] = scene.instances(chat)
     assert (instance["state"], instance["cache"]) == ("ready", "attached")
-    assert scene.conditions(chat)["CacheWarm"][0] == "True"
+    wait_until("it is warm", lambda: scene.conditions(chat)["CacheWarm"][0] == "True", 60)
 
 
 def test_a_rollout_fails_no_request_and_keeps_the_cache(scene: Served, chat: str) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from urllib.parse import urlencode
 
 from console.stack.endpoint import free_port
 from tests.live import wait_until
@@ -45,6 +48,43 @@ class Server:
     def keep_versions(self, name: str) -> None:
         enabled = "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
         assert self._put(f"/{name}?versioning", enabled) == 200
+
+    def make_key(self, user: str, bucket: str) -> tuple[str, str]:
+        """An access key, and its secret, that may list and read this bucket and nothing else."""
+        arn = f"arn:aws:s3:::{bucket}"
+        may = {
+            "Effect": "Allow",
+            "Action": ["s3:ListBucket", "s3:GetObject"],
+            "Resource": [arn, f"{arn}/*"],
+        }
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [may]})
+        self._iam(Action="CreateUser", UserName=user)
+        self._iam(Action="PutUserPolicy", UserName=user, PolicyName="read", PolicyDocument=policy)
+        made = self._iam(Action="CreateAccessKey", UserName=user)
+        [key] = re.findall("<AccessKeyId>(.+)</AccessKeyId>", made)
+        [secret] = re.findall("<SecretAccessKey>(.+)</SecretAccessKey>", made)
+        return key, secret
+
+    def want_keys(self) -> None:
+        """From now on who asks has to have signed it with a key that may."""
+        assert self._post("/moto-api/reset-auth", "0")[0] == 200
+
+    def _iam(self, **fields: str) -> str:
+        scope = "Credential=x/20260101/us-east-1/iam/aws4_request"
+        headers = {
+            "Authorization": f"AWS4-HMAC-SHA256 {scope}, SignedHeaders=host, Signature=x",
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+        status, answer = self._post("/", urlencode({**fields, "Version": "2010-05-08"}), headers)
+        assert status == 200, answer
+        return answer
+
+    def _post(self, path: str, body: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        with contextlib.closing(connection):
+            connection.request("POST", path, body, dict(headers or {}))
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
 
     def _put(self, path: str, body: str = "") -> int:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)

@@ -10,14 +10,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+KEY = b"a-key-that-came-with-it"
+# As Amazon repeats what was wrong.
+DENIAL = (
+    b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>ExpiredToken</Code>'
+    b"<AWSAccessKeyId>" + KEY + b"</AWSAccessKeyId><Message>Its token has expired.</Message>"
+    b"<Token-0>" + KEY + b"</Token-0></Error>"
+)
+
 
 @dataclass
 class Traffic:
-    """`failing`: so many of the next ranges get status 503. `denying`: all that is asked for gets 403.
+    """`failing`: so many of the next ranges get status 503. `denying`: all that is asked for gets this
+    status and `DENIAL`; 0: nothing.
     `cutting`: so many ranges end in the middle. `damaging`: so many have a wrong byte."""
 
     ranges: Counter[tuple[str, str]] = field(default_factory=Counter)
-    denying: bool = False
+    denying: int = 0
     failing: int = 0
     cutting: int = 0
     damaging: int = 0
@@ -42,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
             with self.traffic.lock:
                 self.traffic.ranges[self.path.partition("?")[0], wanted] += 1
         if self.traffic.denying:
-            self._answer(403, {"content-length": "0"}, b"")
+            self._answer(self.traffic.denying, {"content-length": str(len(DENIAL))}, DENIAL)
             return
         if wanted and self.traffic.take("failing"):
             self._answer(503, {"content-length": "0"}, b"")

@@ -271,14 +271,34 @@ def test_a_bucket_that_nobody_answers_for_is_unreachable(tmp_path: Path) -> None
     assert failure.value.reason == "Unreachable"
 
 
+@pytest.mark.parametrize("status", [400, 403])
 def test_a_bucket_that_may_not_be_read_is_denied_at_once(
-    server: Server, source: str, tmp_path: Path
+    server: Server, source: str, tmp_path: Path, status: int
 ) -> None:
+    """Viewers of a workload read the sentence: what the server repeats of keys is not in it."""
     with proxy.before(server.port) as (endpoint, traffic):
-        traffic.denying = True
-        with pytest.raises(WeightsError, match="may not be read") as failure:
+        traffic.denying = status
+        with pytest.raises(WeightsError, match=r"may not be read: .* ExpiredToken\.$") as failure:
             bring(source, endpoint, tmp_path)
     assert failure.value.reason == "Denied"
+    assert proxy.KEY.decode() not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "source", ["s3://mine/../theirs/x", "s3://mine/a/..", "s3://mine/./x", "s3://../x"]
+)
+def test_no_source_leads_out_of_its_bucket(source: str, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="is not s3://BUCKET/PREFIX") as failure:
+        bring(source, "http://127.0.0.1:9", tmp_path)
+    assert failure.value.reason == "BadSource"
+
+
+def test_no_region_leads_to_another_server(tmp_path: Path) -> None:
+    """It is a part of the server's name."""
+    credentials = {**shown(), "region": "x.example.com/#"}
+    with pytest.raises(WeightsError, match="The region of the credentials is none") as failure:
+        prepare(WeightsSpec(source="s3://mine/x"), credentials, tmp_path, ignore, never)
+    assert failure.value.reason == "BadSource"
 
 
 def test_credentials_with_an_unknown_name_are_refused(tmp_path: Path) -> None:

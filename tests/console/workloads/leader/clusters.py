@@ -37,11 +37,13 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         self.specs: dict[str, pb.Instance] = {}
         self.jobs: dict[str, pb.Job] = {}
         self.applies = 0
+        self.watches = 0
         self.fails_apply = False
         self.silent: tuple[str, str] | None = None  # a method, and a part of whom it is asked about:
         self.asked_in_vain = threading.Event()  # there is no answer
         self.answers = threading.Event()  # until this
         self.bad: set[int] = set()  # revisions that end by themselves
+        self.key = b""  # compile jobs without this secret are denied
         self.result = b""  # of compile jobs, in place of a good one
 
     def __enter__(self) -> Self:
@@ -109,12 +111,15 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
             self._tell(request.workload)
         return pb.DeleteResponse()
 
-    def Watch(self, _: pb.WatchRequest, context: Any) -> Iterator[pb.Event]:  # noqa: N802
+    def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.Event]:  # noqa: N802
+        """As the real one: to who has seen all that there is it says nothing."""
         with self.changed:
+            self.watches += 1
             seen = self.version
             events = [self._event(pb.Event.SNAPSHOT, name) for name in self.workloads]
-        yield from events
-        yield pb.Event(kind=pb.Event.COMPLETE, version=seen)
+        if request.since_version != seen:
+            yield from events
+            yield pb.Event(kind=pb.Event.COMPLETE, version=seen)
         while context.is_active():
             with self.changed:
                 if self.version == seen:
@@ -135,13 +140,14 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
     def Submit(self, request: pb.JobSpec, _: Any) -> pb.Job:  # noqa: N802
         spec = msgspec.json.decode(request.spec)
         arguments = spec["engine"].get("arguments", [])
-        is_bad = "--no" in arguments
+        is_denied = self.key not in request.secrets.get("weights", b"")
+        is_bad = is_denied or "--no" in arguments
         inputs = msgspec.convert(spec, CompileSpec).inputs({})
         result = {"sha256": address(inputs), "layout": self.layout}
         job = pb.Job(
             name=request.name,
             state=pb.JOB_FAILED if is_bad else pb.JOB_SUCCEEDED,
-            sentence="It has no such option." if is_bad else "",
+            sentence="Denied." if is_denied else "It has no such option." if is_bad else "",
             result=self.result or msgspec.json.encode(result),
         )
         self.jobs[request.name] = job
@@ -181,7 +187,7 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         if told.goal == pb.DRAIN:
             self._set(status, state=pb.GONE, url="", cache=pb.CACHE_STATE_UNSPECIFIED)
         elif spec["revision"] in self.bad:
-            self._set(status, state=pb.GONE)
+            self._set(status, state=pb.GONE, sentence="It ran out of memory.")
         elif not spec.get("cache"):
             url = f"http://{status.name}:80"
             self._set(status, state=pb.READY, cache=pb.NO_CACHE, url=url)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from console.workloads.leader.conditions import conditions
-from console.workloads.leader.decisions import Replica
+from console.workloads.leader.decisions import Replica, decide
 from console.workloads.leader.world import (
     Cache,
     Condition,
     Endpoint,
     Goal,
+    HomeSeen,
     Instance,
     Intent,
+    Remove,
     Revision,
     Rules,
     Seen,
@@ -91,3 +95,36 @@ def test_a_cold_rollout_without_boxes_says_so_and_what_helps() -> None:
         replace(intent, paused=True), replica, serves=True, session=SessionSeen(boxes=2, granted=1)
     )
     assert paused["RolloutComplete"].reason == "Paused"
+
+
+def test_a_session_without_its_boxes_says_why_and_whether_waiting_helps() -> None:
+    replica = Replica(0, heir=WAITING)
+    waits = SessionSeen(boxes=1, cause="WaitingForCapacity", cause_sentence="1 more box is needed.")
+    found = told(CHAT, replica, serves=False, session=waits)["SessionReady"]
+    assert (found.status, found.reason) == (False, "WaitingForCapacity")
+    assert found.message == "Its session has 0 of 1 box. 1 more box is needed. It waits."
+    never = replace(waits, cause="ExceedsClusterCapacity", refused=waits.cause_sentence)
+    found = told(CHAT, replica, serves=False, session=never)["SessionReady"]
+    assert found.message.endswith("Waiting does not help.")
+
+
+@pytest.mark.parametrize(
+    ("reason", "has_failed"), [("ManagerEnded", True), ("Evicted", False), ("RecordLost", False)]
+)
+def test_an_instance_that_was_evicted_is_no_fault_of_its_revision(
+    reason: str, *, has_failed: bool
+) -> None:
+    gone = replace(SERVING, state=State.GONE, reason=reason, sentence="Its node was drained.")
+    decided = decide(CHAT, Seen(instances=(gone,)), 0.0)
+    removed = [one for one in decided.actions if isinstance(one, Remove)]
+    assert removed == [Remove(SERVING.name, has_failed, "Its node was drained.")]
+
+
+def test_a_cache_is_warm_when_its_shards_are_open() -> None:
+    replica = Replica(0, heir=SERVING, owner=SERVING)
+    assert SERVING.home is not None
+    there = HomeSeen(home=SERVING.home, has_joined=True, has_job=True, is_busy=True, is_starting=True)
+    opening = told(CHAT, replica, serves=True, homes=(there,))["CacheWarm"]
+    assert (opening.status, opening.reason) == (False, "OpeningShards")
+    moved = replace(there, is_starting=False)  # a job that is resized serves meanwhile
+    assert told(CHAT, replica, serves=True, homes=(moved,))["CacheWarm"].status is True

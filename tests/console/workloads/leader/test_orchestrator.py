@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -11,16 +13,19 @@ import grpc
 import pytest
 import redis
 from django.db import connection
+from django.utils import timezone
 
 from cluster_server.proto import cluster_pb2 as pb
 from console.accounts.principal import SYSTEM
-from console.fleet.models import Driver, JoinToken
+from console.fleet.membership import joins, tokens
+from console.fleet.models import Box, Driver, JoinToken, ProcessKind
+from console.fleet.nodes import Impossible
 from console.operations.models import Operation
 from console.routing.models import Replica, ServedModel
 from console.sessions.changes import box_drains
 from console.sessions.models import Job, Session, SessionBox
-from console.workloads import changes
-from console.workloads.leader import rendering
+from console.workloads import buckets, changes
+from console.workloads.leader import rendering, store
 from console.workloads.leader.cluster import ClusterLink
 from console.workloads.leader.election import Election
 from console.workloads.leader.endpoints import EndpointWriter
@@ -28,13 +33,17 @@ from console.workloads.leader.orchestrator import Orchestrator
 from console.workloads.leader.store import START_JOB
 from console.workloads.models import Condition, Instance, Rollout, Workload
 from inference_brain.endpoints import read
-from telemetry.decoder import decode
+from telemetry.decoder import Malformed, decode
+from telemetry.events import events_of
 from telemetry.records import ENDPOINTS
+from tests.console.fleet.worlds import CONTROL_TOKEN, DRIVER_FACTS
 from tests.console.sessions.fleets import make_driver, make_fleet
 from tests.console.sessions.obeying import Obeying, obeying
+from tests.console.workloads.buckets import CREDENTIALS, stored
 from tests.console.workloads.leader.clusters import FakeCluster
 from tests.console.workloads.workloads import locked, make_workload, settle, wanted
 from tests.live import wait_until
+from workload_manager.compiler import spec as compile_spec
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +109,10 @@ def condition(kind: str) -> tuple[str, str]:
     return row.status, row.reason
 
 
+def events(name: str) -> set[str]:
+    return set(events_of(Workload.objects.get(name=name).topic).values_list("kind", flat=True))
+
+
 def is_complete(name: str = "talk") -> bool:
     workload = Workload.objects.get(name=name)
     is_rolling = workload.rollouts.filter(ended_at=None).exists()
@@ -123,6 +136,8 @@ def test_a_workload_comes_up_and_brains_hear_of_it(
     assert condition("Ready") == ("True", "Ready")
     assert Workload.objects.get().observed_generation == Workload.objects.get().generation
     assert sum(leader.orchestrator.figures.lag.counts) == 2
+    begun_and_over = {"workload.rollout-begun", "workload.rollout-complete"}
+    assert begun_and_over | {"workload.compiled", "workload.ready"} <= events("talk")
 
 
 def test_a_change_is_rolled_out_without_a_moment_without_endpoints(
@@ -158,6 +173,10 @@ def test_a_revision_that_ends_by_itself_is_rolled_back(
     assert told(redis_url) == before
     undone = Rollout.objects.get(phase="undone")
     assert undone.reason == "InstancesFail"
+    assert undone.sentence.endswith("The last one: It ran out of memory.")
+    assert {"workload.rollout-begun", "workload.instance-ended"} <= events("talk")
+    ended = Instance.objects.filter(failed=True)
+    assert {one.end_reason for one in ended} == {"It ran out of memory."}
     assert Workload.objects.get().revision.same_as == 1  # type: ignore[union-attr]
 
 
@@ -169,6 +188,26 @@ def test_what_can_not_be_compiled_is_said_and_rolled_back(leader: Leader, redis_
     leader.until("it is rolled back", lambda: Rollout.objects.filter(phase="undone").exists())
     assert "It has no such option." in Rollout.objects.get(phase="undone").sentence
     leader.until("it is what it was", is_complete)
+
+
+def test_what_was_denied_is_compiled_with_other_credentials_and_each_instance_has_them(
+    leader: Leader, cluster: FakeCluster, redis_url: str
+) -> None:
+    cluster.key = b"right"
+    make_workload(weights={"source": "s3://models/chat"}, **WITHOUT_CACHE, **QUICK)
+    bucket = stored(None, "wrong")
+    denied = Condition.objects.filter(type="Compiled", status="False", message="Denied.")
+    leader.until("it is denied", denied.exists)
+    secrets = {**CREDENTIALS, "secret_access_key": "right"}
+    buckets.replace(SYSTEM, bucket, secrets=secrets)
+    leader.until("it is rolled out", is_complete)
+    [name] = cluster.statuses()
+    assert decode(cluster.specs[name].secrets["weights"], dict[str, str]) == secrets
+    buckets.replace(SYSTEM, bucket, secrets=CREDENTIALS)
+    changes.restart(SYSTEM, locked(SYSTEM))
+    leader.until("it is restarted", lambda: name not in cluster.statuses() and is_complete())
+    [other] = cluster.statuses()
+    assert decode(cluster.specs[other].secrets["weights"], dict[str, str]) == CREDENTIALS
 
 
 def test_another_leader_goes_on_where_the_first_was_killed(
@@ -243,6 +282,23 @@ class BreaksOff(FakeCluster):
         yield from super().Watch(request, context)
 
 
+def test_a_watch_that_breaks_off_is_heard_of_again_also_if_nothing_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a leader would think for good that nothing is known, and begin nothing."""
+    monkeypatch.setattr("console.workloads.leader.cluster.STALE_SECONDS", 0.0)
+    with FakeCluster() as cluster:
+        link = ClusterLink(cluster.channel(), lambda _: None)
+        link.open()
+        try:
+            wait_until("all of it is known", lambda: not link.is_stale)
+            link._call.cancel()
+            wait_until("it watches again", lambda: cluster.watches == 2)
+            wait_until("it is known again", lambda: not link.is_stale)
+        finally:
+            link.close()
+
+
 def test_a_snapshot_that_breaks_off_begins_again() -> None:
     with BreaksOff() as cluster:
         for name in ("chat", "talk"):
@@ -254,6 +310,53 @@ def test_a_snapshot_that_breaks_off_begins_again() -> None:
             assert link.names() == {"chat", "talk"}
         finally:
             link.close()
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workload `bad` that can't be loaded."""
+    load = store.load
+
+    def fails(name: str) -> store.Loaded | None:
+        if name == "bad":
+            raise Malformed("It is not what it should be.")
+        return load(name)
+
+    monkeypatch.setattr(store, "load", fails)
+
+
+def test_one_that_can_not_be_looked_after_keeps_nobody_from_looking_after_others(
+    leader: Leader, poisoned: None
+) -> None:
+    make_workload(name="bad", model="example/bad", **WITHOUT_CACHE, **QUICK)
+    make_workload(**WITHOUT_CACHE, **QUICK)
+    leader.until("the other is rolled out", is_complete)
+    assert leader.orchestrator.figures.faults["workload"] >= 1
+    assert not Instance.objects.filter(workload__name="bad").exists()
+
+
+def test_a_driver_of_somebody_else_is_not_taken_for_its_own(leader: Leader) -> None:
+    """Whatever it is called: of a workload that is deleted only its own drivers are removed."""
+    make_fleet(boxes=4)
+    make_driver("talk-1-0")
+    make_workload(**QUICK)
+    leader.until("it has an instance", Instance.objects.exists)
+    changes.delete(SYSTEM, locked(SYSTEM))
+    leader.until("it is gone", lambda: not Workload.objects.exists())
+    assert Driver.objects.filter(name="talk-1-0").exists()
+
+
+def test_the_tokens_of_instances_are_theirs_alone_and_do_not_count(db: None) -> None:
+    until = timezone.now() + timedelta(hours=1)
+    issue = partial(tokens.issue, SYSTEM, kind=ProcessKind.DRIVER, uses=1, expires_at=until)
+    for number in range(tokens.ACTIVE_MAX + 1):
+        own, _ = issue(name=f"talk-1-{number}", workload="talk")
+    anybody, _ = issue()
+    with pytest.raises(Impossible, match="lets talk-1-100 join, and not chat-1-0"):
+        joins.join_driver(own, "chat-1-0", CONTROL_TOKEN, DRIVER_FACTS)
+    assert joins.join_driver(own, "talk-1-100", CONTROL_TOKEN, DRIVER_FACTS).workload == "talk"
+    with pytest.raises(Impossible, match="There is a driver talk-1-100 of workload talk"):
+        joins.join_driver(anybody, "talk-1-100", CONTROL_TOKEN, DRIVER_FACTS)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +397,7 @@ def test_a_deletion_waits_for_no_driver_that_has_ended(
     make_workload(**QUICK)
     leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
     [name] = cluster.statuses()
-    make_driver("talk-1-0")
+    make_driver("talk-1-0", workload="talk")
     cluster.say(name, state=pb.READY, cache=pb.WAITING, url="http://here:80")
     with obeying(), mock.patch.object(Obeying, "shard_of", return_value=None):
         starts = Operation.objects.filter(kind=START_JOB)
@@ -339,7 +442,7 @@ def test_an_instance_that_knows_another_address_of_the_console_is_replaced(
     make_workload(**QUICK)
     leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
     [old] = cluster.statuses()
-    make_driver("talk-1-0")
+    make_driver("talk-1-0", workload="talk")
     cluster.say(old, state=pb.READY, cache=pb.ATTACHED, url="http://old:80")
     leader.until("it is rolled out", is_complete)
     settings.PUBLIC_URL = "https://after"
@@ -371,7 +474,7 @@ def test_a_cache_gets_its_job_when_its_driver_has_joined_and_moves_with_the_repl
     assert spec["cache"]["driver"] == "talk-1-0"
     assert decode(cluster.specs[old].secrets["join_token"], str).startswith("tgj_")
     assert decode(cluster.specs[old].secrets["api_key"], str) == str(Replica.objects.get().api_key) != ""
-    make_driver("talk-1-0")
+    make_driver("talk-1-0", workload="talk")
     cluster.say(old, state=pb.READY, cache=pb.WAITING, url="http://old:80")
     leader.until("its job is started", lambda: Job.objects.filter(driver__name="talk-1-0").exists())
     cluster.say(old, cache=pb.ATTACHED)
@@ -425,7 +528,7 @@ def test_a_replica_leaves_a_box_that_is_drained(
     make_workload(rollout={**QUICK["rollout"], "warm_seconds": 120})
     leader.until("an instance is applied", lambda: len(cluster.statuses()) == 1)
     [old] = cluster.statuses()
-    make_driver("talk-1-0")
+    make_driver("talk-1-0", workload="talk")
     cluster.say(old, state=pb.READY, cache=pb.WAITING, url="http://old:80")
     with obeying():
         leader.until("its job runs", lambda: Job.objects.filter(running=True).exists())
@@ -483,7 +586,7 @@ def test_who_serves_without_memory_is_said_with_the_reason_and_can_still_join(
     assert condition("CacheWarm") == ("False", "WithoutMemory")
     assert JoinToken.objects.get().state == "active"
     many = [{"name": "full", "bytes_per_token": [8] * 100}]
-    make_driver("talk-1-0", {"name": "chat", "groups": many})
+    make_driver("talk-1-0", {"name": "chat", "groups": many}, workload="talk")
     leader.until(
         "its driver asks for more than its boxes have",
         lambda: "shards" in Condition.objects.get(type="CacheWarm").message,
@@ -500,6 +603,22 @@ def test_what_failed_is_compiled_again_for_an_equal_revision_and_after_a_restart
     revision.pk += 1
     names.add(rendering.compile_name(revision))
     assert len(names) == 3
+
+
+def test_a_compile_job_is_told_what_the_largest_box_has_once_all_boxes_say_it(db: None) -> None:
+    make_fleet(boxes=2)
+    workload = make_workload(**QUICK)
+    revision = workload.revisions.get()
+
+    def told() -> int | None:
+        return compile_spec.parse(rendering.compile_spec(workload, revision)).box_memory_bytes
+
+    assert told() is None
+    [first, second] = Box.objects.all()
+    Box.objects.filter(pk=first.pk).update(memory_bytes=44 << 30)
+    assert told() is None
+    Box.objects.filter(pk=second.pk).update(memory_bytes=22 << 30)
+    assert told() == 44 << 30
 
 
 def test_the_same_inputs_are_not_compiled_again(leader: Leader, cluster: FakeCluster) -> None:

@@ -564,7 +564,7 @@ class World:
                 row = self.rows[name]
                 assert row.goal is not Goal.DRAIN, "who drains is told something else"
                 self.rows[name] = replace(row, goal=goal, goal_at=self.now)
-            case Remove(name, has_failed):
+            case Remove(name, has_failed, _):
                 row = self.rows.pop(name)
                 if has_failed:
                     self.failures.append(
