@@ -1,4 +1,4 @@
-"""The steps of deploy/Containerfile, in root file systems of their own. Some ten minutes: `make test-image`."""
+"""The steps of deploy/Containerfile, in root file systems: some ten minutes (`make test-image`)."""
 
 from __future__ import annotations
 
