@@ -1,15 +1,21 @@
 """`python -m console.serve`: the ASGI server, on a socket that somebody else opened, or on its own.
 
 The socket outlives the process: while the server is started again, connections wait in it instead of
-being refused. `make up` passes one, and so does systemd with socket activation (`--fd 3`). What bounds
-connections and requests: `console.guard`.
+being refused. `make up` passes one, and so does systemd with socket activation (`--fd 3`). With a
+certificate it is HTTPS, and no proxy is needed in front. What bounds connections and requests:
+`console.guard`.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
 import socket
+import ssl
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import uvicorn
 
@@ -18,12 +24,24 @@ from kvss_agent.http.server import BoundedServer
 from kvss_agent.process.daemon import listen
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m console.serve", description="Serve the console.")
+def main(arguments: Sequence[str], program: str = "python -m console.serve") -> int:
+    """Serve until SIGTERM. Returns an exit code."""
+    parser = argparse.ArgumentParser(prog=program, description="Serve the console.")
     parser.add_argument("--fd", type=int, help="a listening socket, by its file descriptor")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on without --fd")
     parser.add_argument("--port", type=int, default=8400, help="port to listen on without --fd")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--tls-certificate", metavar="FILE", type=Path, help="PEM: with it the console is HTTPS"
+    )
+    parser.add_argument("--tls-key", metavar="FILE", type=Path, help="PEM: the key of --tls-certificate")
+    options = parser.parse_args(arguments)
+    if (options.tls_certificate is None) != (options.tls_key is None):
+        parser.error("--tls-certificate and --tls-key are given both or not at all")
+    try:
+        tls = _tls(options.tls_certificate, options.tls_key) if options.tls_key else None
+    except OSError as error:  # of ssl, too
+        print(f"The certificate can't be used: {error}.", file=sys.stderr)
+        return os.EX_CONFIG
     listener = (
         socket.socket(fileno=options.fd)
         if options.fd is not None
@@ -46,8 +64,18 @@ def main() -> None:
     config.load()  # with Django's settings
     from console.guard import POLICY
 
-    BoundedServer(config, POLICY).run(sockets=[listener])
+    BoundedServer(config, POLICY, tls).run(sockets=[listener])
+    return os.EX_OK
+
+
+def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Raises OSError for files that hold no certificate or not its key."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    context.load_cert_chain(certificate, key)
+    return context
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

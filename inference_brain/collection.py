@@ -31,6 +31,7 @@ def collect(brain: Brain, into: Sink) -> None:
     put(into, metrics.CONSOLE, brain.membership_status.calls)
     put_http(into, brain.http, metrics.HTTP_CONNECTIONS, metrics.HTTP_REFUSED)
     brain.counts.collect(into)
+    put(into, metrics.TOKENIZERS_STOPPED, brain.prompts.stopped)
     _replicas(brain, into)
     brain.router.admission.collect(into)
     figures.collect(brain.maps, time.time(), into)

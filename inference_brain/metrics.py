@@ -75,6 +75,10 @@ TOKENIZED = _counter(
     "Tokens of prompts, by how they were had: computed, or reused from earlier turns.",
     "how",
 )
+TOKENIZERS_STOPPED = _counter(
+    "brain_tokenizers_stopped_total",
+    "Processes of uploaded tokenizers that were replaced: they took too much time or memory.",
+)
 PREDICTED_HIT = _counter(
     "brain_predicted_hit_tokens_total",
     "Tokens that the chosen replica was expected to hit.",

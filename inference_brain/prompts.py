@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,11 +13,12 @@ from msgspec import UnsetType
 from inference_brain.api.errors import ApiError, invalid, unavailable
 from inference_brain.api.requests import Chat, Completion, Generation, Tokenize
 from inference_brain.desired import ServedModel
-from inference_brain.tokens.errors import BadTokenizer, TokensError
+from inference_brain.tokens.errors import BadTokenizer, TokenizerBusy, TokensError
 from inference_brain.tokens.messages import Chat as Messages
-from inference_brain.tokens.service import TokenService
-from inference_brain.tokens.tokenizer import PromptTokenizer, load
+from inference_brain.tokens.service import AnyTokenizer, TokenService
+from inference_brain.tokens.tokenizer import load
 from inference_brain.tokens.turns import Tokens
+from inference_brain.tokens.uploaded import SECONDS, UploadedTokenizer, is_uploaded
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,15 @@ _UNKNOWN: Final = Found(None, 0)
 
 
 class Prompts:
-    """The tokenizers of all models that are served. Used from one event loop."""
+    """The tokenizers of all models that are served. Used from one event loop. `seconds`: that one which
+    was uploaded may take for a prompt."""
 
-    def __init__(self, service: TokenService | None = None) -> None:
+    def __init__(self, service: TokenService | None = None, seconds: float = SECONDS) -> None:
         self.service = service or TokenService()
-        self._loading: dict[str, asyncio.Task[PromptTokenizer]] = {}  # by folder
+        self.stopped = 0  # processes of uploaded tokenizers that had to be replaced
+        self._seconds = seconds
+        self._loading: dict[str, asyncio.Task[AnyTokenizer]] = {}  # by folder
+        self._uploaded: dict[str, UploadedTokenizer] = {}
         self.broken: dict[str, str] = {}  # why a folder can't be used
 
     def follow(self, models: Iterable[ServedModel]) -> None:
@@ -52,6 +56,8 @@ class Prompts:
         for folder in self._loading.keys() - wanted | self.broken.keys():
             if loading := self._loading.pop(folder, None):
                 loading.cancel()
+            if uploaded := self._uploaded.pop(folder, None):
+                uploaded.close()
             self.broken.pop(folder, None)
         for folder in wanted - self._loading.keys():
             task = asyncio.get_running_loop().create_task(self._load(folder))
@@ -64,9 +70,19 @@ class Prompts:
 
     def close(self) -> None:
         self.service.close()
+        for uploaded in self._uploaded.values():
+            uploaded.close()
 
-    async def _load(self, folder: str) -> PromptTokenizer:
+    def _count_stopped(self) -> None:
+        self.stopped += 1
+
+    async def _load(self, folder: str) -> AnyTokenizer:
         try:
+            if is_uploaded(Path(folder)):
+                made = UploadedTokenizer(Path(folder), self._seconds, self._count_stopped)
+                self._uploaded[folder] = made
+                await made.load()
+                return made
             return await asyncio.to_thread(load, Path(folder))
         except (BadTokenizer, OSError) as error:
             self.broken[folder] = str(error)
@@ -79,7 +95,7 @@ class Prompts:
         is_ready = task is not None and task.done() and not task.cancelled() and not task.exception()
         return self.broken.get(folder) or ("ready" if is_ready else "loading")
 
-    async def tokenizer(self, model: ServedModel) -> PromptTokenizer | None:
+    async def tokenizer(self, model: ServedModel) -> AnyTokenizer | None:
         """None for a model without one, and for one whose tokenizer can't be used: its prompts are sent
         on as they came. Raises ApiError while it is being loaded."""
         task = self._loading.get(model.tokenizer)
@@ -104,10 +120,10 @@ class Prompts:
             assert isinstance(request, Completion)  # noqa: S101 - there are two kinds
             return await self._of_completion(tokenizer, org, model, request)
         except TokensError as error:
-            raise _refused(error, request) from None
+            raise _refused(error, "messages" if isinstance(request, Chat) else "prompt") from None
 
     async def _of_completion(
-        self, tokenizer: PromptTokenizer, org: str, model: ServedModel, request: Completion
+        self, tokenizer: AnyTokenizer, org: str, model: ServedModel, request: Completion
     ) -> Found:
         found: list[Tokens] = []
         for number, prompt in enumerate(request.prompts, 1):
@@ -148,28 +164,24 @@ class Prompts:
                 )
                 told = await self.service.chat(tokenizer, org, chat, model.tokens_max)
         except TokensError as error:
-            raise invalid(f"{error}.", "prompt" if request.messages is None else "messages") from None
+            raise _refused(error, "prompt" if request.messages is None else "messages") from None
         return None if told is None else told.ids
 
     async def decode(self, org: str, model: ServedModel, ids: Sequence[int]) -> str | None:
         """The text of tokens; None if the model has no tokenizer here. Raises ApiError."""
         tokenizer = await self.tokenizer(model)
         try:
-            return await self.service.run(org, partial(tokenizer.decode, ids)) if tokenizer else None
+            return await self.service.decode(tokenizer, org, ids) if tokenizer else None
         except TokensError as error:
-            raise invalid(f"{error}.", "tokens") from None
+            raise _refused(error, "tokens") from None
 
     async def texts(self, org: str, model: ServedModel, ids: Sequence[int]) -> list[str] | None:
-        """The text of each token."""
+        """The text of each token. Raises ApiError."""
         tokenizer = await self.tokenizer(model)
-        if tokenizer is None:
-            return None
-        decode = tokenizer.decode
-
-        def each() -> list[str]:
-            return [decode([one], skip_special_tokens=False) for one in ids]
-
-        return await self.service.run(org, each)
+        try:
+            return await self.service.decode_each(tokenizer, org, ids) if tokenizer else None
+        except TokensError as error:
+            raise _refused(error, "tokens") from None
 
 
 def _given(request: Generation, service: TokenService) -> Found:
@@ -196,11 +208,14 @@ def _set(value: Any) -> Any:
     return None if isinstance(value, UnsetType) else value
 
 
-def _refused(error: TokensError, request: Generation) -> ApiError:
-    return invalid(f"{error}.".replace("..", "."), "messages" if isinstance(request, Chat) else "prompt")
+def _refused(error: TokensError, param: str) -> ApiError:
+    sentence = f"{error}.".replace("..", ".")
+    if isinstance(error, TokenizerBusy):
+        return unavailable(sentence, "tokenizer_busy")
+    return invalid(sentence, param)
 
 
-def _ignore(task: asyncio.Task[PromptTokenizer]) -> None:
+def _ignore(task: asyncio.Task[AnyTokenizer]) -> None:
     """Whoever asks for the tokenizer learns what became of it."""
     if not task.cancelled():
         task.exception()

@@ -138,6 +138,16 @@ def test_every_file_that_docs_name_is_there() -> None:
     assert missing <= OF_OTHERS
 
 
+def test_no_line_of_a_template_is_longer_than_120_characters() -> None:
+    found = [
+        f"{path.relative_to(PROJECT)}:{number}"
+        for path in PROJECT.glob("templates/**/*.html")
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if len(line) > 120
+    ]
+    assert found == []
+
+
 def test_no_test_imports_another_test_file() -> None:
     """What several files need is in a support module or a conftest."""
     found = {

@@ -138,10 +138,6 @@ class InstanceWorker:
         self._look()
 
     @property
-    def has_pod(self) -> bool:
-        return self._pod is not None
-
-    @property
     def is_done(self) -> bool:
         return self.wanted is None and self._record is None and self._pod is None
 

@@ -99,9 +99,6 @@ class Folder:
     def about(self) -> About:
         return self._read("about.json", About) or About()
 
-    def change_about(self, about: About) -> None:
-        self.write("about.json", msgspec.json.encode(about))
-
     def goal(self) -> Goal | None:
         try:
             return Goal((self.path / "goal").read_text())

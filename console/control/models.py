@@ -60,7 +60,9 @@ class Target(models.Model):
     observed_change = models.PositiveBigIntegerField(default=0)
     observed_at = models.DateTimeField(null=True)
     problem = models.CharField(max_length=500, blank=True)
-    is_idle = models.BooleanField(default=False)  # it serves nobody, and is told before it does
+    is_idle = models.BooleanField(
+        default=False, db_default=False
+    )  # it serves nobody, and is told before it does
     failures = models.PositiveIntegerField(default=0)  # in a row
     retry_at = models.DateTimeField(null=True)
     fault = models.CharField(max_length=16, blank=True)  # in what way its last answer was none

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from console.ctl import completion, contexts, login, logs, reads, top, writes
+from console.ctl import completion, contexts, fleet_upgrade, login, logs, reads, top, writes
 from console.ctl.arguments import parser
 from console.ctl.cells import spoken
 from console.ctl.client import Client
@@ -30,6 +30,7 @@ COMMANDS: Final[dict[str, Run]] = {
     "apply": writes.apply,
     "diff": writes.diff,
     "delete": writes.delete,
+    "upgrade-fleet": fleet_upgrade.upgrade_fleet,
     "rollout status": reads.status,
     "rollout history": reads.history,
 }

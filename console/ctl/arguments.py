@@ -15,6 +15,8 @@ FORMS: Final = ("wide", "json", "yaml", "name")
 SHELLS: Final = ("bash", "zsh", "fish")
 TIMEOUT_SECONDS: Final = 600.0
 INTERVAL_SECONDS: Final = 2.0
+OBSERVE_SECONDS: Final = 30.0
+FLEET_SECONDS: Final = 86400.0
 ROLLOUT: Final = "rollout"
 # What actions are for, and how their fields are read.
 ACTIONS: Final = {
@@ -96,6 +98,7 @@ def parser() -> Parser:
     for verb in sorted({verb for resource in RESOURCES for verb in resource.actions}):
         if not verb.startswith(ROLLOUT):
             _action(commands, verb, verb)
+    _upgrade_fleet(commands)
     _rollout(commands)
     _about(commands)
     return top
@@ -237,6 +240,43 @@ def _action(commands: Any, name: str, verb: str) -> None:
             kind, text = FIELDS[field]
             one.add_argument(f"--{field}", type=kind, metavar="N" if kind is int else "TEXT", help=text)
     _changing(one, has_dry_run=any(resource.actions[verb].dry for resource in allowed))
+
+
+def _upgrade_fleet(commands: Any) -> None:
+    one = _command(
+        commands,
+        "upgrade-fleet",
+        "upgrade all nodes that run another version, a few at a time; started again, it goes on",
+    )
+    one.add_argument("--version", required=True, metavar="TEXT", help="the version they are to run")
+    one.add_argument(
+        "--at-once", type=_positive, default=1, metavar="N", help="how many are upgraded at once (1)"
+    )
+    one.add_argument(
+        "--run",
+        default="",
+        metavar="COMMAND",
+        help="run this here for each drained node, to replace its software: 'ssh {node} …'; by default "
+        "somebody else does",
+    )
+    one.add_argument(
+        "--observe",
+        type=_duration,
+        default=OBSERVE_SECONDS,
+        metavar="DURATION",
+        help="how long to look for alerts after a node, before the next one (30s)",
+    )
+    for name in ("label", "stamp"):
+        one.add_argument(option_of(name), metavar="VALUE", help=f"only nodes with {FILTERS[name]}")
+    one.add_argument("--reason", default="", help="why, for the audit trail")
+    one.add_argument("--dry-run", action="store_true", help="print the nodes, and change nothing")
+    one.add_argument(
+        "--timeout",
+        type=_duration,
+        default=FLEET_SECONDS,
+        metavar="DURATION",
+        help="the longest wait for all of them (1d); then it exits with 6",
+    )
 
 
 def _rollout(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""`python -m console.stack`: start, stop and inspect the whole stack."""
+"""`python -m console.stack`: start, stop and inspect the whole stack, or run a part of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,12 @@ def main() -> int:
     logs.add_argument("-n", "--lines", type=int, default=40, help="number of lines (default: 40)")
     logs.add_argument("-f", "--follow", action="store_true", help="also print new lines as they come")
     verbs.add_parser("manage", help="run a command of Django, such as `manage migrate`")
-    if sys.argv[1:2] == ["manage"]:  # which reads its arguments itself
+    verbs.add_parser("serve", help="serve the console to browsers; see `serve --help`")
+    if sys.argv[1:2] == ["serve"]:  # which reads its arguments itself, as the next one does
+        from console import serve  # with a server for HTTP
+
+        return serve.main(sys.argv[2:], f"{parser.prog} serve")
+    if sys.argv[1:2] == ["manage"]:
         manage.main([f"{parser.prog} manage", *sys.argv[2:]])
         return os.EX_OK
     options = parser.parse_args()

@@ -109,7 +109,7 @@ def _check_new(principal: Principal, wanted: WorkloadSpec) -> Org | None:
     org = services.owner_of(principal, wanted.org)
     services.orgs_of(wanted)
     services.check_machines(principal, wanted.template, None)
-    tokenizers.check(sha256_of(wanted.template), org)
+    tokenizers.check(wanted.template.tokenizer, org)
     if Workload.objects.filter(name=wanted.name).exists():
         raise ValidationError({"name": f"There is a workload {wanted.name} already."})
     if ServedModel.objects.filter(name=wanted.name).exists():
@@ -129,17 +129,12 @@ def _served_values(wanted: WorkloadSpec) -> dict[str, Any]:
     }
 
 
-def sha256_of(template: Template) -> str | None:
-    """Of the uploaded tokenizer that it names."""
-    return template.tokenizer.sha256 if template.tokenizer is not None else None
-
-
 def folder_of(template: Template) -> str:
     """Where brains read its tokenizer; empty if it has none."""
     source = template.tokenizer
     if source is None:
         return ""
-    return tokenizers.folder(source.sha256) if source.sha256 else source.folder
+    return tokenizers.folder(source.sha256) if source.sha256 else tokenizers.folder_of(source)
 
 
 # Changing
@@ -217,8 +212,8 @@ def _check_change(principal: Principal, workload: Workload, wanted: WorkloadSpec
     if fixed:
         raise ValidationError(fixed)
     services.check_machines(principal, wanted.template, before.template)
-    if sha256_of(wanted.template) != sha256_of(before.template):
-        tokenizers.check(sha256_of(wanted.template), workload.org)
+    if wanted.template.tokenizer != before.template.tokenizer:
+        tokenizers.check(wanted.template.tokenizer, workload.org)
     return services.orgs_of(wanted)
 
 

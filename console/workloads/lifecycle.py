@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from django.db import transaction
-from django.db.models import Max
 
 from console.accounts.principal import SYSTEM
 from console.audit.services import Subject, record
@@ -15,33 +14,13 @@ from console.operations.services import running_on
 from console.routing import services as routing
 from console.sessions import services as sessions
 from console.sessions.changes import sizes
-from console.sessions.models import WAIT_SECONDS_MAX, Session
+from console.sessions.models import Session
 from console.workloads.changes import OBSERVED, tell
 from console.workloads.models import Instance, Rollout, Workload
 from console.workloads.services import KIND
 from telemetry.topics import of_session
 
 KEPT: Final = timedelta(days=30)  # instances and rollouts that have ended
-
-
-@transaction.atomic
-def fit_session(workload: Workload) -> bool:
-    """Give its session the boxes that its replicas need: those that are wanted, and those that still
-    have instances. Whether it has that size now. Raises CannotPlan and Misconfigured."""
-    if workload.session is None:
-        return True
-    live = workload.instances.filter(ended_at=None).aggregate(most=Max("ordinal"))["most"]
-    replicas = max(workload.replicas, 0 if live is None else live + 1)
-    session = sessions.for_change(SYSTEM, workload.session.name)
-    wanted = replicas * workload.boxes_per_replica
-    if running_on(of_session(session.name)) is not None:
-        return False
-    if session.boxes_desired == wanted:
-        return True
-    sizes.resize(
-        SYSTEM, session, wanted, wait_seconds=WAIT_SECONDS_MAX, reason=f"Workload {workload.name}."
-    )
-    return False
 
 
 @transaction.atomic

@@ -58,9 +58,11 @@ PathName = Literal["require_rail", "prefer_rail", "any"]
 
 
 class TokenizerSource(Document, frozen=True, kw_only=True):
-    """A folder on the machines, or the hash of an upload: one of the two."""
+    """A folder on the machines, a family that is there beforehand, or the hash of an upload: one of
+    them."""
 
     folder: Folder = ""
+    family: Annotated[str, Meta(max_length=100, pattern=r"\A([A-Za-z0-9][A-Za-z0-9._-]*)?\Z")] = ""
     sha256: Sha256 | None = None
 
 
@@ -303,8 +305,10 @@ def _contradictions(spec: WorkloadSpec) -> Iterator[tuple[str, str]]:
     for sentence in engine_problems(spec.engine, has_weights=spec.weights is not None):
         yield "engine", sentence
     tokenizer = spec.tokenizer
-    if tokenizer is not None and bool(tokenizer.folder) == bool(tokenizer.sha256):
-        yield "tokenizer", "Name a folder, or the sha256 of an uploaded tokenizer."
+    if tokenizer is not None:
+        named = (tokenizer.folder, tokenizer.family, tokenizer.sha256)
+        if sum(map(bool, named)) != 1:
+            yield "tokenizer", "Name a family, a folder, or the sha256 of an uploaded tokenizer."
     if spec.cache.enabled and not spec.boxes_per_replica:
         yield (
             "boxes_per_replica",

@@ -32,7 +32,8 @@ from console.orgs.models import Org
 from console.visibility import of_orgs
 from console.workloads import services
 from console.workloads.models import Instance, Revision, Tokenizer, Workload
-from workload_manager.tokenizers import BadArchive, NotStored, TokenizerStore
+from console.workloads.spec import TokenizerSource
+from workload_manager.tokenizers import BadArchive, NotStored, TokenizerStore, family
 
 KIND: Final = "tokenizer"
 OF_ORG_MAX: Final = 100  # tokenizers of an org, and of the platform
@@ -66,8 +67,23 @@ def usable_by(org: Org | None) -> QuerySet[Tokenizer]:
     return Tokenizer.objects.filter(Q(org=None) | Q(org=org) if org else Q(org=None))
 
 
-def check(sha256: str | None, org: Org | None) -> None:
+def families_folder() -> Path:
+    return Path(settings.TOKENIZERS) / "families"
+
+
+def folder_of(source: TokenizerSource) -> str:
+    """On the machines of engines and brains; empty for one that was uploaded."""
+    return str(families_folder() / source.family) if source.family else source.folder
+
+
+def check(source: TokenizerSource | None, org: Org | None) -> None:
     """Raises ValidationError for a tokenizer that a workload of this owner can't name."""
+    if source is not None and source.family:
+        try:
+            family(families_folder(), source.family)
+        except NotStored as error:
+            raise ValidationError({"tokenizer": str(error)}) from None
+    sha256 = source.sha256 if source is not None else None
     if sha256 is not None and not usable_by(org).filter(sha256=sha256).exists():
         whose = f"{org.slug} and the platform have" if org else "the platform has"
         sentence = f"There is no tokenizer {sha256[:16]}… that {whose} uploaded. Upload it first."

@@ -14,6 +14,8 @@ from inference_brain.tokens.errors import (
     BadTokenizer,
     TemplateRefused,
     TemplateTooCostly,
+    TokenizerBusy,
+    TokenizerStopped,
     TokensError,
     TooLong,
 )
@@ -21,6 +23,7 @@ from inference_brain.tokens.messages import Chat
 from inference_brain.tokens.service import TokenService
 from inference_brain.tokens.tokenizer import PromptTokenizer, load
 from inference_brain.tokens.turns import Tokens
+from inference_brain.tokens.uploaded import UploadedTokenizer, is_uploaded
 
 __all__ = [
     "BadMessages",
@@ -31,8 +34,12 @@ __all__ = [
     "TemplateRefused",
     "TemplateTooCostly",
     "TokenService",
+    "TokenizerBusy",
+    "TokenizerStopped",
     "Tokens",
     "TokensError",
     "TooLong",
+    "UploadedTokenizer",
+    "is_uploaded",
     "load",
 ]

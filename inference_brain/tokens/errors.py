@@ -31,3 +31,11 @@ class BadMessages(TokensError):
 
 class TooLong(TokensError):
     """The prompt has more text than any prompt of this model."""
+
+
+class TokenizerStopped(TokensError):
+    """The process of an uploaded tokenizer took too much time or memory, and was ended."""
+
+
+class TokenizerBusy(TokensError):
+    """The process of an uploaded tokenizer has too much to do for others."""

@@ -1,7 +1,8 @@
 """Tokens for many requests at once: short work is done at once, long work by threads, in turns by org.
 
 Threads tokenize without Python's lock. An org that sends many long prompts waits for itself: the next
-work is that of the org whose turn it is.
+work is that of the org whose turn it is. What was uploaded does its work in a process of its own, and
+nothing is kept of its conversations.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from inference_brain.tokens.lanes import Lanes
 from inference_brain.tokens.messages import Chat, has_media
 from inference_brain.tokens.tokenizer import Added, PromptTokenizer
 from inference_brain.tokens.turns import Piece, Place, Tokens, Turns, cut
+from inference_brain.tokens.uploaded import UploadedTokenizer
 
 RENDERED_AT_ONCE: Final = 256 << 10  # characters: a millisecond
 TOKENIZED_AT_ONCE: Final = 4 << 10
 SWEEP_SECONDS: Final = 60.0
 THREADS: Final = max(2, (os.cpu_count() or 1) // 2)
 T = TypeVar("T")
+AnyTokenizer = PromptTokenizer | UploadedTokenizer
 _NOTHING_ADDED: Final = Added((), ())
 
 
@@ -43,11 +47,13 @@ class TokenService:
         self._sweep_at = clock() + SWEEP_SECONDS
 
     async def chat(
-        self, tokenizer: PromptTokenizer, org: str, chat: Chat, tokens_max: int | None = None
+        self, tokenizer: AnyTokenizer, org: str, chat: Chat, tokens_max: int | None = None
     ) -> Tokens | None:
         """The tokens of a chat's prompt; None if it has images or the like. Raises TokensError."""
         if has_media(chat.messages):
             return None
+        if isinstance(tokenizer, UploadedTokenizer):
+            return Tokens(self.turns, await tokenizer.chat(org, chat, tokens_max), 0, [])
 
         forgotten = self.turns.forgotten
 
@@ -60,7 +66,7 @@ class TokenService:
 
     async def text(
         self,
-        tokenizer: PromptTokenizer,
+        tokenizer: AnyTokenizer,
         org: str,
         text: str,
         tokens_max: int | None = None,
@@ -68,6 +74,10 @@ class TokenService:
         add_special_tokens: bool = True,
     ) -> Tokens:
         """The tokens of a completion's prompt. Raises TokensError."""
+        if isinstance(tokenizer, UploadedTokenizer):
+            adds = add_special_tokens
+            ids = await tokenizer.text(org, text, tokens_max, add_special_tokens=adds)
+            return Tokens(self.turns, ids, 0, [])
         tokenizer.check_length(text, tokens_max)
         added = tokenizer.added if add_special_tokens else _NOTHING_ADDED
         if added is None:  # it depends on the text as a whole
@@ -78,6 +88,19 @@ class TokenService:
     async def run(self, org: str, do: Callable[[], T]) -> T:
         """Other long work of an org, in its turn."""
         return await self._lanes.run(org, do)
+
+    async def decode(self, tokenizer: AnyTokenizer, org: str, ids: Sequence[int]) -> str:
+        """The text of tokens. Raises TokensError."""
+        if isinstance(tokenizer, UploadedTokenizer):
+            return await tokenizer.decode(org, ids)
+        return await self.run(org, partial(tokenizer.decode, ids))
+
+    async def decode_each(self, tokenizer: AnyTokenizer, org: str, ids: Sequence[int]) -> list[str]:
+        """The text of each token, special ones too. Raises TokensError."""
+        if isinstance(tokenizer, UploadedTokenizer):
+            return await tokenizer.decode_each(org, ids)
+        decode = tokenizer.decode
+        return await self.run(org, lambda: [decode([one], skip_special_tokens=False) for one in ids])
 
     def given(self, ids: Sequence[int]) -> Tokens:
         """Of a prompt that came as tokens."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -20,15 +18,11 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from inference_brain import uploads
 from telemetry.decoder import MESSAGE, Malformed, decode
 from workload_manager.tokenizers.archive import BadArchive
 
-SECONDS: Final = 60.0
-PROCESSOR_SECONDS: Final = 30
-MEMORY_BYTES: Final = 4 << 30
 _PROBE: Final = "Why is the sky blue? 1234 — ä\n"
-_ROOT: Final = Path(__file__).parents[2]
-_KEPT: Final = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH")
 
 
 class Checked(Struct):
@@ -44,11 +38,15 @@ _DECODER: Final = msgspec.json.Decoder(Checked)
 
 def check(folder: Path) -> Checked:
     """Raises BadArchive, and OSError if no process can be started."""
-    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     command = [sys.executable, "-m", __name__, str(folder)]
     try:
         done = subprocess.run(
-            command, cwd=_ROOT, env=environment, capture_output=True, timeout=SECONDS, check=False
+            command,
+            cwd=uploads.ROOT,
+            env=uploads.environment(),
+            capture_output=True,
+            timeout=uploads.LOAD_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise BadArchive("The tokenizer takes too long to load.") from None
@@ -63,10 +61,7 @@ def check(folder: Path) -> Checked:
 
 def main(folder: Path) -> Checked:
     """In the process: all that a library may do to it ends with it."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_SECONDS, PROCESSOR_SECONDS))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    uploads.bound_this_process()
     from inference_brain.tokens import Chat, PromptTokenizer
     from inference_brain.tokens import folder as folders
     from inference_brain.tokens.errors import TemplateRefused, TokensError

@@ -34,6 +34,7 @@ from console.sessions.pages.forms import (
     PlannedForm,
     ResizeForm,
 )
+from console.sessions.plans.losses import Verdict
 from console.sessions.plans.proposals import CannotPlan, Proposal
 from console.shell.pages import Telling, paged, render_live, sentence_of, wants_part
 from console.visibility import Sight, without_places
@@ -43,6 +44,7 @@ from telemetry.topics import of_session
 RECENT = 10
 STREAMS_SHOWN_MAX = 200
 OPERATIONS_SHOWN_MAX = 20
+LEVELS = {Verdict.BLOCKED.value: "error", Verdict.REPLACED.value: "info"}  # of the message of a loss
 
 Plan = Callable[[], Proposal]
 Begin = Callable[[], Operation]
@@ -72,7 +74,7 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
         "topic": topic,
         "rules": session_rules.effective_rules(session.org, session.path),
         "operations": _running(request, session),
-        "losses": session.losses.all(),
+        "losses": [(loss, LEVELS.get(loss.verdict, "warning")) for loss in session.losses.all()],
         "jobs": services.jobs_of(session),
         "memory": memory_of(request.principal, session, timezone.now()),
         "streams": streams[:STREAMS_SHOWN_MAX],

@@ -43,9 +43,11 @@ def table(content: SafeString, *columns: str, **region: Any) -> SafeString:
     """A table in a scroll region, which takes the same names; the content is its rows.
 
     `#Name` is a column of numbers, `~Name` one whose heading only screen readers read. An empty name is
-    no column, so that `may_change|yesno:"~Actions,"` is one for some readers only.
+    no column, so that `may_change|yesno:"~Actions,"` is one for some readers only. Where a line gets too
+    long, names are one argument, with bars between them.
     """
-    headings = [Column(name.lstrip("#~"), name[0] == "#", name[0] == "~") for name in columns if name]
+    names = [name for name in "|".join(columns).split("|") if name]
+    headings = [Column(name.lstrip("#~"), name[0] == "#", name[0] == "~") for name in names]
     cells = mark_safe(_BLANK.sub(r"\1</td>", content))  # noqa: S308  blanks are left out, no more
     inner = render_to_string("components/table.html", {"columns": headings, "content": cells})
     return scroll(inner, **region)

@@ -31,7 +31,6 @@ ROLLOUT: Final = "RolloutComplete"
 READY: Final = "Ready"
 CLUSTER_UNKNOWN: Final = "ClusterUnknown"  # the reason where the Cluster Server is silent
 WAITING_FOR_CACHE: Final = "WaitingForCache"  # as managers say it
-TYPES: Final = (READY, COMPILED, SESSION, INSTANCES, WARM, PUBLISHED, ROLLOUT)
 
 
 def conditions(

@@ -57,10 +57,9 @@ def _side(
     return True if at >= since else None
 
 
-def _numbers(
-    model: str, metric: Metric, fold: Fold, by: tuple[str, ...], end: float
-) -> list[tuple[Mapping[str, str], float, float]]:
-    question = Question(
+def question(model: str, metric: Metric, fold: Fold, by: tuple[str, ...], end: float) -> Question:
+    """Of this model only: of all of them there are more series than an answer may have."""
+    return Question(
         topic=FLEET,
         metric=metric,
         fold=fold,
@@ -70,7 +69,12 @@ def _numbers(
         where={"model": model},
         by=by,
     )
-    found = ask(question, time.time(), SERIES_MAX)
+
+
+def _numbers(
+    model: str, metric: Metric, fold: Fold, by: tuple[str, ...], end: float
+) -> list[tuple[Mapping[str, str], float, float]]:
+    found = ask(question(model, metric, fold, by, end), time.time(), SERIES_MAX)
     return [
         (line.labels, end - SECONDS + index * STEP, value)
         for line in found.lines

@@ -72,7 +72,7 @@ from console.workloads.leader.world import (
     StartJob,
     Traffic,
 )
-from console.workloads.models import Revision, Workload
+from console.workloads.models import SENTENCE_MAX, Revision, Workload
 from telemetry import hints
 from telemetry.decoder import Malformed, excerpt
 from telemetry.events import NewEvent, note_all
@@ -424,7 +424,7 @@ class Orchestrator:
             except REFUSALS as error:
                 self._fault("console", error)
                 if isinstance(action, StartJob):
-                    refused[action.home] = str(error)[: store.SENTENCE_MAX]
+                    refused[action.home] = str(error)[:SENTENCE_MAX]
 
     def _asks_cluster(self, action: object, loaded: Loaded) -> bool:
         """Whether the Cluster Server is what does this, or has to do something before it. It is asked
@@ -491,7 +491,7 @@ class Orchestrator:
             self._soon(loaded.workload.name, self._clock() + AGAIN_SECONDS / 4)
             return CompileSeen(state=CompileState.RUNNING)
         if job.state != pb.JOB_SUCCEEDED:
-            said = excerpt(job.sentence or job.reason, store.SENTENCE_MAX)
+            said = excerpt(job.sentence or job.reason, SENTENCE_MAX)
             return CompileSeen(state=CompileState.FAILED, sentence=said)
         try:
             result = compiled(job.result)

@@ -70,7 +70,7 @@ def _tokenizer(template: Template, instance: Instance) -> TokenizerSpec | None:
     if source is None:
         return None
     url = tokenizers.url(source.sha256, instance.name) if source.sha256 else None
-    return TokenizerSpec(folder=source.folder, sha256=source.sha256, url=url)
+    return TokenizerSpec(folder=tokenizers.folder_of(source), sha256=source.sha256, url=url)
 
 
 class _Addresses(msgspec.Struct):

@@ -21,7 +21,7 @@ from console.workloads.leader.world import (
 FAILURES_MAX: Final = 3  # instances of the new revision that ended by themselves
 ENGINE_RESTARTS_MAX: Final = 5  # of one of its engines
 Z: Final = 1.96  # 95 %: a few bad requests are no evidence
-NO_ROOM: Final = frozenset({"WaitingForCapacity", "NoCapacity"})  # waiting helps, and no roll-back
+NO_ROOM: Final = frozenset({"WaitingForCapacity"})  # waiting helps, and no roll-back
 
 
 class Verdict(NamedTuple):

@@ -13,6 +13,8 @@ def note_whose_drivers_they_are(apps: Any, _: object) -> None:
 
 
 class Migration(migrations.Migration):
+    reviewed = {"RunPython": "it fills a column that is new, and that the release before does not read"}
+
     dependencies = [
         ("workloads", "0003_buckets"),
         ("fleet", "0003_own_drivers"),

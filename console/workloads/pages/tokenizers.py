@@ -16,6 +16,7 @@ from console.shell.pages import Refusing, Telling, paged
 from console.visibility import of_orgs
 from console.workloads import tokenizers
 from console.workloads.pages.forms import TokenizerForm
+from workload_manager.tokenizers import families
 
 
 @form_page
@@ -33,6 +34,7 @@ def list_tokenizers(request: SignedInRequest) -> HttpResponse:
     users = tokenizers.users_of(shown, principal)
     rows = [(one, users[one.pk], tokenizers.may_delete(principal, one)) for one in shown]
     context |= {"form": form, "rows": rows, "may_delete": any(may for *_, may in rows)}
+    context["families"] = families(tokenizers.families_folder())
     return render(request, "workloads/tokenizers.html", context)
 
 

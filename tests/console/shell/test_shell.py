@@ -208,14 +208,23 @@ def test_a_cell_without_anything_to_see_is_empty_so_that_cards_leave_it_out() ->
     assert '<td data-label="Reason"></td><td data-label="Spine"></td>' in shown
 
 
+def test_columns_are_named_one_by_one_or_with_bars_between() -> None:
+    one_by_one = """{% table "Name" "#Size" "~Delete" label="Things" %}{% endtable %}"""
+    with_bars = """{% table "Name|#Size" no|yesno:"~Drop," "~Delete" label="Things" %}{% endtable %}"""
+    shown = [engines["django"].from_string(source).render() for source in (one_by_one, with_bars)]
+    assert shown[0] == shown[1]
+    assert shown[0].count("<th ") == 3
+
+
 def test_a_card_calls_its_values_as_the_table_does() -> None:
     """On narrow screens tables are cards, and each value has its label beside it."""
     found = []
     for path in sorted(bundled("templates").rglob("*.html")):
         for names, rows in re.findall(
-            r"{% table (.*?)%}(.*?){% endtable %}", path.read_text(), re.DOTALL
+            r"((?:{% with [^%]*%}\s*)?{% table .*?%})(.*?){% endtable %}", path.read_text(), re.DOTALL
         ):
-            headings = {name.strip("#~,") for name in re.findall(r'(?<!=)"([^"]*)"', names)}
+            columns = "|".join(re.findall(r'(?<!by=)(?<!label=)"([^"]*)"', names))
+            headings = {name.strip("#~,") for name in columns.split("|")}
             labels = re.findall(r'data-label="([^"{]*)"', rows)
             found += [f"{path.name}: {label}" for label in labels if label not in headings | {"Select"}]
     assert found == []

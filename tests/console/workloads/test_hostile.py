@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.db import transaction
 from django.test import Client
 
 from console.accounts.models import User
@@ -20,8 +21,16 @@ from console.workloads import changes, lifecycle, spec
 from console.workloads.leader import rendering
 from telemetry.models import Event
 from tests.conftest import People
-from tests.console.sessions.fleets import make_fleet
-from tests.console.workloads.workloads import a_workload, locked, make_workload, settle, wanted
+from tests.console.sessions.fleets import make_driver, make_fleet
+from tests.console.sessions.requests import create
+from tests.console.workloads.workloads import (
+    a_workload,
+    an_instance,
+    locked,
+    make_workload,
+    settle,
+    wanted,
+)
 from workload_manager.compiler.spec import CompileSpec
 
 URL = "/api/v1/workloads"
@@ -121,6 +130,64 @@ def test_a_roll_back_sets_nothing_that_only_a_platform_admin_sets(people: People
     with pytest.raises(Refused):
         changes.roll_back(principal, locked(principal), 2)
     assert changes.roll_back(SYSTEM, locked(SYSTEM), 2).spec().engine.kind == "command"
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        {"weights": {"source": "s3://theirs/model"}},
+        {"engine": {"kind": "vllm", "emulator": None}},
+        {"tokenizer": {"sha256": "a" * 64}},
+    ],
+    ids=["weights", "kind", "tokenizer"],
+)
+def test_what_may_run_what_it_is_given_is_given_nothing_else(
+    people: People, patch: dict[str, Any]
+) -> None:
+    """`--trust-remote-code` was set by a platform admin for the weights that it was set with."""
+    make_fleet(boxes=4)
+    trusting: dict[str, Any] = {
+        "engine": {"kind": "emulator", "arguments": ["--start-seconds", "1"]},
+        "weights": {"source": "s3://ours/model"},
+    }
+    workload = make_workload(org="acme", **trusting)
+    principal = people.principal("org_admin")
+    changes.update(principal, locked(principal), spec.merged(workload.spec(), {"tokens_max": 9000}))
+    settle()
+    with pytest.raises(Refused, match="Only a platform admin"):
+        changes.update(principal, locked(principal), spec.merged(locked(principal).spec(), patch))
+
+
+def test_nobody_else_takes_the_driver_of_a_workload_for_a_job(
+    people: People, api_of: Callable[[User], Client]
+) -> None:
+    make_fleet(boxes=4)
+    make_workload(org="acme")
+    make_driver("talk-1-0", workload="talk")
+    create(people, boxes=1)  # a session `chat`
+    for who in (people.org_admin, people.platform_admin):
+        answer = api_of(who).post(
+            "/api/v1/sessions/chat/jobs",
+            data={"name": "mine", "driver": "talk-1-0"},
+            content_type="application/json",
+            headers={"If-Match": "*", "Idempotency-Key": str(uuid4())},
+        )
+        assert answer.status_code == 404, answer.content
+        assert "talk-1-0" in answer.json()["detail"]
+
+
+def test_of_a_thousand_revisions_those_before_go_that_nothing_runs(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "REVISIONS_KEPT", 3)
+    workload = a_workload(people.acme)
+    an_instance(workload, 0)
+    for number in range(2, 8):
+        said = spec.merged(locked(SYSTEM).spec(), {"tokens_max": 1000 + number})
+        with transaction.atomic():
+            changes._new_revision(SYSTEM, locked(SYSTEM), said, note="Again")
+    numbers = set(workload.revisions.values_list("number", flat=True))
+    assert numbers == {1, 5, 6, 7}, "the first one still runs"
 
 
 def test_who_has_the_name_next_sees_nothing_of_who_had_it(

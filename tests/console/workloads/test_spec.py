@@ -83,7 +83,7 @@ def test_what_is_no_spec_is_refused(text: str, told: str) -> None:
     ("change", "told"),
     [
         ({"engine": {"kind": "vllm"}}, "engine: vllm needs weights."),
-        ({"tokenizer": {}}, "tokenizer: Name a folder, or"),
+        ({"tokenizer": {}}, "tokenizer: Name a family, a folder, or"),
         ({"boxes_per_replica": 0}, "at least one box"),
         ({"rollout": {"max_surge": 0}}, "One of max_surge and max_unavailable"),
     ],

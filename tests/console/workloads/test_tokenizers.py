@@ -10,13 +10,16 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+from django.core.exceptions import ValidationError
 from django.test import Client
 from django.utils import timezone
 
 from console.accounts.models import User
+from console.demo import tokenizer as demo
 from console.workloads import changes, tokenizers
 from console.workloads.leader import rendering
 from console.workloads.models import Instance, Tokenizer
+from console.workloads.spec import Wrong
 from tests.conftest import People
 from tests.console.sessions.fleets import make_fleet
 from tests.console.workloads.workloads import a_workload, an_instance, locked, make_workload, wanted
@@ -163,3 +166,25 @@ def test_one_that_a_revision_needs_stays(
         delete(api_of(people.platform_admin), shared["id"])
     assert made["sha256"] not in TokenizerStore(folder)
     assert Tokenizer.objects.count() == 0
+
+
+def test_a_family_that_is_there_beforehand_is_named_by_anybody(
+    people: People, browser_of: Callable[[User], Client], folder: Path
+) -> None:
+    demo.write(folder / "families" / "demo")
+    make_fleet(boxes=4)
+    principal = people.principal("org_admin")
+    workload = make_workload(principal, org="acme", tokenizer={"family": "demo"})
+    there = str(folder / "families" / "demo")
+    assert workload.served is not None
+    assert workload.served.tokenizer == there
+    spec = rendering.instance_spec(workload, an_instance(workload))
+    told = msgspec.json.decode(spec, type=InstanceSpec).tokenizer
+    assert told is not None
+    assert (told.folder, told.sha256) == (there, None)
+    with pytest.raises(ValidationError, match="there are: demo"):
+        changes.update(principal, locked(principal), wanted(org="acme", tokenizer={"family": "other"}))
+    for source in ({"family": "../demo"}, {"family": "demo", "sha256": "a" * 64}):
+        with pytest.raises(Wrong):
+            wanted(org="acme", tokenizer=source)
+    assert "<code>demo</code>" in browser_of(people.viewer).get("/tokenizers/").content.decode()

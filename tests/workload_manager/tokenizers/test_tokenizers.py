@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from console.demo import tokenizer as demo
-from inference_brain.tokens import Chat, load
+from inference_brain.tokens import Chat, is_uploaded, load
 from tests.workload_manager.tokenizers.archives import (
     FILES,
     FORMS,
@@ -50,6 +50,7 @@ def test_all_forms_of_an_archive_are_the_same_tokenizer(tmp_path: Path, form: st
     assert sha256 == archive.digest(FILES)
     folder = store.folder(sha256)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
+    assert is_uploaded(folder), "a brain would tokenize in its own process"
     assert load(folder).render(Chat([{"role": "user", "content": "Hi"}])) == "<user>Hi"
     assert list(store) == [sha256]
     assert archive.read(store.archive(sha256)) == FILES

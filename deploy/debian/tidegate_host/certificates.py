@@ -1,0 +1,137 @@
+"""Who this machine is, over TLS: files that were given, or a local authority with certificates of it.
+
+The local authority is for a machine, or for a few, that nobody else gives certificates to. Its key stays
+here, readable by root only; other machines get `authority.pem` and believe it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tidegate_host.machine import Failed, Machine, ask
+
+TLS: Final = Path("/etc/tidegate/tls")
+AUTHORITY: Final = TLS / "authority.pem"
+AUTHORITY_KEY: Final = TLS / "authority.key"
+HOST: Final = TLS / "host.pem"
+HOST_KEY: Final = TLS / "host.key"
+CONSOLE: Final = TLS / "console.pem"  # what the console shows the Cluster Server
+CONSOLE_KEY: Final = TLS / "console.key"
+AUTHORITY_DAYS: Final = 3650
+DAYS: Final = 397
+RENEW_SECONDS: Final = 60 * 24 * 3600  # so long before its end, a certificate is made anew
+CURVE: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
+
+def given(machine: Machine, certificate: Path, key: Path, authority: Path | None) -> None:
+    """Take files of somebody else's authority."""
+    machine.directory(TLS, 0o755)
+    public = ask("openssl", "x509", "-in", str(certificate), "-noout", "-pubkey")
+    if ask("openssl", "pkey", "-in", str(key), "-pubout") != public:
+        raise Failed(f"{key} is not the key of {certificate}.")
+    machine.file(HOST, certificate.read_text(), 0o644)
+    machine.file(HOST_KEY, key.read_text(), 0o600)
+    if authority:
+        believe(machine, authority)
+
+
+def believe(machine: Machine, authority: Path) -> None:
+    """Take the authority of another machine, or of one's own house."""
+    machine.directory(TLS, 0o755)
+    ask("openssl", "x509", "-in", str(authority), "-noout")
+    if AUTHORITY_KEY.is_file() and AUTHORITY.read_text() != authority.read_text():
+        raise Failed(f"This machine has an authority of its own: remove {AUTHORITY_KEY} to give it up.")
+    machine.file(AUTHORITY, authority.read_text(), 0o644)
+
+
+def local(machine: Machine, host: str, *, for_console: bool) -> None:
+    """Make the authority if there is none, and certificates where they are missing, of another name, or
+    near their end."""
+    machine.directory(TLS, 0o755)
+    if not AUTHORITY_KEY.is_file():
+        machine.tell(f"make a local authority, {AUTHORITY}")
+        extensions = (
+            "basicConstraints=critical,CA:TRUE,pathlen:0",
+            "keyUsage=critical,keyCertSign,cRLSign",
+        )
+        command = ["openssl", "req", "-x509", *CURVE, "-days", str(AUTHORITY_DAYS)]
+        command += ["-subj", f"/CN=Tidegate authority of {host}"[:70], "-keyout", str(AUTHORITY_KEY)]
+        command += ["-out", str(AUTHORITY), *(f"-addext={one}" for one in extensions)]
+        _private(machine, *command)
+        _mode(machine, AUTHORITY, 0o644)
+    kind = "IP" if _is_address(host) else "DNS"
+    names = (f"{kind}:{host}", "DNS:localhost", "IP:127.0.0.1", "IP:::1")
+    _issue(machine, HOST, HOST_KEY, host, names, "serverAuth")
+    if for_console:
+        _issue(
+            machine, CONSOLE, CONSOLE_KEY, "console", (f"URI:tidegate://console/{host}",), "clientAuth"
+        )
+
+
+def _issue(
+    machine: Machine, certificate: Path, key: Path, common: str, names: Sequence[str], usage: str
+) -> None:
+    if _is_good(certificate, key, names):
+        return
+    machine.tell(f"issue {certificate} for {', '.join(names)}")
+    if machine.dry_run:
+        return
+    with tempfile.TemporaryDirectory(dir=TLS, prefix=".new-") as folder:
+        request, made, made_key = (Path(folder) / name for name in ("request", "pem", "key"))
+        extensions = Path(folder) / "extensions"
+        extensions.write_text(
+            f"subjectAltName={','.join(names)}\nbasicConstraints=critical,CA:FALSE\n"
+            f"keyUsage=critical,digitalSignature\nextendedKeyUsage={usage}\n"
+        )
+        subject = ("-subj", f"/CN={common}"[:68])
+        _private(
+            machine, "openssl", "req", *CURVE, *subject, "-keyout", str(made_key), "-out", str(request)
+        )
+        machine.run(
+            *("openssl", "x509", "-req", "-in", str(request), "-days", str(DAYS), "-out", str(made)),
+            *("-CA", str(AUTHORITY), "-CAkey", str(AUTHORITY_KEY), "-extfile", str(extensions)),
+        )
+        made_key.chmod(0o600)
+        made.chmod(0o644)
+        made_key.replace(key)
+        made.replace(certificate)
+
+
+def _is_good(certificate: Path, key: Path, names: Sequence[str]) -> bool:
+    if not certificate.is_file() or not key.is_file():
+        return False
+    said = ask("openssl", "x509", "-in", str(certificate), "-noout", "-ext", "subjectAltName")
+    found = {_normal(one) for one in said.partition("\n")[2].split(",")}
+    try:
+        ask("openssl", "x509", "-in", str(certificate), "-noout", "-checkend", str(RENEW_SECONDS))
+        ask("openssl", "verify", "-CAfile", str(AUTHORITY), str(certificate))
+        matches = ask("openssl", "pkey", "-in", str(key), "-pubout") == ask(
+            "openssl", "x509", "-in", str(certificate), "-noout", "-pubkey"
+        )
+    except Failed:
+        return False
+    return matches and found == {_normal(one) for one in names}
+
+
+def _normal(name: str) -> str:
+    """`IP Address:0:0:0:0:0:0:0:1` and `IP:::1` are one name."""
+    kind, _, value = name.strip().partition(":")
+    short = {"IP Address": "IP"}.get(kind, kind)
+    return f"{short}:{'::1' if value == '0:0:0:0:0:0:0:1' else value}"
+
+
+def _is_address(host: str) -> bool:
+    return ":" in host or host.replace(".", "").isdigit()
+
+
+def _private(machine: Machine, *command: str) -> None:
+    """openssl writes keys for their owner only."""
+    machine.run(*command)
+
+
+def _mode(machine: Machine, path: Path, mode: int) -> None:
+    if not machine.dry_run:
+        path.chmod(mode)

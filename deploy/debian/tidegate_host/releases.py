@@ -1,0 +1,125 @@
+"""Releases side by side: each is an environment of its own, and a link says which one is used.
+
+A process is started through the link and then runs in the directory behind it: the first line of each
+command names its own Python. So one that still runs while the link changes keeps what it has loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tidegate_host.machine import Failed, Machine
+
+ROOT: Final = Path("/opt/tidegate")
+RELEASES: Final = ROOT / "releases"
+CURRENT: Final = ROOT / "current"
+PREVIOUS: Final = ROOT / "previous"
+WHOLE: Final = ".whole"  # the last file that is written into one
+WHEEL_NAME: Final = re.compile(r"tidegate-([^-]+)-[^-]+-[^-]+-[^-]+\.whl")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a release is installed from."""
+
+    wheel: Path
+    lock: Path  # versions and hashes of all packages
+    extras: tuple[str, ...]
+    wheelhouse: Path | None = None  # a directory with wheels of packages, instead of an index
+
+    @property
+    def name(self) -> str:
+        """By its contents: the same name is the same release."""
+        match = WHEEL_NAME.fullmatch(self.wheel.name)
+        if not match:
+            raise Failed(f"{self.wheel.name} is no wheel of Tidegate.")
+        made_of = hashlib.sha256(self.wheel.read_bytes())
+        made_of.update(self.lock.read_bytes())
+        made_of.update(",".join(self.extras).encode())
+        return f"{match[1]}-{made_of.hexdigest()[:10]}"
+
+
+def current() -> Path | None:
+    return _behind(CURRENT)
+
+
+def previous() -> Path | None:
+    return _behind(PREVIOUS)
+
+
+def install(machine: Machine, source: Source) -> Path:
+    """The directory of this release, made if it is not whole."""
+    release = RELEASES / source.name
+    if (release / WHOLE).is_file():
+        return release
+    machine.tell(f"install release {source.name} with {', '.join(source.extras)}")
+    if machine.dry_run:
+        return release
+    shutil.rmtree(release, ignore_errors=True)
+    RELEASES.mkdir(parents=True, exist_ok=True)
+    machine.run("python3", "-m", "venv", str(release))
+    python = str(release / "bin" / "python")
+    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    where = ("--no-index", "--find-links", str(source.wheelhouse)) if source.wheelhouse else ()
+    wanted = f"tidegate[{','.join(source.extras)}] @ {source.wheel.resolve().as_uri()}"
+    with tempfile.TemporaryDirectory(prefix="tidegate-host-") as folder:
+        # pip takes hashes for all or for nothing, and a wheel that was built here has none. So it says
+        # which packages belong to these extras, and then installs those by the hashes of the lock.
+        report, versions, hashes = (Path(folder) / name for name in ("report", "versions", "hashes"))
+        blocks = dict(_blocks(source.lock.read_text()))
+        first_lines = [block.partition("\n")[0].rstrip(" \\") for block in blocks.values()]
+        versions.write_text("\n".join(first_lines))
+        machine.run(
+            *(*pip, *where, "--dry-run", "--ignore-installed", "--report", str(report)),
+            *("--constraint", str(versions), wanted),
+        )
+        names = {
+            _normal(one["metadata"]["name"]) for one in json.loads(report.read_text())["install"]
+        } - {"tidegate"}
+        if unknown := sorted(names - set(blocks)):
+            raise Failed(f"{source.lock} has no hashes of {', '.join(unknown)}.")
+        hashes.write_text("".join(blocks[name] for name in sorted(names)))
+        machine.run(*pip, *where, "--no-deps", "--require-hashes", "--requirement", str(hashes))
+        machine.run(*pip, "--no-index", "--no-deps", wanted)
+    (release / WHOLE).touch()
+    return release
+
+
+def switch(machine: Machine, release: Path) -> bool:
+    """Use it from now on; what was used becomes the previous one. Returns whether it was another."""
+    before = current()
+    if before == release:
+        return False
+    if before is not None:
+        machine.link(PREVIOUS, before)
+    return machine.link(CURRENT, release)
+
+
+def prune(machine: Machine, kept: Collection[Path | None]) -> None:
+    """Remove all releases but these."""
+    for release in sorted(RELEASES.glob("*")):
+        if release not in kept:
+            machine.absent(release)
+
+
+def _behind(link: Path) -> Path | None:
+    return link.readlink() if link.is_symlink() and link.exists() else None
+
+
+def _blocks(lock: str) -> Iterator[tuple[str, str]]:
+    """Of each package its name and its lines."""
+    for block in re.split(r"^(?=[a-z0-9])", lock, flags=re.MULTILINE)[1:]:
+        lines = [line for line in block.splitlines() if not line.strip().startswith("#")]
+        yield _normal(re.split(r"[=\[ ;]", lines[0])[0]), "\n".join(lines) + "\n"
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

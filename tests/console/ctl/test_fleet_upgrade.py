@@ -1,0 +1,142 @@
+"""`tidegatectl upgrade-fleet`: which node is next, and a fleet that is upgraded by a real console."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from console.ctl.fleet_upgrade import Fleet, Node, due, left
+from tests.console.ctl.shelf import Person
+from tests.live import LiveConsole, live_console, wait_until
+
+OLD, NEW = "0.1.0", "0.2.0"
+SECONDS_MAX = 120.0  # of a machine with other work
+
+
+def fleet(versions: dict[str, str], *running: str, pages: tuple[str, ...] = ()) -> Fleet:
+    nodes = {name: Node(name, version, "ready") for name, version in versions.items()}
+    return Fleet(nodes, {name: {"id": name} for name in running}, pages)
+
+
+def test_nodes_are_begun_with_by_name_and_only_as_many_as_there_is_room_for() -> None:
+    whole = {"a": OLD, "b": OLD, "c": NEW, "d": OLD}
+    assert due(fleet(whole), NEW, 2, (), rests=False) == ["a", "b"]
+    assert due(fleet(whole, "a"), NEW, 2, (), rests=False) == ["b"]
+    assert due(fleet(whole, "a", "b"), NEW, 2, (), rests=False) == []
+    assert due(fleet(whole, "a", "b", "d"), NEW, 2, (), rests=False) == []
+    assert left(fleet(whole), NEW, ()) == ["a", "b", "d"]
+
+
+def test_an_alert_a_failure_and_the_time_of_observing_hold_it_up() -> None:
+    whole = {"a": OLD, "b": OLD}
+    assert due(fleet(whole, pages=("leaf-down on leaf-1",)), NEW, 1, (), rests=False) == []
+    assert due(fleet(whole), NEW, 1, ("a",), rests=False) == []
+    assert due(fleet(whole), NEW, 1, (), rests=True) == []
+
+
+def test_who_is_lost_is_left_out() -> None:
+    one = Fleet({"a": Node("a", OLD, "lost")}, {}, ())
+    assert left(one, NEW, ()) == []
+
+
+FLEET = """
+from django.utils import timezone
+from console.fleet.models import Node
+from tests.console.sessions.fleets import make_fleet
+make_fleet(boxes=2, memory_bytes=1 << 40)
+Node.objects.exclude(name__in=("ax1", "ax2")).delete()
+Node.objects.update(software_version="0.1.0", joined_at=timezone.now(), last_heartbeat_at=timezone.now())
+"""
+SWEEP = """
+from django.utils import timezone
+from console.operations import services
+for operation_id in services.take_due(timezone.now()):
+    while services.advance(operation_id): pass
+"""
+INSTALLED = """
+from console.fleet.models import Node
+Node.objects.filter(name__in={names}).update(software_version="0.2.0")
+"""
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
+    with live_console(tmp_path_factory.mktemp("console")) as console:
+        console.manage(FLEET)
+        yield console
+
+
+@pytest.fixture(scope="module")
+def person(console: LiveConsole, tmp_path_factory: pytest.TempPathFactory) -> Person:
+    person = Person(tmp_path_factory.mktemp("person"))
+    person.output_of("login", console.address, told=f"{console.token()}\n")
+    return person
+
+
+@contextmanager
+def machines(console: LiveConsole, folder: Path) -> Iterator[None]:
+    """A worker, and agents that run the new version once the operator's command has been there."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            console.manage(SWEEP)
+            names = [path.name for path in folder.iterdir()]
+            console.manage(INSTALLED.format(names=names))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def versions(person: Person) -> dict[str, tuple[str, str]]:
+    rows = person.run("get", "nodes", "-o", "json").value
+    return {row["name"]: (row["software_version"], row["state"]) for row in rows}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_fleet_is_upgraded_goes_on_after_being_killed_and_after_a_failure(
+    person: Person, console: LiveConsole, tmp_path: Path
+) -> None:
+    names = sorted(versions(person))
+    command = ("upgrade-fleet", "--version", NEW, "--observe", "100ms")
+    dry = person.output_of(*command, "--dry-run")
+    assert dry.splitlines() == [f"node/{name} upgraded (dry run)" for name in names]
+
+    # The operator's command fails: the node stays drained, and no other is begun with.
+    with machines(console, tmp_path):
+        done = person.run(*command, "--run", "false {node}")
+    assert (done.code, done.output) == (1, "")
+    assert f"{names[0]}: `false {{node}}` ended with 1; the node stays drained." in done.errors
+    assert {name for name, (_, state) in versions(person).items() if state != "ready"} == {names[0]}
+
+    # Started again, it takes up that node. Killed in the middle, and started again, it ends.
+    run = (*command, "--run", f'{sys.executable} -c \'open("{tmp_path}/" + "{{node}}", "w")\'')
+    with machines(console, tmp_path):
+        with person.process(*run) as process:
+            first = (NEW, "ready")
+            wait_until("it is upgraded", lambda: versions(person)[names[0]] == first, SECONDS_MAX)
+            process.kill()
+            assert process.wait(30) != 0
+        done = person.run(*run, "--at-once", "2")
+    assert done.code == 0, done.errors
+    assert done.output == f"{len(names)} nodes run {NEW}.\n"
+    assert set(versions(person).values()) == {(NEW, "ready")}
+    assert {path.name for path in tmp_path.iterdir()} == set(names)
+    assert person.run(*run).output == f"{len(names)} nodes run {NEW}.\n"
+
+
+def test_a_command_that_there_is_not_is_an_error_of_usage(person: Person) -> None:
+    done = person.run("upgrade-fleet")
+    assert done.code == 2
+    assert "--version" in done.errors

@@ -1,0 +1,166 @@
+"""What `tidegate-host` writes is what systemd, shells and Tidegate's processes read."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tidegate_host import cli, env_files, options, releases, roles, services, settings
+from tidegate_host.machine import Failed, Machine
+from tidegate_host.options import Wanted
+from tidegate_host.settings import Secrets
+
+from console.environment import PROJECT, Environment
+from console.stack import redis_users
+
+ALL = Wanted(
+    roles=tuple(roles.ROLES), host="box.example.org", drivers=("job-7", "job-8"), local_servers=True
+)
+NOTHING = Secrets()
+
+
+def test_a_file_of_settings_keeps_what_an_operator_wrote() -> None:
+    text = "# ours\nA='1'\n  B = no setting\nC=\"two words\"\n"
+    assert env_files.parse(text) == {"A": "1", "C": "two words"}
+    changed = env_files.merged(text, {"A": "9", "D": "new"}, {"C": "other"}, "title")
+    assert changed == "# ours\nA='1'\n  B = no setting\nC='other'\nD='new'\n"
+    assert env_files.merged(changed, {"A": "9", "D": "9"}, {"C": "other"}, "title") == changed
+
+
+def test_what_cannot_be_quoted_is_refused() -> None:
+    for value in ("it's", "a\nb"):
+        with pytest.raises(env_files.Unquotable):
+            env_files.merged("", {"A": value}, {}, "title")
+
+
+def test_a_shell_reads_the_same(tmp_path: Path) -> None:
+    value = "redis://a:b$c`d\\e@host/0?x=1&y=2"
+    file = tmp_path / "settings.env"
+    file.write_text(env_files.merged("", {"A": value}, {}, "title"))
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'. {file}; printf %s "$A"'], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == value == env_files.read(file)["A"]
+
+
+def test_every_unit_is_of_a_role_and_starts_a_command_of_the_wheel() -> None:
+    units = {path.name for path in roles.UNITS.iterdir() if path.is_file()}
+    assert units == {unit for role in roles.ROLES.values() for unit in role.units}
+    scripts = set(tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["scripts"])
+    for name in units:
+        text = (roles.UNITS / name).read_text()
+        for program in re.findall(r"^ExecStart=/opt/tidegate/current/bin/(\S+)", text, re.MULTILINE):
+            assert program in scripts | {"celery"}, name
+    for role in roles.ROLES.values():
+        for unit in role.units:
+            text = (roles.UNITS / unit).read_text()
+            assert unit.endswith(".socket") or f"User={role.user}\n" in text
+            for name in re.findall(r"^EnvironmentFile=-?/etc/tidegate/(\S+)", text, re.MULTILINE):
+                assert name in role.env or "%i" in name, unit
+
+
+def test_each_process_of_the_console_takes_its_settings() -> None:
+    """Names and values, as the process itself reads them at its start."""
+    made = settings.settings(ALL, NOTHING, settings.server_secrets())
+    for role in (role.name for role in ALL.all_roles if role.is_console):
+        variables = {**made["console"].missing, **made[role].missing}
+        read = Environment.read(variables)
+        assert read.allowed_hosts == ("box.example.org", "localhost")
+        assert ("ingest" in str(read.ingest_url)) == (role == "ingest")
+    owner = Environment.read({**made["console"].missing, **made["prepare"].missing})
+    assert settings.OWNER in owner.database_url
+    assert settings.OWNER not in made["console"].missing["DATABASE_URL"]
+
+
+def test_two_drivers_of_a_machine_have_addresses_of_their_own() -> None:
+    made = settings.settings(ALL, NOTHING, {})
+    found = {made[f"driver-{name}"].missing["SWDRIVER_CONTROL"] for name in ALL.drivers}
+    assert found == {"0.0.0.0:8420", "0.0.0.0:8421"}
+
+
+def test_a_join_token_is_for_its_own_kind_of_process() -> None:
+    made = settings.settings(ALL, Secrets(join_tokens={"agent": "tgj_x"}), {})
+    with_token = {name for name, one in made.items() if any("JOIN" in key for key in one.asked)}
+    assert with_token == {"agent"}
+
+
+def test_redis_has_the_users_of_one_server_and_no_others() -> None:
+    for server, users in (("broker", redis_users.BROKER), ("telemetry", redis_users.TELEMETRY)):
+        assert set(settings.redis_users(server)) == {user.name for user in users}
+
+
+def test_what_is_wanted_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "REMEMBERED", tmp_path / "host.json")
+    assert options.remembered() == Wanted()
+    (tmp_path / "host.json").write_text(options.as_text(ALL))
+    assert options.remembered() == ALL
+    (tmp_path / "host.json").write_text("{")
+    with pytest.raises(Failed, match="can't be read"):
+        options.remembered()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"roles": ()}, "--roles"),
+        ({"roles": ("agent",)}, "--console"),
+        ({"drivers": ()}, "--driver"),
+        ({"workers": 0}, "--workers"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(change: dict[str, object], sentence: str) -> None:
+    with pytest.raises(Failed, match=sentence):
+        replace(ALL, **change).check()  # type: ignore[arg-type]
+
+
+def test_a_role_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match=r"“wbe” is no role\. Roles: console, ingest"):
+        roles.chosen("wbe")
+
+
+def test_workers_and_drivers_are_instances_of_their_units() -> None:
+    units = [unit for unit, _ in services.wanted_units(replace(ALL, workers=2))]
+    assert [unit for unit in units if "@" in unit] == [
+        *("tidegate-worker@1.service", "tidegate-worker@2.service"),
+        *("tidegate-driver@job-7.service", "tidegate-driver@job-8.service"),
+    ]
+
+
+def test_a_release_is_named_by_what_it_is_made_of(tmp_path: Path) -> None:
+    wheel, lock = tmp_path / "tidegate-0.2.0-py3-none-any.whl", tmp_path / "run.txt"
+    wheel.write_bytes(b"wheel")
+    lock.write_bytes(b"lock")
+    source = releases.Source(wheel, lock, ("agent",))
+    assert source.name.startswith("0.2.0-")
+    before = source.name
+    assert before != replace(source, extras=("agent", "brain")).name
+    lock.write_bytes(b"another")
+    assert before != source.name
+
+
+def test_who_is_not_root_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    if Path("/proc/self").stat().st_uid == 0:
+        pytest.skip("this is root")
+    assert cli.main(["rollback"]) == 1
+    assert "sudo" in capsys.readouterr().err
+
+
+def test_a_dry_run_of_a_file_writes_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = Machine(dry_run=True)
+    assert machine.file(tmp_path / "x", "text")
+    machine.directory(tmp_path / "folder", 0o755)
+    machine.link(tmp_path / "link", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().out.count("would ") == machine.changes == 3
+
+
+def test_help_names_every_role(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["install", "--help"])
+    said = capsys.readouterr().out
+    for name in (*roles.ROLES, *roles.SETS):
+        assert re.search(rf"^  {name} ", said, re.MULTILINE)
