@@ -16,10 +16,12 @@ OSV ?= all.zip
 AUDITED = run dev fuzz audit uv
 # What was compiled is kept, whatever the environment says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
-EXTRAS = --extra console --extra brain --extra cluster --extra kubernetes --extra manager --extra embedded
+# Of the image, and of a checkout.
+OF_IMAGE = --extra console --extra brain --extra cluster --extra kubernetes --extra manager
+EXTRAS = $(OF_IMAGE) --extra embedded
 
 .DEFAULT_GOAL := help
-.PHONY: help proto up known-engine down incident rollout check test test-kubernetes contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
+.PHONY: help proto manifests up known-engine down incident rollout check test test-kubernetes test-image contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -49,6 +51,9 @@ test: dev-environment ## all tests; as root it installs Chromium and iproute2 wh
 
 test-kubernetes: dev-environment ## the tests on a control plane of Kubernetes, from the binaries in KUBEBUILDER_ASSETS
 	$(IN) -m pytest -m kubernetes $(ARGS)
+
+test-image: dev-environment ## the tests of the image, in root file systems of debootstrap; as root, some ten minutes
+	$(IN) -m pytest -m image tests/deploy $(ARGS)
 
 test-models: models-environment ## the tests with real models; installs torch in an environment of its own
 	$(IN_MODELS) -m pytest -n 2 -m models tests/swdriver_shim tests/inference_brain/test_transformers_templates.py $(ARGS)
@@ -84,6 +89,9 @@ sim: dev-environment ## the deterministic simulations: make sim SEEDS=1000 STEPS
 sim-long: dev-environment ## the simulations with long runs on all cores: make sim-long MINUTES=60
 	$(IN) -m tests.long_lives --minutes $(MINUTES) --base $(or $(BASE),0) $(ARGS)
 
+manifests: dev-environment ## make the manifests in deploy/kubernetes of the Helm chart
+	$(IN) -m tests.kubernetes.chart
+
 docs: dev-environment ## write the docs that are generated from code
 	$(IN) -m console.write_docs
 
@@ -118,6 +126,8 @@ lock: dev-environment ## resolve and lock the dependencies
 	echo "uv==$$($(UV) --version | cut -d' ' -f2)" | $(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" - -o requirements/uv.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" pyproject.toml $(EXTRAS) -o requirements/run.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/run.txt pyproject.toml $(EXTRAS) --group dev -o requirements/dev.txt
+	$(UV) pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/run.txt pyproject.toml $(OF_IMAGE) -o requirements/image.txt
+	printf 'hatchling\npip\n' | $(UV) pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt - -o requirements/build.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" -c requirements/dev.txt pyproject.toml --extra console --group fuzz -o requirements/fuzz.txt
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --group audit -o requirements/audit.txt
 	$(UV) pip compile -q --python-platform linux --python-version 3.11 --generate-hashes --custom-compile-command "make lock" --group routers -o requirements/routers.txt

@@ -63,13 +63,18 @@ def check(
     properties: Mapping[str, Any],
     metadata: Mapping[str, str | bytes],
     tokens: JwtSettings | None,
+    console_name: str = "",
 ) -> None:
-    """`peer` and `properties`: what gRPC knows of the connection. Raises Refused."""
+    """`peer` and `properties`: what gRPC knows of the connection. `console_name`: the host name in a
+    console's certificate that another authority has issued than a console's own. Raises Refused."""
     if peer.startswith("unix:"):  # the system has let it in
         return None
     shown = b"".join(properties.get(CERTIFICATE, ()))
-    found = peer_of(x509.load_pem_x509_certificate(shown)) if shown else None
+    certificate = x509.load_pem_x509_certificate(shown) if shown else None
+    found = peer_of(certificate) if certificate else None
     if found and found.role is Role.CONSOLE:
+        return None
+    if certificate and console_name and console_name in _host_names(certificate):
         return None
     said = str(metadata.get("authorization", ""))
     scheme, _, token = said.partition(" ")
@@ -85,11 +90,20 @@ def check(
     raise Refused(grpc.StatusCode.UNAUTHENTICATED, wanted)
 
 
+def _host_names(certificate: x509.Certificate) -> list[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return names.get_values_for_type(x509.DNSName)
+
+
 class Gate(aio.ServerInterceptor):  # type: ignore[misc]
     """Before each call. Also decodes requests, so that one that is none is refused as such."""
 
-    def __init__(self, tokens: JwtSettings | None) -> None:
+    def __init__(self, tokens: JwtSettings | None, console_name: str = "") -> None:
         self._tokens = tokens
+        self._console_name = console_name
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
@@ -151,7 +165,7 @@ class Gate(aio.ServerInterceptor):  # type: ignore[misc]
     async def _admit(self, context: Any) -> None:
         metadata = dict(context.invocation_metadata() or ())
         try:
-            check(context.peer(), context.auth_context(), metadata, self._tokens)
+            check(context.peer(), context.auth_context(), metadata, self._tokens, self._console_name)
         except Refused as error:
             log.warning("Refused a call of %s: %s", context.peer(), error)
             await context.abort(error.status, str(error))

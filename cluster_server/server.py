@@ -62,11 +62,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """`authorities`: those of a console. With them only who shows a certificate of theirs is let in."""
+    """`authorities`: those of a console. With them only who shows a certificate of theirs is let in.
+    `console_name`: which host name a console's has, if its own authority has not issued it."""
 
     certificate: Path
     key: Path
     authorities: Path | None = None
+    console_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,8 @@ async def serving(
     backend: Backend, inventory: Inventory, settings: ServerSettings
 ) -> AsyncIterator[Serving]:
     """Answer for as long as this lasts. Raises OSError where it cannot listen."""
-    server = aio.server(
-        interceptors=(Gate(settings.tokens),), options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX
-    )
+    gate = Gate(settings.tokens, settings.tls.console_name if settings.tls else "")
+    server = aio.server(interceptors=(gate,), options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
     watchers = Seats("who watch", settings.watchers_max)
     followers = Seats("who read logs", settings.followers_max)
     rpc.add_WorkloadsServicer_to_server(Workloads(backend, watchers, followers), server)

@@ -127,6 +127,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="PEM: the console's authorities; a client then shows a certificate of theirs",
     )
+    add(
+        "--tls-console",
+        metavar="NAME",
+        help="the host name in the console's certificate, where --tls-authorities are not a console's",
+    )
     add("--jwt-key", metavar="FILE", help="a public key (PEM) or a secret: bearer JWTs are let in")
     add("--jwt-algorithm", help=f"{', '.join(ALGORITHMS)} (default: EdDSA)")
     add("--jwt-issuer", help="the issuer that a JWT has to name")
@@ -295,7 +300,10 @@ def _tls(given: Options) -> TlsFiles | None:
         given.problems.append("--tls-certificate and --tls-key belong together.")
     if authorities and not certificate:
         given.problems.append("--tls-authorities needs --tls-certificate.")
-    return TlsFiles(certificate, key, authorities) if certificate and key else None
+    console_name = given.take("tls_console", "", name, "a host name")
+    if console_name and not authorities:
+        given.problems.append("--tls-console needs --tls-authorities.")
+    return TlsFiles(certificate, key, authorities, console_name) if certificate and key else None
 
 
 def _tokens(given: Options) -> JwtSettings | None:

@@ -33,6 +33,7 @@ APART = {
         "test_transformers_templates.py",
     },
     "engines": {"engines"},
+    "image": {"test_image.py"},
 }
 SECRET_KEY = "a-secret-of-the-tests-that-is-long-enough-for-django"
 _servers = contextlib.ExitStack()

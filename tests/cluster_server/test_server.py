@@ -208,6 +208,31 @@ async def test_a_console_is_let_in_by_its_certificate_and_others_are_not(
                 await cluster.list()
 
 
+async def test_a_console_of_another_authority_is_let_in_by_the_host_name_that_was_agreed_on(
+    backend: ProcessBackend, inventory: Inventory, tmp_path: Path
+) -> None:
+    """A certificate that any authority may have issued: of a node here, and not of a console."""
+    authority = ConsoleAuthority()
+    own = authority.issue(Role.CLUSTER, "machine-1")
+    files = TlsFiles(*authority.write(own, tmp_path), console_name="front.node.tidegate.internal")
+    settings = ServerSettings((Place(host="127.0.0.1"),), files)
+    async with serving(backend, inventory, settings) as running:
+
+        def client(name: str) -> ClusterClient:
+            return ClusterClient(
+                running.targets[0],
+                authority.issue(Role.NODE, name).credentials(authority.certificate),
+                server_name=own.server_name,
+                call_seconds=3.0,
+            )
+
+        async with client("front") as cluster:
+            assert (await cluster.list())[0] == []
+        async with client("back") as cluster:
+            with pytest.raises(Refused, match="of node:back: a console's is required"):
+                await cluster.list()
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -121,12 +121,13 @@ class NodeProcess:
 
 
 class Proxy(threading.Thread):
-    """A way to the API server that can be cut as a network is: what is sent is lost, and not refused."""
+    """A way to the API server, or to a pod, that can be cut as a network is: what is sent is lost, and
+    not refused. `to` may change; it is for connections from then on."""
 
-    def __init__(self, to: tuple[str, int]) -> None:
+    def __init__(self, to: tuple[str, int], host: str = LOOPBACK) -> None:
         super().__init__(daemon=True)
-        self._to = to
-        self._listener = socket.create_server((LOOPBACK, 0))
+        self.to = to
+        self._listener = socket.create_server((host, 0))
         self.port = int(self._listener.getsockname()[1])
         self._is_cut = threading.Event()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -137,7 +138,7 @@ class Proxy(threading.Thread):
         with contextlib.suppress(OSError):  # it is closed
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self._to)
+                far = socket.create_connection(self.to)
                 self._pairs.append((near, far))
                 for one, other in ((near, far), (far, near)):
                     carrier = threading.Thread(target=self._carry, args=(one, other), daemon=True)
@@ -185,6 +186,7 @@ class Bed:
     etcd_port: int = 0
     tokens: dict[str, str] = field(default_factory=dict)
     why_no_custom_resources: str = ""
+    for_pods: Proxy = field(init=False)  # the API server, which listens on the loopback only
 
     # The control plane
 
@@ -209,6 +211,16 @@ class Bed:
         self.start_api_server()
         for user in self.tokens:
             self.kubeconfig(user).write_text(self._kubeconfig(user))
+        with self.client() as client:
+            self._wait("kube-system", lambda: bool(client.get(resource("Namespace"), "kube-system")))
+            self.apply(MANIFESTS / "wsjobs.crd.yaml")
+            self._wait("the CRD", lambda: list(client.list(resource("WsJob"), namespace="*")) == [])
+            self._try_custom_resources(client)
+        self._start_controllers()
+        self.for_pods = Proxy((LOOPBACK, self.api_port), self.host)
+
+    def _start_controllers(self) -> None:
+        """Once the API server stays: a controller whose kind it does not list just then is left out."""
         plain = ["--port=0"] if self._is_old() else []
         common = (
             f"--kubeconfig={self.kubeconfig(ADMIN)}",
@@ -220,15 +232,11 @@ class Bed:
             f"--node-monitor-grace-period={NOT_READY_SECONDS}s",
             "--node-monitor-period=1s",
             f"--service-account-private-key-file={self.folder / 'sa.key'}",
+            f"--root-ca-file={self.folder / 'certificates' / 'apiserver.crt'}",
             "--use-service-account-credentials=false",
             "--concurrent-gc-syncs=5",
         )
         self._run("kube-scheduler", *common)
-        with self.client() as client:
-            self._wait("kube-system", lambda: bool(client.get(resource("Namespace"), "kube-system")))
-            self.apply(MANIFESTS / "wsjobs.crd.yaml")
-            self._wait("the CRD", lambda: list(client.list(resource("WsJob"), namespace="*")) == [])
-            self._try_custom_resources(client)
 
     def _try_custom_resources(self, client: Client) -> None:
         """Some builds of 1.20 die of the first one: those by a Go from 1.18 on with the reflect2 that it
@@ -283,6 +291,8 @@ class Bed:
         for node in self.nodes.values():
             node.thaw()
             node.stop()
+        if hasattr(self, "for_pods"):  # it has started
+            self.for_pods.close()
         for process in reversed(self.processes):
             process.kill()
             process.wait()
@@ -366,6 +376,7 @@ class Bed:
             *("--key", self.folder / "certificates" / "apiserver.key"),
             *("--labels", json.dumps(dict(labels or {})), "--bridge", self.bridge),
             *("--network", self.network, "--host", LOOPBACK, "--number", str(number)),
+            *("--api", f"{self.host}:{self.for_pods.port}"),
             *("--port", str(_free_port())),
         ]
         for option, value in options.items():

@@ -30,10 +30,13 @@ for one in /*; do
     name={root}$one
     case $one in /proc) mkdir $name; mount -t proc proc $name; continue;; esac
     if [ -L $one ]; then cp -P $one $name
-    elif [ -d $one ]; then mkdir $name; mount --rbind $one $name
+    elif [ -d $one ]; then
+        mkdir $name; mount --rbind $one $name
+        case $one in /dev|/sys) ;; *) {seal} $name;; esac
     fi
 done
 {mounts}
+{seal_root} {root}
 cd {root}
 exec chroot {root} /usr/bin/env -i -C {folder} {command}
 """
@@ -55,11 +58,16 @@ class Container:
         network: str,
         log: Path,
         folder: Path,
+        *,
+        is_read_only: bool = False,
     ) -> Container:
-        """`network`: the path of a namespace. `root`: an empty folder. `folder`: where it begins."""
+        """`network`: the path of a namespace. `root`: an empty folder. `folder`: where it begins.
+        `is_read_only`: all but its volumes, /dev, /proc and /sys."""
         _check(root, mounts)
         text = ROOT.format(
             root=root,
+            seal="mount -o remount,bind,ro" if is_read_only else ":",
+            seal_root="mount -o remount,ro" if is_read_only else ":",
             folder=folder,
             mounts="\n".join(_mount(root, one) for one in mounts),
             command=shlex.join([*(f"{name}={value}" for name, value in environment.items()), *command]),
@@ -88,6 +96,22 @@ class Container:
         if self._is_killed and returned == 1:
             returned = -signal.SIGKILL  # which `unshare` cannot pass on
         return 128 - returned if returned < 0 else returned
+
+    async def succeeds(self, command: Sequence[str]) -> bool:
+        """Whether a command in it does, such as that of a probe."""
+        made = await asyncio.create_subprocess_exec(
+            *("nsenter", "--target", str(self.pid), "--mount", "--pid", "--net", "--root", "--wd"),
+            *("--", *command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            return await made.wait() == 0
+        finally:
+            if made.returncode is None:  # it has taken too long
+                made.kill()
+                await made.wait()
 
     def signal(self, number: signal.Signals) -> None:
         self._is_killed = self._is_killed or number == signal.SIGKILL

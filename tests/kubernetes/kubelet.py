@@ -1,8 +1,10 @@
 """A stand-in for the kubelet of one node, as a process: `python -m tests.kubernetes.kubelet …`.
 
 It does what Kubernetes documents of a kubelet, where this is needed: pods of its node as processes with
-addresses of their own; volumes (configMap, secret, projected, emptyDir, hostPath, downwardAPI);
-restartPolicy with back-off; grace periods; probes (httpGet, tcpSocket, exec); logs; the status of pods,
+addresses of their own; volumes (configMap, secret, projected with tokens, emptyDir, hostPath,
+downwardAPI);
+environment (of Secrets and ConfigMaps too); read-only root file systems; restartPolicy with back-off;
+grace periods; probes (httpGet, tcpSocket, exec; startup, liveness, readiness); logs; the status of pods,
 the node and its Lease. `tests/kubernetes/test_kubelet.py` holds it to that. What it does not do: images,
 users, limits, hooks.
 
@@ -22,6 +24,8 @@ import logging
 import os
 import shutil
 import signal
+import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
@@ -32,6 +36,9 @@ import httpx2
 import uvicorn
 from lightkube import ApiError, AsyncClient, KubeConfig
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+from lightkube.models.authentication_v1 import TokenRequestSpec
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import ServiceAccountToken
 from lightkube.types import PatchType
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -54,6 +61,13 @@ STABLE_SECONDS = 600.0
 LEASE_SECONDS = 1.0
 VOLUME_AGAIN_SECONDS = 0.3
 LOG_BYTES = 64 << 10
+UNVERIFIED = ssl.create_default_context()  # as a kubelet's probes are
+UNVERIFIED.check_hostname = False
+UNVERIFIED.verify_mode = ssl.CERT_NONE
+
+
+class Stopping(Exception):
+    """The pod is to end before a container of it could begin."""
 
 
 def now() -> str:
@@ -261,12 +275,8 @@ class PodWorker:
         for one in self.pod["spec"]["containers"]:
             self.statuses[one["name"]] = self._status(one, {"waiting": {"reason": "ContainerCreating"}})
         await self._report("Pending")
-        if await self._prepared() and await self._initialised():
-            await self._report("Running")
-            specs = self.pod["spec"]["containers"]
-            done = await asyncio.gather(*(self._keep(one) for one in specs))
-            if not self._stopping.is_set():
-                await self._report("Failed" if any(done) else "Succeeded")
+        with contextlib.suppress(Stopping):
+            await self._run_containers()
         await self._stopping.wait()
         await self._report_end()
         if self._network:
@@ -276,6 +286,14 @@ class PodWorker:
         graveyard.mkdir(exist_ok=True)
         if self._folder.exists():
             self._folder.rename(graveyard / self._folder.name)
+
+    async def _run_containers(self) -> None:
+        if await self._prepared() and await self._initialised():
+            await self._report("Running")
+            specs = self.pod["spec"]["containers"]
+            done = await asyncio.gather(*(self._keep(one) for one in specs))
+            if not self._stopping.is_set():
+                await self._report("Failed" if any(done) else "Succeeded")
 
     # Its parts
 
@@ -291,9 +309,7 @@ class PodWorker:
             except ApiError as error:
                 # The kubelet tries again, and the pod stays in ContainerCreating.
                 log.warning("%s: %s", self.name, error)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(VOLUME_AGAIN_SECONDS):
-                        await self._stopping.wait()
+                await self._stops_within(VOLUME_AGAIN_SECONDS)
             else:
                 return True
         return False
@@ -352,21 +368,17 @@ class PodWorker:
                     lastState=last,
                 )  # fmt: skip
             await self._report("Running")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._stopping.wait()
-            if self._stopping.is_set():
+            if await self._stops_within(pause):
                 return status
             pause = min(pause * 2 or self.kubelet.options.backoff, BACKOFF_SECONDS_MAX)
             restarts += 1
 
     async def _watched(self, spec: Document, container: Container) -> int:
         """Until it has ended: by itself, by its probes, or because its pod ends."""
-        watching = [asyncio.create_task(self._stopped(container))]
-        if probe := spec.get("readinessProbe"):
-            watching.append(asyncio.create_task(self._probe_readiness(spec, probe)))
-        if probe := spec.get("livenessProbe"):
-            watching.append(asyncio.create_task(self._probe_liveness(probe, container)))
+        watching = [
+            asyncio.create_task(self._stopped(container)),
+            asyncio.create_task(self._probe_all(spec, container)),
+        ]
         try:
             return await container.wait()
         finally:
@@ -375,6 +387,16 @@ class PodWorker:
             if not self._stopping.is_set():
                 watching[0].cancel()
             await asyncio.gather(*watching, return_exceptions=True)
+
+    async def _probe_all(self, spec: Document, container: Container) -> None:
+        """Once it has started, where there is a probe that says so."""
+        if "startupProbe" in spec and not await self._until_started(spec, container):
+            return
+        async with asyncio.TaskGroup() as group:
+            if "readinessProbe" in spec:
+                group.create_task(self._probe_readiness(spec, container))
+            if probe := spec.get("livenessProbe"):
+                group.create_task(self._probe_liveness(spec, probe, container))
 
     async def _stopped(self, container: Container) -> None:
         await self._stopping.wait()
@@ -389,7 +411,7 @@ class PodWorker:
         folder = self._folder / "containers" / name
         folder.mkdir(parents=True, exist_ok=True)
         self.logs[name] = folder / f"{restarts}.log"
-        environment = self._environment(spec)
+        environment = await self._environment(spec)
         command = [_expanded(one, environment) for one in (*spec["command"], *spec.get("args", ()))]
         assert self._network
         self.running[name] = await Container.start(
@@ -400,18 +422,58 @@ class PodWorker:
             f"/proc/{os.getpid()}/fd/{self._network.file}",
             self.logs[name],
             self.kubelet.options.image,
+            is_read_only=spec.get("securityContext", {}).get("readOnlyRootFilesystem", False),
         )
         (folder / "pid").write_text(str(self.running[name].pid))
         return self.running[name]
 
-    def _environment(self, spec: Document) -> dict[str, str]:
-        found = {"PATH": os.environ["PATH"], "HOSTNAME": self.pod["spec"].get("hostname", self.name)}
+    async def _environment(self, spec: Document) -> dict[str, str]:
+        """Its image has the interpreter of the tests."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        host, port = self.kubelet.options.api.split(":")
+        found = {
+            "PATH": path,
+            "HOSTNAME": self.pod["spec"].get("hostname", self.name),
+            "KUBERNETES_SERVICE_HOST": host,
+            "KUBERNETES_SERVICE_PORT": port,
+        }
+        for one in spec.get("envFrom", ()):
+            kind = "secretRef" if "secretRef" in one else "configMapRef"
+            found |= await self._known_values(one[kind]["name"], is_secret=kind == "secretRef")
         for one in spec.get("env", ()):
-            value = one.get("value", "")
-            if field := one.get("valueFrom", {}).get("fieldRef"):
+            value, source = one.get("value", ""), one.get("valueFrom", {})
+            if field := source.get("fieldRef"):
                 value = self._field(field["fieldPath"])
+            elif ref := source.get("secretKeyRef") or source.get("configMapKeyRef"):
+                values = await self._known_values(ref["name"], is_secret="secretKeyRef" in source)
+                value = values[ref["key"]]
             found[one["name"]] = _expanded(value, found)
         return found
+
+    async def _known_values(self, name: str, *, is_secret: bool) -> dict[str, str]:
+        """Of a Secret or a ConfigMap, once there is one: until then the pod stays as it is."""
+        namespace = self.pod["metadata"]["namespace"]
+        while True:
+            try:
+                found = await self.kubelet.client.get(
+                    Secret if is_secret else ConfigMap, name, namespace=namespace
+                )
+            except ApiError as error:
+                log.warning("%s: %s", self.name, error)
+                if await self._stops_within(VOLUME_AGAIN_SECONDS):
+                    raise Stopping from None
+            else:
+                data = found.get("data") or {}
+                return {
+                    key: base64.b64decode(value).decode() if is_secret else value
+                    for key, value in data.items()
+                }
+
+    async def _stops_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        return self._stopping.is_set()
 
     def _field(self, path: str) -> str:
         known = {
@@ -447,6 +509,8 @@ class PodWorker:
             name = of.get("secretName") or of["name"]
             found = await self.kubelet.client.get(Secret, name, namespace=namespace)
             files = {key: base64.b64decode(raw) for key, raw in (found.get("data") or {}).items()}
+        elif token := source.get("serviceAccountToken", {}):
+            files = {token["path"]: await self._account_token(token)}
         elif of := source.get("downwardAPI", {}):
             files = {
                 one["path"]: self._field(one["fieldRef"]["fieldPath"]).encode() for one in of["items"]
@@ -456,6 +520,21 @@ class PodWorker:
         for key, path in wanted.items():
             (folder / path).write_bytes(files[key])
             (folder / path).chmod(0o440 if "secret" in source else 0o644)
+
+    async def _account_token(self, wanted: Document) -> bytes:
+        """Of the service account of the pod, as the API server makes it."""
+        spec = TokenRequestSpec(
+            audiences=[wanted["audience"]] if "audience" in wanted else [],
+            expirationSeconds=wanted.get("expirationSeconds", 3600),
+        )
+        made = await self.kubelet.client.create(
+            ServiceAccountToken(metadata=ObjectMeta(), spec=spec),
+            self.pod["spec"].get("serviceAccountName", "default"),
+            namespace=self.pod["metadata"]["namespace"],
+        )
+        assert made.status
+        assert made.status.token
+        return made.status.token.encode()
 
     def _mounts(self, spec: Document) -> list[Mount]:
         volumes = {one["name"]: one for one in self.pod["spec"].get("volumes", ())}
@@ -472,12 +551,12 @@ class PodWorker:
 
     # Probes
 
-    async def _probe_readiness(self, spec: Document, probe: Document) -> None:
-        name = spec["name"]
+    async def _probe_readiness(self, spec: Document, container: Container) -> None:
+        name, probe = spec["name"], spec["readinessProbe"]
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
         failures = 0
         while True:
-            succeeded = await self._probe(probe)
+            succeeded = await self._probe(spec, probe, container)
             failures = 0 if succeeded else failures + 1
             is_ready = succeeded or (self.ready[name] and failures < probe.get("failureThreshold", 3))
             if is_ready != self.ready[name]:
@@ -486,29 +565,46 @@ class PodWorker:
                 await self._report("Running")
             await asyncio.sleep(probe.get("periodSeconds", 10))
 
-    async def _probe_liveness(self, probe: Document, container: Container) -> None:
+    async def _probe_liveness(self, spec: Document, probe: Document, container: Container) -> None:
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
         failures = 0
         while True:
-            failures = 0 if await self._probe(probe) else failures + 1
+            failures = 0 if await self._probe(spec, probe, container) else failures + 1
             if failures >= probe.get("failureThreshold", 3):
                 log.warning("%s: it is not alive", self.name)
                 await container.stop(self.pod["spec"].get("terminationGracePeriodSeconds", 30))
                 return
             await asyncio.sleep(probe.get("periodSeconds", 10))
 
-    async def _probe(self, probe: Document) -> bool:
+    async def _until_started(self, spec: Document, container: Container) -> bool:
+        """Whether it has, before its startup probe has failed too often; then it is stopped."""
+        probe = spec["startupProbe"]
+        await asyncio.sleep(probe.get("initialDelaySeconds", 0))
+        for _ in range(probe.get("failureThreshold", 3)):
+            if await self._probe(spec, probe, container):
+                return True
+            await asyncio.sleep(probe.get("periodSeconds", 10))
+        log.warning("%s: it has not started", self.name)
+        await container.stop(self.pod["spec"].get("terminationGracePeriodSeconds", 30))
+        return False
+
+    async def _probe(self, spec: Document, probe: Document, container: Container) -> bool:
         try:
             async with asyncio.timeout(probe.get("timeoutSeconds", 1)):
                 if command := probe.get("exec", {}).get("command"):
-                    made = await asyncio.create_subprocess_exec(*command)
-                    return await made.wait() == 0
+                    return await container.succeeds(command)
                 of = probe.get("httpGet") or probe["tcpSocket"]
-                reader, writer = await asyncio.open_connection(self._address, of["port"])
+                tls = UNVERIFIED if of.get("scheme") == "HTTPS" else None
+                port = _port(spec, of["port"])
+                reader, writer = await asyncio.open_connection(self._address, port, ssl=tls)
                 try:
                     if "httpGet" not in probe:
                         return True
-                    writer.write(f"GET {of.get('path', '/')} HTTP/1.0\r\nHost: probe\r\n\r\n".encode())
+                    headers = {"Host": f"{self._address}:{port}"}
+                    headers |= {one["name"]: one["value"] for one in of.get("httpHeaders", ())}
+                    lines = [f"GET {of.get('path', '/')} HTTP/1.1", "Connection: close"]
+                    lines += [f"{name}: {value}" for name, value in headers.items()]
+                    writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
                     line = (await reader.readline()).split()
                     return len(line) > 1 and 200 <= int(line[1]) < 400
                 finally:
@@ -639,6 +735,13 @@ def _condition(kind: str, *, value: bool, reason: str = "") -> Document:
     return {**made, "reason": reason} if reason else made
 
 
+def _port(spec: Document, port: int | str) -> int:
+    """By its name, or itself."""
+    if isinstance(port, int):
+        return port
+    return next(int(one["containerPort"]) for one in spec["ports"] if one["name"] == port)
+
+
 def _expanded(text: str, environment: dict[str, str]) -> str:
     for name, value in environment.items():
         text = text.replace(f"$({name})", value)
@@ -655,7 +758,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for flag in ("--kubeconfig", "--folder", "--certificate", "--key", "--image"):
         parser.add_argument(flag, type=Path, required=True)
-    for flag in ("--node", "--labels", "--bridge", "--network", "--host"):
+    for flag in ("--node", "--labels", "--bridge", "--network", "--host", "--api"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--number", type=int, required=True, help="of the node: a part of addresses")
     parser.add_argument("--port", type=int, required=True)

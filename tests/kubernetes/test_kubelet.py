@@ -200,6 +200,67 @@ def test_volumes_and_fields_of_the_pod(space: Namespace) -> None:
     assert space.log("reads").splitlines() == ["from the map", done["status"]["podIP"], "alone"]
 
 
+def test_variables_come_from_secrets_once_there_are_some_and_the_last_source_wins(
+    space: Namespace,
+) -> None:
+    def secret(name: str, **values: str) -> None:
+        document = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}}
+        space.put({**document, "stringData": values})
+
+    secret("first", A="first", B="first")
+    space.pod(
+        "reads",
+        "echo $A $B $C",
+        restartPolicy="Never",
+        container={
+            "envFrom": [{"secretRef": {"name": "first"}}, {"secretRef": {"name": "second"}}],
+            "env": [{"name": "C", "valueFrom": {"secretKeyRef": {"name": "second", "key": "B"}}}],
+        },
+    )
+    space.until("reads", lambda pod: phase(pod) == "Running")
+    assert space.log("reads") == ""  # it has not begun: there is no such Secret
+    secret("second", B="second")
+    space.until("reads", lambda pod: phase(pod) == "Succeeded")
+    assert space.log("reads").strip() == "first second second"
+
+
+def test_a_read_only_root_has_volumes_that_may_be_written_to(space: Namespace) -> None:
+    space.pod(
+        "writes",
+        "touch /kept/a && echo kept; touch /tmp/a || echo refused; touch /new || echo refused",
+        restartPolicy="Never",
+        volumes=[{"name": "kept", "emptyDir": {}}],
+        container={
+            "securityContext": {"readOnlyRootFilesystem": True},
+            "volumeMounts": [{"name": "kept", "mountPath": "/kept"}],
+        },
+    )
+    space.until("writes", lambda pod: phase(pod) == "Succeeded")
+    said = [line for line in space.log("writes").splitlines() if not line.startswith("touch")]
+    assert said == ["kept", "refused", "refused"]
+
+
+def test_commands_of_probes_run_in_the_container_and_the_first_probe_holds_the_others_back(
+    space: Namespace,
+) -> None:
+    """It is not alive before it has started; that counts only afterwards."""
+    started = {"exec": {"command": ["test", "-e", "/state/started"]}, "periodSeconds": 1}
+    alive = {"exec": {"command": ["test", "-e", "/state/alive"]}, "periodSeconds": 1}
+    space.pod(
+        "slow",
+        "sleep 3; touch /state/alive /state/started; sleep 100",
+        volumes=[{"name": "state", "emptyDir": {}}],
+        container={
+            "startupProbe": {**started, "failureThreshold": 30},
+            "livenessProbe": {**alive, "failureThreshold": 1},
+            "readinessProbe": alive,
+            "volumeMounts": [{"name": "state", "mountPath": "/state"}],
+        },
+    )
+    ready = space.until("slow", lambda pod: container(pod).get("ready", False))
+    assert container(ready)["restartCount"] == 0
+
+
 def test_pods_of_a_node_that_is_silent_are_evicted_and_stay_until_it_confirms(
     space: Namespace,
 ) -> None:

@@ -1,0 +1,1 @@
+"""What is under deploy/ and runs elsewhere."""
