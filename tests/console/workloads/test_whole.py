@@ -162,6 +162,7 @@ def test_in_a_browser_one_is_created_seen_to_come_up_broken_and_seen_to_be_rolle
         watch(row(page, "status", "Ready"), "yes")
         [good] = scene.instances("chat")
         watch(row(page, "replicas", "chat-0"), f"{good['name']}.*serving")
+        watch(row(page, "status", "RolloutComplete"), "yes")  # else there is nothing to go back to
 
         with Clients(scene) as clients:
             page.get_by_role("link", name="Edit").click()
