@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
@@ -16,6 +18,7 @@ from msgspec import Struct
 
 from console.environment import PROJECT
 from console.workloads import spec
+from console.workloads.leader import conditions, verdicts
 from console.workloads.spec import WorkloadSpec
 from tests.conftest import People
 from tests.console.sessions.fleets import make_fleet
@@ -81,3 +84,12 @@ def test_the_examples_work_in_their_order(people: People, api_of: Callable[..., 
         )
         assert response.status_code in (200, 201, 202), f"{example}: {response.content!r}"
         settle()
+
+
+@pytest.mark.parametrize("module", [conditions, verdicts])
+def test_every_reason_is_listed(module: ModuleType) -> None:
+    """The words for machines, as they stand in the code, are in the table of docs/rollouts.md."""
+    text = (PROJECT / "docs" / "rollouts.md").read_text().partition("## Conditions")[2]
+    reasons = set(re.findall(r'"([A-Z][a-z]+(?:[A-Z][a-z]+)*)"', inspect.getsource(module)))
+    assert len(reasons) > 4
+    assert {one for one in reasons if f"`{one}`" not in text} == set()
