@@ -29,7 +29,7 @@ from console.placement.topology import State, Tier
 from console.policies.models import Caller, PolicyInForce, PolicyVersion
 from console.routing.models import Replica, ServedModel
 from console.sessions.models import DriverOrg, Job, JobBox, Session, SessionBox, Stream
-from console.workloads.models import Instance
+from console.workloads.models import Bucket, Instance
 from telemetry.cells import Cells
 from telemetry.metrics import Kind, Metric
 from telemetry.models import Event
@@ -72,6 +72,7 @@ def fill(part: float = 1.0) -> dict[str, object]:
     _sessions(orgs, nodes, boxes, now)
     _routing(now)
     instance = _workloads(orgs)
+    bucket = _buckets(orgs)
     _history(orgs, chance, now, part)
     alert = _alerts(orgs, chance, now, part)
     _numbers(part)
@@ -85,6 +86,7 @@ def fill(part: float = 1.0) -> dict[str, object]:
         "scheduled": 1,
         "users": "admin",
         "tokenizers": 1,
+        "buckets": bucket,
         "tokens": "none",
         "nodes": "ax-0",
         "boxes": "cs-0",
@@ -136,6 +138,15 @@ def _workloads(orgs: list[Org]) -> Instance:
         a_rollout(workload)
         instances += [an_instance(workload, ordinal, serving=True) for ordinal in range(2)]
     return instances[0]
+
+
+def _buckets(orgs: list[Org]) -> int:
+    """One of each org. Returns the number of one of them."""
+    made = Bucket.objects.bulk_create(
+        Bucket(org=org, name=f"{org.slug}-weights", credentials="{}", author_name="bench")
+        for org in orgs
+    )
+    return int(made[0].pk)
 
 
 def _orgs(now: datetime) -> list[Org]:
