@@ -232,6 +232,7 @@ def test_the_bytes_are_where_rules_and_policy_allow_them_and_nowhere_else(
         serve(engine, asked["free"], Rules())
         spilled = engine.driver.ledger.tier2.spilled
         wait_until("what may be copied is", lambda: spilled.columns >= 2 + 1 + 2)
+        wait_until("its files are whole", lambda: in_files(files, asked["free"]) == {0, 1})
         expected_in_memory = {name: {0, 1} for name in asked} | {"nothing": set(), "prefix": {0}}
         assert {name: in_memory(fleet, one) for name, one in asked.items()} == expected_in_memory
         in_clear = {name: in_files(files, one) for name, one in asked.items()}
