@@ -8,7 +8,6 @@ import re
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -139,9 +138,7 @@ def test_whatever_is_killed_in_a_rollout_it_ends_with_one_instance(
     wait_until("nothing else runs", lambda: of_nobody(scene, only["name"]) == [], 30)
     assert len(scene.managers(only["name"])) == 1
     assert len(scene.engines(only["name"])) == 1
-    began = time.monotonic()
     wait_until("it hits", lambda: scene.cached(text(0)) > 0, 60)
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.browser
@@ -281,11 +278,12 @@ def the_one_that_serves(scene: Served, name: str) -> str:
     def serves() -> bool:
         """A workload was ready in the last round, and one that was killed is not yet missed."""
         [now] = scene.instances(name)
-        told[:] = [now, scene.endpoints(model_of(name))]
+        endpoints = scene.endpoints(model_of(name))
+        told[:] = [now, endpoints]
         return (
             (now["name"], now["state"], now["serving"]) == (instance, "ready", True)
             and (len(scene.managers(instance)), len(scene.engines(instance))) == (1, 1)
-            and [(one.instance, one.url, one.state) for one in scene.endpoints(model_of(name))]
+            and [(one.instance, one.url, one.state) for one in endpoints]
             == [(instance, now["url"], "ready")]
         )
 
