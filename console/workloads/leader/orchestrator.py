@@ -543,8 +543,11 @@ class Orchestrator:
             and (row.revision.digest, row.restart) == template
         }
         if switched:
-            with suppress(Unanswerable):  # too many series: no verdict
+            try:
                 known = health.traffic(workload.model, switched, frozenset(published))
+            except Unanswerable as error:  # of more series than an answer has: no verdict
+                known = Traffic(), Traffic()
+                self._fault("telemetry", error)
         self._traffic[workload.name] = now, known
         self._soon(workload.name, now + HEALTH_SECONDS)
         return known
