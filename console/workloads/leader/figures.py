@@ -19,7 +19,8 @@ DECISIONS = METRICS.histogram(
 ACTIONS = METRICS.counter("orchestrator_actions_total", "What the leader did, by kind.", "kind")
 FAULTS = METRICS.counter(
     "orchestrator_faults_total",
-    "What the leader could not do and does again: by whom it asked: cluster, redis, console.",
+    "What the leader could not do and does again: by whom it asked: cluster, redis, console, telemetry; "
+    "`workload` where it could not look after one.",
     "whom",
 )
 LAG = METRICS.histogram(
