@@ -34,6 +34,7 @@ APART = {
     },
     "engines": {"engines"},
     "image": {"test_image.py"},
+    "debian": {"test_debian.py"},
 }
 SECRET_KEY = "a-secret-of-the-tests-that-is-long-enough-for-django"
 _servers = contextlib.ExitStack()

@@ -4,6 +4,7 @@ back. Nobody acts on it here: what an orchestrator would write is written into i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -44,9 +45,10 @@ with transaction.atomic():
 """
 
 
-@pytest.fixture(scope="module")
-def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
-    with live_console(tmp_path_factory.mktemp("console")) as console:
+@pytest.fixture
+def console(tmp_path: Path) -> Iterator[LiveConsole]:
+    """One for each journey: they go in any order, and each has all boxes."""
+    with live_console(tmp_path) as console:
         console.manage(FLEET)
         yield console
 

@@ -19,9 +19,8 @@ from tests.packaging.wheels import build
 
 WHY_NOT = debian.why_not()
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.debian,
     pytest.mark.timeout(1500),
-    pytest.mark.xdist_group("debian"),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 

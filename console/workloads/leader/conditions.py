@@ -39,8 +39,10 @@ def conditions(
     replicas: Sequence[Replica],
     endpoints: Sequence[Endpoint],
     verdict: Verdict | None,
+    *,
+    is_complete: bool,
 ) -> tuple[Condition, ...]:
-    """All of them, `Ready` first."""
+    """All of them, `Ready` first. `is_complete`: whether the revision is one to go back to."""
     wanted = [one for one in replicas if one.ordinal < intent.replicas]
     ready = sum(not one.is_draining for one in endpoints if one.ordinal < intent.replicas)
     parts = (
@@ -49,7 +51,7 @@ def conditions(
         _instances(intent, wanted, ready),
         _warm(seen, wanted),
         _published(seen),
-        _rollout(intent, seen, wanted, verdict),
+        _rollout(intent, seen, wanted, verdict, is_complete=is_complete),
     )
     return (_ready(intent, parts, ready), *parts)
 
@@ -146,7 +148,12 @@ def _published(seen: Seen) -> Condition:
 
 
 def _rollout(
-    intent: Intent, seen: Seen, wanted: Sequence[Replica], verdict: Verdict | None
+    intent: Intent,
+    seen: Seen,
+    wanted: Sequence[Replica],
+    verdict: Verdict | None,
+    *,
+    is_complete: bool,
 ) -> Condition:
     number = intent.revision.number
     done = sum(one.heir is not None and one.owner is one.heir and one.live == 1 for one in wanted)
@@ -157,7 +164,10 @@ def _rollout(
     if verdict is not None:
         return Condition(ROLLOUT, False, verdict.reason, verdict.sentence)
     if done == len(wanted):
-        return Condition(ROLLOUT, True, "Complete", counted)
+        if is_complete:
+            return Condition(ROLLOUT, True, "Complete", counted)
+        why = f"{counted} It is complete when they have served for a while and brains know all of them."
+        return Condition(ROLLOUT, False, "Settling", why)
     if leaving := _leaving(intent, seen, wanted):
         return Condition(ROLLOUT, False, "LeavingBoxes", f"{counted} {leaving}")
     if outdated := [one for one in wanted if any(member.is_outdated for member in one.rest)]:

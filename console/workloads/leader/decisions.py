@@ -152,7 +152,12 @@ class _Plan:
             actions=tuple(self.actions),
             endpoints=endpoints,
             conditions=conditions(
-                self.intent, self.seen, list(self.replicas.values()), endpoints, self.verdict
+                self.intent,
+                self.seen,
+                list(self.replicas.values()),
+                endpoints,
+                self.verdict,
+                is_complete=self._is_done or Complete() in self.actions,
             ),
             look_at=self.look_at,
         )
@@ -608,10 +613,14 @@ class _Plan:
         """Whose boxes can't be taken away: those of others may have been chosen for them already."""
         return {one.home for one in self.seen.homes if one.has_job and not one.is_busy}
 
+    @property
+    def _is_done(self) -> bool:
+        """Whether its roll-out is noted as complete."""
+        return self.intent.stable == self.intent.revision and not self.intent.is_rolling
+
     def _complete(self, wanted: Collection[Replica], leaving: Collection[Replica]) -> None:
         """Everybody is what was wanted, and nothing else is left."""
-        is_done = self.intent.stable == self.intent.revision and not self.intent.is_rolling
-        if is_done or any(one.live for one in leaving):
+        if self._is_done or any(one.live for one in leaving):
             return
         if all(self._is_complete(one) for one in wanted):
             self.actions.append(Complete())

@@ -54,7 +54,7 @@ def told(intent: Intent, replica: Replica, *, serves: bool, **seen: Any) -> dict
         if serves
         else []
     )
-    found = conditions(intent, Seen(**seen), [replica], endpoints, None)
+    found = conditions(intent, Seen(**seen), [replica], endpoints, None, is_complete=False)
     return {one.type: one for one in found}
 
 

@@ -439,6 +439,7 @@ class World:
             return
         for action in decision.actions:  # one transaction
             self._do(action)
+        self._check_complete(decision)
         if self._happens(self.chaos.leader_dies):
             self.counts["leader died"] += 1
             return
@@ -653,6 +654,14 @@ class World:
         self.was_full = self.was_full or self.ready() == self.intent.replicas
         if self.was_full and self.chaos.is_healthy and not self.intent.deleting:
             self._check_available()
+
+    def _check_complete(self, decision: Decision) -> None:
+        """What is said to be complete can be gone back to, whatever is wanted next."""
+        said = {one.type: one.status for one in decision.conditions}["RolloutComplete"]
+        if said:
+            assert self.intent.stable == self.intent.revision, self.told()
+            assert not self.intent.is_rolling, self.told()
+            self.counts["said to be complete"] += 1
 
     def _check_switch(self, ordinal: int, to: str) -> None:
         """What takes over from another one that served has the cache."""
