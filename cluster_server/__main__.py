@@ -16,6 +16,7 @@ from cluster_server.processes import cgroups
 from cluster_server.processes.backend import ProcessBackend, ProcessOptions
 from cluster_server.processes.core import Limits
 from cluster_server.processes.kernel import LinuxKernel
+from cluster_server.processes.spares import Spares
 from cluster_server.server import serving
 from cluster_server.settings import Settings, parse
 from kvss_agent.process import daemon
@@ -37,7 +38,9 @@ async def _serve(settings: Settings) -> int:
     with contextlib.ExitStack() as opened:
         opened.enter_context(locked(settings.state))
         groups = cgroups.find(settings.state, settings.cgroups) if settings.has_cgroups else None
-        backend = ProcessBackend(_options(settings), LinuxKernel(groups))
+        options = _options(settings)
+        spares = Spares(options.command, options.environment, settings.spares)
+        backend = ProcessBackend(options, LinuxKernel(groups, spares), spares)
         inventory = on_disk(settings.state / "boxes.json", settings.boxes)
         await backend.start()
         return await _serve_backend(settings, backend, inventory, asyncio.Event())

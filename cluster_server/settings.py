@@ -29,6 +29,7 @@ STATE: Final = ".cluster"
 SOCKET: Final = "cluster.sock"
 SOCKET_PATH_BYTES_MAX: Final = 107
 COMMAND: Final = (sys.executable, "-m", "workload_manager")
+SPARES_MAX: Final = 64
 BOXES_MAX: Final = 100_000
 WATCHERS: Final = 64
 ALGORITHMS: Final = ("EdDSA", "ES256", "HS256", "PS256", "RS256")
@@ -52,6 +53,7 @@ class Settings:
     has_cgroups: bool = True
     jobs_at_once: int = 4
     jobs_kept: int = 200
+    spares: int = 1
     silent_seconds: float = 60.0
     ends_instances: bool = False
     end_seconds: float = 30.0
@@ -91,6 +93,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         has_cgroups=cgroups != "none",
         jobs_at_once=count("jobs_at_once", 4, 1000),
         jobs_kept=count("jobs_kept", 200, 100_000),
+        spares=take("spares", 1, _spares, f"a number from 0 to {SPARES_MAX}"),
         silent_seconds=take("silent_time", 60.0, _seconds, f"from 45s, such as {DURATION_FORMS}"),
         ends_instances=take("end_instances", False, YES_OR_NO.__getitem__, "yes or no"),
         end_seconds=take("end_time", 30.0, parse_duration, f"a time such as {DURATION_FORMS}"),
@@ -150,6 +153,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--jobs-at-once", metavar="N", help="jobs that run; others wait (default: 4)")
     add("--jobs-kept", metavar="N", help="jobs that are remembered after their end (default: 200)")
+    add(
+        "--spares",
+        metavar="N",
+        help="managers that are started before they are needed, with some 60 MB each (default: 1)",
+    )
     add("--watchers", metavar="N", help=f"clients that watch, at once (default: {WATCHERS})")
     add("--log-readers", metavar="N", help=f"clients that read logs, at once (default: {WATCHERS})")
     add(
@@ -268,6 +276,10 @@ def _cgroups(text: str) -> str:
     if text not in ("auto", "none") and not Path(text).is_dir():
         raise ValueError(text)
     return text
+
+
+def _spares(text: str) -> int:
+    return 0 if text == "0" else _count_to(SPARES_MAX)(text)
 
 
 def _command(text: str) -> tuple[str, ...]:

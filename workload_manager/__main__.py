@@ -22,6 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
         from workload_manager import execution
 
         return execution.main(arguments[1:])
+    if arguments == ["spare"]:
+        from workload_manager import execution, run, spare
+        from workload_manager.compiler import command
+
+        return spare.wait(main)
     _parser().parse_args(arguments)
     return 0
 
@@ -35,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser("run", help="run the engine of one instance, until it is gone")
     verbs.add_parser("compile", help="check a model and an engine, and say what they need")
     verbs.add_parser("execute", help="ask an engine what a job lists, and end it")
+    verbs.add_parser("spare", help="be ready to do one of these, and wait for being told which")
     return parser
 
 

@@ -29,6 +29,7 @@ from cluster_server.processes.instance import InstanceWorker
 from cluster_server.processes.jobs import Jobs
 from cluster_server.processes.keeper import Keeper
 from cluster_server.processes.kernel import Kernel, LinuxKernel
+from cluster_server.processes.spares import Spares
 from cluster_server.processes.surroundings import Surroundings
 from cluster_server.processes.worker import in_thread, rotate
 from cluster_server.proto import cluster_pb2 as pb
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 
 INSTANCES_MAX: Final = 5000
 ADOPT_SECONDS: Final = 5.0  # for managers to say how they are, before anybody else is told
-ROTATE_SECONDS: Final = 5.0
+TIDY_SECONDS: Final = 5.0
 # Of the server, and not of what it starts.
 NOT_INHERITED: Final = (
     *("NOTIFY_SOCKET", "NOTIFY_FILE", "WATCHDOG_USEC", "WATCHDOG_PID"),
@@ -63,7 +64,9 @@ class ProcessOptions:
 class ProcessBackend:
     """See `Backend`."""
 
-    def __init__(self, options: ProcessOptions, kernel: Kernel | None = None) -> None:
+    def __init__(
+        self, options: ProcessOptions, kernel: Kernel | None = None, spares: Spares | None = None
+    ) -> None:
         state = options.state_dir
         self._workloads = state / "workloads"
         self._instances = state / "instances"
@@ -82,9 +85,10 @@ class ProcessBackend:
         self._of_workload: dict[str, dict[str, InstanceWorker]] = {}
         self._publisher = Publisher(0, self._all, self.workload)
         self._changing = asyncio.Lock()
-        self._rotating: asyncio.Task[None] | None = None
+        self._tidying: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
         self._is_ending = False
+        self._spares = spares
 
     async def start(self) -> None:
         for folder in (self._state_dir, self._workloads, self._instances, self._around.shared):
@@ -105,13 +109,15 @@ class ProcessBackend:
         await self._jobs.start()
         await self._adopted()
         self._publisher.start()
-        self._rotating = asyncio.create_task(self._rotate())
+        self._tidying = asyncio.create_task(self._tidy())
 
     async def stop(self) -> None:
         await self._publisher.stop()
-        if self._rotating:
-            self._rotating.cancel()
-            await asyncio.gather(self._rotating, return_exceptions=True)
+        if self._tidying:
+            self._tidying.cancel()
+            await asyncio.gather(self._tidying, return_exceptions=True)
+        if self._spares:
+            await asyncio.to_thread(self._spares.close)
         await asyncio.gather(*(worker.let_go() for worker in list(self._workers.values())))
         await self._jobs.stop()
 
@@ -267,12 +273,18 @@ class ProcessBackend:
             if workload not in self._desired:
                 self._publisher.deleted(workload)
 
-    async def _rotate(self) -> None:
+    async def _tidy(self) -> None:
         while True:
-            await asyncio.sleep(ROTATE_SECONDS)
-            await asyncio.to_thread(self._rotate_all, list(self._workers.values()))
+            await in_thread(self._tidy_once, list(self._workers.values()))
+            await asyncio.sleep(TIDY_SECONDS)
 
-    def _rotate_all(self, workers: Iterable[InstanceWorker]) -> None:
+    def _tidy_once(self, workers: Iterable[InstanceWorker]) -> None:
+        """In a thread. Spares are started here, and not when one is taken: what has begun goes first."""
+        if self._spares:
+            try:
+                self._spares.fill()
+            except OSError as error:
+                log.warning("No manager can be kept as a spare: %s", error)
         for worker in workers:
             if worker.keeper.folder.exists():
                 rotate(worker)

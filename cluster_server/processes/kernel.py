@@ -1,10 +1,10 @@
 """Processes, as the backend needs them: started so that none is lost, recognised later, ended as a
 whole.
 
-A process is started in three moves. A shell is forked that waits for a line on its standard input;
-who it is is written to disk; then the line is sent, and the shell becomes the command, under the same
-number. If the server is killed in between, the shell reads the end of its input and exits: there is
-never a process that nobody knows.
+A process is started in three moves. A shell is forked that waits for a line on its standard input, or
+a spare is taken that waits for one already; who it is is written to disk; then the line is sent, and it
+becomes the command, under the same number. If the server is killed in between, it reads the end of its
+input and exits: there is never a process that nobody knows.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from cluster_server.processes import cgroups
 from cluster_server.processes.cgroups import Cgroups
 from cluster_server.processes.folder import ProcessIdentity
 from cluster_server.processes.log_file import PLAIN
+from cluster_server.processes.spares import Spares
 
 PROC: Final = Path("/proc")
 MARK: Final = "TIDEGATE_FOLDER"  # in the environment of all that belongs to an instance or job
 SHELL: Final = "/bin/sh"
 BEGUN: Final = "begun"  # a file that says whether the command has ever begun
+GO: Final = b"go\n"
 WAITS: Final = f'read -r go && [ "$go" = go ] && : > {BEGUN} || exit 125; exec "$@" </dev/null'
 KILL_ROUNDS_MAX: Final = 20
 ENVIRON_BYTES_MAX: Final = 1 << 18
@@ -90,25 +92,16 @@ class LinuxKernel:
     Without them what belongs to an instance is found by its environment, which processes inherit, and by
     its session."""
 
-    def __init__(self, groups: Cgroups | None = None) -> None:
+    def __init__(self, groups: Cgroups | None = None, spares: Spares | None = None) -> None:
         self._cgroups = groups
+        self._spares = spares
 
     def start(self, order: Order) -> Started:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | PLAIN
-        log = os.open(order.folder / "log", flags, 0o600)
-        try:
-            process = subprocess.Popen(
-                [SHELL, "-c", WAITS, "starting", *order.command],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                cwd=order.folder,
-                env={**order.environment, MARK: str(order.folder)},
-                start_new_session=True,
-                umask=0o077,
-            )
-        finally:
-            os.close(log)
+        environment = {**order.environment, MARK: str(order.folder)}
+        if self._spares and (process := self._spares.take(order)):
+            line = self._spares.line(order, environment)
+        else:
+            process, line = _shell(order, environment), GO
         stdin, pid = process.stdin, process.pid
         process.returncode = 0  # it is not the object's to wait for: it may outlive the server
         assert isinstance(stdin, io.BufferedWriter)  # noqa: S101 - it is a pipe
@@ -117,7 +110,7 @@ class LinuxKernel:
             group = None
             if self._cgroups:
                 group = self._cgroups.place(order.folder.name, pid, order.memory_bytes, order.cpu_millis)
-            return _Waiting(identity_of(pid, str(group or "")), pipe)
+            return _Waiting(identity_of(pid, str(group or "")), pipe, line)
         except BaseException:
             pipe.close()
             raise
@@ -167,14 +160,33 @@ class LinuxKernel:
         return self._cgroups.folder / folder.name if self._cgroups else None
 
 
+def _shell(order: Order, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | PLAIN
+    log = os.open(order.folder / "log", flags, 0o600)
+    try:
+        return subprocess.Popen(
+            [SHELL, "-c", WAITS, "starting", *order.command],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            cwd=order.folder,
+            env=environment,
+            start_new_session=True,
+            umask=0o077,
+        )
+    finally:
+        os.close(log)
+
+
 class _Waiting:
-    def __init__(self, identity: ProcessIdentity, pipe: io.RawIOBase) -> None:
+    def __init__(self, identity: ProcessIdentity, pipe: io.RawIOBase, line: bytes) -> None:
         self.identity = identity
         self._pipe = pipe
+        self._line = line
 
     def release(self) -> None:
         with self._pipe, contextlib.suppress(BrokenPipeError):  # its end is noticed as any other
-            self._pipe.write(b"go\n")
+            self._pipe.write(self._line)
 
 
 def watch(process: ProcessIdentity) -> int | None:

@@ -1,6 +1,7 @@
 """A manager without an engine: the contract of a folder, and nothing else.
 
     python fake_manager.py run --folder F
+    python fake_manager.py spare
 
 What it does beside that is in its specification:
 
@@ -140,13 +141,18 @@ def _write(path: Path, document: object) -> None:
     fresh.rename(path)
 
 
-def main() -> int:
-    verb, _, folder = sys.argv[1:]
+def main(arguments: list[str]) -> int:
+    if arguments == ["spare"]:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+        from workload_manager import spare
+
+        return spare.wait(main)
+    verb, _, folder = arguments
     return FakeManager(Path(folder)).run() if verb == "run" else job(Path(folder))
 
 
 if __name__ == "__main__":
     # Without waiting for threads that wait for others.
-    code = main()
+    code = main(sys.argv[1:])
     sys.stdout.flush()
     os._exit(code)

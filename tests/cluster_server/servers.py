@@ -60,6 +60,11 @@ class ServerProcess:
         return self._process.wait(60)
 
     @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
@@ -71,13 +76,15 @@ class ServerProcess:
         return (self._directory / "server.log").read_text()
 
     def processes(self) -> list[int]:
-        """All that any server of this directory has started and that runs."""
+        """All that any server of this directory has started and that runs. One that was a spare does not
+        show its folder in its environment, but works there."""
         found, mark = [], f"TIDEGATE_FOLDER={self.state}/".encode()
         for path in Path("/proc").iterdir():
             if path.name.isdecimal():
                 with contextlib.suppress(OSError):
                     is_alive = (path / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-                    if is_alive and mark in (path / "environ").read_bytes():
+                    works_here = (path / "cwd").readlink().is_relative_to(self.state)
+                    if is_alive and (works_here or mark in (path / "environ").read_bytes()):
                         found.append(int(path.name))
         return found
 

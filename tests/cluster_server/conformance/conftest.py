@@ -16,7 +16,10 @@ KUBERNETES = pytest.param(
 )
 
 
-@pytest.fixture(params=["processes", "processes in control groups", KUBERNETES])
+SPARES = {"processes": 0, "processes of spares": 2, "processes in control groups": 1}
+
+
+@pytest.fixture(params=[*SPARES, KUBERNETES])
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     if request.param == "kubernetes":
         # Only here: it takes a while, and can not be had everywhere.
@@ -24,7 +27,8 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             request.getfixturevalue("kubernetes_bed"), has_jobs="job" in request.node.name
         )
     else:
-        made = _processes(tmp_path, has_cgroups=request.param != "processes")
+        has_cgroups = request.param == "processes in control groups"
+        made = _processes(tmp_path, has_cgroups=has_cgroups, spares=SPARES[request.param])
     await made.open()
     try:
         yield made
@@ -32,7 +36,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         await made.close()
 
 
-def _processes(tmp_path: Path, *, has_cgroups: bool) -> World:
+def _processes(tmp_path: Path, *, has_cgroups: bool, spares: int) -> World:
     if has_cgroups and cgroups.find(tmp_path / "state") is None:
         pytest.skip("control groups (v2) cannot be made here")
-    return Processes(tmp_path / "state", has_cgroups=has_cgroups)
+    return Processes(tmp_path / "state", has_cgroups=has_cgroups, spares=spares)

@@ -14,6 +14,7 @@ from cluster_server.processes import cgroups
 from cluster_server.processes.backend import ProcessBackend, ProcessOptions
 from cluster_server.processes.core import Limits
 from cluster_server.processes.kernel import MARK, LinuxKernel
+from cluster_server.processes.spares import Spares
 from cluster_server.proto import cluster_pb2 as pb
 from tests.cluster_server.requests import FAKE_MANAGER
 
@@ -78,14 +79,16 @@ class World(ABC):
 
 
 class Processes(World):
-    def __init__(self, state_dir: Path, *, has_cgroups: bool) -> None:
+    def __init__(self, state_dir: Path, *, has_cgroups: bool, spares: int) -> None:
         self._groups = cgroups.find(state_dir) if has_cgroups else None
         self._options = ProcessOptions(
             state_dir, FAKE_MANAGER, host="machine", jobs_at_once=2, jobs_kept=5, limits=Limits()
         )
+        self._spares = spares
 
     async def open(self) -> None:
-        self.backend = ProcessBackend(self._options, LinuxKernel(self._groups))
+        spares = Spares(FAKE_MANAGER, self._options.environment, self._spares)
+        self.backend = ProcessBackend(self._options, LinuxKernel(self._groups, spares), spares)
         await self.backend.start()
 
     async def restart(self) -> None:
@@ -98,10 +101,10 @@ class Processes(World):
         return instance if instance.exists() else state_dir / "jobs" / name
 
     def processes(self, name: str) -> list[int]:
-        marks = {
-            f"{MARK}={self._options.state_dir / kind / name}".encode() for kind in ("instances", "jobs")
-        }
-        return [pid for pid in _alive() if marks & _environment(pid)]
+        """One that was a spare has its folder in its environment, but not where the kernel shows it."""
+        folders = {self._options.state_dir / kind / name for kind in ("instances", "jobs")}
+        marks = {f"{MARK}={folder}".encode() for folder in folders}
+        return [pid for pid in _alive() if marks & _environment(pid) or _works_in(pid) in folders]
 
     def starts(self, name: str) -> int:
         try:
@@ -136,6 +139,13 @@ def _alive() -> list[int]:
             if state != "Z":
                 found.append(int(path.name))
     return found
+
+
+def _works_in(pid: int) -> Path | None:
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
 
 
 def _environment(pid: int) -> set[bytes]:

@@ -196,13 +196,14 @@ class Served(Scene):
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                folder = process.environ().get("TIDEGATE_FOLDER", "")
+                folder = process.environ().get("TIDEGATE_FOLDER", "") or process.cwd()
                 if folder.startswith(mark) and instance in ("", Path(folder).name):
                     found.append(process)
         return found
 
     def managers(self, instance: str) -> list[psutil.Process]:
-        return [one for one in self.processes_of(instance) if "run" in one.cmdline()]
+        """Started for it, or before it was known what for."""
+        return [one for one in self.processes_of(instance) if {"run", "spare"} & {*one.cmdline()}]
 
     def engines(self, instance: str) -> list[psutil.Process]:
         return [

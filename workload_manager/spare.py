@@ -1,0 +1,50 @@
+"""`python -m workload_manager spare`: a manager that has started, and waits to be told what for.
+
+It reads one line of JSON from its standard input: {"folder", "arguments", "environment"}. Then it does
+in that folder what the arguments say, as if it had been started so. At the end of its input it exits:
+who would have told it is gone. The Cluster Server keeps one, since most of the time until a manager
+runs is Python's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+BEGUN = "begun"  # a file of the folder: it has been told
+LOG = "log"
+NEVER_TOLD = 125
+PR_SET_NAME = 15
+
+
+def wait(main: Callable[[list[str]], int]) -> int:
+    """Needs no more than the standard library, so that anything may become a manager so."""
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return NEVER_TOLD
+    told = json.loads(line)
+    os.chdir(told["folder"])
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    _take_streams()
+    _show_name(told["folder"])
+    Path(BEGUN).touch()
+    return main(list(told["arguments"]))
+
+
+def _take_streams() -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    for source, targets in ((nothing, (0,)), (log, (1, 2))):
+        for target in targets:
+            os.dup2(source, target)
+        os.close(source)
+
+
+def _show_name(folder: str) -> None:
+    """In `top` and `ps -o comm`: its command line tells nobody whose it is."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, Path(folder).name[:15].encode(), 0, 0, 0)
