@@ -9,11 +9,14 @@ runs is Python's.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+import msgspec
+
+from telemetry.decoder import decode
 
 BEGUN = "begun"  # a file of the folder: it has been told
 LOG = "log"
@@ -21,19 +24,25 @@ NEVER_TOLD = 125
 PR_SET_NAME = 15
 
 
+class Told(msgspec.Struct, frozen=True):
+    folder: str
+    arguments: list[str]
+    environment: dict[str, str]
+
+
 def wait(main: Callable[[list[str]], int]) -> int:
-    """Needs no more than the standard library, so that anything may become a manager so."""
+    """Become what `main` does with the arguments that come."""
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         return NEVER_TOLD
-    told = json.loads(line)
-    os.chdir(told["folder"])
+    told = decode(line, Told)
+    os.chdir(told.folder)
     os.environ.clear()
-    os.environ.update(told["environment"])
+    os.environ.update(told.environment)
     _take_streams()
-    _show_name(told["folder"])
+    _show_name(told.folder)
     Path(BEGUN).touch()
-    return main(list(told["arguments"]))
+    return main(told.arguments)
 
 
 def _take_streams() -> None:

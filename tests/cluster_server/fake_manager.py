@@ -21,6 +21,7 @@ import contextlib
 import json
 import os
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -143,6 +144,7 @@ def _write(path: Path, document: object) -> None:
 
 def main(arguments: list[str]) -> int:
     if arguments == ["spare"]:
+        site.main()
         sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
         from workload_manager import spare
 

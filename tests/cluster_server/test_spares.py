@@ -33,7 +33,7 @@ def main(arguments):
     return 3
 sys.exit(main(sys.argv[2:]))
 """
-COMMAND = (sys.executable, "-S", "-c", SEES, str(Path(__file__).resolve().parents[2]))
+COMMAND = (sys.executable, "-c", SEES, str(Path(__file__).resolve().parents[2]))
 ENVIRONMENT = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
 
 
