@@ -35,6 +35,7 @@ from telemetry.topics import of_session, of_source
 PLAN_AGAIN_SECONDS: Final = 5.0
 AS_LONG_AS_ASKED: Final = timedelta(seconds=WAIT_SECONDS_MAX + 60)
 COPYING: Final = timedelta(minutes=30)
+TAKEN_BACK: Final = "taken back"  # the note of an operation that has nothing reserved any more
 TOLD: Final = timedelta(minutes=5)
 
 
@@ -56,7 +57,12 @@ def _cannot(operation: Operation, session: Session, error: CannotPlan) -> Outcom
 
 
 def _take_back(operation: Operation) -> Outcome:
-    return relocation.roll_back(operation, places_before(operation))
+    """What it has reserved for streams of running jobs. Once: later, others may have moved them."""
+    if operation.notes.get(TAKEN_BACK):
+        return Done()
+    outcome = relocation.roll_back(operation, places_before(operation))
+    operation.notes[TAKEN_BACK] = isinstance(outcome, Done)
+    return outcome
 
 
 # Making a session, and giving it another size
@@ -88,7 +94,10 @@ def take(operation: Operation, session: Session, proposal: Proposal) -> None:
 
 
 def _give_back(operation: Operation) -> Outcome:
-    """The size that it had, and the boxes."""
+    """The size that it had, and the boxes. It may have reserved all with the request."""
+    outcome = _take_back(operation)
+    if not isinstance(outcome, Done):
+        return outcome
     session = _session(operation)
     session.boxes.filter(box__name__in=operation.before.get("added", ()), ready=False).delete()
     session.boxes.update(leaving=False)
@@ -177,23 +186,20 @@ def _job(operation: Operation) -> Job | None:
     return found.select_related("driver").first()
 
 
-def _drop_job(operation: Operation) -> Outcome:
+def _unmake_job(operation: Operation) -> Outcome:
+    """First its streams go, so that those of other jobs that made room for them can have it back."""
+    if not operation.notes.get(waiting.PLACED):
+        waiting.end(_session(operation), operation)
+        return Done()
+    if _job(operation) is None:
+        return _take_back(operation)
     lock_fleet()  # before the session, as for all who plan
-    session, job = _session(operation), _job(operation)
-    waiting.end(session, operation)
-    if job is not None:
+    _session(operation)
+    if (job := _job(operation)) is not None:
         nodes = nodes_of([job])
         job.delete()
         tell_nodes(nodes, operation.sentence)
-    return Done()
-
-
-def _unmake_job(operation: Operation) -> Outcome:
-    """First its streams go, so that those of other jobs that made room for them can have it back."""
-    if _job(operation) is not None:
-        _drop_job(operation)
-        return Waiting("Its streams are removed.", seconds=0)
-    return _take_back(operation)
+    return Waiting("Its streams are removed.", seconds=0)
 
 
 def _tell_driver(operation: Operation) -> Outcome:
@@ -232,7 +238,7 @@ def _stop_telling(operation: Operation) -> Outcome:
 @machine("session.start-job")
 class StartJob(Machine):
     steps = (
-        Step("place", "Place its streams", _place_job, _drop_job, patience=AS_LONG_AS_ASKED),
+        Step("place", "Place its streams", _place_job, _unmake_job, patience=AS_LONG_AS_ASKED),
         Step("make", "Create its shards on the nodes", relocation.settle, _unmake_job, patience=COPYING),
         Step("tell", "Configure its driver", _tell_driver, _stop_telling, patience=TOLD),
     )

@@ -195,6 +195,25 @@ def test_a_start_that_goes_back_leaves_to_others_what_they_were_promised(people:
     assert Stream.objects.get(job__name="serve-1", index=0).slots < before
 
 
+@pytest.mark.django_db
+def test_what_was_reserved_with_the_request_is_given_back_before_any_step(people: People) -> None:
+    """The second job takes memory of the first one, which has not been told so yet."""
+    make_fleet(boxes=2, memory_bytes=GIB // 4)
+    run(create(people, boxes=1))
+    for number in (1, 2):
+        make_driver(f"job{number}")
+    run(start(1, ["cs1"]))
+    finish()
+    before = list(Stream.objects.order_by("pk").values())
+    asked = start(2, ["cs1"])
+    assert Stream.objects.filter(operation=asked, job__name="serve-1").exists()
+    operations.cancel(SYSTEM, asked.pk)
+    finish()
+    assert run(asked).state == "cancelled"
+    assert list(Stream.objects.order_by("pk").values()) == before
+    check_ended()
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
@@ -230,8 +249,8 @@ def test_whatever_happens_at_once_all_end_at_their_goal_or_back(people: People, 
                 raise
 
     def cancel() -> None:
-        for one in Operation.objects.filter(done=False).order_by("?")[:1]:
-            operations.cancel(SYSTEM, one.pk)
+        if running := list(Operation.objects.filter(done=False).order_by("pk")):
+            operations.cancel(SYSTEM, chosen.choice(running).pk)
 
     def advance() -> None:
         for one in list(Operation.objects.filter(done=False).order_by("pk")):
