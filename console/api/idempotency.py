@@ -18,7 +18,8 @@ from typing import Annotated, Any
 
 from django.db import connection, transaction
 from django.http import HttpResponse
-from ninja import Header, Query, Schema
+from ninja import Header, Query
+from pydantic import BaseModel
 
 from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
@@ -59,7 +60,7 @@ class Answer:
 
     status: int
     needs: Sequence[Authority]
-    body: Schema | None = None
+    body: BaseModel | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -115,7 +116,12 @@ def with_dry_run(view: View) -> Callable[..., HttpResponse]:
 
 
 def _once(
-    request: SignedInRequest, key: str, body: Schema | None, effect: Callable[[], Answer], *, keep: bool
+    request: SignedInRequest,
+    key: str,
+    body: BaseModel | None,
+    effect: Callable[[], Answer],
+    *,
+    keep: bool,
 ) -> HttpResponse:
     request.principal.check_may_change()
     scope = _scope(request, key)

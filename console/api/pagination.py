@@ -10,7 +10,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from django.core import signing
 from django.db.models import Model, QuerySet
 from ninja import Query, Schema
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from console.accounts.browser import SignedInRequest
 from console.api.problems import ApiError, FieldError
@@ -39,7 +39,7 @@ Rows = QuerySet[Any] | tuple[QuerySet[Any], Callable[[Any], object]]
 
 
 def listing(
-    router: Router, path: str, shown: type[Schema], *problems: int, by: str
+    router: Router, path: str, shown: type[BaseModel], *problems: int, by: str
 ) -> Callable[[Callable[..., Rows]], Callable[..., dict[str, object]]]:
     """Serve the rows that a view returns by pages, in the order of the unique column `by`.
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Final, TypeVar
 
-from ninja import Schema
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator
 
 from console.accounts.browser import SignedInRequest
 
 # What resolvers of schemas get as `context`, besides what they read from.
 Context = Mapping[str, SignedInRequest]
-S = TypeVar("S", bound=Schema)
+S = TypeVar("S", bound=BaseModel)
 
 
 def read(schema: type[S], found: object, request: SignedInRequest) -> S:

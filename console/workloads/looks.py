@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from console.workloads.models import (
-    Condition,
     ConditionStatus,
     Goal,
     Instance,
@@ -14,7 +13,7 @@ from console.workloads.models import (
     RolloutPhase,
     Workload,
 )
-from console.workloads.services import READY
+from console.workloads.services import READY, ConditionRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +24,21 @@ class Look:
 
 
 def of_workload(workload: Workload) -> Look:
-    """From its condition `Ready`, which was fetched with it."""
+    """From its condition `Ready`. Of a workload of `visible_workloads`."""
     if workload.deleting:
         return Look("warn", "being deleted")
-    ready = next((one for one in workload.conditions.all() if one.type == READY), None)
+    ready = next((one for one in workload.conditions_read if one["type"] == READY), None)
     if ready is None:
         return Look("off", "not known")
-    if ready.status == ConditionStatus.TRUE:
+    if ready["status"] == ConditionStatus.TRUE:
         return Look("ok", "ready")
-    if ready.status == ConditionStatus.UNKNOWN:
-        return Look("off", "pending", ready.message)
-    serves = bool(getattr(workload, "ready_count", 0))
-    return Look("warn" if serves else "bad", "degraded" if serves else "not ready", ready.message)
+    if ready["status"] == ConditionStatus.UNKNOWN:
+        return Look("off", "pending", ready["message"])
+    serves = bool(workload.ready_count)
+    return Look("warn" if serves else "bad", "degraded" if serves else "not ready", ready["message"])
 
 
-def of_condition(condition: Condition) -> Look:
+def of_condition(condition: ConditionRead) -> Look:
     kinds = {ConditionStatus.TRUE: "ok", ConditionStatus.FALSE: "bad"}
     status = ConditionStatus(condition.status)
     return Look(kinds.get(status, "off"), status.label)

@@ -77,6 +77,12 @@ class Workload(models.Model):
     observed_generation = models.PositiveBigIntegerField(default=0)
     cluster_generation = models.PositiveBigIntegerField(default=0)
 
+    # Read with it by `services.visible_workloads`.
+    conditions_read: list[dict[str, str]]
+    rollouts_open: list[Rollout]
+    ready_count: int
+    instance_count: int
+
     class Meta:
         ordering = ("name",)
         constraints = [
@@ -417,8 +423,13 @@ class Rollout(models.Model):
     sentence = models.CharField(max_length=SENTENCE_MAX, blank=True)
     switched = models.PositiveIntegerField(default=0)  # replicas that are served by it
     total = models.PositiveIntegerField(default=0)
+    traffic = models.JSONField(
+        null=True,
+        blank=True,
+        help_text="How requests fared with both revisions, as it was judged last: see world.Traffic.",
+    )
     started_at = models.DateTimeField(default=timezone.now)
-    deadline_at = models.DateTimeField(null=True, blank=True)
+    deadline_at = models.DateTimeField(null=True, blank=True)  # of instances that it starts at once
     ended_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:

@@ -470,13 +470,17 @@ def spelled_out(value: Any) -> Any:
 
 def shown(value: Any) -> Any:
     """Plain values for people: without what is null or empty, and without parts that say nothing."""
-    if value is None or isinstance(value, str | int):  # most are
-        return value
     if isinstance(value, Struct):
         value = {name: getattr(value, name) for name in value.__struct_fields__}
     if isinstance(value, dict):
-        found = {str(key): shown(each) for key, each in value.items() if each not in (None, "")}
-        return {key: each for key, each in found.items() if each not in ({}, [])}
+        found = {}
+        for key, each in value.items():
+            if each is None or isinstance(each, str | int):  # most are: lists have thousands
+                if each not in (None, ""):
+                    found[str(key)] = each
+            elif (said := shown(each)) not in ({}, []):
+                found[str(key)] = said
+        return found
     if isinstance(value, list | tuple):
         return [shown(one) for one in value]
     # 600 and 600.0 are the same, and people write the first.

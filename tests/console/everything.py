@@ -46,7 +46,7 @@ from tests.console.alerts.things import make_alert, make_channel, make_silence
 from tests.console.fleet.worlds import new_token
 from tests.console.operations import machines  # noqa: F401 - registers them
 from tests.console.sessions.fleets import MODEL, make_box, make_driver, make_node
-from tests.console.workloads.workloads import a_rollout, a_workload, an_instance
+from tests.console.workloads.workloads import TRAFFIC, a_rollout, a_workload, an_instance
 
 HIDDEN: Final = "zqxhidden"  # in every name and text of the other org and of the operator
 OWN: Final = "mine"  # and in those of the org that looks
@@ -382,7 +382,7 @@ def _fill(people: People, org: Org, mark: str, admin_user: User) -> Things:
 def _workload(org: Org, mark: str, session: Session) -> Instance:
     """With a revision, an instance, a rollout and an event of its own."""
     workload = a_workload(org, f"{mark}-workload", session=session)
-    a_rollout(workload, sentence=f"{mark} is worse")
+    a_rollout(workload, sentence=f"{mark} is worse", traffic=TRAFFIC)
     with transaction.atomic():
         note("workload.update", [workload.topic, f"org:{org.slug}"], f"{mark} is another now")
     return an_instance(

@@ -341,7 +341,7 @@ class Orchestrator:
             store.perform(loaded, decision.actions)
             is_news = store.observe(loaded, known, serving)
             is_news |= store.write_conditions(loaded, decision.conditions)
-            is_news |= store.advance_rollout(loaded, decision.actions, serving)
+            is_news |= store.advance_rollout(loaded, decision.actions, serving, seen)
             workload = loaded.workload
             if workload.observed_generation != workload.generation:
                 workload.observed_generation = workload.generation

@@ -6,7 +6,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -518,7 +518,9 @@ def write_conditions(loaded: Loaded, made: Iterable[Condition]) -> bool:
     return has_changed
 
 
-def advance_rollout(loaded: Loaded, actions: Iterable[object], serving: Collection[str]) -> bool:
+def advance_rollout(
+    loaded: Loaded, actions: Iterable[object], serving: Collection[str], seen: Seen
+) -> bool:
     """How far the roll-out is, and whether it is over. Returns whether that is news."""
     rollout, workload = loaded.rollout, loaded.workload
     is_complete = any(isinstance(one, Complete) for one in actions)
@@ -530,15 +532,17 @@ def advance_rollout(loaded: Loaded, actions: Iterable[object], serving: Collecti
     template = loaded.intent.template
     new = [row for name, row in loaded.rows.items() if name in serving]
     switched = sum((row.revision.digest, row.restart) == template for row in new)
-    before = (rollout.switched, rollout.total, rollout.phase)
+    before = (rollout.switched, rollout.total, rollout.phase, rollout.traffic)
     rollout.switched, rollout.total = switched, workload.replicas
+    if seen.new.requests:
+        rollout.traffic = {"new": asdict(seen.new), "old": asdict(seen.old)}
     if is_complete:
         rollout.phase, rollout.ended_at = "done", timezone.now()
         sentence = f"Revision {rollout.to_revision.number} of {workload.name} runs everywhere."
         loaded.news.append(("workload.rollout-complete", sentence))
-    if before == (rollout.switched, rollout.total, rollout.phase):
+    if before == (rollout.switched, rollout.total, rollout.phase, rollout.traffic):
         return False
-    rollout.save(update_fields=["switched", "total", "phase", "ended_at"])
+    rollout.save(update_fields=["switched", "total", "traffic", "phase", "ended_at"])
     return True
 
 

@@ -20,6 +20,7 @@ from console.workloads.leader.world import (
 
 FAILURES_MAX: Final = 3  # instances of the new revision that ended by themselves
 ENGINE_RESTARTS_MAX: Final = 5  # of one of its engines
+BUSIER_MAX: Final = 1.25  # requests of a replica: with more, times to first token say nothing
 Z: Final = 1.96  # 95 %: a few bad requests are no evidence
 NO_ROOM: Final = frozenset({"WaitingForCapacity"})  # waiting helps, and no roll-back
 
@@ -95,7 +96,8 @@ def _late(intent: Intent, new: Collection[Instance], now: float) -> Judged:
 
 
 def compare(new: Traffic, old: Traffic, rules: Rules) -> Verdict | None:
-    """Whether requests fare worse with the new revision: by more than chance and the bounds explain."""
+    """Whether requests fare worse with the new revision: by more than chance, load and the bounds
+    explain."""
     if new.requests < rules.requests_min or old.requests < rules.requests_min:
         return None
     if _at_least(new.errors, new.requests) > old.error_rate + rules.error_rate_margin:
@@ -103,8 +105,11 @@ def compare(new: Traffic, old: Traffic, rules: Rules) -> Verdict | None:
             "ErrorRateWorse",
             f"{new.error_rate:.1%} of its {new.requests} requests failed, {old.error_rate:.1%} before.",
         )
+    # More requests take longer with any revision. It may have been growing before the new one served.
+    is_busier = new.per_second > old.per_second * BUSIER_MAX
     if (
-        new.ttft_seconds is not None
+        not is_busier
+        and new.ttft_seconds is not None
         and old.ttft_seconds
         and new.ttft_seconds > old.ttft_seconds * rules.ttft_ratio_max
     ):

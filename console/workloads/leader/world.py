@@ -226,11 +226,12 @@ class CompileSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Of some replicas. `ttft_seconds`: the median."""
+    """Of some replicas. `ttft_seconds`: the median. `per_second`: requests of one that had any."""
 
     requests: int = 0
     errors: int = 0
     ttft_seconds: float | None = None
+    per_second: float = 0.0
 
     @property
     def error_rate(self) -> float:

@@ -23,7 +23,7 @@ from console.shell.pages import Telling, paged, render_live, show_faults
 from console.visibility import sees_fleet
 from console.workloads import changes, logs, looks, services
 from console.workloads import spec as specs
-from console.workloads.models import Instance, Revision, Workload
+from console.workloads.models import Instance, Revision, Rollout, Workload
 from console.workloads.pages.forms import DeleteForm, FilterForm, UndoForm
 from console.workloads.rest.schemas import masked
 from telemetry.events import events_of
@@ -70,11 +70,13 @@ def show_workload(request: SignedInRequest, name: str) -> HttpResponse:
         "look": looks.of_workload(workload),
         "spec": workload.spec(),
         "topic": workload.topic,
-        "conditions": [(one, looks.of_condition(one)) for one in workload.conditions.all()],
+        "conditions": [(one, looks.of_condition(one)) for one in services.conditions_of(workload)],
         "rows": _rows(workload, live),
         "ended": [(one, looks.of_instance(one)) for one in ended],
         "rollout": next((one for one in rollouts if one.ended_at is None), None),
         "rollouts": [(one, looks.of_rollout(one)) for one in rollouts],
+        "rules": workload.rollout,
+        **_compared_traffic(rollouts),
         "revisions": _revisions(workload),
         "events": events_of(workload.topic).order_by("-id")[:RECENT],
         "entries": visible_entries(principal).filter(object_type=services.KIND, object_id=name)[:RECENT],
@@ -84,6 +86,16 @@ def show_workload(request: SignedInRequest, name: str) -> HttpResponse:
         "delete_form": DeleteForm(auto_id="delete_%s"),
     }
     return render_live(request, "workloads/workload", context)
+
+
+def _compared_traffic(rollouts: list[Rollout]) -> dict[str, Any]:
+    """By which the last one was judged."""
+    found = next((one for one in rollouts[:1] if one.traffic), None)
+    if found is None or found.traffic is None:
+        return {}
+    before = found.from_revision.number if found.from_revision else "before"
+    sides = [(found.to_revision.number, found.traffic["new"]), (before, found.traffic["old"])]
+    return {"compared": found, "compared_traffic": sides}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from django.utils.crypto import salted_hmac
 from ninja import Field, Schema
-from pydantic import BaseModel, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, WithJsonSchema
 
+from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.api.fields import NO_NUL, Input, Reason
 from console.api.problems import ApiError, FieldError
@@ -17,6 +18,7 @@ from console.api.shown import OR_NULL, Context, SlugOf
 from console.sessions.rest.schemas import PlannedIn, PlanOut
 from console.workloads import spec as specs
 from console.workloads.models import Instance, Revision, Rollout, Workload
+from console.workloads.services import READY
 from console.workloads.spec import CHARACTERS_MAX, REPLICAS_MAX, Template, WorkloadSpec, Wrong
 
 ConditionStatus = Literal["True", "False", "Unknown"]
@@ -105,14 +107,26 @@ class WorkloadUndoIn(WorkloadReasonIn):
     )
 
 
-class ConditionOut(BaseModel):  # without Schema's look for resolvers: lists have a thousand of them
-    model_config = ConfigDict(from_attributes=True)
-
+class ConditionOut(BaseModel):
     type: str
     status: ConditionStatus
     reason: str = Field(description="A word for machines.")
     message: str
     since: datetime
+
+
+class TrafficOut(BaseModel):
+    requests: int
+    errors: int = Field(description="Requests that failed by a fault of the replica.")
+    ttft_seconds: float | None = Field(description="Median time to first token.")
+    per_second: float = Field(description="Requests per second of a replica that had some.")
+
+
+class RolloutTrafficOut(BaseModel):
+    """Requests of five minutes. Of the old revision: those beside the new one, or else those before."""
+
+    new: TrafficOut
+    old: TrafficOut
 
 
 class RolloutOut(Schema):
@@ -123,8 +137,13 @@ class RolloutOut(Schema):
     sentence: str
     switched: int = Field(description="Replicas that are served by the new revision.")
     total: int
+    traffic: Annotated[RolloutTrafficOut | None, OR_NULL] = Field(
+        description="What both revisions were compared by last; null: nothing has been counted yet."
+    )
     started_at: datetime
-    deadline_at: datetime | None
+    deadline_at: datetime | None = Field(
+        description="Until when the first new instance has to be ready; each later one has as long."
+    )
     ended_at: datetime | None
 
     @staticmethod
@@ -142,7 +161,7 @@ class ReplicasOut(BaseModel):
     instances: int = Field(description="Instances that have not ended.")
 
 
-class WorkloadOut(Schema):
+class WorkloadOut(BaseModel):  # of what `show_workload` says
     name: str
     version: int = Field(description="Incremented with each change; the ETag.")
     org: SlugOf | None = Field(description="The owner; null for one of the platform.")
@@ -162,47 +181,39 @@ class WorkloadOut(Schema):
     spec: SpecField
     created_at: datetime
 
-    @staticmethod
-    def resolve_ready(workload: Workload) -> str:
-        return ready_of(workload)
 
-    @staticmethod
-    def resolve_replicas(workload: Workload) -> dict[str, int]:
-        return {
+def show_workload(workload: Workload, principal: Principal) -> dict[str, object]:
+    """What WorkloadOut has, of a workload of `visible_workloads`. Resolvers would be called for each
+    field of each row of a list."""
+    spec: dict[str, Any] = specs.shown(workload.spec())
+    return {
+        "name": workload.name,
+        "version": workload.version,
+        "org": workload.org,
+        "model": workload.model,
+        "ready": ready_of(workload),
+        "replicas": {
             "desired": workload.replicas,
-            "ready": getattr(workload, "ready_count", 0),
-            "instances": getattr(workload, "instance_count", 0),
-        }
-
-    @staticmethod
-    def resolve_revision(workload: Workload) -> int:
-        return workload.revision.number if workload.revision else 0
-
-    @staticmethod
-    def resolve_stable_revision(workload: Workload) -> int | None:
-        return workload.stable.number if workload.stable else None
-
-    @staticmethod
-    def resolve_session(workload: Workload) -> str | None:
-        return workload.session.name if workload.session else None
-
-    @staticmethod
-    def resolve_conditions(workload: Workload) -> list[Any]:
-        return list(workload.conditions.all())
-
-    @staticmethod
-    def resolve_rollout(workload: Workload) -> Any:
-        return next(iter(getattr(workload, "rollouts_open", ())), None)
-
-    @staticmethod
-    def resolve_spec(workload: Workload, context: Context) -> dict[str, Any]:
-        may_change = context["request"].principal.holds(Role.ORG_ADMIN, workload.org_id)
-        found: dict[str, Any] = specs.shown(workload.spec())
-        return found if may_change else masked(found)
+            "ready": workload.ready_count,
+            "instances": workload.instance_count,
+        },
+        "revision": workload.revision.number if workload.revision else 0,
+        "stable_revision": workload.stable.number if workload.stable else None,
+        "generation": workload.generation,
+        "observed_generation": workload.observed_generation,
+        "paused": workload.paused,
+        "deleting": workload.deleting,
+        "restarts": workload.restarts,
+        "session": workload.session.name if workload.session else None,
+        "conditions": workload.conditions_read,
+        "rollout": next(iter(workload.rollouts_open), None),
+        "spec": spec if principal.holds(Role.ORG_ADMIN, workload.org_id) else masked(spec),
+        "created_at": workload.created_at,
+    }
 
 
 def ready_of(workload: Workload) -> str:
-    found = (one.status for one in workload.conditions.all() if one.type == "Ready")
+    found = (one["status"] for one in workload.conditions_read if one["type"] == READY)
     return next(found, "Unknown")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 from django.http import HttpResponse, StreamingHttpResponse
@@ -35,6 +36,7 @@ from console.workloads.rest.schemas import (
     WorkloadPlanOut,
     WorkloadReasonIn,
     WorkloadUndoIn,
+    show_workload,
 )
 from console.workloads.spec import NAME_MAX, WORKLOAD_NAME, WorkloadSpec
 from telemetry.events import events_of
@@ -57,7 +59,8 @@ def list_workloads(
 ) -> Rows:
     """List workloads."""
     found = services.visible_workloads(request.principal)
-    return services.filtered(found, org=org, q=q, ready=ready)
+    rows = services.filtered(found, org=org, q=q, ready=ready)
+    return rows, partial(show_workload, principal=request.principal)
 
 
 @router.post(
@@ -84,9 +87,10 @@ def create_workload(
 
 
 @router.get("/workloads/{name}", response=answers(WorkloadOut, 404))
-def get_workload(request: SignedInRequest, response: HttpResponse, name: Name) -> Workload:
+def get_workload(request: SignedInRequest, response: HttpResponse, name: Name) -> dict[str, object]:
     """Get a workload."""
-    return tagged(response, services.get_workload(request.principal, name))
+    found = tagged(response, services.get_workload(request.principal, name))
+    return show_workload(found, request.principal)
 
 
 @router.put("/workloads/{name}", response=PLANNED)
@@ -327,7 +331,7 @@ def _changed(
 
 def _shown(request: SignedInRequest, workload: Workload) -> WorkloadOut:
     found = services.get_workload(request.principal, workload.name)
-    return read(WorkloadOut, found, request)
+    return read(WorkloadOut, show_workload(found, request.principal), request)
 
 
 def _needs(workload: Workload, role: Role = Role.ORG_ADMIN) -> list[Authority]:

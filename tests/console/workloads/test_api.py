@@ -12,11 +12,12 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from console.workloads.models import Condition, Workload
+from console.workloads.models import Condition, Rollout, Workload
 from tests.conftest import People
 from tests.console.sessions.fleets import make_fleet
 from tests.console.workloads.workloads import (
     TEXT,
+    TRAFFIC,
     a_rollout,
     a_workload,
     an_instance,
@@ -212,6 +213,9 @@ def test_instances_and_rollouts_are_listed(people: People, api_of: Callable[...,
     assert (rollout["switched"], rollout["total"], rollout["phase"]) == (1, 2, "running")
     got = api.get("/talk")
     assert got["rollout"] == rollout
+    assert rollout["traffic"] is None
+    Rollout.objects.update(traffic=TRAFFIC)
+    assert api.get("/talk")["rollout"]["traffic"] == TRAFFIC
     assert got["replicas"] == {"desired": 2, "ready": 1, "instances": 2}
 
 

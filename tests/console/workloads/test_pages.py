@@ -16,6 +16,7 @@ from tests.conftest import People
 from tests.console.sessions.fleets import make_fleet
 from tests.console.workloads.workloads import (
     TEXT,
+    TRAFFIC,
     a_rollout,
     a_workload,
     an_instance,
@@ -99,6 +100,19 @@ def test_a_page_shows_replicas_conditions_rollout_and_events(people: People, adm
     a_rollout(workload, switched=1)
     page = compact(admin.get("/workloads/talk/"))
     for text in ("1 of 2 replicas switched", "25 %", "Weights.", "degraded", "It failed.", "attached"):
+        assert text in page
+    assert "Requests of revision" not in page
+    Rollout.objects.update(traffic=TRAFFIC)
+    page = compact(admin.get("/workloads/talk/"))
+    for text in (
+        "Requests of revision 1",
+        "1,200",
+        "45 ms",
+        "2.5 per second",
+        "—",
+        "2 %",
+        "from 50 requests",
+    ):
         assert text in page
     live = compact(admin.get("/workloads/talk/", headers={"HX-Request": "true"}))
     assert "<html" not in live

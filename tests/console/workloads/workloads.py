@@ -78,6 +78,12 @@ def an_instance(workload: Workload, ordinal: int = 0, **more: Any) -> Instance:
     )
 
 
+TRAFFIC = {
+    "new": {"requests": 1200, "errors": 3, "ttft_seconds": 0.045, "per_second": 2.5},
+    "old": {"requests": 900, "errors": 0, "ttft_seconds": None, "per_second": 2.4},
+}
+
+
 def a_rollout(workload: Workload, **more: Any) -> Rollout:
     assert workload.revision is not None
     return Rollout.objects.create(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -25,12 +26,13 @@ from console.routing.models import Replica, ServedModel
 from console.sessions.changes import box_drains
 from console.sessions.models import Job, Session, SessionBox
 from console.workloads import buckets, changes
-from console.workloads.leader import rendering, store
+from console.workloads.leader import health, orchestrator, rendering, store
 from console.workloads.leader.cluster import ClusterLink
 from console.workloads.leader.election import Election
 from console.workloads.leader.endpoints import EndpointWriter
 from console.workloads.leader.orchestrator import Orchestrator
 from console.workloads.leader.store import START_JOB
+from console.workloads.leader.world import Traffic
 from console.workloads.models import Condition, Instance, Rollout, Workload
 from inference_brain.endpoints import read
 from telemetry.decoder import Malformed, decode
@@ -178,6 +180,23 @@ def test_a_revision_that_ends_by_itself_is_rolled_back(
     ended = Instance.objects.filter(failed=True)
     assert {one.end_reason for one in ended} == {"It ran out of memory."}
     assert Workload.objects.get().revision.same_as == 1  # type: ignore[union-attr]
+
+
+def test_a_revision_that_is_slower_is_rolled_back_and_the_numbers_are_kept(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_workload(**WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    old = Traffic(requests=1000, ttft_seconds=0.1, per_second=2.0)
+    new = Traffic(requests=500, errors=1, ttft_seconds=0.5, per_second=1.5)
+    monkeypatch.setattr(orchestrator, "HEALTH_SECONDS", 0.05)
+    monkeypatch.setattr(health, "traffic", lambda *_: (new, old))
+    slower = {"rollout": {**QUICK["rollout"], "ready_seconds": 3}}
+    changes.update(SYSTEM, locked(SYSTEM), wanted(tokens_max=1000, **WITHOUT_CACHE, **slower))
+    leader.until("it is rolled back", lambda: Workload.objects.get().revision.number == 3)  # type: ignore[union-attr]
+    undone = Rollout.objects.get(phase="undone")
+    assert undone.reason == "FirstTokenSlower"
+    assert undone.traffic == {"new": asdict(new), "old": asdict(old)}
 
 
 def test_what_can_not_be_compiled_is_said_and_rolled_back(leader: Leader, redis_url: str) -> None:
