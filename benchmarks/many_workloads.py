@@ -8,7 +8,6 @@ that two cores do. As a real one, it reports each workload every 20 s, for the a
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import psutil
 from benchmarks.harness import Row, percentile, progress
 from benchmarks.own_console import own_console
 from console.environment import PROJECT
+from telemetry.garbage import collect_less
 
 if TYPE_CHECKING:
     from tests.console.workloads.leader.clusters import FakeCluster
@@ -166,7 +166,7 @@ def _lists(count: int, times: int) -> tuple[list[float], float]:
     )
     client = Client(headers={"host": "localhost"})
     client.force_login(who)
-    gc.freeze()  # as the console's own processes do once they are ready
+    collect_less()  # as the console does once it is ready
     took, cpu = [], 0.0
     for _ in range(times + 2):
         began, cpu_began = time.perf_counter(), time.thread_time()

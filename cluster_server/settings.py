@@ -28,7 +28,7 @@ PREFIX: Final = "CLUSTER_SERVER_"
 STATE: Final = ".cluster"
 SOCKET: Final = "cluster.sock"
 SOCKET_PATH_BYTES_MAX: Final = 107
-COMMAND: Final = (sys.executable, "-m", "workload_manager")
+COMMAND: Final[tuple[str, ...]] = (sys.executable, "-P", "-m", "workload_manager")
 SPARES_MAX: Final = 64
 BOXES_MAX: Final = 100_000
 WATCHERS: Final = 64
@@ -76,6 +76,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     places = take("listen", by_default, _places, "unix:PATH or HOST:PORT, or several")
     no_boxes: tuple[str, ...] = ()
     boxes = take("boxes", no_boxes, _boxes, "names with commas, or @FILE with a name in each line")
+    command = take("command", COMMAND, _command, "a command line")
     cgroups = take("cgroups", "auto", _cgroups, "auto, none or the path of a control group")
     settings = Settings(
         name=take("name", socket.gethostname(), name, "1 to 200 letters, digits and . _ -"),
@@ -88,12 +89,13 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
             count("log_readers", WATCHERS, 10_000),
         ),
         boxes=boxes,
-        command=take("command", COMMAND, _command, "a command line"),
+        command=command,
         cgroups=Path(cgroups) if cgroups not in ("auto", "none") else None,
         has_cgroups=cgroups != "none",
         jobs_at_once=count("jobs_at_once", 4, 1000),
         jobs_kept=count("jobs_kept", 200, 100_000),
-        spares=take("spares", 1, _spares, f"a number from 0 to {SPARES_MAX}"),
+        # Another command may prepare something for its folder before it is a manager.
+        spares=take("spares", int(command == COMMAND), _spares, f"a number from 0 to {SPARES_MAX}"),
         silent_seconds=take("silent_time", 60.0, _seconds, f"from 45s, such as {DURATION_FORMS}"),
         ends_instances=take("end_instances", False, YES_OR_NO.__getitem__, "yes or no"),
         end_seconds=take("end_time", 30.0, parse_duration, f"a time such as {DURATION_FORMS}"),
@@ -156,7 +158,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--spares",
         metavar="N",
-        help="managers that are started before they are needed, with some 60 MB each (default: 1)",
+        help="managers that are started before they are needed, with some 60 MB each (default: 1, with "
+        "--command 0, since that has to know `spare`)",
     )
     add("--watchers", metavar="N", help=f"clients that watch, at once (default: {WATCHERS})")
     add("--log-readers", metavar="N", help=f"clients that read logs, at once (default: {WATCHERS})")

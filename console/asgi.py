@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -24,6 +23,7 @@ from console.guard import Guard
 from console.live.consumer import COUNTS, websockets
 from console.metrics import prometheus
 from telemetry.emit.reporter import Reporter
+from telemetry.garbage import collect_less
 from telemetry.metrics import Sink
 from telemetry.notify import notify
 from telemetry.store import history
@@ -69,9 +69,7 @@ def _collect(into: Sink) -> None:
 def _settle_down() -> None:
     """What is loaded by now stays: to look through it all for garbage took 150 ms of a request."""
     _ = get_resolver().url_patterns  # with the views; else the first request would load them
-    gc.collect()
-    gc.freeze()
-    gc.enable()  # see `console.serve`
+    collect_less()
 
 
 async def _watchdog() -> None:

@@ -23,6 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         return execution.main(arguments[1:])
     if arguments == ["spare"]:
+        # All that it may become: to have imported this is what it is for.
         from workload_manager import execution, run, spare
         from workload_manager.compiler import command
 

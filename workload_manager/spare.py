@@ -18,7 +18,9 @@ import msgspec
 
 from telemetry.decoder import decode
 
-BEGUN = "begun"  # a file of the folder: it has been told
+# As `cluster_server.processes` has them, which may be of another release: a file that says that it has
+# been told, and the log.
+BEGUN = "begun"
 LOG = "log"
 NEVER_TOLD = 125
 PR_SET_NAME = 15
@@ -47,7 +49,8 @@ def wait(main: Callable[[list[str]], int]) -> int:
 
 def _take_streams() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
-    log = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    log = os.open(LOG, flags, 0o600)
     for source, targets in ((nothing, (0,)), (log, (1, 2))):
         for target in targets:
             os.dup2(source, target)

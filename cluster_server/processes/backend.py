@@ -53,7 +53,8 @@ PACKAGES: Final = Path(__file__).resolve().parent.parent.parent  # where this pa
 @dataclass(frozen=True)
 class ProcessOptions:
     state_dir: Path
-    command: Sequence[str] = (sys.executable, "-m", "workload_manager")
+    # -P: what lies in a folder that an engine can write to is nothing to import.
+    command: Sequence[str] = (sys.executable, "-P", "-m", "workload_manager")
     environment: Mapping[str, str] = field(default_factory=lambda: inherited(os.environ))
     host: str = field(default_factory=socket.gethostname)
     jobs_at_once: int = 4
@@ -89,6 +90,7 @@ class ProcessBackend:
         self._gone = asyncio.Event()
         self._is_ending = False
         self._spares = spares
+        self._has_no_spares = False
 
     async def start(self) -> None:
         for folder in (self._state_dir, self._workloads, self._instances, self._around.shared):
@@ -283,8 +285,11 @@ class ProcessBackend:
         if self._spares:
             try:
                 self._spares.fill()
+                self._has_no_spares = False
             except OSError as error:
-                log.warning("No manager can be kept as a spare: %s", error)
+                if not self._has_no_spares:
+                    log.warning("No manager can be kept as a spare: %s", error)
+                self._has_no_spares = True
         for worker in workers:
             if worker.keeper.folder.exists():
                 rotate(worker)

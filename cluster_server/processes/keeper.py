@@ -62,7 +62,11 @@ class Keeper:
         )
         self._is_empty = False
         started = self._kernel.start(order)
-        self.folder.record(started.identity)
+        try:
+            self.folder.record(started.identity)
+        except BaseException:
+            started.abandon()
+            raise
         self.process, self._exit_status = started.identity, None
         started.release()
 

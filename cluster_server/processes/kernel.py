@@ -57,6 +57,9 @@ class Started(Protocol):
     def release(self) -> None:
         """Let it become what was ordered."""
 
+    def abandon(self) -> None:
+        """It could not be recorded: end it."""
+
 
 class Kernel(Protocol):
     """What the backend needs of the machine. All methods may be called from any thread, and raise
@@ -98,10 +101,13 @@ class LinuxKernel:
 
     def start(self, order: Order) -> Started:
         environment = {**order.environment, MARK: str(order.folder)}
-        if self._spares and (process := self._spares.take(order)):
-            line = self._spares.line(order, environment)
-        else:
-            process, line = _shell(order, environment), GO
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | PLAIN
+        log = os.open(order.folder / "log", flags, 0o600)
+        try:
+            taken = self._spares.take(order, environment) if self._spares else None
+            process, line = taken or (_shell(order, environment, log), GO)
+        finally:
+            os.close(log)
         stdin, pid = process.stdin, process.pid
         process.returncode = 0  # it is not the object's to wait for: it may outlive the server
         assert isinstance(stdin, io.BufferedWriter)  # noqa: S101 - it is a pipe
@@ -112,7 +118,7 @@ class LinuxKernel:
                 group = self._cgroups.place(order.folder.name, pid, order.memory_bytes, order.cpu_millis)
             return _Waiting(identity_of(pid, str(group or "")), pipe, line)
         except BaseException:
-            pipe.close()
+            _end_waiting(pid, pipe)
             raise
 
     def is_running(self, process: ProcessIdentity) -> bool:
@@ -160,22 +166,17 @@ class LinuxKernel:
         return self._cgroups.folder / folder.name if self._cgroups else None
 
 
-def _shell(order: Order, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | PLAIN
-    log = os.open(order.folder / "log", flags, 0o600)
-    try:
-        return subprocess.Popen(
-            [SHELL, "-c", WAITS, "starting", *order.command],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            cwd=order.folder,
-            env=environment,
-            start_new_session=True,
-            umask=0o077,
-        )
-    finally:
-        os.close(log)
+def _shell(order: Order, environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [SHELL, "-c", WAITS, "starting", *order.command],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        cwd=order.folder,
+        env=environment,
+        start_new_session=True,
+        umask=0o077,
+    )
 
 
 class _Waiting:
@@ -186,7 +187,20 @@ class _Waiting:
 
     def release(self) -> None:
         with self._pipe, contextlib.suppress(BrokenPipeError):  # its end is noticed as any other
-            self._pipe.write(self._line)
+            left = memoryview(self._line)
+            while left:
+                left = left[self._pipe.write(left) or 0 :]
+
+    def abandon(self) -> None:
+        _end_waiting(self.identity.pid, self._pipe)
+
+
+def _end_waiting(pid: int, pipe: io.RawIOBase) -> None:
+    """A child of ours that has never been told anything."""
+    pipe.close()
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def watch(process: ProcessIdentity) -> int | None:

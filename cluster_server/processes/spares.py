@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 
 VERB: Final = "spare"
 FAILURES_MAX: Final = 3  # in a row: a command that knows no spares is not asked for more
-END_SECONDS: Final = 5.0
 
 
 class Spares:
@@ -40,51 +39,58 @@ class Spares:
     def fill(self) -> None:
         """Start what is missing. Raises OSError."""
         with self._lock:
-            while len(self._alive()) < self._count:
+            self._drop_ended()
+            while len(self._waiting) < self._count:
                 self._waiting.append(
                     subprocess.Popen(
                         [*self._command, VERB],
                         stdin=subprocess.PIPE,
                         stdout=subprocess.DEVNULL,
+                        cwd="/",
                         env=self._environment,
                         start_new_session=True,
                         umask=0o077,
                     )
                 )
 
-    def take(self, order: Order) -> subprocess.Popen[bytes] | None:
-        """One that can become what is ordered."""
+    def take(
+        self, order: Order, environment: Mapping[str, str]
+    ) -> tuple[subprocess.Popen[bytes], bytes] | None:
+        """One that can become what is ordered, and the line that makes it that."""
         if tuple(order.command[: len(self._command)]) != self._command:
             return None
-        with self._lock:
-            return self._waiting.pop(0) if self._alive() else None
-
-    def line(self, order: Order, environment: Mapping[str, str]) -> bytes:
-        """What it is told, to become that."""
         told = {
             "folder": str(order.folder),
             "arguments": list(order.command[len(self._command) :]),
             "environment": dict(environment),
         }
-        return msgspec.json.encode(told) + b"\n"
+        try:
+            line = msgspec.json.encode(told) + b"\n"
+        except UnicodeError:  # a variable that is no text
+            return None
+        with self._lock:
+            self._drop_ended()
+            if not self._waiting:
+                return None
+            self._failures = 0
+            return self._waiting.pop(0), line
 
     def close(self) -> None:
+        """There is nothing that one of them could lose."""
         with self._lock:
             self._count = 0
             for one in self._waiting:
-                assert one.stdin  # noqa: S101 - it is a pipe
-                one.stdin.close()
-            for one in self._waiting:
-                one.wait(END_SECONDS)
-            self._waiting.clear()
+                one.kill()
+            self._drop_ended(wait=True)
 
-    def _alive(self) -> list[subprocess.Popen[bytes]]:
-        ended = [one for one in self._waiting if one.poll() is not None]
+    def _drop_ended(self, *, wait: bool = False) -> None:
+        ended = [one for one in self._waiting if wait or one.poll() is not None]
         for one in ended:
-            self._waiting.remove(one)
+            one.wait()
             assert one.stdin  # noqa: S101 - it is a pipe
             one.stdin.close()
-        self._failures = self._failures + len(ended) if ended else self._failures
+            self._waiting.remove(one)
+        self._failures += len(ended)
         if self._count and self._failures >= FAILURES_MAX:
             log.warning(
                 "`%s %s` ends by itself: managers are started when they are needed, which takes longer",
@@ -92,4 +98,3 @@ class Spares:
                 VERB,
             )
             self._count = 0
-        return self._waiting

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 ABSENT = None
@@ -17,7 +17,9 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def changes(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[tuple[str, Any, Any]]:
+def changes(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+) -> list[tuple[str, Any, Any]]:
     """(path, before, after) for every leaf that differs, by path; None where there was nothing."""
     old = dict(flatten(before)) if before else {}
     new = dict(flatten(after)) if after else {}

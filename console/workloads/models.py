@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -30,6 +31,8 @@ INSTANCE_NAME_MAX: Final = 63
 HOST_MAX: Final = 253
 UNIT_MAX: Final = 32
 ORDINAL_MAX: Final = 100_000
+SHOWN_MAX: Final = 2000
+_SHOWN: Final[dict[str, Mapping[str, Any]]] = {}  # templates as they are shown, by their digests
 
 
 class Workload(models.Model):
@@ -134,11 +137,24 @@ class Workload(models.Model):
             self.said,
         )
 
+    def spec_shown(self) -> dict[str, Any]:
+        """The same, for people: the outer one may be changed."""
+        if self.revision is None:
+            raise ValueError(f"{self.name} has no revision")
+        own = {
+            "name": self.name,
+            "model": self.model,
+            "org": self.org.slug if self.org else None,
+            "replicas": self.replicas,
+            "boxes_per_replica": self.boxes_per_replica,
+        }
+        return {**spec.shown(own), **spec.shown(self.said), **self.revision.template_shown()}
+
     def snapshot(self) -> dict[str, Any]:
         """What the audit trail keeps of it: variables of engines by their names only."""
-        found: dict[str, Any] = spec.shown(self.spec())
+        found = self.spec_shown()
         if environment := found["engine"].get("environment"):
-            found["engine"]["environment"] = dict.fromkeys(environment, "set")
+            found["engine"] = found["engine"] | {"environment": dict.fromkeys(environment, "set")}
         return {
             **found,
             "revision": self.revision.number if self.revision else None,
@@ -266,6 +282,15 @@ class Revision(models.Model):
 
     def template_read(self) -> spec.Template:
         return spec.read(spec.Template, self.template)
+
+    def template_shown(self) -> Mapping[str, Any]:
+        """For people. Kept, since lists show the same ones again and again: don't change it."""
+        found = _SHOWN.get(self.digest)
+        if found is None:
+            if len(_SHOWN) >= SHOWN_MAX:
+                del _SHOWN[next(iter(_SHOWN))]
+            found = _SHOWN[self.digest] = spec.shown(self.template_read())
+        return found
 
 
 class Goal(models.TextChoices):

@@ -91,6 +91,7 @@ def filtered(
     workloads: QuerySet[Workload], *, org: str = "", q: str = "", ready: bool | None = None
 ) -> QuerySet[Workload]:
     """The same for the page and the API, without what lists don't show."""
+    workloads = workloads.select_related(None).select_related("org", "revision", "stable", "session")
     workloads = workloads.defer("stable__template", "stable__layout", "revision__layout")
     if org:
         workloads = workloads.filter(org__slug=org)

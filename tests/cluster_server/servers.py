@@ -39,7 +39,8 @@ class ServerProcess:
                     [
                         *(sys.executable, "-m", "cluster_server", "--state", str(self.state)),
                         *("--listen", self.target, "--command", shlex.join(FAKE_MANAGER)),
-                        *("--boxes", "box-1,box-2", "--cgroups", "none", *self._options),
+                        *("--spares", "1", "--boxes", "box-1,box-2", "--cgroups", "none"),
+                        *self._options,
                     ],
                     cwd=PROJECT,
                     env={**os.environ, "NOTIFY_SOCKET": str(ready)},

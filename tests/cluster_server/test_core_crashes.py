@@ -113,6 +113,9 @@ class Started:
         self.process.is_waiting = False
         self.machine.move()
 
+    def abandon(self) -> None:
+        self.machine.end(self.process, -9)
+
 
 @contextmanager
 def writes_that_crash(machine: Machine) -> Iterator[None]:

@@ -88,6 +88,51 @@ def test_without_a_spare_one_is_started(spares: Spares, tmp_path: Path) -> None:
     assert len(spares._waiting) == 1
 
 
+def test_what_can_not_be_told_is_started(spares: Spares, tmp_path: Path) -> None:
+    """A variable that is no text, as a shell may have one."""
+    spares.fill()
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    order = Order(folder, ["/bin/true"], {**ENVIRONMENT, "A": "\udc80"})
+    LinuxKernel(spares=spares).start(order).release()
+    order = Order(folder, COMMAND, {**ENVIRONMENT, "A": "\udc80"})
+    started = LinuxKernel(spares=spares).start(order)
+    assert len(spares._waiting) == 1
+    started.abandon()
+
+
+def test_who_could_not_be_recorded_is_ended(spares: Spares, tmp_path: Path) -> None:
+    spares.fill()
+    order = Order(tmp_path, COMMAND, ENVIRONMENT)
+    waiting = LinuxKernel(spares=spares).start(order)
+    waiting.abandon()
+    assert not Path(f"/proc/{waiting.identity.pid}").exists(), "and collected"
+    assert not (tmp_path / "begun").exists()
+
+
+def test_a_log_that_is_no_file_is_refused_with_a_spare_as_without(
+    spares: Spares, tmp_path: Path
+) -> None:
+    spares.fill()
+    os.mkfifo(tmp_path / "log")
+    for kernel in (LinuxKernel(spares=spares), LinuxKernel()):
+        with pytest.raises(OSError, match="log"):
+            kernel.start(Order(tmp_path, COMMAND, ENVIRONMENT))
+    assert len(spares._waiting) == 1
+
+
+def test_failures_long_ago_do_not_count(spares: Spares, tmp_path: Path) -> None:
+    kernel = LinuxKernel(spares=spares)
+    for number in range(FAILURES_MAX + 1):
+        spares.fill()
+        spares._waiting[0].kill()
+        spares._waiting[0].wait()
+        spares.fill()
+        started(kernel, tmp_path / str(number))
+    spares.fill()
+    assert len(spares._waiting) == 1
+
+
 def test_a_command_that_knows_no_spares_is_not_asked_for_ever(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -187,7 +187,8 @@ def _job(operation: Operation) -> Job | None:
 
 
 def _unmake_job(operation: Operation) -> Outcome:
-    """First its streams go, so that those of other jobs that made room for them can have it back."""
+    """First its streams go, so that those of other jobs that made room for them can have it back. They
+    may have been reserved with the request, before any step."""
     if not operation.notes.get(waiting.PLACED):
         waiting.end(_session(operation), operation)
         return Done()

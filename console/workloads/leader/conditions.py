@@ -166,7 +166,7 @@ def _rollout(
     if done == len(wanted):
         if is_complete:
             return Condition(ROLLOUT, True, "Complete", counted)
-        why = f"{counted} It is complete when they have served for a while and brains know all of them."
+        why = f"{counted} It is complete when they have served for a while, and nothing else runs."
         return Condition(ROLLOUT, False, "Settling", why)
     if leaving := _leaving(intent, seen, wanted):
         return Condition(ROLLOUT, False, "LeavingBoxes", f"{counted} {leaving}")

@@ -272,7 +272,11 @@ class _Plan:
     @property
     def _is_held(self) -> bool:
         """Nothing new is begun: it is paused, or about to be, or about to become another revision."""
-        return self.intent.paused or any(isinstance(one, RollBack | Pause) for one in self.actions)
+        return self.intent.paused or self._goes_back
+
+    @property
+    def _goes_back(self) -> bool:
+        return any(isinstance(one, RollBack | Pause) for one in self.actions)
 
     def _is_held_back(self, one: Instance) -> bool:
         """It would be replaced by another revision. What is replaced by its equal goes on."""
@@ -620,7 +624,7 @@ class _Plan:
 
     def _complete(self, wanted: Collection[Replica], leaving: Collection[Replica]) -> None:
         """Everybody is what was wanted, and nothing else is left."""
-        if self._is_done or any(one.live for one in leaving):
+        if self._is_done or self._goes_back or any(one.live for one in leaving):
             return
         if all(self._is_complete(one) for one in wanted):
             self.actions.append(Complete())

@@ -28,13 +28,13 @@ class Counted(NamedTuple):
 
 
 def traffic(
-    model: str, switched: Mapping[str, float], replicas: frozenset[str]
+    model: str, switched: Mapping[str, float], replicas: frozenset[str], requests_min: int
 ) -> tuple[Traffic, Traffic]:
     """Of the new revision and of the old one, in the last five minutes."""
     end = time.time() // STEP * STEP
     asked = _numbers(model, brain.REQUESTS, Fold.SUM, ("replica", "result"), end)
     waited = _numbers(model, brain.TTFT, Fold.P50, ("replica",), end)
-    return compared(asked, waited, switched, replicas)
+    return compared(asked, waited, switched, replicas, requests_min)
 
 
 def compared(
@@ -42,31 +42,34 @@ def compared(
     waited: Sequence[Counted],
     switched: Mapping[str, float],
     replicas: frozenset[str],
+    requests_min: int,
 ) -> tuple[Traffic, Traffic]:
     """Of the new revision and of the old one. `asked`: requests, by replica and result; `waited`:
     medians of times to first token.
 
     `switched`: since when the new one serves a replica; before that, and elsewhere, requests count for
     the old one; the step of a switch for nobody. Of the old one counts what came beside the new one, if
-    anything did: they had the same load then. Else what came before.
+    that is enough: they had the same load then. Else all of it. Of the new one all counts: it may have
+    become bad when the old one was gone.
     """
-    sides: dict[bool, list[Counted]] = {True: [], False: []}
-    for one in asked:
-        if one.number and (side := _side(switched, replicas, one)) is not None:
-            sides[side].append(one)
-    beside = {one.at for one in sides[True]} & {one.at for one in sides[False]}
-    if beside:
-        sides[False] = [one for one in sides[False] if one.at in beside]
-    medians: dict[bool, list[float]] = {True: [], False: []}
-    for one in waited:
-        side = _side(switched, replicas, one)
-        if side or (side is False and (not beside or one.at in beside)):
-            medians[side].append(one.number)
-    return _summed(sides[True], medians[True]), _summed(sides[False], medians[False])
+    asked = [one for one in asked if one.number]
+    (new, old), (new_waited, old_waited) = (
+        [[one for one in found if _is_new(switched, replicas, one) is side] for side in (True, False)]
+        for found in (asked, waited)
+    )
+    steps = {one.at for one in new}
+    beside = [one for one in old if one.at in steps]
+    if _requests(beside) >= requests_min:
+        old, old_waited = beside, [one for one in old_waited if one.at in steps]
+    return _summed(new, new_waited), _summed(old, old_waited)
 
 
-def _summed(asked: Sequence[Counted], medians: Sequence[float]) -> Traffic:
-    requests = round(sum(one.number for one in asked))
+def _requests(asked: Sequence[Counted]) -> int:
+    return round(sum(one.number for one in asked))
+
+
+def _summed(asked: Sequence[Counted], waited: Sequence[Counted]) -> Traffic:
+    requests, medians = _requests(asked), [one.number for one in waited]
     steps = len({(one.replica, one.at) for one in asked})
     return Traffic(
         requests=requests,
@@ -76,7 +79,8 @@ def _summed(asked: Sequence[Counted], medians: Sequence[float]) -> Traffic:
     )
 
 
-def _side(switched: Mapping[str, float], replicas: frozenset[str], one: Counted) -> bool | None:
+def _is_new(switched: Mapping[str, float], replicas: frozenset[str], one: Counted) -> bool | None:
+    """Whether it is of the new revision; None if it counts for nobody."""
     if one.replica not in replicas:
         return None
     since = switched.get(one.replica)

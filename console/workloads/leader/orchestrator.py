@@ -95,6 +95,7 @@ COMPILE_SECONDS_MAX: Final = 3600
 ORPHANS_AT_ONCE: Final = 20  # workloads of the cluster that nobody knows, ended in one look
 ARTIFACTS_MAX: Final = 1000  # remembered
 KEY_BYTES: Final = 32
+NO_TRAFFIC: Final = (Traffic(), Traffic())
 HOME: Final = re.compile(r"(.+)-\d+-\d+")  # the name of a driver
 ALL: Final = ""  # in the queue of news: every workload
 # What a service of the console says where it can't be done, or not now.
@@ -151,7 +152,7 @@ class Orchestrator:
         self._looked_at: dict[str, float] = {}
         self._generations: dict[str, int] = {}
         self._models: dict[str, str] = {}
-        self._traffic: dict[str, tuple[float, tuple[Traffic, Traffic]]] = {}
+        self._traffic: dict[str, tuple[int, float, tuple[Traffic, Traffic]]] = {}  # with its rollout
         self._compiling: dict[str, list[str]] = {}  # by workload, jobs that may run
         self._artifacts: dict[str, Any] = {}  # the layouts of those that were made, by their address
         self._poll_at = self._refresh_at = 0.0
@@ -530,9 +531,9 @@ class Orchestrator:
     def _traffic_of(self, loaded: Loaded) -> tuple[Traffic, Traffic]:
         workload, now = loaded.workload, self._clock()
         if loaded.rollout is None or loaded.intent.stable is None:
-            return Traffic(), Traffic()
-        at, known = self._traffic.get(workload.name, (0.0, (Traffic(), Traffic())))
-        if now - at < HEALTH_SECONDS:
+            return NO_TRAFFIC
+        of, at, known = self._traffic.get(workload.name, (0, 0.0, NO_TRAFFIC))
+        if of == loaded.rollout.pk and now - at < HEALTH_SECONDS:
             return known
         template = loaded.intent.template
         published = self._writer.published(workload.model)
@@ -542,13 +543,14 @@ class Orchestrator:
             if (row := loaded.rows.get(told.instance)) is not None
             and (row.revision.digest, row.restart) == template
         }
+        known = NO_TRAFFIC
         if switched:
+            needed, replicas = loaded.intent.rules.requests_min, frozenset(published)
             try:
-                known = health.traffic(workload.model, switched, frozenset(published))
+                known = health.traffic(workload.model, switched, replicas, needed)
             except Unanswerable as error:  # of more series than an answer has: no verdict
-                known = Traffic(), Traffic()
                 self._fault("telemetry", error)
-        self._traffic[workload.name] = now, known
+        self._traffic[workload.name] = loaded.rollout.pk, now, known
         self._soon(workload.name, now + HEALTH_SECONDS)
         return known
 

@@ -26,6 +26,7 @@ from console.sessions.plans.snapshot import Snapshot
 from console.sessions.services import boxes_to_leave
 from console.workloads.leader import conditions, rendering, world
 from console.workloads.leader.cluster import GOALS, Known, Status
+from console.workloads.leader.verdicts import is_compared
 from console.workloads.leader.world import (
     CompileSeen,
     Complete,
@@ -534,7 +535,7 @@ def advance_rollout(
     switched = sum((row.revision.digest, row.restart) == template for row in new)
     before = (rollout.switched, rollout.total, rollout.phase, rollout.traffic)
     rollout.switched, rollout.total = switched, workload.replicas
-    if seen.new.requests:
+    if seen.new.requests and is_compared(loaded.intent):
         rollout.traffic = {"new": asdict(seen.new), "old": asdict(seen.old)}
     if is_complete:
         rollout.phase, rollout.ended_at = "done", timezone.now()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +90,7 @@ def show_workload(request: SignedInRequest, name: str) -> HttpResponse:
 
 def _compared_traffic(rollouts: list[Rollout]) -> dict[str, Any]:
     """By which the last one was judged."""
-    found = next((one for one in rollouts[:1] if one.traffic), None)
+    found = next((one for one in rollouts if one.traffic), None)
     if found is None or found.traffic is None:
         return {}
     before = found.from_revision.number if found.from_revision else "before"
@@ -140,8 +140,8 @@ def _changed(before: Revision | None, after: Revision) -> list[tuple[str, Any, A
     return changes_between(_values(before), _values(after))
 
 
-def _values(revision: Revision, *, is_masked: bool = False) -> dict[str, Any]:
-    found: dict[str, Any] = specs.shown(revision.template_read())
+def _values(revision: Revision, *, is_masked: bool = False) -> Mapping[str, Any]:
+    found = revision.template_shown()
     return masked(found) if is_masked else found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from console.sessions.rest.schemas import PlannedIn, PlanOut
 from console.workloads import spec as specs
 from console.workloads.models import Instance, Revision, Rollout, Workload
 from console.workloads.services import READY
-from console.workloads.spec import CHARACTERS_MAX, REPLICAS_MAX, Template, WorkloadSpec, Wrong
+from console.workloads.spec import CHARACTERS_MAX, REPLICAS_MAX, WorkloadSpec, Wrong
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 WITH_UNITS = {"description": "A number, or text with a unit.", "maxLength": 100, "type": "string"}
@@ -185,7 +186,7 @@ class WorkloadOut(BaseModel):  # of what `show_workload` says
 def show_workload(workload: Workload, principal: Principal) -> dict[str, object]:
     """What WorkloadOut has, of a workload of `visible_workloads`. Resolvers would be called for each
     field of each row of a list."""
-    spec: dict[str, Any] = specs.shown(workload.spec())
+    spec = workload.spec_shown()
     return {
         "name": workload.name,
         "version": workload.version,
@@ -217,7 +218,7 @@ def ready_of(workload: Workload) -> str:
     return next(found, "Unknown")
 
 
-def masked(values: dict[str, Any]) -> dict[str, Any]:
+def masked(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Variables of engines by their names only: they may be secret. Who applies it is refused, and does
     not set them to what is shown here."""
     engine = values["engine"]
@@ -274,8 +275,8 @@ class RevisionOut(Schema):
         return salted_hmac("tidegate.revision", revision.digest, algorithm="sha256").hexdigest()
 
     @staticmethod
-    def resolve_template(revision: Revision, context: Context) -> dict[str, Any]:
-        found: dict[str, Any] = specs.shown(specs.read(Template, revision.template))
+    def resolve_template(revision: Revision, context: Context) -> Mapping[str, Any]:
+        found = revision.template_shown()
         org_id = revision.workload.org_id
         return found if context["request"].principal.holds(Role.ORG_ADMIN, org_id) else masked(found)
 

@@ -28,7 +28,7 @@ def test_only_series_of_the_model_are_asked_for() -> None:
 
 def test_before_the_switch_is_the_old_one_and_its_step_is_nobodys() -> None:
     found = asked(FIRST, {0: 10, 10: 20, 20: 40, 30: 80}) + asked(FIRST, {0: 1, 30: 8}, "failed")
-    new, old = compared(found, [], {FIRST: 25.0}, BOTH)
+    new, old = compared(found, [], {FIRST: 25.0}, BOTH, 10)
     assert (new.requests, new.errors) == (88, 8)
     assert (old.requests, old.errors) == (31, 1)
 
@@ -41,15 +41,24 @@ def test_the_old_one_is_what_served_beside_the_new_one_if_anything_did() -> None
     waited = asked(FIRST, {0: 0.1, 10: 0.1, 20: 0.3, 30: 0.3}) + asked(
         SECOND, {0: 0.1, 10: 0.1, 20: 0.3, 30: 0.3}
     )
-    new, old = compared(requests, waited, {FIRST: 20.0}, BOTH)
+    new, old = compared(requests, waited, {FIRST: 20.0}, BOTH, 10)
     assert (new.requests, old.requests) == (40, 40)
     assert (new.ttft_seconds, old.ttft_seconds) == (0.3, 0.3)
     assert new.per_second == old.per_second == 20 / STEP
 
 
+def test_too_little_beside_it_does_not_hide_what_came_before() -> None:
+    """Both served for one step only. Then the new one fails everything."""
+    found = asked(FIRST, {0: 100, 10: 100}) + asked(SECOND, {0: 100, 10: 100, 20: 8})
+    found += asked(FIRST, {20: 9, 30: 50}) + asked(FIRST, {40: 60}, "failed")
+    new, old = compared(found, [], {FIRST: 20.0, SECOND: 30.0}, BOTH, 10)
+    assert (new.requests, new.errors) == (119, 60)
+    assert old.requests == 408
+
+
 def test_of_who_is_no_replica_any_more_nothing_counts() -> None:
     found = asked("chat-7", {0: 10}) + asked(FIRST, {0: 5})
-    new, old = compared(found, asked("chat-7", {0: 9.0}), {}, BOTH)
+    new, old = compared(found, asked("chat-7", {0: 9.0}), {}, BOTH, 10)
     assert (new, old.requests, old.ttft_seconds) == (Traffic(), 5, None)
 
 

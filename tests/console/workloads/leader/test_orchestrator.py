@@ -194,6 +194,9 @@ def test_a_revision_that_is_slower_is_rolled_back_and_the_numbers_are_kept(
     slower = {"rollout": {**QUICK["rollout"], "ready_seconds": 3}}
     changes.update(SYSTEM, locked(SYSTEM), wanted(tokens_max=1000, **WITHOUT_CACHE, **slower))
     leader.until("it is rolled back", lambda: Workload.objects.get().revision.number == 3)  # type: ignore[union-attr]
+    leader.until("it is what it was", is_complete)
+    assert Workload.objects.get().revision.number == 3, "what undid 2 does not count for 3"  # type: ignore[union-attr]
+    assert Rollout.objects.order_by("-pk")[0].traffic is None
     undone = Rollout.objects.get(phase="undone")
     assert undone.reason == "FirstTokenSlower"
     assert undone.traffic == {"new": asdict(new), "old": asdict(old)}
