@@ -58,8 +58,8 @@ def rows(*, quick: bool) -> list[Row]:
             up = time.monotonic() - began
             with _reports(cluster):
                 progress("the leader at rest")
-                # Whole rounds of looking at all of them, which it does every two minutes.
-                percent = _cpu_percent(leader, 30.0 if quick else 240.0)
+                # A whole round of looking at all of them, which it does every three minutes.
+                percent = _cpu_percent(leader, 30.0 if quick else 180.0)
         progress("lists")
         took, cpu = _lists(count, 20 if quick else 200)
     workloads = {"workloads": float(count), "replicas": float(count * REPLICAS)}

@@ -13,7 +13,7 @@ from console.workloads.models import (
     RolloutPhase,
     Workload,
 )
-from console.workloads.services import READY, ConditionRead
+from console.workloads.services import ConditionRead, ready_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ def of_workload(workload: Workload) -> Look:
     """From its condition `Ready`. Of a workload of `visible_workloads`."""
     if workload.deleting:
         return Look("warn", "being deleted")
-    ready = next((one for one in workload.conditions_read if one["type"] == READY), None)
+    ready = ready_of(workload)
     if ready is None:
         return Look("off", "not known")
     if ready["status"] == ConditionStatus.TRUE:

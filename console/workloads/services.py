@@ -66,6 +66,11 @@ def visible_workloads(principal: Principal) -> QuerySet[Workload]:
     )
 
 
+def ready_of(workload: Workload) -> dict[str, str] | None:
+    """Its condition `Ready`, of a workload of `visible_workloads`; None before it is known."""
+    return next((one for one in workload.conditions_read if one["type"] == READY), None)
+
+
 def conditions_of(workload: Workload) -> list[ConditionRead]:
     """Of a workload of `visible_workloads`, in the order in which people read them."""
     return [

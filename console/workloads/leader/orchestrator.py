@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import re
 import secrets
 import threading
@@ -86,7 +87,7 @@ LOCK: Final = ORCHESTRATORS
 IDLE_SECONDS: Final = 0.5  # between two rounds without news
 POLL_SECONDS: Final = 5.0  # between two looks at which workloads there are, and whether they changed
 UNSETTLED_SECONDS: Final = 5.0  # until one is looked at again that is not what it is to be
-RESYNC_SECONDS: Final = 120.0  # until each workload has been looked at, whether there was news or not
+RESYNC_SECONDS: Final = 180.0  # until each workload has been looked at, whether there was news or not
 REFRESH_SECONDS: Final = 10.0  # between two looks at whose endpoints have to be written again
 AGAIN_SECONDS: Final = 1.0  # until something is tried again, or asked for again, that takes its time
 HEALTH_SECONDS: Final = 10.0
@@ -249,8 +250,8 @@ class Orchestrator:
             if self._generations.get(name) != generation:
                 self._generations[name] = generation
                 self._soon(name)
-            elif now - self._looked_at.get(name, 0.0) > RESYNC_SECONDS:
-                self._soon(name)
+        for name in self._longest_left(now):
+            self._soon(name)
         draining = Workload.objects.filter(session__boxes__box__state=BoxState.DRAINING.value)
         for name in draining.values_list("name", flat=True).distinct():
             self._soon(name)
@@ -260,6 +261,13 @@ class Orchestrator:
         if self._link is not None and not self._link.is_stale:
             for name in list(self._link.names() - found.keys())[:ORPHANS_AT_ONCE]:
                 self._end_orphan(name)
+
+    def _longest_left(self, now: float) -> list[str]:
+        """A few at a time: all at once would hold up who has news."""
+        before = now - RESYNC_SECONDS / 2
+        left = [name for name in self._generations if self._looked_at.get(name, 0.0) < before]
+        count = math.ceil(len(self._generations) * POLL_SECONDS / RESYNC_SECONDS)
+        return heapq.nsmallest(count, left, key=lambda name: self._looked_at.get(name, 0.0))
 
     def _end_orphan(self, name: str) -> None:
         """The cluster runs a workload that nobody knows: its deletion was interrupted."""

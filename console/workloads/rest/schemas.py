@@ -19,7 +19,7 @@ from console.api.shown import OR_NULL, Context, SlugOf
 from console.sessions.rest.schemas import PlannedIn, PlanOut
 from console.workloads import spec as specs
 from console.workloads.models import Instance, Revision, Rollout, Workload
-from console.workloads.services import READY
+from console.workloads.services import ready_of
 from console.workloads.spec import CHARACTERS_MAX, REPLICAS_MAX, WorkloadSpec, Wrong
 
 ConditionStatus = Literal["True", "False", "Unknown"]
@@ -162,7 +162,7 @@ class ReplicasOut(BaseModel):
     instances: int = Field(description="Instances that have not ended.")
 
 
-class WorkloadOut(BaseModel):  # of what `show_workload` says
+class WorkloadOut(BaseModel):  # of what `workload_shown` says
     name: str
     version: int = Field(description="Incremented with each change; the ETag.")
     org: SlugOf | None = Field(description="The owner; null for one of the platform.")
@@ -183,16 +183,16 @@ class WorkloadOut(BaseModel):  # of what `show_workload` says
     created_at: datetime
 
 
-def show_workload(workload: Workload, principal: Principal) -> dict[str, object]:
+def workload_shown(workload: Workload, principal: Principal) -> dict[str, object]:
     """What WorkloadOut has, of a workload of `visible_workloads`. Resolvers would be called for each
     field of each row of a list."""
-    spec = workload.spec_shown()
+    ready, spec = ready_of(workload), workload.spec_shown()
     return {
         "name": workload.name,
         "version": workload.version,
         "org": workload.org,
         "model": workload.model,
-        "ready": ready_of(workload),
+        "ready": ready["status"] if ready else "Unknown",
         "replicas": {
             "desired": workload.replicas,
             "ready": workload.ready_count,
@@ -211,11 +211,6 @@ def show_workload(workload: Workload, principal: Principal) -> dict[str, object]
         "spec": spec if principal.holds(Role.ORG_ADMIN, workload.org_id) else masked(spec),
         "created_at": workload.created_at,
     }
-
-
-def ready_of(workload: Workload) -> str:
-    found = (one["status"] for one in workload.conditions_read if one["type"] == READY)
-    return next(found, "Unknown")
 
 
 def masked(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -36,7 +36,7 @@ from console.workloads.rest.schemas import (
     WorkloadPlanOut,
     WorkloadReasonIn,
     WorkloadUndoIn,
-    show_workload,
+    workload_shown,
 )
 from console.workloads.spec import NAME_MAX, WORKLOAD_NAME, WorkloadSpec
 from telemetry.events import events_of
@@ -60,7 +60,7 @@ def list_workloads(
     """List workloads."""
     found = services.visible_workloads(request.principal)
     rows = services.filtered(found, org=org, q=q, ready=ready)
-    return rows, partial(show_workload, principal=request.principal)
+    return rows, partial(workload_shown, principal=request.principal)
 
 
 @router.post(
@@ -90,7 +90,7 @@ def create_workload(
 def get_workload(request: SignedInRequest, response: HttpResponse, name: Name) -> dict[str, object]:
     """Get a workload."""
     found = tagged(response, services.get_workload(request.principal, name))
-    return show_workload(found, request.principal)
+    return workload_shown(found, request.principal)
 
 
 @router.put("/workloads/{name}", response=PLANNED)
@@ -331,7 +331,7 @@ def _changed(
 
 def _shown(request: SignedInRequest, workload: Workload) -> WorkloadOut:
     found = services.get_workload(request.principal, workload.name)
-    return read(WorkloadOut, show_workload(found, request.principal), request)
+    return read(WorkloadOut, workload_shown(found, request.principal), request)
 
 
 def _needs(workload: Workload, role: Role = Role.ORG_ADMIN) -> list[Authority]:

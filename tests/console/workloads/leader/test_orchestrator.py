@@ -202,6 +202,24 @@ def test_a_revision_that_is_slower_is_rolled_back_and_the_numbers_are_kept(
     assert undone.traffic == {"new": asdict(new), "old": asdict(old)}
 
 
+def test_who_has_no_news_is_looked_at_in_turn(leader: Leader) -> None:
+    made = leader.orchestrator
+    names = [f"w-{number:03}" for number in range(90)]
+    made._generations = dict.fromkeys(names, 1)
+    made._looked_at = {name: float(number) for number, name in enumerate(names)}
+    seen: list[str] = []
+    now = 1000.0
+    for _ in range(36):  # in three minutes
+        found = made._longest_left(now)
+        assert len(found) <= 3
+        seen += found
+        made._looked_at |= dict.fromkeys(found, now)
+        now += 5.0
+    assert seen[:90] == names
+    made._looked_at = dict.fromkeys(names, now)
+    assert made._longest_left(now) == []
+
+
 def test_what_can_not_be_compiled_is_said_and_rolled_back(leader: Leader, redis_url: str) -> None:
     make_workload(**WITHOUT_CACHE, **QUICK)
     leader.until("it is rolled out", is_complete)
