@@ -24,13 +24,14 @@ MEANING: Final = {
 
 
 class StatsSource:
-    """All counts, as increments."""
+    """All counts, as increments, which are never negative: vLLM ends where it is told otherwise. A hit that
+    is taken back, since its load failed, is left out of those that come later."""
 
     def __init__(self, deciding: EngineDriver, clock: Callable[[], float] = time.monotonic) -> None:
         self._deciding = deciding
         self._clock = clock
         self._asked_at = clock()
-        self._before: Counts = {}
+        self._told: Counts = {}
 
     def since(self) -> Counts:
         """The increments since the last call; nothing if that was less than a second ago."""
@@ -38,18 +39,14 @@ class StatsSource:
         if now < self._asked_at + EACH_SECONDS:
             return {}
         self._asked_at = now
-        before, self._before = self._before, self._now()
-        return {
-            of: more
-            for of, counts in self._before.items()
-            if (
-                more := {
-                    kind: count - before.get(of, {}).get(kind, 0)
-                    for kind, count in counts.items()
-                    if count != before.get(of, {}).get(kind, 0)
-                }
-            )
-        }
+        found: Counts = {}
+        for of, counts in self._now().items():
+            told = self._told.setdefault(of, {})
+            for kind, count in counts.items():
+                if (more := count - told.get(kind, 0)) > 0:
+                    found.setdefault(of, {})[kind] = more
+                    told[kind] = count
+        return found
 
     def _now(self) -> Counts:
         deciding = self._deciding
