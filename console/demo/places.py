@@ -10,7 +10,7 @@ from typing import Final
 
 NODES: Final = ("ax-1", "ax-2", "ax-3", "ax-4")
 BRAIN: Final = "brain"
-MEMORY: Final = "28M"  # of each node
+MEMORY: Final = "34M"  # of each node
 BOX_MEMORY: Final = "256GiB"  # of each box, which is emulated: the demo's models have 130 GiB
 VLLM_MODEL: Final = "demo-vllm"  # see `real`
 SOCKET_PATH_BYTES_MAX: Final = 107  # as the kernel has it

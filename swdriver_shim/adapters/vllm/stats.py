@@ -24,8 +24,8 @@ MEANING: Final = {
 
 
 class StatsSource:
-    """All counts, as increments, which are never negative: vLLM ends where it is told otherwise. A hit that
-    is taken back, since its load failed, is left out of those that come later."""
+    """All counts, as increments, which are never negative: vLLM would end. A hit that is taken back,
+    since its load failed, is left out of those that come later."""
 
     def __init__(self, deciding: EngineDriver, clock: Callable[[], float] = time.monotonic) -> None:
         self._deciding = deciding
