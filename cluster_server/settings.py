@@ -6,7 +6,6 @@ import argparse
 import os
 import shlex
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ import jwt
 from cluster_server.access import AUDIENCE, JwtSettings
 from cluster_server.checks import Wrong, check_name, is_object_name
 from cluster_server.kubernetes.options import KubernetesOptions, LeaseTimes
+from cluster_server.processes.backend import COMMAND
 from cluster_server.server import Place, ServerSettings, TlsFiles
 from kvss_agent.process.options import Options, file, name, path, place
 from kvss_agent.process.settings import LOG_FORMATS, YES_OR_NO, is_loopback
@@ -28,7 +28,6 @@ PREFIX: Final = "CLUSTER_SERVER_"
 STATE: Final = ".cluster"
 SOCKET: Final = "cluster.sock"
 SOCKET_PATH_BYTES_MAX: Final = 107
-COMMAND: Final[tuple[str, ...]] = (sys.executable, "-P", "-m", "workload_manager")
 SPARES_MAX: Final = 64
 BOXES_MAX: Final = 100_000
 WATCHERS: Final = 64
@@ -158,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--spares",
         metavar="N",
-        help="managers that are started before they are needed, with some 60 MB each (default: 1, with "
+        help="managers that are started before they are needed, with some 40 MB each (default: 1, with "
         "--command 0, since that has to know `spare`)",
     )
     add("--watchers", metavar="N", help=f"clients that watch, at once (default: {WATCHERS})")

@@ -38,6 +38,8 @@ from kvss_agent.process.durable_file import sync_directory, write_durably
 
 log = logging.getLogger(__name__)
 
+# -P: what lies in a folder that an engine can write to is nothing to import.
+COMMAND: Final[tuple[str, ...]] = (sys.executable, "-P", "-m", "workload_manager")
 INSTANCES_MAX: Final = 5000
 ADOPT_SECONDS: Final = 5.0  # for managers to say how they are, before anybody else is told
 TIDY_SECONDS: Final = 5.0
@@ -53,8 +55,7 @@ PACKAGES: Final = Path(__file__).resolve().parent.parent.parent  # where this pa
 @dataclass(frozen=True)
 class ProcessOptions:
     state_dir: Path
-    # -P: what lies in a folder that an engine can write to is nothing to import.
-    command: Sequence[str] = (sys.executable, "-P", "-m", "workload_manager")
+    command: Sequence[str] = COMMAND
     environment: Mapping[str, str] = field(default_factory=lambda: inherited(os.environ))
     host: str = field(default_factory=socket.gethostname)
     jobs_at_once: int = 4

@@ -288,7 +288,7 @@ class Revision(models.Model):
         found = _SHOWN.get(self.digest)
         if found is None:
             if len(_SHOWN) >= SHOWN_MAX:
-                del _SHOWN[next(iter(_SHOWN))]
+                _SHOWN.clear()  # at once, for threads share it
             found = _SHOWN[self.digest] = spec.shown(self.template_read())
         return found
 

@@ -27,8 +27,9 @@ def main(arguments):
         return spare.wait(main)
     os.umask(mask := os.umask(0))
     leads = os.getsid(0) == os.getpid()
-    seen = {"arguments": arguments, "folder": os.getcwd(), "variables": dict(os.environ), "leads": leads,
-        "mask": mask, "input": sys.stdin.read(), "pid": os.getpid()}
+    name = open("/proc/self/comm").read().strip()
+    seen = {"name": name, "arguments": arguments, "folder": os.getcwd(), "variables": dict(os.environ),
+        "leads": leads, "mask": mask, "input": sys.stdin.read(), "pid": os.getpid()}
     print(json.dumps(seen), flush=True)
     return 3
 sys.exit(main(sys.argv[2:]))
@@ -69,6 +70,8 @@ def test_a_spare_becomes_what_any_other_process_is(spares: Spares, tmp_path: Pat
     assert (seen["mask"], seen["input"]) == (0o077, "")
     assert seen["variables"] == {**ENVIRONMENT, "A": "1", MARK: str(tmp_path / "one")}
     ordinary = started(LinuxKernel(), tmp_path / "two")
+    assert seen.pop("name") == "one"
+    assert ordinary.pop("name").startswith("python")
     for of_shell in ("PWD", "OLDPWD", "SHLVL", "_"):
         ordinary["variables"].pop(of_shell, None)
     assert json.loads(json.dumps(ordinary).replace("/two", "/one")) == seen

@@ -96,8 +96,10 @@ def words(name: str) -> str:
 
 @register.filter
 def quantity(value: float | None, unit: str) -> str:
-    """A number with its unit: `3.76 ms` of seconds, `95 %` of a share, `1,280 requests`."""
-    if value is not None and unit in MEASURED:
+    """A number with its unit: `3.76 ms` of seconds, `95 %` of a share, `1,280 requests`; “—”."""
+    if value is None:
+        return figure(value)
+    if unit in MEASURED:
         return units.shown(value, unit)
     return f"{figure(value)} {unit}".rstrip()
 

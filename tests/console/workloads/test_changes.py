@@ -57,6 +57,16 @@ def test_a_new_one_has_its_session_its_model_and_a_revision(people: People) -> N
     assert (entry.org_id, entry.before, entry.actor_name) == (people.acme.pk, None, principal.name)
 
 
+def test_what_is_shown_of_a_workload_is_the_whole_spec(people: People) -> None:
+    """It is put together from kept parts, beside `spec`."""
+    principal = people.principal("platform_admin")
+    engine = {"arguments": ["--start-seconds", "1"], "environment": {"A": "1"}}
+    made = make_workload(principal, org="acme", orgs=["acme"], engine=engine, boxes_per_replica=1)
+    for _ in range(2):
+        assert made.spec_shown() == spec.shown(made.spec())
+        assert made.snapshot()["engine"]["environment"] == {"A": "set"}
+
+
 def test_a_plan_says_boxes_memory_and_what_stays_for_others(people: People) -> None:
     RuleSet.objects.create(org=people.acme, path="any", boxes_quota=3)
     found = changes.plan_new(people.principal("org_admin"), wanted(org="acme", replicas=2))
