@@ -124,7 +124,7 @@ class TrafficOut(BaseModel):
 
 
 class RolloutTrafficOut(BaseModel):
-    """Requests of five minutes. Of the old revision: those beside the new one, or all if they are few."""
+    """Requests of five minutes. Of the old revision: those beside the new one, or all, if few."""
 
     new: TrafficOut
     old: TrafficOut
