@@ -17,7 +17,7 @@ from tests.live import wait_until
 from tests.swdriver_shim.fleets import Engine, Fleet, driving, kv, tokens
 from tests.swdriver_shim.ledgers import conversation, finish, ledger, missed, store
 from tests.swdriver_shim.prompts import NAMESPACE, SECRET, keys, prompt
-from tests.swdriver_shim.tiers import SOON, kept, tier_requests
+from tests.swdriver_shim.tiers import SOON, contents, tier_requests
 
 C = COLUMN_TOKENS
 KEPT = Policy(tiers=Tiers.TIER2)
@@ -201,7 +201,7 @@ def in_memory(fleet: Fleet, asked: Prompt) -> set[int]:
 
 
 def in_files(files: Path, asked: Prompt) -> set[int]:
-    return columns_in(b"".join(file.read_bytes() for file in kept(files)), asked)
+    return columns_in(b"".join(contents(files)), asked)
 
 
 def serve(engine: Engine, asked: Prompt, rules: Rules) -> None:

@@ -22,7 +22,7 @@ from tests.swdriver_shim.fleets import PULLED, Engine, Fleet, driving, kv, token
 from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.prompts import keys, prompt
 from tests.swdriver_shim.shims import document
-from tests.swdriver_shim.tiers import SOON, kept, tier_requests
+from tests.swdriver_shim.tiers import SOON, contents, kept, tier_requests
 
 C = COLUMN_TOKENS
 SHARDS, SLOTS = 3, 64
@@ -258,7 +258,7 @@ def test_what_is_encrypted_needs_its_key_and_a_line_nobody_listens_to(fleet: Fle
         engine.driver.set_data_keys({"acme": b"k" * 32})
         store_and_keep(engine, files, 1, 2)
         plain = bytes(kv(asked, 0, 0, 0, C))
-        assert not any(plain[:64] in file.read_bytes() for file in kept(files))
+        assert not any(plain[:64] in content for content in contents(files))
         is_evicted(engine, fleet)
         assert engine.load(asked, SOON) == 2 * C
     with driving(fleet, acme=policy) as engine:

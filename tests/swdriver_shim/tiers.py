@@ -42,3 +42,15 @@ def tier_requests(files: Path) -> Iterator[TierRequests]:
 def kept(files: Path) -> list[Path]:
     """The files of tier 2, also while a driver removes folders under the walk."""
     return [Path(folder) / name for folder, _, names in os.walk(files) for name in names]
+
+
+def contents(files: Path) -> list[bytes]:
+    """What is in the files of tier 2, also while a driver renames and removes them.
+
+    A file that has moved since it was listed would be missed: they are listed anew then.
+    """
+    while True:
+        try:
+            return [path.read_bytes() for path in kept(files)]
+        except FileNotFoundError:
+            continue
