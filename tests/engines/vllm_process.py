@@ -28,6 +28,7 @@ QUIET: Final = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",  # sums are split up by threads, and processes beside each other share cores
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # as managers start it
 }
 STOP_SECONDS: Final = 60.0  # vLLM's own 5 are too few on a busy machine: who is killed leaves no notes
 SETTLE_SECONDS: Final = 30.0

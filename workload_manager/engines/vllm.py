@@ -14,6 +14,9 @@ ENVIRONMENT: Final = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",  # weights and tokenizer are there
+    # On CPUs each engine would bind itself to the same cores as its neighbors: beside one that computes,
+    # a second one started for ten minutes and more. The kernel shares them out.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 
