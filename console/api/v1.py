@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 from django.core.exceptions import PermissionDenied
 from django.core.exceptions import ValidationError as ModelValidationError
 from django.http import Http404, HttpRequest, HttpResponse
@@ -13,6 +14,8 @@ from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.openapi.schema import OpenAPISchema, get_schema
 from ninja.parser import Parser
+from ninja.renderers import BaseRenderer
+from ninja.responses import NinjaJSONEncoder
 
 from console.accounts.api import router as accounts
 from console.alerts.web.api import router as alerts
@@ -80,6 +83,9 @@ Everything the console does, for automation.
 """
 
 
+_ENCODER: Final = NinjaJSONEncoder()
+
+
 class BoundedParser(Parser):
     """JSON by the one bounded decoder, so that nobody's body is deeper, longer or larger in its numbers
     than what follows can hold."""
@@ -87,6 +93,21 @@ class BoundedParser(Parser):
     def parse_body(self, request: HttpRequest) -> Any:
         """Raises Malformed, of which ninja makes an HttpError: see `sentence_of`."""
         return decode(request.body, object, DOCUMENT)
+
+
+class Renderer(BaseRenderer):
+    """JSON without Python's own encoder, which takes longer for a long list than its database."""
+
+    media_type = "application/json"
+
+    def render(self, request: HttpRequest, data: Any, *, response_status: int) -> bytes:  # noqa: ARG002 - ninja's
+        return msgspec.json.encode(data, enc_hook=_plain)
+
+
+def _plain(value: object) -> object:
+    """What msgspec does not know: subclasses of text, such as what is safe in HTML, and what Django
+    knows."""
+    return str(value) if isinstance(value, str) else _ENCODER.default(value)
 
 
 class Api(NinjaAPI):
@@ -118,6 +139,7 @@ api = Api(
     description=DESCRIPTION,
     auth=AUTHENTICATION,
     parser=BoundedParser(),
+    renderer=Renderer(),
     urls_namespace="api",
     docs_url="/docs",
     openapi_url="/openapi.json",

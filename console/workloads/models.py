@@ -83,6 +83,7 @@ class Workload(models.Model):
     # Read with it by `services.visible_workloads`.
     conditions_read: list[dict[str, str]]
     rollouts_open: list[Rollout]
+    stable_number: int | None
     ready_count: int
     instance_count: int
 
@@ -141,14 +142,15 @@ class Workload(models.Model):
         """The same, for people: the outer one may be changed."""
         if self.revision is None:
             raise ValueError(f"{self.name} has no revision")
-        own = {
+        return {
             "name": self.name,
             "model": self.model,
-            "org": self.org.slug if self.org else None,
+            **({"org": self.org.slug} if self.org else {}),
             "replicas": self.replicas,
             "boxes_per_replica": self.boxes_per_replica,
+            **spec.shown(self.said),
+            **self.revision.template_shown(),
         }
-        return {**spec.shown(own), **spec.shown(self.said), **self.revision.template_shown()}
 
     def snapshot(self) -> dict[str, Any]:
         """What the audit trail keeps of it: variables of engines by their names only."""

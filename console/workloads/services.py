@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from django.contrib.postgres.aggregates import JSONBAgg
 from django.core.exceptions import ValidationError
-from django.db.models import Aggregate, Count, OuterRef, Prefetch, Q, QuerySet, Subquery, Value
+from django.db.models import Aggregate, Count, F, OuterRef, Prefetch, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, JSONObject
 from django.http import Http404
 
@@ -48,7 +48,7 @@ def visible_workloads(principal: Principal) -> QuerySet[Workload]:
     """Those of the orgs that they may see, for people of the platform all; with what lists show."""
     running = Instance.objects.filter(workload=OuterRef("pk"), ended_at=None).order_by()
     conditions = Condition.objects.filter(workload=OuterRef("pk")).order_by()
-    found = Workload.objects.select_related("org", "revision", "stable", "session", "served")
+    found = Workload.objects.select_related("org", "revision", "session")
     return (
         found.prefetch_related(  # type: ignore[no-redef]  # the model says their types
             Prefetch(
@@ -58,6 +58,7 @@ def visible_workloads(principal: Principal) -> QuerySet[Workload]:
             ),
         )
         .annotate(
+            stable_number=F("stable__number"),
             ready_count=_each(running.filter(serving=True), Count("*"), 0),
             instance_count=_each(running, Count("*"), 0),
             conditions_read=_each(conditions, JSONBAgg(JSONObject(**CONDITION), order_by="pk"), []),
@@ -95,9 +96,7 @@ def _each(rows: QuerySet[Any], of: Aggregate, none: object) -> Coalesce:
 def filtered(
     workloads: QuerySet[Workload], *, org: str = "", q: str = "", ready: bool | None = None
 ) -> QuerySet[Workload]:
-    """The same for the page and the API, without what lists don't show."""
-    workloads = workloads.select_related(None).select_related("org", "revision", "stable", "session")
-    workloads = workloads.defer("stable__template", "stable__layout", "revision__layout")
+    """The same for the page and the API."""
     if org:
         workloads = workloads.filter(org__slug=org)
     if q:

@@ -199,7 +199,7 @@ def workload_shown(workload: Workload, principal: Principal) -> dict[str, object
             "instances": workload.instance_count,
         },
         "revision": workload.revision.number if workload.revision else 0,
-        "stable_revision": workload.stable.number if workload.stable else None,
+        "stable_revision": workload.stable_number,
         "generation": workload.generation,
         "observed_generation": workload.observed_generation,
         "paused": workload.paused,
