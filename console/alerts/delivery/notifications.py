@@ -127,16 +127,22 @@ def deliver(channel_id: int, groups_max: int = 4) -> int:
 
 
 def _lease(channel: Channel, now: datetime) -> list[Notification]:
-    """Take the oldest notification that is due, and its group, for the length of the lease."""
+    """Take the oldest notification that is due, and its group, for the length of the lease.
+
+    A group that was tried is tried again as it was: with others in it, it would have another key.
+    """
     with transaction.atomic():
+        if not Channel.objects.select_for_update(no_key=True).filter(pk=channel.pk).exists():
+            return []
         waiting = channel.notifications.filter(state=Waiting, next_try_at__lte=now)
-        due = waiting.select_related("alert").select_for_update(
-            no_key=True, of=("self",), skip_locked=True
-        )
-        rows = _still_wanted(list(due.order_by("id")[:GROUP_MAX]), now)
+        due = waiting.select_related("alert").select_for_update(no_key=True, of=("self",)).order_by("id")
+        rows = _still_wanted(list(due[:GROUP_MAX]), now)
         if not rows:
             return []
-        together = (one for one in rows if _group(one) == _group(rows[0]))
+        first = rows[0]
+        if first.tries:  # all of its group were due at the same moment since, and nothing else was
+            rows = list(due.filter(tries=first.tries, next_try_at=first.next_try_at))
+        together = (one for one in rows if one.tries == first.tries and _group(one) == _group(first))
         group = list(islice(together, GROUP_MAX if takes_groups(channel) else 1))
         leased = Notification.objects.filter(pk__in=[one.pk for one in group])
         leased.update(tries=F("tries") + 1, next_try_at=now + LEASE)
@@ -165,8 +171,9 @@ def _group(one: Notification) -> tuple[str, str, int | None]:
     return (one.what, one.alert.rule, one.alert.org_id) if one.alert else (one.what, "", one.pk)
 
 
+@transaction.atomic
 def settle(group: Iterable[Notification], outcome: Outcome, now: datetime) -> None:
-    """Store the outcome of a try."""
+    """Store the outcome of a try, of all of the group or of none."""
     for one in group:
         one.answer = outcome.answer
         if outcome.sent:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import connection
+from django.db.models import F
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
@@ -109,6 +110,23 @@ def test_what_fails_is_tried_again_with_the_same_key_and_the_end_waits_for_its_t
     keys = {headers["Idempotency-Key"] for headers, body in receiver.got if body["what"] == "firing"}
     assert len(keys) == 1
     assert len(receiver.got) == 4
+
+
+@pytest.mark.django_db
+def test_what_is_tried_again_has_the_same_key_whatever_fired_meanwhile(receiver: Hook) -> None:
+    channel = make_channel("hook", receiver.address)
+    for number in range(2):
+        make_alert("queue-deep", f"node:ax-{number}")
+    receiver.statuses = [503]
+    run(channel)
+    make_alert("queue-deep", "node:ax-2")
+    notifications.plan(timezone.now())
+    Notification.objects.update(next_try_at=F("next_try_at") - timedelta(hours=1))
+    notifications.deliver(channel.pk)
+    failed, again, other = receiver.got
+    assert failed == again
+    assert [one["subject"] for one in other[1]["alerts"]] == ["ax-2"]
+    assert other[0]["Idempotency-Key"] != again[0]["Idempotency-Key"]
 
 
 @pytest.mark.django_db
