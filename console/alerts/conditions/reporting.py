@@ -75,9 +75,11 @@ def _not_reporting(snapshot: Snapshot, topic: str, kind: str, threshold: float) 
 
 
 def leaf_down(_tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
-    """Breach for each leaf of which no node reports: nodes do not fail together by chance."""
+    """Breach for each leaf of which no node reports: nodes do not fail together by chance. A node that
+    never joined does not count."""
     nodes: dict[str, list[str]] = {}
-    for node, leaves in snapshot.leaves.items():
+    for node in snapshot.leaves.keys() & {*snapshot.last_seen, *snapshot.joined}:
+        leaves = snapshot.leaves[node]
         for leaf in leaves:
             nodes.setdefault(leaf, []).append(node)
     for leaf, members in sorted(nodes.items()):

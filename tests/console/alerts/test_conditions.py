@@ -167,6 +167,8 @@ def test_a_leaf_is_down_when_all_of_its_nodes_are_silent() -> None:
 
     assert down(ax_1=1, ax_2=1, ax_3=99) == {"leaf:leaf-1": BREACH, "leaf:leaf-2": FINE}
     assert down(ax_1=99, ax_2=1, ax_3=99) == {"leaf:leaf-1": FINE, "leaf:leaf-2": FINE}
+    assert down(ax_2=1) == {"leaf:leaf-1": FINE, "leaf:leaf-2": FINE}, "the others never joined"
+    assert down() == {}
 
 
 # The catalogue itself
