@@ -21,7 +21,7 @@ OF_IMAGE = --extra console --extra brain --extra cluster --extra kubernetes --ex
 EXTRAS = $(OF_IMAGE) --extra embedded
 
 .DEFAULT_GOAL := help
-.PHONY: help proto manifests up known-engine down incident rollout check test test-kubernetes test-image test-debian contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
+.PHONY: help proto manifests up known-engine down incident rollout check test test-kubernetes test-image test-debian contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile chaos sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -118,6 +118,9 @@ test-debian: dev-environment ## the tests of installing on Debian, on a machine 
 
 contract: dev-environment ## test the API with more generated requests: make contract EXAMPLES=50 SEED=7
 	EXAMPLES=$(or $(EXAMPLES),25) SEED=$(or $(SEED),1) $(IN) -m pytest -n 2 tests/console/api/test_contract.py $(ARGS)
+
+chaos: dev-environment ## kill processes of a doubled stack under load: make chaos SECONDS=600 SEED=7
+	$(IN) -m tests.chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 hostile: dev-environment ## hostile peers against a whole stack: make hostile MINUTES=10 SEED=7
 	$(IN) -m tests.hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)

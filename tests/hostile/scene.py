@@ -297,6 +297,15 @@ class Scene:
     # Making it
 
     def add_process(self, kind: str, name: str, **more: str) -> Process:
+        """One that runs."""
+        made = self.new_process(kind, name, **more)
+        with on(self.machines.driver if kind == "driver" else self.machines.others):
+            made.start()
+        self.processes[name] = made
+        return made
+
+    def new_process(self, kind: str, name: str, **more: str) -> Process:
+        """One that may join, and does not run yet."""
         prefix, module = {
             "node": ("KVSS_AGENT_", ("kvss_agent",)),
             "driver": ("SWDRIVER_", ("swdriver_shim", "serve")),
@@ -320,13 +329,8 @@ class Scene:
             **own,
             **more,
         }
-        made = Process(
-            name, directory, module, {f"{prefix}{key}": value for key, value in settings.items()}
-        )
-        with on(self.machines.driver if kind == "driver" else self.machines.others):
-            made.start()
-        self.processes[name] = made
-        return made
+        environment = {f"{prefix}{key}": value for key, value in settings.items()}
+        return Process(name, directory, module, environment)
 
     def telemetry_url(self, kind: str) -> str:
         """What an agent or a driver is given to tell its numbers to."""

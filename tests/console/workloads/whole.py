@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import httpx
 import msgspec
@@ -16,6 +16,7 @@ import redis
 
 from console.workloads.leader.endpoints import Document, Written
 from telemetry.records import ENDPOINTS
+from tests.hostile.engine import UNVERIFIED
 from tests.hostile.scene import Scene
 from tests.live import wait_until
 from tests.stack.whole import whole_stack
@@ -47,14 +48,23 @@ class Served(Scene):
     username = "admin"
     key = ""
 
+    fleet = FLEET
+    nodes: ClassVar[tuple[str, ...]] = NODES
+
     def make(self) -> None:
-        self.ask("PUT", "/fleet/description", {"yaml": FLEET}, **{"If-Match": "*"})
-        for name in NODES:
+        self.make_fleet()
+        self.add_process("brain", BRAIN)
+        self.wait_for_fleet()
+
+    def make_fleet(self) -> None:
+        self.ask("PUT", "/fleet/description", {"yaml": self.fleet}, **{"If-Match": "*"})
+        for name in self.nodes:
             self.add_process("node", name)
         self.ask("POST", "/orgs", {"slug": ORG, "name": ORG}, **{"Idempotency-Key": ORG})
         self.key = str(self.ask("POST", f"/orgs/{ORG}/callers", {"name": "client"})["token"])
-        self.add_process("brain", BRAIN)
-        for name in NODES:
+
+    def wait_for_fleet(self) -> None:
+        for name in self.nodes:
             wait_until(f"{name} has joined", partial(self._is_ready, f"/nodes/{name}"), UP_SECONDS)
 
     # People
@@ -149,8 +159,8 @@ class Served(Scene):
     def brain_url(self) -> str:
         return f"http://{self.processes[BRAIN].api_address}"
 
-    def chat(self, text: str, **more: Any) -> httpx.Response:
-        """What the brain answers a client."""
+    def chat(self, text: str, *, brain_url: str = "", **more: Any) -> httpx.Response:
+        """What the brain, or the one at this address, answers a client."""
         told = {
             "model": MODEL,
             "messages": [{"role": "user", "content": text}],
@@ -159,7 +169,11 @@ class Served(Scene):
         }
         headers = {"authorization": f"Bearer {self.key}"}
         return httpx.post(
-            f"{self.brain_url}/v1/chat/completions", json=told, headers=headers, timeout=60
+            f"{brain_url or self.brain_url}/v1/chat/completions",
+            json=told,
+            headers=headers,
+            timeout=60,
+            verify=UNVERIFIED,  # to make another takes longer than the request
         )
 
     @contextlib.contextmanager
