@@ -64,9 +64,9 @@ STATEFUL: Final = {  # by the names of their configs
 
 def build(kind: str, directory: Path) -> None:
     """A model of this kind: `llama` looks at everything, `mistral` at a window, `gemma3` at both,
-    `qwen2_audio` hears, `blip2` sees. `phi3` tells positions by the longest
-    prompt. `draft` guesses what `llama` says, often wrong. So do `eagle` and `eagle3`, by its hidden states. `mimo` guesses what it says itself, by one more layer. Those of
-    `STATEFUL` have layers that keep a state."""
+    `qwen2_audio` hears, `blip2` sees, `phi3` tells positions by the longest prompt. `draft` guesses what
+    `llama` says, often wrong. So do `eagle` and `eagle3`, by its hidden states. `mimo` guesses what it
+    says itself, by one more layer. Those of `STATEFUL` have layers that keep a state."""
     import torch
 
     if kind in STATEFUL:
