@@ -12,6 +12,7 @@ from tests.chaos.leaders import Leaders
 from tests.chaos.loads import Loads
 from tests.chaos.outages import outages
 from tests.chaos.scene import WORKLOAD, Chaos
+from tests.chaos.threads import came_true
 from tests.chaos.verdict import Result, Seen, judge
 from tests.chaos.viewers import Viewer
 from tests.console.workloads.whole import ORG
@@ -39,7 +40,7 @@ def rage(scene: Chaos, seconds: float, seed: int) -> Result:
             time.sleep(seconds)  # it has a length; nothing is waited for
         [[last]] = scene.rows(LAST_EVENT)
         for viewer in viewers:
-            wait_until(f"a viewer has event {last}", partial(viewer.has, last), AFTER_SECONDS_MAX)
-    wait_until("the workload is ready", partial(scene.is_ready, WORKLOAD), AFTER_SECONDS_MAX)
+            came_true(partial(viewer.has, last), AFTER_SECONDS_MAX)
+    came_true(partial(scene.is_ready, WORKLOAD), AFTER_SECONDS_MAX)
     seen = Seen(began, killer, loads, viewers, alerts, leaders, instances, starts)
     return judge(scene, seed, seen)

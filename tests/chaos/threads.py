@@ -1,10 +1,21 @@
-"""Work in threads that lasts as long as a block."""
+"""Work in threads that lasts as long as a block, and waiting for what may never be."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from typing import Self
+
+from tests.live import wait_until
+
+
+def came_true(holds: Callable[[], object], seconds: float) -> bool:
+    """Wait until it holds, for so long at most. What does not is judged with all else that was seen."""
+    try:
+        wait_until("it holds", holds, seconds)
+    except AssertionError:
+        return False
+    return True
 
 
 class Threads:

@@ -177,11 +177,16 @@ def _judge_alerts(result: Result, scene: Chaos, seen: Seen) -> None:
     )
     if not alerts.count == ours["firing"] == ours["resolved"]:
         result.broken.append(f"{alerts.count} outages of an agent, and alerts {dict(ours)}.")
+    result.breaks("never came", alerts.missing)
     result.breaks("an alert fired or resolved twice", twice)
     result.breaks("an alert without a cause", sorted(others))
     notified = alerts.notified()
     repeated = sum(count - 1 for count in notified.values())
-    result.saw("notifications", f"{len(notified)} ({repeated} sent again, with the same key)")
+    result.saw(
+        "notifications",
+        f"{len(notified)} ({repeated} sent again, with the same key; within "
+        f"{alerts.waited_seconds:.0f} s of the cause)",
+    )
     more = [name for name, keys in alerts.keys().items() if len(keys) > 1]
     result.breaks("a notification was sent under several keys", more)
     workers = [one for one in seen.killer.outages if one.victim.kind == "worker"]
@@ -203,6 +208,7 @@ def _judge_serving(result: Result, scene: Chaos, before: frozenset[str]) -> None
     found = {one["name"] for one in scene.instances(WORKLOAD, with_ended=True)}
     result.saw("instances", f"{len(before & found)} of {len(before)} as before")
     result.breaks("an instance is new or gone", sorted(found ^ before))
+    result.breaks("is not ready", [] if scene.is_ready(WORKLOAD) else [scene.conditions(WORKLOAD)])
     for brain in scene.brains:
         answer = scene.chat("At last.", brain_url=brain.url)
         result.breaks(f"{brain.victim} does not serve", [] if answer.is_success else [answer.text])
