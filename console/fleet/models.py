@@ -387,8 +387,8 @@ class Watch(models.Model):
 class JoinToken(models.Model):
     """Good for so many processes of one kind to join with, until it expires. Only a hash is kept.
 
-    `name`: what joins is the driver of this name, of instances of `workload`. Empty: any name that is no
-    workload's."""
+    `name`: only a process of this name may join. Empty: of any name. `workload`: what joins is a driver
+    of its instances; empty: no workload's."""
 
     Kind = ProcessKind
 
@@ -437,6 +437,7 @@ class JoinToken(models.Model):
         return {
             "prefix": self.prefix,
             "kind": self.kind,
+            "name": self.name,
             "note": self.note,
             "uses": self.uses_max,
             "expires_at": self.expires_at,

@@ -173,6 +173,8 @@ def _let_in(token: JoinToken, joined: Process, known: _Known, facts: Facts) -> N
             f"{joined.name} is taken, and alive. Choose another name; or, if this machine replaces it, "
             f"try again when the former one has been silent for {lost_after()} s."
         )
+    if isinstance(joined, Driver) and joined.joined_at is not None and not _is_same(joined, known):
+        _check_may_take_over(token, joined)
     if not tokens.use(token):
         raise TokenIsUsedUp
     before = shown_of(joined) if joined.pk else None
@@ -184,6 +186,31 @@ def _let_in(token: JoinToken, joined: Process, known: _Known, facts: Facts) -> N
     joined.full_clean(exclude=["heartbeat_sha256"])
     joined.save()
     _record(joined, token, before, f"{_called(joined)} has joined.")
+
+
+def _is_same(joined: Process, known: _Known) -> bool:
+    """Whether who comes has the key, or else the token, of who has joined under the name."""
+    if joined.public_key:
+        return joined.public_key == known.public_key
+    return bytes(joined.heartbeat_sha256 or b"") == known.heartbeat_sha256
+
+
+def _check_may_take_over(token: JoinToken, lost: Driver) -> None:
+    """Whoever takes over a driver with a job or orgs is told the secrets of orgs at once: only who was
+    let in for just that. Raises Impossible."""
+    has_job = hasattr(lost, "job")
+    if not has_job and not lost.orgs.exists():
+        return
+    is_for_it = token.name == lost.name
+    # Instances have their tokens before those that they replace are lost.
+    is_newer = bool(token.workload) or (lost.lost_at is not None and token.created_at >= lost.lost_at)
+    if not (is_for_it and is_newer):
+        has = "has a job" if has_job else "may serve orgs"
+        raise Impossible(
+            f"Driver {lost.name} is lost and {has}: a process that takes its place is told the secrets "
+            f"of its orgs. If this one replaces it, make a join token for the name {lost.name} now, on "
+            "the console's page “Join”, and join with that. Else choose another name."
+        )
 
 
 def _check_not_removed(token: JoinToken, known: _Known) -> None:

@@ -184,6 +184,11 @@ class CertificateOut(Schema):
 
 class JoinTokenIn(Input):
     kind: Kind = Field(description="The kind of process that may join with it.")
+    name: Thing | Literal[""] = Field(
+        "",
+        description="Only a process of this name may join with it; empty: of any name. Needed to "
+        "replace a lost driver that has a job or orgs, and created after it was lost.",
+    )
     note: Annotated[str, StringConstraints(max_length=120, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
     uses: Annotated[int, Field(ge=1, le=tokens.USES_MAX)] = 1
     hours: Annotated[int, Field(ge=1, le=tokens.LIFETIME_HOURS_MAX)] = 24
@@ -193,6 +198,7 @@ class JoinTokenOut(Schema):
     public_id: str
     prefix: str
     kind: Kind
+    name: str = Field(description="Only a process of this name may join with it; empty: of any name.")
     note: str
     state: str
     uses: int = Field(validation_alias="uses_max")
@@ -280,6 +286,7 @@ def create_join_token(request: SignedInRequest, payload: JoinTokenIn) -> Status[
     token, text = tokens.issue(
         request.principal,
         kind=payload.kind,
+        name=payload.name,
         note=payload.note,
         uses=payload.uses,
         expires_at=timezone.now() + timedelta(hours=payload.hours),
