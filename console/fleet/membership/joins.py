@@ -173,10 +173,13 @@ def _let_in(token: JoinToken, joined: Process, known: _Known, facts: Facts) -> N
             f"{joined.name} is taken, and alive. Choose another name; or, if this machine replaces it, "
             f"try again when the former one has been silent for {lost_after()} s."
         )
-    if isinstance(joined, Driver) and joined.joined_at is not None and not _is_same(joined, known):
+    is_take_over = joined.joined_at is not None and not _is_same(joined, known)
+    if isinstance(joined, Driver) and is_take_over:
         _check_may_take_over(token, joined)
     if not tokens.use(token):
         raise TokenIsUsedUp
+    if isinstance(joined, Driver) and is_take_over:
+        _remember(joined)
     before = shown_of(joined) if joined.pk else None
     for name, value in asdict(known).items():
         setattr(joined, name, value)
@@ -213,6 +216,15 @@ def _check_may_take_over(token: JoinToken, lost: Driver) -> None:
         )
 
 
+def _remember(replaced: Driver) -> None:
+    """Its state directory is still somewhere, with what it was told."""
+    job = getattr(replaced, "job", None)
+    org = job.session.org if job else None
+    former = Removed.of(replaced, org.slug if org else "")
+    former.was_replaced = True
+    former.save()
+
+
 def _check_not_removed(token: JoinToken, known: _Known) -> None:
     """Who was removed does not come back by itself: it may still have the token that it came with."""
     is_it = Q(heartbeat_sha256=known.heartbeat_sha256)
@@ -235,7 +247,8 @@ def why_unknown(kind: str, name: str, shown: str) -> str:
 
 
 def _as_removed(gone: Removed) -> str:
-    return f"{gone.name} was removed from the fleet on {gone.removed_at:%Y-%m-%d at %H:%M} UTC."
+    what = "replaced by another machine" if gone.was_replaced else "removed from the fleet"
+    return f"{gone.name} was {what} on {gone.removed_at:%Y-%m-%d at %H:%M} UTC."
 
 
 def _is_gone(joined: Process) -> bool:
