@@ -246,6 +246,22 @@ def why_unknown(kind: str, name: str, shown: str) -> str:
     return f"{_as_removed(gone)} It has to join again, with a new join token."
 
 
+@transaction.atomic
+def is_removed_driver(name: str, shown: str, *, erased: bool) -> bool | None:
+    """Whether who shows this is a driver that was removed or replaced, and has not come back; None for
+    whom nobody knows. `erased`: its machine has deleted what it was told: no receipt has to name it, unless
+    a person has removed it. A thief has what it is known by, too."""
+    driver = Driver.objects.filter(name=name).first()
+    if driver is not None and is_its(driver, shown):
+        return False
+    gone = Removed.objects.filter(kind="driver", name=name, heartbeat_sha256=tokens.digest(shown))
+    if not gone.exists():
+        return None
+    if erased:
+        gone.filter(erased_at=None, by_person=False).update(erased_at=timezone.now())
+    return True
+
+
 def _as_removed(gone: Removed) -> str:
     what = "replaced by another machine" if gone.was_replaced else "removed from the fleet"
     return f"{gone.name} was {what} on {gone.removed_at:%Y-%m-%d at %H:%M} UTC."

@@ -12,6 +12,11 @@ class Migration(migrations.Migration):
     operations = [
         migrations.AddField(
             model_name='removed',
+            name='by_person',
+            field=models.BooleanField(db_default=False, default=False),
+        ),
+        migrations.AddField(
+            model_name='removed',
             name='erased_at',
             field=models.DateTimeField(null=True),
         ),

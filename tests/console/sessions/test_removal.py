@@ -12,6 +12,7 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
+from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
 from console.control.documents import Compiler
 from console.control.models import Target
@@ -29,7 +30,7 @@ from console.policies.models import PurgeReceipt
 from console.policies.org_keys import keys_of
 from console.sessions import services
 from console.sessions.changes import driver_removal, jobs, moves
-from console.sessions.models import Job, Phase, Session, Stream
+from console.sessions.models import DriverOrg, Job, Phase, Session, Stream
 from console.sessions.steps import machines
 from kvss_agent.process.membership import credential
 from kvss_agent.security.identity import ProcessIdentity
@@ -293,6 +294,32 @@ def test_a_driver_that_was_lost_before_the_key_was_made_never_had_it(people: Peo
     _, second = purge(people)
     assert second.data_key_destroyed_at is not None
     assert ASKED_FOR < TOLD_AFTER_LOST, "whoever tells it meanwhile has given up by then"
+
+
+def test_a_driver_whose_machine_has_deleted_what_it_was_told_is_not_named(people: People) -> None:
+    """As with every replica of a workload that was deleted or scaled down."""
+    keys_of([people.acme])
+    driver = joins.join_driver(new_token("driver"), "job7", CONTROL_TOKEN, DRIVER_FACTS)
+    DriverOrg.objects.create(driver=driver, org=people.acme)
+    assert joins.is_removed_driver("job7", OURS, erased=True) is False, "it is still there"
+    driver_removal.remove(SYSTEM, "job7")
+    assert joins.is_removed_driver("job7", "of somebody else", erased=True) is None
+    assert joins.is_removed_driver("job7", OURS, erased=False) is True
+    assert Removed.objects.get().erased_at is None
+    assert joins.is_removed_driver("job7", OURS, erased=True) is True
+    _, receipt = purge(people)
+    assert receipt.data_key_destroyed_at is not None
+    assert "removed" not in receipt.places
+
+
+def test_a_thief_can_not_say_that_a_driver_has_nothing_left(people: People) -> None:
+    """It has the token that the state directory's machine shows."""
+    keys_of([people.acme])
+    driver = joins.join_driver(new_token("driver"), "job7", CONTROL_TOKEN, DRIVER_FACTS)
+    DriverOrg.objects.create(driver=driver, org=people.acme)
+    remove(people)
+    assert joins.is_removed_driver("job7", OURS, erased=True) is True
+    assert purge(people)[1].data_key_destroyed_at is None
 
 
 def test_what_an_earlier_version_removed_may_have_any_key(people: People) -> None:
