@@ -42,6 +42,7 @@ from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
 
 COLUMN_TOKENS: Final = 64
+REQUEST_CHARACTERS_MAX: Final = 200
 COLUMN_BYTES: Final = 4 * COLUMN_TOKENS
 UNIT_TOKENS_MAX: Final = 1 << 16
 KEY_BYTES: Final = 16
@@ -220,6 +221,11 @@ class Keys:
         return mixed.digest()
 
 
+def _shown(request: str) -> str:
+    """A client may have chosen it: as much of it as everybody who shows it can take."""
+    return "".join(filter(str.isprintable, request[:REQUEST_CHARACTERS_MAX]))
+
+
 class Prompt:
     """The tokens of one request, and the keys of its columns. Tokens may be added: only new columns are
     hashed. Tokens are kept nowhere else, and no longer than the request."""
@@ -229,7 +235,7 @@ class Prompt:
     def __init__(self, maker: Keys, request: str = "", media: Sequence[Media] = ()) -> None:
         self.maker = maker
         self._media = media
-        self.request = request  # the engine's name of it, for explanations
+        self.request = _shown(request)  # the engine's name of it, for explanations
         self.keys: list[bytes] = []  # of the columns of whole units
         self.states: list[bytes] = []  # of whole units; further keys are computed from them
         self._raw = bytearray()

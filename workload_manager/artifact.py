@@ -37,13 +37,15 @@ class LayoutFacts(Document, frozen=True, omit_defaults=True):
     """KV as far as it is known without an engine: groups with the bytes per token of each shard.
 
     `is_final`: the driver will report exactly this. `open_questions`: why not, where it may not; then
-    what the driver reports decides, and sizes here are for planning."""
+    what the driver reports decides, and sizes here are for planning. `computed_with`: what else decides
+    which bytes a prompt has; they share a cache only with bytes of the same."""
 
     groups: tuple[GroupSpec, ...]
     is_final: bool
     unit_tokens: int | None = None
     kv_dtype: Text = ""
     open_questions: tuple[Sentence, ...] = ()
+    computed_with: tuple[Sentence, ...] = ()
 
     @property
     def bytes_per_token(self) -> int:

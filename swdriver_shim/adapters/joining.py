@@ -174,20 +174,20 @@ class JoinedDriver:
         """Attach and release as the goal says, until `close`."""
         reason, retry_at = "", 0.0
         while not self._closed.is_set():
-            if handover.goal() is Goal.RELEASE:
-                if self.is_attached:
-                    self._stop()
-                    log.info("The driver's identity is released: this engine serves without a cache")
-                reason, state = "", CacheState.RELEASED
-            else:
-                if not self.is_attached and time.monotonic() >= retry_at:
-                    reason = self._try_to_attach()
-                    retry_at = time.monotonic() + RETRY_SECONDS if reason else 0.0
-                state = CacheState.ATTACHED if self.is_attached else CacheState.WAITING
             try:
+                if handover.goal() is Goal.RELEASE:
+                    if self.is_attached:
+                        self._stop()
+                        log.info("The driver's identity is released: this engine serves without a cache")
+                    reason, state = "", CacheState.RELEASED
+                else:
+                    if not self.is_attached and time.monotonic() >= retry_at:
+                        reason = self._try_to_attach()
+                        retry_at = time.monotonic() + RETRY_SECONDS if reason else 0.0
+                    state = CacheState.ATTACHED if self.is_attached else CacheState.WAITING
                 self._report(handover, state, reason)
-            except OSError as error:
-                log.warning("Nobody is told how the driver is: %s", error)
+            except Exception as error:  # noqa: BLE001 - without this thread nothing is handed over any more
+                log.warning("Whether this engine has the driver is looked at again: %s", error)
                 self._closed.wait(RETRY_SECONDS)
             self._closed.wait(LOOK_SECONDS)
 

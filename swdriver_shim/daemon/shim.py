@@ -321,7 +321,16 @@ class Shim:
             log.warning("The document that is followed can't be stored: %s", error)
 
     def _apply(self, told: Desired, driver: Decider | None) -> Decider:
+        """If it fails, the document before it is the one that is followed: the same one is applied once
+        more when it comes again."""
         before, self.desired = self.desired, told
+        try:
+            return self._applied(told, before, driver)
+        except BaseException:
+            self.desired = before
+            raise
+
+    def _applied(self, told: Desired, before: Desired | None, driver: Decider | None) -> Decider:
         homes = {(home.group, home.index): home for home in told.homes}
         if driver is None:
             self._current = dict(homes)

@@ -363,6 +363,17 @@ def test_engines_that_understand_bytes_in_another_way_share_nothing(
     assert hits == [0, 0, 0]
 
 
+def test_engines_that_tell_positions_in_another_way_share_nothing(place: Place, tmp_path: Path) -> None:
+    """An engine for prompts that are longer than those of its model's training rotates all keys
+    otherwise, with the same weights, shapes and types."""
+    place.setting = replace(place.setting, state_dir=str(tmp_path / "state"))
+    hits = []
+    for longest in (1500, 1500, 3000):
+        with place.engine("phi3", max_model_len=longest) as engine:
+            hits.append(engine.hits(prompt(0), "acme"))
+    assert hits == [0, 960, 0]
+
+
 AUDIO: dict[str, Any] = {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"audio": 1}}
 
 
@@ -396,6 +407,19 @@ def test_two_images_of_as_many_tokens_never_meet(place: Place) -> None:
         for seed, cached in [(1, 0), (2, 0), (1, 192), (2, 192)]:
             assert engine.answer_all([asked], "acme", media={"image": [seed]}) == [plain[seed - 1]]
             assert engine.cached == [cached], seed
+
+
+def test_images_that_vllm_only_numbers_are_not_cached(place: Place) -> None:
+    """With neither of its own caches it does not look at what is in them."""
+    asked = [max(token, 6) for token in prompt(0, 100)]
+    numbered = {**IMAGES, "mm_processor_cache_gb": 0, "enable_prefix_caching": False}
+    with vllm(place.models, model="blip2", **numbered) as engine:
+        plain = [engine.answer_all([asked], None, media={"image": [seed]})[0] for seed in (1, 2)]
+    for seed in (1, 2):  # the first of each process has the same number
+        with place.engine("blip2", **numbered) as engine:
+            for _ in range(2):
+                assert engine.answer_all([asked], "acme", media={"image": [seed]}) == [plain[seed - 1]]
+                assert engine.cached == [0]
 
 
 LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvss_agent.documents import Conflict
+from swdriver_shim.adapters import joining
 from swdriver_shim.adapters.handover import CacheState, Goal, Handover, HandoverState, Users
 from swdriver_shim.adapters.joining import JoinedDriver
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
@@ -79,6 +80,26 @@ def test_what_the_first_has_stored_the_second_serves_and_back(
         assert load(first, ASKED) == len(ASKED)
         assert load(first, OTHER) == len(OTHER)
     assert "could not" not in caplog.text
+
+
+def test_a_goal_that_cannot_be_read_once_is_read_again(
+    tmp_path: Path, one: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "RETRY_SECONDS", 0.05)
+    with engine(tmp_path, "a") as (first, its):
+        waits_for(its, CacheState.ATTACHED)
+        goal, fails = Handover.goal, threading.Event()
+
+        def fail(_: Handover) -> Goal:
+            fails.set()
+            raise OSError("Stale file handle")
+
+        monkeypatch.setattr(Handover, "goal", fail)
+        assert fails.wait(10)
+        assert first.is_attached
+        monkeypatch.setattr(Handover, "goal", goal)
+        its.set_goal(Goal.RELEASE)
+        waits_for(its, CacheState.RELEASED)
 
 
 def json_of(document: object) -> bytes:

@@ -258,3 +258,11 @@ def test_the_keys_of_a_prompt_with_an_image_are_what_the_text_says() -> None:
         tokens = raw[4 * COLUMN_TOKENS * column :][: 4 * COLUMN_TOKENS]
         state = mixed(state + COLUMN_TOKENS.to_bytes(4, "little") + tokens)
         assert KEYS.prompt(raw, media=[image]).keys[column] == state[:16]
+
+
+def test_a_request_has_a_name_that_everybody_can_show() -> None:
+    """A client may have chosen it, and it stands beside those of other orgs."""
+    keys = Keys("acme", b"s" * 32, Namespace("llama", "", "bf16", ""))
+    assert keys.prompt(request="chat-1").request == "chat-1"
+    assert keys.prompt(request="a\0b\nc\ud800").request == "abc"
+    assert keys.prompt(request="é" * (10 << 20)).request == "é" * 200

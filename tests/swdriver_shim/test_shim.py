@@ -41,6 +41,24 @@ def test_a_request_that_is_late_does_not_bring_an_old_secret_back(tmp_path: Path
         shim.stop()
 
 
+def test_a_document_that_could_not_be_applied_is_applied_when_it_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = document(tmp_path / "nobody.sock", {"acme": Policy()})
+    shim = Shim(DRIVER, None)
+    start = shim._start
+    monkeypatch.setattr(shim, "_start", lambda *_: (_ for _ in ()).throw(RuntimeError("no thread")))
+    try:
+        with pytest.raises(RuntimeError, match="no thread"):
+            shim.set_desired(told)
+        assert (shim.desired, shim.has_driver) == (None, False)
+        monkeypatch.setattr(shim, "_start", start)
+        shim.set_desired(told)
+        assert (shim.observed_generation, shim.has_driver) == (1, True)
+    finally:
+        shim.stop()
+
+
 def test_a_document_or_a_purge_that_comes_after_the_end_is_refused(tmp_path: Path) -> None:
     """The server answers what it has begun, while the next process opens the same shards; and whoever
     has stopped has nothing removed, so it must not say so."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import socket
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from swdriver_shim.adapters.vllm.__main__ import main
 from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unsupported
 from swdriver_shim.adapters.vllm.config import AgentSpec, ApiSpec, EngineConfig, file_of, fresh, read
 from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts, model_spec
+from swdriver_shim.adapters.vllm.positions import deciding as deciding_facts
+from swdriver_shim.adapters.vllm.positions import depend_on_length
 from swdriver_shim.adapters.vllm.worker import Worker
 from swdriver_shim.data_plane.grants import NotGranted
 from swdriver_shim.data_plane.worker.protocol import WorkerAddress
@@ -144,13 +147,15 @@ def at(one: Any, directory: Path, **more: Any) -> EngineConfig:
 
 
 @contextlib.contextmanager
-def deciding_at(directory: Path, **more: Any) -> Iterator[tuple[EngineDriver, EngineConfig, Worker]]:
+def deciding_at(
+    directory: Path, *, has_media_hashes: bool = True, **more: Any
+) -> Iterator[tuple[EngineDriver, EngineConfig, Worker]]:
     with agent(directory / "agent") as one:
         told = at(one, directory, **more)
         half = WorkerServer()
         layer = Layer("0", memoryview(bytearray(512 * 30)), 0, 512, 512)
         worker = Worker(["full"], [Blocks([layer], 32, 64)], half)
-        deciding = EngineDriver(told, [facts(half.address)])
+        deciding = EngineDriver(told, [facts(half.address)], has_media_hashes=has_media_hashes)
         try:
             yield deciding, told, worker
         finally:
@@ -232,11 +237,75 @@ def test_a_request_is_asked_in_the_name_of_its_claim_or_nobodys(
         assert org(asking(good, resumable=True)) is None
         claimed = mint(told.claims_key, "job7", "strangers")
         assert org(asking(claimed)) == (None if unsigned else "strangers")
-        lora = SimpleNamespace(lora_name="poems", lora_path="/poems")
-        adapted = deciding.who(asking(good, lora_request=lora))
-        assert adapted
-        assert adapted.keys.namespace.adapter == "poems /poems"
         assert deciding.reset()
+
+
+def test_an_adapter_is_its_weights_and_not_its_path(tmp_path: Path) -> None:
+    """vLLM may load it anew at any time: after a change nobody knows with which ones it computes."""
+    weights = tmp_path / "poems" / "adapter_model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"one")
+    lora = SimpleNamespace(lora_name="poems", lora_path=str(weights.parent))
+
+    def name(home: str, asked: Any = lora) -> str | None:
+        (tmp_path / home).mkdir()
+        with deciding_at(tmp_path / home) as (deciding, told, _):
+            claim = mint(told.claims_key, "job7", "acme")
+            found = deciding.who(asking(claim, lora_request=asked))
+            if home == "first":
+                assert found
+                assert deciding.who(asking(claim, lora_request=asked)) == found
+                weights.write_bytes(b"another")
+                assert deciding.who(asking(claim, lora_request=asked)) is None
+                assert deciding.refused["adapter_changed"] == 1
+                assert deciding.who(asking(claim))
+            return found.keys.namespace.adapter if found else None
+
+    first, second = name("first"), name("second")
+    assert first
+    assert first.startswith("poems ")
+    assert second
+    assert second != first, "of other weights at the same path"
+    assert name("third", SimpleNamespace(lora_name="poems", lora_path="org/of-a-hub")) is None
+
+
+def test_images_that_the_engine_only_numbers_are_not_cached(tmp_path: Path) -> None:
+    """Where it numbers them, the first image of each process has one name."""
+    image = SimpleNamespace(
+        mm_position=SimpleNamespace(offset=3, length=5), identifier="renderer0-mm-1-image-0"
+    )
+    with deciding_at(tmp_path, has_media_hashes=False) as (deciding, told, _):
+        claim = mint(told.claims_key, "job7", "acme")
+        assert deciding.who(asking(claim, mm_features=[image])) is None
+        assert deciding.refused["media_without_hash"] == 1
+        assert deciding.who(asking(claim))
+
+
+@pytest.mark.parametrize(
+    ("config", "depend"),
+    [
+        ({"rope_theta": 1e6}, False),
+        ({"rope_parameters": {"rope_type": "default"}}, False),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 4}}, False),
+        ({"original_max_position_embeddings": 4096, "rope_scaling": {"type": "longrope"}}, True),
+        ({"text_config": {"rope_scaling": {"type": "su"}}}, True),
+        ({"rope_parameters": {"full": {"rope_type": "dynamic"}, "local": {}}}, True),
+        ({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 8}}, True),
+    ],
+)
+def test_which_models_tell_positions_by_the_longest_prompt(
+    config: dict[str, Any], *, depend: bool
+) -> None:
+    assert depend_on_length(config) is depend
+
+
+def test_a_configuration_is_the_same_wherever_it_was_found() -> None:
+    def said(**more: Any) -> str:
+        config = {"rope_theta": 1e6, "id2label": {0: "a", 1: "b"}, "text_config": {"heads": 8}, **more}
+        return json.dumps(deciding_facts(config), sort_keys=True)
+
+    assert said(_name_or_path="/a", other=object()) == said(_name_or_path="/b", other=object())
+    assert said(text_config={"heads": 4}) != said()
 
 
 class Running:

@@ -10,6 +10,11 @@ from swdriver_shim.adapters.vllm.engine_driver import EngineDriver
 from swdriver_shim.adapters.vllm.stats import EACH_SECONDS, StatsSource, added
 
 
+class Counted:
+    def __init__(self, statistics: object) -> None:
+        self.statistics = statistics
+
+
 class Driver:
     """One of an engine, with the counts of an org and of its loads."""
 
@@ -21,7 +26,12 @@ class Driver:
         self.scheduling = SimpleNamespace(counts=self.done)
         org = SimpleNamespace(hit_tokens=self.hits, missed_tokens=self.missed)
         statistics = SimpleNamespace(orgs=lambda: [org])
-        self.shim = SimpleNamespace(has_driver=True, driver=SimpleNamespace(statistics=statistics))
+        self._statistics = statistics
+        self.attach()
+
+    def attach(self) -> None:
+        """With another driver."""
+        self.shim = SimpleNamespace(driver_or_none=Counted(self._statistics))
 
 
 def test_a_hit_that_is_taken_back_is_left_out_of_later_ones() -> None:
@@ -44,6 +54,24 @@ def test_a_hit_that_is_taken_back_is_left_out_of_later_ones() -> None:
     now[0] += EACH_SECONDS / 2
     driver.done["loaded_bytes"] = 9
     assert source.since() == {}, "not that often"
+
+
+def test_another_driver_is_counted_from_its_begin() -> None:
+    """The identity was given away, and has come back."""
+    driver, now = Driver(), [0.0]
+    source = StatsSource(cast("EngineDriver", driver), lambda: now[0])
+
+    def since(hit: int) -> Any:
+        driver.hits["dram"] = hit
+        now[0] += EACH_SECONDS
+        return source.since()
+
+    driver.done["loaded_bytes"] = 9
+    assert since(5000) == {"tokens": {"hit_dram": 5000}, "bytes": {"loaded": 9}}
+    driver.shim = SimpleNamespace(driver_or_none=None)
+    assert since(5000) == {}
+    driver.attach()
+    assert since(30) == {"tokens": {"hit_dram": 30}}, "bytes are the engine's, and go on"
 
 
 def test_increments_are_added_by_kind() -> None:

@@ -6,11 +6,13 @@ the layout of KV, memory. What is not known without the engine is said in the ar
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from swdriver_shim.adapters.vllm.blocks import Unsupported, unit_tokens
+from swdriver_shim.adapters.vllm.positions import depend_on_length
 from swdriver_shim.desired import GroupSpec
 from telemetry.units import size as shown_size
 from workload_manager import kv_layout
@@ -24,6 +26,8 @@ from workload_manager.spec import EmulatorSpec
 
 AUTO: Final = ("", "auto")
 VLLM_BLOCK_TOKENS: Final = 16  # by default, where nothing of its platform wants another number
+SHOWN_MAX: Final = 200  # characters of an argument; of a longer one a hash
+_COMPUTED_WITH: Final = frozenset({"dtype", "quantization", "hf-overrides"})
 _EMULATED: Final = "the emulator has no arguments but those of staged faults"
 _FAULTS: Final = frozenset({"start-seconds", "fail-start", "fail-requests"})
 _BYTES_PER_PARAMETER: Final = 2  # of the weights that the emulator does not load
@@ -100,7 +104,8 @@ def _of_model(spec: CompileSpec, files: ModelFiles) -> _Made:
     kv_dtype = options.text("kv-cache-dtype")
     kv_dtype = dtype if kv_dtype in AUTO else kv_dtype
     bytes_of(kv_dtype, "weights.source" if kv_dtype == shape.dtype else FIELD)
-    layout = _layout(spec, options, shape, kv_dtype, parallel)
+    computed_with = _computed_with(spec, options, files.config)
+    layout = _layout(spec, options, shape, kv_dtype, parallel, computed_with)
     memory = MemoryFacts(
         weights_bytes=files.weights_bytes,
         prompt_bytes=_prompt_bytes(layout, spec.tokens_max),
@@ -119,6 +124,22 @@ def _of_model(spec: CompileSpec, files: ModelFiles) -> _Made:
     }
     notes = () if layout else ("What the model keeps of a prompt is known to its engine only.",)
     return _Made(configuration, memory, layout, notes)
+
+
+def _computed_with(spec: CompileSpec, options: Options, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What decides what KV is beside weights and layout, and may change from revision to revision."""
+    found = {
+        name: options.text(name)
+        for name in sorted(options.names)
+        if name.partition(".")[0] in _COMPUTED_WITH and options.text(name) not in AUTO
+    }
+    if depend_on_length(config) or any(name.startswith("hf-overrides") for name in found):
+        found["max-model-len"] = str(options.number("max-model-len") or spec.tokens_max)
+    return tuple(f"--{name} {_short(value)}" for name, value in found.items())
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= SHOWN_MAX else f"sha256:{hashlib.sha256(value.encode()).hexdigest()}"
 
 
 def _parallel(options: Options, shape: Shape) -> _Parallel:
@@ -177,7 +198,12 @@ def _check_cache(spec: CompileSpec, options: Options, shape: Shape) -> None:
 
 
 def _layout(
-    spec: CompileSpec, options: Options, shape: Shape, kv_dtype: str, parallel: _Parallel
+    spec: CompileSpec,
+    options: Options,
+    shape: Shape,
+    kv_dtype: str,
+    parallel: _Parallel,
+    computed_with: tuple[str, ...],
 ) -> LayoutFacts | None:
     """One shard for each worker. None where only states are kept, whose size the engine decides."""
     if not shape.layers:
@@ -212,6 +238,7 @@ def _layout(
         unit_tokens=None if block is None else unit_tokens([block]),
         kv_dtype=kv_dtype,
         open_questions=tuple(asks),
+        computed_with=computed_with,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import logging
 import math
 from collections.abc import Collection, Iterable, Sequence
@@ -52,6 +53,7 @@ from swdriver_shim.adapters.vllm.engine_driver import (
     weights_of,
 )
 from swdriver_shim.adapters.vllm.orders import Step, WorkerReport
+from swdriver_shim.adapters.vllm.positions import deciding, depend_on_length
 from swdriver_shim.adapters.vllm.scheduling import goes_on_from_blocks
 from swdriver_shim.adapters.vllm.stats import MEANING, Counts, StatsSource, added
 from swdriver_shim.adapters.vllm.worker import Result, Worker
@@ -218,7 +220,8 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         self._facts = WorkerFacts(self._half.address, facts, self._layout(groups), _dtype(kv_caches))
 
     def _layout(self, groups: Sequence[BlockGroup]) -> str:
-        """All that decides how bytes lie in blocks, as far as anybody can know it."""
+        """All that decides how bytes lie in blocks, and which they are for given weights, as far as
+        anybody can know it."""
         config = self._vllm_config
         layers = config.compilation_config.static_forward_context
         states = [
@@ -235,10 +238,18 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
                 config.parallel_config.tensor_parallel_size,
                 [(group.shape, group.layers[0].name) for group in groups],
                 [_kernel(layers[of.name]) for group in groups for of in group.layers],
+                self._computed_with(),
                 *([states] if states else []),
             )
         )
         return f"{FORMAT}:{hashlib.sha256(shape.encode()).hexdigest()[:32]}"
+
+    def _computed_with(self) -> str:
+        loaded = self._vllm_config.model_config
+        told = loaded.hf_config.to_dict()  # with what was overridden
+        longest = loaded.max_model_len if depend_on_length(told) else None
+        facts = (deciding(told), loaded.quantization, str(loaded.dtype), longest)
+        return json.dumps(facts, sort_keys=True)
 
     def get_handshake_metadata(self) -> Handshake:
         return Handshake(self._facts)
@@ -309,6 +320,7 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
             ),
             engine=f"vllm {vllm.__version__}",
             pins=self._pins(),
+            has_media_hashes=_has_media_hashes(self._vllm_config),
         )
         self._numbers = StatsSource(self._deciding)
 
@@ -413,6 +425,13 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker:
             self._worker.close()
             self._worker = None
+
+
+def _has_media_hashes(config: VllmConfig) -> bool:
+    """vLLM only numbers images and sounds where neither of its own caches asks what is in them."""
+    about = config.model_config.multimodal_config
+    has_cache = about is None or about.mm_processor_cache_gb > 0
+    return has_cache or bool(config.cache_config.enable_prefix_caching)
 
 
 def _warn_of_rare_states(block_tokens: Sequence[int]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ from swdriver_shim.adapters.joining import JoinedDriver, RemoteShards
 from swdriver_shim.adapters.vllm.blocks import Unsupported
 from swdriver_shim.adapters.vllm.config import EngineConfig, GovernedConfig
 from swdriver_shim.adapters.vllm.events import UnitEvents
+from swdriver_shim.adapters.vllm.lora import AdapterNames, digest_of
 from swdriver_shim.adapters.vllm.orders import SaveResult
 from swdriver_shim.adapters.vllm.scheduling import (
     BlockPins,
@@ -146,10 +146,7 @@ def weights_of(model: str, revision: str | None, commit: str | None) -> NameSpec
     directory = Path(model)
     if not directory.is_dir():
         return NameSpec(name=model, revision=commit or revision or "")
-    files = [(file.name, file.stat()) for file in sorted(directory.iterdir()) if file.is_file()]
-    said = repr([(name, found.st_size, found.st_mtime_ns) for name, found in files])
-    digest = hashlib.sha256(said.encode()).hexdigest()[:32]
-    return NameSpec(name=directory.resolve().name, revision=f"files:{digest}")
+    return NameSpec(name=directory.resolve().name, revision=f"files:{digest_of(directory)}")
 
 
 class EngineDriver:
@@ -165,12 +162,16 @@ class EngineDriver:
         weights: NameSpec | None = None,
         engine: str = "vllm",
         pins: BlockPins | None = None,
+        has_media_hashes: bool = True,
     ) -> None:
         """`hash_tokens`: the tokens of one of vLLM's hashes; None if KV events are not wanted.
         `weights`: what the engine has loaded, if the configuration does not name it. `engine`: its name
-        and version. `pins`: see `ConnectorScheduler`."""
+        and version. `pins`: see `ConnectorScheduler`. `has_media_hashes`: whether vLLM names images and
+        sounds by what is in them, and does not only number them."""
         self.refused: Counter[str] = Counter()  # requests that are cached for nobody, by reason
         self._config = config
+        self._has_media_hashes = has_media_hashes
+        self._adapters = AdapterNames()
         self._document: Desired | None = None
         self._orgs: dict[str, OrgSpec] = {}  # of what was told
         self._used: Decider | None = None
@@ -267,6 +268,9 @@ class EngineDriver:
         if request.resumable:
             self.refused["streamed_input"] += 1  # its tokens may change
             return None
+        if request.mm_features and not self._has_media_hashes:
+            self.refused["media_without_hash"] += 1
+            return None
         claims = self._process.claims() if self._use() else None
         if claims is None:
             # The console has not sent one yet; or another engine has the driver's identity.
@@ -287,7 +291,10 @@ class EngineDriver:
             self.refused["unknown_org"] += 1
             return None
         lora = request.lora_request
-        adapter = f"{lora.lora_name} {lora.lora_path}" if lora else ""
+        adapter = self._adapters.name(lora) if lora else ""
+        if adapter is None:
+            self.refused["adapter_changed"] += 1
+            return None
         return Requester(self.shim.keys(org, adapter), claim.rules, media_of(request))
 
     def is_served(self, asker: Requester) -> bool:

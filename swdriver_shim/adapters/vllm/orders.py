@@ -25,10 +25,11 @@ class ColumnOrder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Columns of one request to load or to save, by group."""
+    """Columns of one request to load or to save, by group. `shown`: the request's name for people."""
 
     number: int
     request: str
+    shown: str
     tag: bytes
     columns: tuple[list[ColumnOrder], ...]
 

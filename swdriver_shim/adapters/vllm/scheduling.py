@@ -366,7 +366,7 @@ class ConnectorScheduler:
                     columns[group].append(column)
         one.load = number
         one.stored = max(one.stored, match.tokens)
-        order = Order(number, one.id, one.asker.keys.tag, carries)
+        order = Order(number, one.id, one.prompt.request, one.asker.keys.tag, carries)
         filled = order.blocks - {SKIP_BLOCK}
         is_ahead = one.waits_for_load
         self._loads[number] = PendingLoad(one, asked, columns, filled, blocks[0], end, is_ahead)
@@ -571,7 +571,7 @@ class ConnectorScheduler:
                 of = tuple(blocks[group][index] for index in self._blocks_of(group, column.depth))
             carries[group].append(ColumnOrder(slot, column.key, self._part(group, column.depth), of))
             columns[group].append(column)
-        order = Order(number, one.id, one.asker.keys.tag, carries)
+        order = Order(number, one.id, one.prompt.request, one.asker.keys.tag, carries)
         storing = PendingStore(store, columns, order.blocks, one.id, self._clock())
         if self._pins:
             self._pins.pin(storing.blocks)

@@ -7,6 +7,7 @@ driver's API, where there is one, has the same counts and more, by org.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -25,13 +26,15 @@ MEANING: Final = {
 
 class StatsSource:
     """All counts, as increments, which are never negative: vLLM would end. A hit that is taken back,
-    since its load failed, is left out of those that come later."""
+    since its load failed, is left out of those that come later. Tokens are counted by the driver, and
+    from 0 by another one."""
 
     def __init__(self, deciding: EngineDriver, clock: Callable[[], float] = time.monotonic) -> None:
         self._deciding = deciding
         self._clock = clock
         self._asked_at = clock()
         self._told: Counts = {}
+        self._driver: Callable[[], object] = lambda: None  # whose tokens were told
 
     def since(self) -> Counts:
         """The increments since the last call; nothing if that was less than a second ago."""
@@ -52,7 +55,10 @@ class StatsSource:
         deciding = self._deciding
         done = deciding.scheduling.counts
         tokens: dict[str, int] = {}
-        driver = deciding.shim.driver if deciding.shim.has_driver else None
+        driver = deciding.shim.driver_or_none
+        if driver is not None and driver is not self._driver():
+            self._told.pop("tokens", None)
+            self._driver = weakref.ref(driver)
         for org in driver.statistics.orgs() if driver else ():
             for tier, count in org.hit_tokens.items():
                 tokens[f"hit_{tier}"] = tokens.get(f"hit_{tier}", 0) + count

@@ -281,7 +281,7 @@ class Worker:
                         for one, column in zip(batch, out, strict=True):
                             here.gather(one.part, [places[at] for at in one.blocks], column.payload)
                             time.sleep(0)  # let the threads that compute run
-                if not shard.evict(out, save.order.request):
+                if not shard.evict(out, save.order.shown):
                     return size
                 failed -= {(group, first + at) for at in range(len(batch))}
                 size += each * len(batch)
@@ -352,7 +352,7 @@ class StepLoads:
             for order in wanted:  # each for itself: orders may be of several orgs
                 carried = order.columns[group]
                 looks = [ViewColumn(one.slot, one.key, order.tag, COLUMN_TOKENS) for one in carried]
-                columns = seen.enter_context(shard.view(looks, order.request))
+                columns = seen.enter_context(shard.view(looks, order.shown))
                 for index, (one, column) in enumerate(zip(carried, columns, strict=True)):
                     if isinstance(column, Miss):
                         misses[order.number, index] = column

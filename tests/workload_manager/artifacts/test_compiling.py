@@ -123,6 +123,24 @@ def test_layouts(config: dict[str, Any], arguments: tuple[str, ...], expected: d
     assert groups(compiled(config, *arguments)) == expected
 
 
+def test_what_a_prompt_is_computed_with_keeps_revisions_apart() -> None:
+    """The layout is the same, and the bytes are not."""
+
+    def said(config: Mapping[str, Any], *arguments: str, **more: Any) -> tuple[str, ...]:
+        layout = compiled(config, *arguments, **more).layout
+        assert layout
+        return layout.computed_with
+
+    phi = {**LLAMA, "max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+    assert said(LLAMA) == said(LLAMA, tokens_max=4096) == said(LLAMA, "--dtype", "auto") == ()
+    assert said(phi, tokens_max=4096) != said(phi, tokens_max=8192)
+    assert said(phi, "--max-model-len", "8192", tokens_max=4096) == said(phi, tokens_max=8192)
+    assert said(LLAMA, "-q", "fp8") == ("--quantization fp8",)
+    overridden = said(LLAMA, "--hf-overrides", '{"rope_theta": 1e6}')
+    assert overridden != said(LLAMA, "--hf-overrides", '{"rope_theta": 5e5}')
+    assert len(said(LLAMA, "--hf-overrides", '{"a": "%s"}' % ("b" * 5000))[0]) < 100
+
+
 def test_a_window_bounds_what_a_prompt_needs() -> None:
     needed = compiled(GEMMA).memory.prompt_bytes
     assert needed == 8192 * 4 * 8 * 512 * 2 + 1024 * 20 * 8 * 512 * 2
