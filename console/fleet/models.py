@@ -204,7 +204,7 @@ class Removed(models.Model):
     told_until = models.DateTimeField(null=True)  # later nobody told it anything; null: when it went
     erased_at = models.DateTimeField(null=True)  # its machine has deleted what it was told
     was_replaced = models.BooleanField(default=False, db_default=False)  # another key has its name now
-    # Somebody has removed it, who may know that it was stolen: what its state directory says is not believed.
+    # Somebody has removed it: it may have been stolen, and what its machine says is not believed.
     by_person = models.BooleanField(default=False, db_default=False)
     removed_at = models.DateTimeField(default=timezone.now)
 

@@ -249,8 +249,8 @@ def why_unknown(kind: str, name: str, shown: str) -> str:
 @transaction.atomic
 def is_removed_driver(name: str, shown: str, *, erased: bool) -> bool | None:
     """Whether who shows this is a driver that was removed or replaced, and has not come back; None for
-    whom nobody knows. `erased`: its machine has deleted what it was told: no receipt has to name it, unless
-    a person has removed it. A thief has what it is known by, too."""
+    whom nobody knows. `erased`: its machine has deleted what it was told: no receipt has to name it,
+    unless a person has removed it. A thief has what it is known by, too."""
     driver = Driver.objects.filter(name=name).first()
     if driver is not None and is_its(driver, shown):
         return False
