@@ -58,16 +58,20 @@ def delete_left(drivers: Path) -> list[str]:
     deleted, silent = [], set[str]()
     for directory in sorted(drivers.iterdir()):
         try:
-            if (found := _known(directory)) is None or found[0].url in silent:
+            if (found := _known(directory)) is None:
                 continue
-            if (lock := try_lock(directory)) is None:
+            address, token = found
+            if address.url in silent or (lock := try_lock(directory)) is None:
                 continue
             with lock:
-                if run(_delete(directory, *found)):
-                    deleted.append(directory.name)
-        except Unanswered as error:
-            silent.add(found[0].url)
-            log.warning("The console can't be asked about driver %s: %s", directory.name, error)
+                try:
+                    is_deleted = run(_delete(directory, address, token))
+                except Unanswered as error:
+                    silent.add(address.url)
+                    log.warning("The console can't be asked about driver %s: %s", directory.name, error)
+                    continue
+            if is_deleted:
+                deleted.append(directory.name)
         except (OSError, Malformed) as error:
             log.warning("What driver %s has left can't be deleted: %s", directory.name, error)
     return deleted
