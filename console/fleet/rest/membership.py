@@ -172,13 +172,13 @@ class HeartbeatOut(Schema):
     )
 
 
-class ErasedIn(Input):
+class RemovedStateIn(Input):
     erased: bool = Field(
         False, description="Everything that the driver was told is deleted from its machine."
     )
 
 
-class ErasedOut(Schema):
+class RemovedStateOut(Schema):
     removed: bool = Field(description="The driver was removed or replaced: delete its state directory.")
 
 
@@ -346,14 +346,14 @@ def driver_beats(request: HttpRequest, name: Name, payload: DriverSays) -> Heart
     return _beaten(request, "driver", name, payload.facts())
 
 
-@router.post("/drivers/{name}/erased", auth=HeartbeatBearer(), response=answers(ErasedOut))
-def driver_erased(request: HttpRequest, name: Name, payload: ErasedIn) -> ErasedOut:
+@router.post("/drivers/{name}/erased", auth=HeartbeatBearer(), response=answers(RemovedStateOut))
+def driver_erased(request: HttpRequest, name: Name, payload: RemovedStateIn) -> RemovedStateOut:
     """Ask whether a driver was removed, or report that its state directory is deleted."""
     removed = joins.is_removed_driver(name, _shown(request), erased=payload.erased)
     if removed is None:
         raise _unauthenticated("The fleet does not know this process.")
     note_known(request, f"driver:{name}")
-    return ErasedOut(removed=removed)
+    return RemovedStateOut(removed=removed)
 
 
 @router.post("/brains/{name}/heartbeat", auth=HeartbeatBearer(), response=answers(HeartbeatOut))
