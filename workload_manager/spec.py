@@ -149,7 +149,9 @@ def engine_problems(engine: EngineSpec, *, has_weights: bool) -> list[str]:
     if engine.kind != "command" and engine.command:
         found.append(f"An engine of kind “{engine.kind}” has a command of its own; give it arguments.")
     if engine.kind != "emulator" and engine.emulator:
-        found.append("Only the emulator has settings of an emulator.")
+        found.append(
+            "Only the emulator has settings of an emulator: leave `emulator` out, or set it to null."
+        )
     if engine.kind in ("vllm", "sglang") and not has_weights:
         found.append(f"{engine.kind} needs weights.")
     return found

@@ -134,7 +134,8 @@ def _manifest(item: object, source: str) -> Manifest:
     resource = BY_NAME.get(kind.lower()) if isinstance(kind, str) else None
     if resource is None or not resource.is_applied:
         there = ", ".join(one.name for one in RESOURCES if one.is_applied)
-        raise Usage(f"{source}: `kind: {kind}` can't be applied. There are: {there}.")
+        what = f"`kind: {kind}` can't be applied" if kind else "`kind` is missing"
+        raise Usage(f"{source}: {what}. There are: {there}.")
     try:
         return Manifest(_reference(resource, fields), fields, source)
     except Usage as error:
@@ -184,7 +185,16 @@ def current(resource: Resource, item: Mapping[str, Any], names: Sequence[str]) -
     }
 
 
+def _plain(value: Any) -> Any:
+    """With whole numbers as people write them: 1 and 1.0 are the same to the console."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def difference(reference: Reference, before: Fields | None, after: Fields) -> str:
     """A unified diff of the two as YAML; empty if they are equal."""
-    old, new = ([] if one is None else yaml_of(one).splitlines(True) for one in (before, after))
+    old, new = ([] if one is None else yaml_of(_plain(one)).splitlines(True) for one in (before, after))
     return "".join(difflib.unified_diff(old, new, f"{reference} (now)", f"{reference} (applied)"))

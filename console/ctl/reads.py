@@ -11,7 +11,7 @@ from console.ctl import waits
 from console.ctl.arguments import filters, option_of
 from console.ctl.catalogue import Reference, fetch, listed, references, referred
 from console.ctl.client import Client, Item, at
-from console.ctl.failures import Refused, Usage
+from console.ctl.failures import NotFound, Refused, Usage
 from console.ctl.output import Screen, fitting, row_of, widths_of
 from console.ctl.resources import Resource, named
 
@@ -161,7 +161,10 @@ def explain(client: Client, given: argparse.Namespace, screen: Screen) -> None:
         return
     route, answers = found["route"], found["answers"]
     if not route and not answers:
-        screen.say("No brain and no driver remembers this request.")
+        raise NotFound(
+            f"No brain and no driver remembers request {given.request}. The id of a request is the "
+            "header `x-request-id` of its answer."
+        )
     if route:
         screen.say(f"Route: {route['why'] or 'it went to ' + route['chosen']}", "bold")
         screen.described({name: value for name, value in route.items() if name != "why" and value != {}})

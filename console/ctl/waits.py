@@ -132,7 +132,7 @@ def reading_of(condition: str) -> Callable[[Item], bool]:
 
 def rollout(client: Client, reference: Reference, seconds: float) -> Item:
     """Wait until a workload's replicas are those of its revision, and it is ready. Raises Failed where
-    the rollout is paused, or was rolled back."""
+    the rollout is paused, or was rolled back: also before anybody looked."""
     deadline = Deadline(seconds)
     item = fetch(client, reference).item
     awaited = item["revision"]
@@ -145,10 +145,23 @@ def rollout(client: Client, reference: Reference, seconds: float) -> Item:
             if current and (item["paused"] or current["phase"] == "paused"):
                 raise Failed(f"The rollout is paused: {current['sentence'] or current['reason']}")
             if is_rolled_out(item):
+                _check_was_not_undone(client, reference)
                 return item
             show(_progress(item))
             deadline.pause(f"{reference} was not rolled out")
             item = fetch(client, reference).item
+
+
+def _check_was_not_undone(client: Client, reference: Reference) -> None:
+    """Raises Failed where the console itself has rolled back what was asked for last."""
+    path = at("/workloads/{}/rollouts", reference.name)
+    newest = list(client.items(path, {}, 2))
+    if len(newest) > 1 and newest[1]["phase"] == "undone":
+        current, undone = newest
+        raise Failed(
+            f"Revision {undone['to_revision']} was rolled back, and revision {current['to_revision']} "
+            f"runs, as before it. {undone['sentence']}".rstrip()
+        )
 
 
 def is_rolled_out(item: Item) -> bool:

@@ -317,7 +317,7 @@ def roll_back(
     )
     fit_model(workload)
     _saved(workload)
-    sentence = f"Workload {workload.name} is rolled back to revision {target.number}."
+    sentence = f"Workload {workload.name} is rolled back to revision {target.number}. {reason}".rstrip()
     _record(principal, "workload.roll-back", workload, sentence, before=was, reason=reason)
     return workload
 

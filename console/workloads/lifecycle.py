@@ -10,6 +10,7 @@ from django.db import transaction
 
 from console.accounts.principal import SYSTEM
 from console.audit.services import Subject, record
+from console.operations import services as operations
 from console.operations.services import running_on
 from console.routing import services as routing
 from console.sessions import services as sessions
@@ -26,7 +27,8 @@ KEPT: Final = timedelta(days=30)  # instances and rollouts that have ended
 @transaction.atomic
 def release(workload: Workload) -> bool:
     """Of one that is being deleted, and whose instances have gone: end its session with its jobs, and
-    stop serving its model. Whether nothing is left."""
+    stop serving its model. Whether nothing is left. What its session still waits for, such as boxes, it
+    waits for no longer."""
     if workload.served is not None:
         routing.remove_model(
             SYSTEM, routing.for_change(SYSTEM, workload.served.name), reason=f"Workload {workload.name}."
@@ -36,12 +38,16 @@ def release(workload: Workload) -> bool:
     session = Session.objects.filter(workload=workload).first()
     if session is None:
         return True
-    if not session.deleting and running_on(of_session(session.name)) is None:
+    reason = f"Workload {workload.name} is being deleted."
+    if running := running_on(of_session(session.name)):
+        if not session.deleting:
+            operations.cancel(SYSTEM, running.pk, reason)
+    elif not session.deleting:
         sizes.delete(
             SYSTEM,
             sessions.for_change(SYSTEM, session.name),
             end_jobs=True,
-            reason=f"Workload {workload.name}.",
+            reason=reason,
         )
     return False
 

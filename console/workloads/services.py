@@ -187,7 +187,8 @@ def check_machines(principal: Principal, wanted: Template, before: Template | No
 def get_revision(workload: Workload, number: int) -> Revision:
     found = workload.revisions.filter(number=number).first()
     if found is None:
-        raise Http404(NO_REVISION)
+        last = workload.revisions.order_by("-number").first()
+        raise Http404(f"{NO_REVISION}{f' Its last one is {last.number}.' if last else ''}")
     return found
 
 

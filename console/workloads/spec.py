@@ -20,7 +20,8 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import yaml
@@ -31,6 +32,7 @@ from inference_brain.desired import TOKENS_MAX
 from kvss_agent.desired import Document
 from kvss_agent.documents import whole
 from telemetry.units import Unreadable, parse_duration, parse_size
+from telemetry.units import size as shown_size
 from workload_manager.spec import PRINTED, EngineSpec, Sha256, WeightsSpec, engine_problems
 from workload_manager.weights.sources import S3
 
@@ -299,8 +301,47 @@ def _convert(raw: Any, lines: Mapping[str, int]) -> WorkloadSpec:
 
 def _of_msgspec(name: str, text: str) -> tuple[str, str]:
     sentence, _, path = text.partition(" - at `$")
-    path = path.rstrip("`").replace("[...]", "")
-    return f"{name}{path}", f"{sentence}."
+    at = name + path.rstrip("`").replace("[...]", "")
+    kind = _kind_at(at)
+    if sentence.startswith("Invalid enum value"):
+        said = ", ".join(map(str, get_args(kind)))
+        sentence = f"{sentence.removeprefix('Invalid enum value').strip()} is none of: {said}"
+    elif sentence.startswith("Object contains unknown field"):
+        fields = ", ".join(_fields(kind))
+        unknown = sentence.removeprefix("Object contains unknown field").strip()
+        sentence = f"There is no field {unknown}. Fields are: {fields}"
+    elif at.rpartition(".")[2] in SIZES and (bound := re.search(r"([<>]=) (\d+)$", sentence)):
+        than = "at least" if bound[1] == ">=" else "at most"
+        sentence = f"It has to be {than} {shown_size(int(bound[2]))}"
+    return at, f"{sentence}."
+
+
+def _kind_at(at: str) -> Any:
+    """The type of a field of a spec, without what stands for its absence, by its path."""
+    kind: Any = WorkloadSpec
+    for name in re.sub(r"\[\d+\]", "", at).split("."):
+        fields = _fields(kind)
+        if name not in fields:
+            break
+        kind = _bare(fields[name])
+    return kind
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """Types by name, of a struct."""
+    if not (isinstance(kind, type) and issubclass(kind, Struct)):
+        return {}
+    return {one.encode_name: one.type for one in msgspec.structs.fields(kind)}
+
+
+def _bare(kind: Any) -> Any:
+    """Of `Annotated` and of `X | None` what they are about."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _bare(get_args(kind)[0])
+    if origin in (Union, UnionType):
+        return _bare(next(one for one in get_args(kind) if one is not type(None)))
+    return kind
 
 
 def _contradictions(spec: WorkloadSpec) -> Iterator[tuple[str, str]]:

@@ -90,7 +90,7 @@ def no_key() -> ApiError:
 def wrong_key() -> ApiError:
     return ApiError(
         401,
-        "The API key is not valid. It may have been revoked.",
+        "The API key is not known: it may have been revoked. A new one is known within two seconds.",
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer"},
     )

@@ -269,7 +269,7 @@ def more_boxes(snapshot: Snapshot, had: Sequence[str], count: int) -> tuple[str,
         raise CannotPlan(
             Cause.WAITING_FOR_CAPACITY,
             f"{wanted} more {'box is' if wanted == 1 else 'boxes are'} needed and {len(free) or 'none'} "
-            f"{'is' if len(free) < 2 else 'are'} free: waiting for another session to release boxes.",
+            f"{'is' if len(free) < 2 else 'are'} free. Wait for another session to release boxes.",
         )
     rooms = _rooms(snapshot)
     free.sort(key=lambda box: (-_wio_on_rails(box, rooms), box.name))

@@ -652,7 +652,9 @@ def _roll_back(loaded: Loaded, to: int, reason: str, sentence: str) -> None:
     if loaded.rollout is not None:
         store.end_rollout(loaded.rollout, "undone", reason, sentence)
     workload = workloads.for_change(SYSTEM, loaded.workload.name)
-    changes.roll_back(SYSTEM, workload, to, reason=sentence)
+    undone = workload.revision
+    why = f"Revision {undone.number} was undone: {sentence}" if undone else sentence
+    changes.roll_back(SYSTEM, workload, to, reason=why)
 
 
 def _pause(loaded: Loaded, reason: str, sentence: str) -> None:

@@ -50,6 +50,7 @@ from console.workloads.models import Condition as ConditionRow
 from telemetry.topics import of_session
 
 FAILURES_SECONDS: Final = 600.0
+SEEN: Final = timedelta(seconds=60)  # older, it is written down that an instance was seen without news
 ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 START_JOB: Final = "session.start-job"
 JOB_KINDS: Final = (START_JOB, "session.end-job")
@@ -450,12 +451,12 @@ def _revoke(row: Instance) -> None:
 
 def observe(loaded: Loaded, known: Known, serving: Collection[str]) -> bool:
     """Write down what the cluster says of instances. Returns whether that is news for people."""
-    changed, is_news = [], False
+    changed, is_news, seen = [], False, []
     joined = {one.home for one in loaded.homes if one.has_joined}
     for row in loaded.rows.values():
         told = known.told.get(row.name)
         status = known.statuses.get(row.name)
-        before = _shown(row)
+        before, seen_before = _shown(row), row.seen_at
         row.serving = row.name in serving
         if told is not None and status is not None:
             _take(row, told, status)
@@ -465,9 +466,13 @@ def observe(loaded: Loaded, known: Known, serving: Collection[str]) -> bool:
         if _shown(row) != before:
             is_news = True
             changed.append(row)
+        elif row.seen_at and (not seen_before or row.seen_at - seen_before > SEEN):
+            seen.append(row)
     # First who stops to serve: a replica has one at a time.
     for row in sorted(changed, key=lambda row: row.serving):
         row.save()
+    if seen:
+        Instance.objects.bulk_update(seen, ["seen_at"])
     return is_news
 
 

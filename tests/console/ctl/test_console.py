@@ -179,7 +179,8 @@ def test_everything_that_can_be_listed_is_listed(person: Person) -> None:
 def test_an_explanation_of_an_unknown_request_says_so(person: Person) -> None:
     org(person, "asking")
     done = person.run("explain", "no-such-request", "--org", "asking")
-    assert (done.code, done.output) == (0, "No brain and no driver remembers this request.\n")
+    assert (done.code, done.output) == (3, "")
+    assert "remembers request no-such-request" in done.errors
 
 
 def test_top_is_printed_once_into_a_pipe(person: Person) -> None:

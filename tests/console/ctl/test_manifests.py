@@ -38,7 +38,7 @@ def test_documents_lists_and_json_are_read_alike(tmp_path: Path) -> None:
         ("kind: org\nslug: no\nname: A\n", "`slug` of this org is False; put a text in quotes."),
         ("kind: teapot\n", "`kind: teapot` can't be applied"),
         ("kind: [org]\n", "can't be applied"),
-        ("slug: a\n", "`kind: None` can't be applied"),
+        ("slug: a\n", "`kind` is missing. There are: workload"),
         ("just text\n", "a manifest is a mapping"),
         ("kind: org\nslug: a\n---\nkind: org\nslug: a\n", "org/a is there twice"),
         ("kind: job\nname: a\n", "`session` of this job is missing."),

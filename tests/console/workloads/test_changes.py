@@ -312,6 +312,20 @@ def test_a_deleted_one_goes_with_its_session_and_its_model(people: People) -> No
     assert AuditEntry.objects.filter(action="workload.deleted").count() == 1
 
 
+def test_a_deleted_one_waits_for_no_boxes(people: People) -> None:
+    principal = people.principal("platform_admin")
+    make_workload(principal, replicas=4)
+    waits = changes.create(principal, wanted(name="other", model="other"), wait_seconds=3600)
+    settle()
+    changes.delete(principal, waits)
+    for _ in range(4):
+        if lifecycle.release(waits):
+            break
+        settle()
+        waits.refresh_from_db()
+    assert not Session.objects.filter(name="other").exists()
+
+
 def test_orgs_are_let_in_and_out_of_a_shared_one(people: People) -> None:
     principal = people.principal("platform_admin")
     make_workload(principal)
