@@ -22,6 +22,10 @@ def main(arguments: list[str] | None = None) -> int:
         from workload_manager import execution
 
         return execution.main(arguments[1:])
+    if arguments == ["tidy"]:
+        from workload_manager import tidy
+
+        return tidy.main()
     if arguments == ["spare"]:
         # All that it may become: to have imported this is what it is for.
         from workload_manager import execution, run, spare
@@ -41,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser("run", help="run the engine of one instance, until it is gone")
     verbs.add_parser("compile", help="check a model and an engine, and say what they need")
     verbs.add_parser("execute", help="ask an engine what a job lists, and end it")
+    verbs.add_parser("tidy", help="delete what drivers have left here that were removed from the fleet")
     verbs.add_parser("spare", help="be ready to do one of these, and wait for being told which")
     return parser
 

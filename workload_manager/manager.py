@@ -28,7 +28,7 @@ from swdriver_shim.adapters.handover import CacheState, Handover
 from swdriver_shim.adapters.handover import Goal as DriverGoal
 from swdriver_shim.adapters.join_config import JoinConfig
 from telemetry.notify import notify
-from workload_manager import preparation, state, status
+from workload_manager import left_drivers, preparation, state, status
 from workload_manager.engine_process import EngineProcess, kill_all
 from workload_manager.engines import ENGINES
 from workload_manager.engines.base import CannotStart, Given, Launch
@@ -44,6 +44,7 @@ SOCKET: Final = "manager.sock"
 GOAL: Final = "goal"
 JOIN: Final = "join"
 HANDOVER: Final = "driver"
+DRIVERS: Final = "drivers"
 LOOK_SECONDS: Final = 0.2  # between looks at the goal, where the folder can't be watched
 LOOK_SECONDS_MAX: Final = 5.0  # where it can: on some file systems others' changes are not told
 STARTING_SECONDS: Final = 0.1  # between probes of an engine that starts
@@ -95,7 +96,8 @@ class Manager:
             async with (
                 daemon.http_server(self.proxy, listener, policy()),  # type: ignore[arg-type]
                 daemon.http_server(status.application(self.board), own, quiet),
-                self._following(),
+                self._beside(self._follow_goal()),
+                self._beside(self._delete_left_drivers()),
                 daemon.watched(),
             ):
                 log.info(
@@ -284,6 +286,8 @@ class Manager:
         cache, folder = self.spec.cache, self.settings.folder
         if cache is None:
             return None
+        state_dir = self.settings.state_dir / DRIVERS / cache.driver
+        left_drivers.note_console(state_dir, cache.console, cache.ca)
         if self.secrets.join_token:
             write_durably(folder / JOIN, self.secrets.join_token.encode())
         return JoinConfig(
@@ -293,7 +297,7 @@ class Manager:
             ca=cache.ca,
             plain_console=cache.plain_console,
             telemetry=cache.telemetry,
-            state_dir=str(self.settings.state_dir / "drivers" / cache.driver),
+            state_dir=str(state_dir),
             handover=str(folder / HANDOVER),
         )
 
@@ -326,14 +330,20 @@ class Manager:
     # The goal
 
     @contextlib.asynccontextmanager
-    async def _following(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._follow_goal())
+    async def _beside(self, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+        task = asyncio.create_task(work)
         try:
             yield
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+    async def _delete_left_drivers(self) -> None:
+        """Of instances that ran here before."""
+        while True:
+            await asyncio.sleep(left_drivers.EVERY_SECONDS)
+            await asyncio.to_thread(left_drivers.delete_left, self.settings.state_dir / DRIVERS)
 
     async def _follow_goal(self) -> None:
         async for _ in _changes(self.settings.folder):

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ COMMAND: Final[tuple[str, ...]] = (sys.executable, "-P", "-m", "workload_manager
 INSTANCES_MAX: Final = 5000
 ADOPT_SECONDS: Final = 5.0  # for managers to say how they are, before anybody else is told
 TIDY_SECONDS: Final = 5.0
+LEFT_DRIVERS_SECONDS: Final = 60.0
 # Of the server, and not of what it starts.
 NOT_INHERITED: Final = (
     *("NOTIFY_SOCKET", "NOTIFY_FILE", "WATCHDOG_USEC", "WATCHDOG_PID"),
@@ -92,6 +94,8 @@ class ProcessBackend:
         self._is_ending = False
         self._spares = spares
         self._has_no_spares = False
+        self._tidier: subprocess.Popen[bytes] | None = None
+        self._tidy_at = 0.0
 
     async def start(self) -> None:
         for folder in (self._state_dir, self._workloads, self._instances, self._around.shared):
@@ -294,7 +298,29 @@ class ProcessBackend:
         for worker in workers:
             if worker.keeper.folder.exists():
                 rotate(worker)
+        self._delete_left_drivers()
         self._jobs.rotate()
+
+    def _delete_left_drivers(self) -> None:
+        """Managers do so, too; but the last one on this machine may have ended."""
+        if self._tidier is not None and self._tidier.poll() is None:
+            return
+        drivers = self._around.shared / "drivers"
+        now = self._around.clock.now()
+        if now < self._tidy_at or not any(drivers.glob("*/token")):
+            return
+        self._tidy_at = now + LEFT_DRIVERS_SECONDS
+        try:
+            self._tidier = subprocess.Popen(
+                [*self._around.command, "tidy"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                env=self._around.environment_of_processes(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            log.warning("What drivers have left is not deleted: %s", error)
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, ClassVar, Final
 
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
@@ -18,6 +19,8 @@ BOX_STATES = [(one.value, one.value) for one in (State.READY, State.CORDONED, St
 STATES = [(state.value, state.value) for state in State]
 HELD_STATES = [state.value for state in State if state is not State.LOST]
 NOT_JOINED = "It has not joined yet."
+ALL_ORGS: Final = "all"
+TOLD_AFTER_LOST: Final = timedelta(minutes=1)  # what was being told when it was lost has ended by then
 
 named = RegexValidator(NAME, "Lower-case letters, digits, dots, dashes and underscores, at most 63.")
 
@@ -185,7 +188,8 @@ class Node(Named, Joined):
 
 class Removed(models.Model):
     """A process that was taken out of the fleet: somebody has vouched that it runs no more, so nobody
-    waits for it, nor for what was left in its memory."""
+    waits for it, nor for what was left in its memory. Or a driver whose name another process has taken
+    over: what it was told is still in its state directory."""
 
     kind = models.CharField(max_length=8, choices=ProcessKind)
     name = models.CharField(max_length=63)
@@ -195,6 +199,13 @@ class Removed(models.Model):
     heartbeat_sha256 = models.BinaryField(max_length=32, null=True)  # by which it is known if it returns
     # Places of tier 2 that it shared with others, and that nobody has found empty since.
     stores = models.JSONField(default=list, blank=True)
+    # Of a driver: whose keys it was told, by slug, or ALL_ORGS; null: not known, as in earlier versions.
+    orgs = models.JSONField(null=True, blank=True)
+    told_until = models.DateTimeField(null=True)  # later nobody told it anything; null: when it went
+    erased_at = models.DateTimeField(null=True)  # its machine has deleted what it was told
+    was_replaced = models.BooleanField(default=False, db_default=False)  # another key has its name now
+    # Somebody has removed it: it may have been stolen, and what its machine says is not believed.
+    by_person = models.BooleanField(default=False, db_default=False)
     removed_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
@@ -208,7 +219,12 @@ class Removed(models.Model):
     @classmethod
     def of(cls, joined: Node | Driver | Brain, org_slug: str = "") -> Removed:
         """What is remembered of one that has joined. It is not saved."""
+        now = timezone.now()
+        lost_at = joined.lost_at if isinstance(joined, Driver) else None
         return cls(
+            orgs=_orgs_told(joined) if isinstance(joined, Driver) else None,
+            told_until=min(now, lost_at + TOLD_AFTER_LOST) if lost_at else now,
+            removed_at=now,
             kind=joined.KIND,
             name=joined.name,
             data_address=joined.data_address if isinstance(joined, Node) else "",
@@ -216,6 +232,12 @@ class Removed(models.Model):
             public_key=joined.public_key,
             heartbeat_sha256=joined.heartbeat_sha256,
         )
+
+
+def _orgs_told(driver: Driver) -> list[str] | str:
+    """Whose keys it may have: also those of orgs that it has not confirmed to have dropped."""
+    slugs = list(driver.orgs.values_list("org__slug", flat=True))
+    return ALL_ORGS if None in slugs else sorted(slugs)
 
 
 class RetiringStore(models.Model):
@@ -387,8 +409,8 @@ class Watch(models.Model):
 class JoinToken(models.Model):
     """Good for so many processes of one kind to join with, until it expires. Only a hash is kept.
 
-    `name`: what joins is the driver of this name, of instances of `workload`. Empty: any name that is no
-    workload's."""
+    `name`: only a process of this name may join. Empty: of any name. `workload`: what joins is a driver
+    of its instances; empty: no workload's."""
 
     Kind = ProcessKind
 
@@ -437,6 +459,7 @@ class JoinToken(models.Model):
         return {
             "prefix": self.prefix,
             "kind": self.kind,
+            "name": self.name,
             "note": self.note,
             "uses": self.uses_max,
             "expires_at": self.expires_at,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import secrets
+from datetime import datetime
 from typing import Any
 
 from django.db import models
@@ -91,12 +92,18 @@ class OrgKeys(models.Model):
     model_secrets = SealedText(default="{}")  # in place of `secret`, by model: base64 in JSON
     retired = models.JSONField(default=list)  # tags of earlier epochs, with a namespace or null
     made_at = models.DateTimeField(default=timezone.now)
+    data_key_at = models.DateTimeField(null=True)  # when a purge made this data key; null: none has
 
     class Meta:
         verbose_name_plural = "org keys"
 
     def __str__(self) -> str:
         return f"keys of {self.org.slug}"
+
+    @property
+    def data_key_since(self) -> datetime:
+        """From when on somebody may have been told it."""
+        return self.data_key_at or self.made_at
 
 
 class Caller(models.Model):
@@ -199,6 +206,12 @@ class PurgeReceipt(models.Model):
 
     def __str__(self) -> str:
         return f"purge of {self.org_slug}, {self.at:%Y-%m-%d %H:%M}"
+
+    @property
+    def key_may_exist(self) -> bool:
+        """Whether a driver that nobody can ask may still have the data key that it was to destroy."""
+        ended = {one["kind"] for one in self.places.get("removed", ())}
+        return not self.model and not self.driver and "driver" in ended
 
     def statement(self) -> dict[str, Any]:
         """In plain values, as it is signed."""

@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from django.db import transaction
+from django.utils import timezone
 
 from console.control.services import ALL_BRAINS, ALL_NODES, changed
 from console.orgs.models import Org
@@ -69,6 +70,7 @@ def begin(org: Org, why: str, *, model: str = "", namespaces: Iterable[str] = ()
     else:
         gone = [Scope(tag) for tag in tags_of(org, keys)]
         keys.secret, keys.data_key, keys.model_secrets = new_secret(), new_data_key(), "{}"
+        keys.data_key_at = timezone.now()
     keys.epoch += 1
     keys.retired += [[scope.tag, scope.namespace] for scope in gone]
     keys.save()

@@ -362,6 +362,9 @@ API = {
     ("POST", "brains/<name>/join"): Case(
         "POST", "/api/v1/brains/east/join", everyone(401), {**DRIVER, **OWN}
     ),
+    ("POST", "drivers/<name>/erased"): Case(
+        "POST", "/api/v1/drivers/job-7/erased", everyone(401), {"erased": True}
+    ),
     ("POST", "brains/<name>/heartbeat"): Case(
         "POST", "/api/v1/brains/east/heartbeat", everyone(401), {**DRIVER}
     ),
@@ -882,13 +885,13 @@ API |= {
 }
 
 # A question that is too long for an address.
-BY_PROCESSES = ("/join", "/heartbeat", "/certificate")
+BY_PROCESSES = ("/join", "/heartbeat", "/certificate", "/erased")
 ASKS = {("POST", "orgs/<slug>/policy:preview"), ("POST", "orgs/<slug>/explain")}
 # What people change; agents and drivers come with something else than tokens of users.
 CHANGES = [
     (method, path)
     for method, path in API
-    if method != "GET" and not path.endswith(("/join", "/heartbeat", "/certificate"))
+    if method != "GET" and not path.endswith(BY_PROCESSES)
     if method != "GET" and not path.endswith(BY_PROCESSES) and (method, path) not in ASKS
 ]
 

@@ -173,8 +173,13 @@ def _let_in(token: JoinToken, joined: Process, known: _Known, facts: Facts) -> N
             f"{joined.name} is taken, and alive. Choose another name; or, if this machine replaces it, "
             f"try again when the former one has been silent for {lost_after()} s."
         )
+    is_take_over = joined.joined_at is not None and not _is_same(joined, known)
+    if isinstance(joined, Driver) and is_take_over:
+        _check_may_take_over(token, joined)
     if not tokens.use(token):
         raise TokenIsUsedUp
+    if isinstance(joined, Driver) and is_take_over:
+        _remember(joined)
     before = shown_of(joined) if joined.pk else None
     for name, value in asdict(known).items():
         setattr(joined, name, value)
@@ -184,6 +189,40 @@ def _let_in(token: JoinToken, joined: Process, known: _Known, facts: Facts) -> N
     joined.full_clean(exclude=["heartbeat_sha256"])
     joined.save()
     _record(joined, token, before, f"{_called(joined)} has joined.")
+
+
+def _is_same(joined: Process, known: _Known) -> bool:
+    """Whether who comes has the key, or else the token, of who has joined under the name."""
+    if joined.public_key:
+        return joined.public_key == known.public_key
+    return bytes(joined.heartbeat_sha256 or b"") == known.heartbeat_sha256
+
+
+def _check_may_take_over(token: JoinToken, lost: Driver) -> None:
+    """Whoever takes over a driver with a job or orgs is told the secrets of orgs at once: only who was
+    let in for just that. Raises Impossible."""
+    has_job = hasattr(lost, "job")
+    if not has_job and not lost.orgs.exists():
+        return
+    is_for_it = token.name == lost.name
+    # Instances have their tokens before those that they replace are lost.
+    is_newer = bool(token.workload) or (lost.lost_at is not None and token.created_at >= lost.lost_at)
+    if not (is_for_it and is_newer):
+        has = "has a job" if has_job else "may serve orgs"
+        raise Impossible(
+            f"Driver {lost.name} is lost and {has}: a process that takes its place is told the secrets "
+            f"of its orgs. If this one replaces it, make a join token for the name {lost.name} now, on "
+            "the console's page “Join”, and join with that. Else choose another name."
+        )
+
+
+def _remember(replaced: Driver) -> None:
+    """Its state directory is still somewhere, with what it was told."""
+    job = getattr(replaced, "job", None)
+    org = job.session.org if job else None
+    former = Removed.of(replaced, org.slug if org else "")
+    former.was_replaced = True
+    former.save()
 
 
 def _check_not_removed(token: JoinToken, known: _Known) -> None:
@@ -207,8 +246,25 @@ def why_unknown(kind: str, name: str, shown: str) -> str:
     return f"{_as_removed(gone)} It has to join again, with a new join token."
 
 
+@transaction.atomic
+def is_removed_driver(name: str, shown: str, *, erased: bool) -> bool | None:
+    """Whether who shows this is a driver that was removed or replaced, and has not come back; None for
+    whom nobody knows. `erased`: its machine has deleted what it was told: no receipt has to name it,
+    unless a person has removed it. A thief has what it is known by, too."""
+    driver = Driver.objects.filter(name=name).first()
+    if driver is not None and is_its(driver, shown):
+        return False
+    gone = Removed.objects.filter(kind="driver", name=name, heartbeat_sha256=tokens.digest(shown))
+    if not gone.exists():
+        return None
+    if erased:
+        gone.filter(erased_at=None, by_person=False).update(erased_at=timezone.now())
+    return True
+
+
 def _as_removed(gone: Removed) -> str:
-    return f"{gone.name} was removed from the fleet on {gone.removed_at:%Y-%m-%d at %H:%M} UTC."
+    what = "replaced by another machine" if gone.was_replaced else "removed from the fleet"
+    return f"{gone.name} was {what} on {gone.removed_at:%Y-%m-%d at %H:%M} UTC."
 
 
 def _is_gone(joined: Process) -> bool:

@@ -49,14 +49,14 @@ def issue(
     name: str = "",
     workload: str = "",
 ) -> tuple[JoinToken, str]:
-    """Create a join token; its text is returned once and never again. `name`, `workload`: see JoinToken;
-    such tokens are as many as there are instances, and don't count."""
+    """Create a join token; its text is returned once and never again. `name`, `workload`: see JoinToken.
+    Tokens of workloads are as many as there are instances, and don't count."""
     principal.check_may_change()
     services.check_fleet(principal, Role.PLATFORM_ADMIN)
     active = JoinToken.objects.filter(
-        revoked_at=None, expires_at__gt=timezone.now(), uses_left__gt=0, name=""
+        revoked_at=None, expires_at__gt=timezone.now(), uses_left__gt=0, workload=""
     )
-    if not name and active.count() >= ACTIVE_MAX:
+    if not workload and active.count() >= ACTIVE_MAX:
         raise Refused(f"There are {ACTIVE_MAX} join tokens that still work. Revoke some first.")
     secret = secrets.token_urlsafe(32)
     token = JoinToken(

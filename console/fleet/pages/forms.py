@@ -8,7 +8,7 @@ from django.db.models import QuerySet
 from console.accounts.forms import ReasonMixin
 from console.fleet.labels import NotALabel, check_labels
 from console.fleet.membership import tokens
-from console.fleet.models import STATES
+from console.fleet.models import STATES, named
 from console.fleet.services import NOT_JOINED
 from console.orgs.models import Org
 from console.placement.topology import State
@@ -86,6 +86,14 @@ class JoinForm(forms.Form):
     kind = forms.ChoiceField(
         choices=[("node", "an agent, as a node"), ("driver", "a driver"), ("brain", "a brain")],
         label="Process",
+    )
+    name = forms.CharField(
+        max_length=63,
+        required=False,
+        validators=[named],
+        label="Name",
+        help_text="Only a process of this name may join. Needed to replace a lost driver that has a "
+        "job or orgs; without it, any name.",
     )
     note = forms.CharField(max_length=120, required=False, help_text="What it is for, e.g. “rack 7”.")
     uses = forms.IntegerField(

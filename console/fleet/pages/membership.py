@@ -35,6 +35,7 @@ def join(request: SignedInRequest) -> HttpResponse:
         _, made = tokens.issue(
             request.principal,
             kind=values["kind"],
+            name=values["name"],
             note=values["note"],
             uses=values["uses"],
             expires_at=timezone.now() + timedelta(hours=values["hours"]),
@@ -45,6 +46,7 @@ def join(request: SignedInRequest) -> HttpResponse:
         "form": form,
         "made": made,
         "kind": form.cleaned_data.get("kind", "node") if made else "node",
+        "name": form.cleaned_data.get("name", "") if made else "",
         "tokens": found[:SHOWN_MAX],
         "origin": origin,
         "is_in_the_open": Console(origin).is_in_the_open,

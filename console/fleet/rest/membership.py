@@ -172,6 +172,16 @@ class HeartbeatOut(Schema):
     )
 
 
+class RemovedStateIn(Input):
+    erased: bool = Field(
+        False, description="Everything that the driver was told is deleted from its machine."
+    )
+
+
+class RemovedStateOut(Schema):
+    removed: bool = Field(description="The driver was removed or replaced: delete its state directory.")
+
+
 class CertificateIn(Input):
     certificate_request: CertificateRequest
 
@@ -184,6 +194,11 @@ class CertificateOut(Schema):
 
 class JoinTokenIn(Input):
     kind: Kind = Field(description="The kind of process that may join with it.")
+    name: Thing | Literal[""] = Field(
+        "",
+        description="Only a process of this name may join with it; empty: of any name. Needed to "
+        "replace a lost driver that has a job or orgs, and created after it was lost.",
+    )
     note: Annotated[str, StringConstraints(max_length=120, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
     uses: Annotated[int, Field(ge=1, le=tokens.USES_MAX)] = 1
     hours: Annotated[int, Field(ge=1, le=tokens.LIFETIME_HOURS_MAX)] = 24
@@ -193,6 +208,7 @@ class JoinTokenOut(Schema):
     public_id: str
     prefix: str
     kind: Kind
+    name: str = Field(description="Only a process of this name may join with it; empty: of any name.")
     note: str
     state: str
     uses: int = Field(validation_alias="uses_max")
@@ -280,6 +296,7 @@ def create_join_token(request: SignedInRequest, payload: JoinTokenIn) -> Status[
     token, text = tokens.issue(
         request.principal,
         kind=payload.kind,
+        name=payload.name,
         note=payload.note,
         uses=payload.uses,
         expires_at=timezone.now() + timedelta(hours=payload.hours),
@@ -327,6 +344,16 @@ def node_beats(request: HttpRequest, name: Name, payload: NodeSays) -> Heartbeat
 def driver_beats(request: HttpRequest, name: Name, payload: DriverSays) -> HeartbeatOut:
     """Send a driver's heartbeat."""
     return _beaten(request, "driver", name, payload.facts())
+
+
+@router.post("/drivers/{name}/erased", auth=HeartbeatBearer(), response=answers(RemovedStateOut))
+def driver_erased(request: HttpRequest, name: Name, payload: RemovedStateIn) -> RemovedStateOut:
+    """Ask whether a driver was removed, or report that its state directory is deleted."""
+    removed = joins.is_removed_driver(name, _shown(request), erased=payload.erased)
+    if removed is None:
+        raise _unauthenticated("The fleet does not know this process.")
+    note_known(request, f"driver:{name}")
+    return RemovedStateOut(removed=removed)
 
 
 @router.post("/brains/{name}/heartbeat", auth=HeartbeatBearer(), response=answers(HeartbeatOut))

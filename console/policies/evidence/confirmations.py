@@ -9,17 +9,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
+from django.db.models import Q
 from django.utils import timezone
 
 from console.control.models import Kind, Target
 from console.control.sending import Call, Endpoint, ask_all
-from console.fleet.models import Brain, Driver, Node, Removed, topic
+from console.fleet.models import ALL_ORGS, Brain, Driver, Node, Removed, topic
 from console.fleet.retired_stores import place_of
 from console.operations.core import Done, Outcome, Waiting
 from console.operations.models import Operation
@@ -165,14 +166,36 @@ def _let_go(operation: Operation, kind: str, told: dict[str, Any]) -> None:
     for one in gone:
         if one.name in told and one.removed_at >= asked[one.name]:
             del told[one.name]
-            operation.notes.setdefault("removed", []).append(
-                {
-                    "kind": one.kind,
-                    "name": one.name,
-                    "org": one.org_slug,
-                    "removed_at": one.removed_at.isoformat(),
-                }
-            )
+            _note_removed(operation, one)
+
+
+def _note_removed(operation: Operation, one: Removed) -> None:
+    """For the receipt, each once."""
+    noted: list[dict[str, Any]] = operation.notes.setdefault("removed", [])
+    said = {
+        "kind": one.kind,
+        "name": one.name,
+        "org": one.org_slug,
+        "removed_at": one.removed_at.isoformat(),
+        **({"replaced": True} if one.was_replaced else {}),
+    }
+    if said not in noted:
+        noted.append(said)
+
+
+def note_key_holders(operation: Operation) -> None:
+    """Note the drivers that nobody can ask any more, and whose state directories may still have the data
+    key that this purge has replaced: removed or replaced, before it began or since, without having
+    confirmed that they have dropped it."""
+    slug, since = operation.plan["org"], datetime.min.replace(tzinfo=UTC)
+    if "key_since" in operation.notes:  # else an earlier version has begun it
+        since = datetime.fromisoformat(operation.notes["key_since"])
+    is_told = Q(orgs__isnull=True) | Q(orgs=ALL_ORGS) | Q(orgs__contains=[slug])
+    had_it = Q(told_until=None, removed_at__gte=since) | Q(told_until__gte=since)
+    gone = Removed.objects.filter(is_told, had_it, kind=Kind.DRIVER, erased_at=None)
+    confirmed = PurgeConfirmation.objects.filter(operation_id=operation.pk).exclude(public_key="")
+    for one in gone.exclude(public_key__in=confirmed.values("public_key")).order_by("removed_at"):
+        _note_removed(operation, one)
 
 
 def removed_of(operation: Operation, kind: str) -> list[dict[str, str]]:

@@ -30,6 +30,7 @@ from console.policies import org_keys
 from console.policies.evidence.confirmations import (
     PATIENCE,
     ask,
+    note_key_holders,
     of_agents,
     of_brains,
     of_drivers,
@@ -96,11 +97,13 @@ def _epoch(operation: Operation) -> Outcome:
     if model and not namespaces:
         operation.notes["scopes"] = []
         return Done("No driver has ever served that model, so nothing is kept of it.")
+    since = org_keys.keys_of([org])[org.pk].data_key_since
     keys = org_keys.begin(org, operation.plan["reason"], model=model, namespaces=namespaces)
     scopes = org_keys.retired(keys)
     if len(scopes) > SCOPES_MAX:
         return Failed("TooMany", TOO_MANY)
     operation.notes["org_id"], operation.notes["epoch"] = org.pk, keys.epoch
+    operation.notes["key_since"] = since.isoformat()
     operation.notes["scopes"] = [[scope.tag, scope.namespace] for scope in scopes]
     return Done(f"Epoch {keys.epoch}. Nothing of before can be found any more.")
 
@@ -113,10 +116,10 @@ def _drivers(operation: Operation) -> Outcome:
     org = Org.objects.filter(slug=slug).first()
     drivers = drivers_told(org) if org else Driver.objects.all()  # it was deleted meanwhile
     outcome = ask(operation, "drivers", of_drivers(_of_model(drivers, model), own_drivers(slug)))
-    # The state directory of one that was removed may still have the key.
-    is_dropped = isinstance(outcome, Done) and not removed_of(operation, Kind.DRIVER)
-    if is_dropped and not model:
-        operation.notes["data_key_destroyed_at"] = timezone.now().isoformat()
+    if isinstance(outcome, Done) and not model and operation.notes["scopes"]:
+        note_key_holders(operation)
+        if not removed_of(operation, Kind.DRIVER):
+            operation.notes["data_key_destroyed_at"] = timezone.now().isoformat()
     return outcome
 
 

@@ -106,6 +106,7 @@ def _unconfirmed(operation: Operation) -> dict[str, Any]:
             "kind": one["kind"],
             "name": "" if one["kind"] == Kind.DRIVER and one["org"] != own else one["name"],
             "removed_at": one["removed_at"],
+            **({"replaced": True} if one.get("replaced") else {}),
         }
         for one in gone
     ]

@@ -39,6 +39,8 @@ class Standing:
     counts: Mapping[str, int]
     problem: str
     removed_at: datetime | None = None  # from the fleet, before it confirmed
+    was_replaced: bool = False  # it was not removed: another machine has its name since then
+    may_have_key: bool = False  # what it was told may still be in its state directory
 
 
 def standings_of(places: Mapping[str, Any], own: Collection[str], *, is_staff: bool) -> list[Standing]:
@@ -51,6 +53,8 @@ def standings_of(places: Mapping[str, Any], own: Collection[str], *, is_staff: b
             counts={},
             problem="",
             removed_at=datetime.fromisoformat(one["removed_at"]),
+            was_replaced=bool(one.get("replaced")),
+            may_have_key=one["kind"] == "driver",
         )
         for one in places.get("removed", ())
     ]

@@ -50,8 +50,9 @@ class ReceiptOut(Schema):
     asked_at: datetime
     done_at: datetime
     data_key_destroyed_at: datetime | None = Field(
-        description="When all drivers had confirmed that they dropped it: from here on nobody can read "
-        "files that were encrypted before. Null: of one model, or a driver was removed before it did."
+        description="When all drivers that were told it had confirmed that they dropped it: from here "
+        "on nobody can read files that were encrypted before. Null: of one model; or a driver that was "
+        "told it was removed or replaced without confirming: its state directory may still have it."
     )
     reason: str
     columns: int
@@ -61,7 +62,8 @@ class ReceiptOut(Schema):
     epoch: int | None = Field(description="Which the purge began: what is of before has no name now.")
     places: dict[str, Any] = Field(
         description="By driver and node: what each has confirmed; and under `removed`, who was removed "
-        "from the fleet before it did."
+        "from the fleet before it did, also before the purge began; a driver with `replaced`: another "
+        "machine has its name since then."
     )
     confirmations: dict[str, Any] | None = Field(
         description="The signed confirmations of drivers and agents; only with a platform role."

@@ -12,7 +12,7 @@ from typing import Any, Final
 from django.db import transaction
 from django.db.models import QuerySet
 
-from console.accounts.principal import Principal
+from console.accounts.principal import SYSTEM, Principal
 from console.accounts.roles import Role
 from console.audit.services import Subject, record
 from console.control import services as control
@@ -124,7 +124,9 @@ def remove(
         found.job.delete()
         machines.tell_nodes(set(found.nodes), operation.sentence)
     if driver.joined_at is not None:
-        Removed.of(driver, org.slug if org else "").save()
+        removed = Removed.of(driver, org.slug if org else "")
+        removed.by_person = principal != SYSTEM
+        removed.save()
     driver.delete()
     control.forget("driver", name)
     waiting = (*found.waiting, *found.moving)

@@ -20,6 +20,7 @@ from console.fleet.membership.joins import TokenIsUsedUp
 from console.fleet.models import Driver, JoinToken, Leaf, Node, Stamp, Watch
 from console.fleet.nodes import Impossible
 from console.placement.topology import State
+from console.sessions.models import DriverOrg, Job, Session
 from kvss_agent.process.membership import credential
 from kvss_agent.security.identity import ProcessIdentity
 from telemetry.models import Event
@@ -249,6 +250,62 @@ def test_a_driver_joins_with_its_model_and_beats(db: None) -> None:
     assert joins.beats("job-7", credential(CONTROL_TOKEN, "driver:job-7"), DRIVER_FACTS)
     assert [driver.model for driver in services.reachable_drivers()] == [model]
     assert Event.objects.filter(kind="driver.back").count() == 1
+
+
+def lost_driver(request: str = "") -> Driver:
+    """Of a session's running job, on behalf of acme."""
+    driver = joins.join_driver(new_token("driver"), "job-7", CONTROL_TOKEN, DRIVER_FACTS, None, request)
+    Driver.objects.filter(pk=driver.pk).update(lost_at=timezone.now())
+    return driver
+
+
+def takes_over(token: JoinToken, request: str = "") -> Driver:
+    return joins.join_driver(token, "job-7", "n" * 32, DRIVER_FACTS, None, request)
+
+
+@pytest.mark.parametrize("has", ["a job", "orgs"])
+def test_a_lost_driver_with_a_job_or_orgs_is_taken_over_with_a_token_for_just_that(
+    people: People, has: str
+) -> None:
+    """Whoever does is told the secrets of its orgs at once."""
+    before = new_token("driver", name="job-7")
+    driver = lost_driver()
+    if has == "a job":
+        session = Session.objects.create(
+            name="chat", org=people.acme, boxes_desired=1, boxes_min=1, boxes_increment=1
+        )
+        Job.objects.create(session=session, name="serve", driver=driver, running=True)
+    else:
+        DriverOrg.objects.create(driver=driver, org=people.acme)
+    general, other = new_token("driver"), new_token("driver", name="job-8")
+    for token, said in (
+        (general, "make a join token for the name job-7 now"),
+        (before, "make a join token for the name job-7 now"),
+        (other, "lets job-8 join"),
+    ):
+        with pytest.raises(Impossible, match=said):
+            takes_over(token)
+        assert JoinToken.objects.get(pk=token.pk).uses_left == token.uses_max
+    assert Driver.objects.get().control_token == CONTROL_TOKEN
+    assert takes_over(new_token("driver", name="job-7")).control_token == "n" * 32
+    assert Driver.objects.get().lost_at is None
+
+
+def test_a_lost_driver_that_was_told_nothing_is_taken_over_with_any_token(db: None) -> None:
+    lost_driver()
+    assert takes_over(new_token("driver")).control_token == "n" * 32
+
+
+def test_a_lost_driver_comes_back_with_its_own_key_and_any_token(people: People, tmp_path: Path) -> None:
+    """It has lost its token, say, and is who it was."""
+    own = ProcessIdentity.load(tmp_path / "own", "driver:job-7").certificate_request()
+    driver = lost_driver(own)
+    DriverOrg.objects.create(driver=driver, org=people.acme)
+    stranger = ProcessIdentity.load(tmp_path / "other", "driver:job-7").certificate_request()
+    for request in (stranger, ""):
+        with pytest.raises(Impossible, match="make a join token for the name"):
+            takes_over(new_token("driver"), request)
+    assert takes_over(new_token("driver"), own).lost_at is None
 
 
 def test_a_node_that_is_lost_comes_back_as_what_it_was_told_to_be_meanwhile(

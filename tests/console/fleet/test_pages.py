@@ -155,6 +155,18 @@ def test_a_join_token_is_shown_once_with_its_command(
     assert JoinToken.objects.get(pk=token.pk).state == "revoked"
 
 
+def test_a_join_token_for_one_name_is_shown_with_it(
+    world: World, people: People, browser_of: Browser
+) -> None:
+    admin = browser_of(people.platform_admin)
+    asked = {"kind": "driver", "uses": 1, "hours": 1}
+    assert "Lower-case letters" in compact(admin.post("/fleet/join/", {**asked, "name": "Job 3"}))
+    page = compact(admin.post("/fleet/join/", {**asked, "name": "job-3"}))
+    assert "It lets driver job-3 join" in page
+    assert "--name job-3" in page
+    assert JoinToken.objects.get(name="job-3").kind == "driver"
+
+
 @pytest.mark.parametrize("kind", ["node", "driver"])
 def test_the_command_to_join_needs_no_address_for_telemetry(
     kind: str, world: World, people: People, browser_of: Browser

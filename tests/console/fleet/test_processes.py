@@ -14,6 +14,7 @@ import pytest
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import LiveConsole, live_console, wait_until
 from tests.processes import start
+from workload_manager import left_drivers
 
 pytestmark = pytest.mark.slow
 
@@ -180,3 +181,53 @@ def test_a_driver_joins_with_its_model(console: LiveConsole, api: Api, tmp_path:
     finally:
         process.terminate()
         assert process.wait(30) == 0, log.read_text()
+
+
+def test_what_a_removed_driver_has_left_is_deleted_from_its_machine(
+    console: LiveConsole, api: Api, tmp_path: Path
+) -> None:
+    drivers, log = tmp_path / "drivers", tmp_path / "log"
+    directory = drivers / "job-9"
+    with log.open("w") as stderr:
+        process = start(
+            *("swdriver_shim", "serve"),
+            *("--state-dir", str(directory), "--name", "job-9", "--control", "127.0.0.1:0"),
+            *("--console", console.address, "--join-token", api.join_token("driver")),
+            descriptors={2: stderr.fileno()},
+        )
+    try:
+        wait_until("it has joined", lambda: api.http.get("/drivers/job-9").status_code == 200)
+        left_drivers.note_console(directory, console.address, None)
+        (drivers / "stranger").mkdir()
+        api.http.post("/drivers/job-9/remove", json={}, headers={"Idempotency-Key": "1"})
+        assert left_drivers.delete_left(drivers) == [], "it still runs"
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0, log.read_text()
+    assert (directory / "token").exists()
+    left_drivers.note_console(directory, "http://127.0.0.1:9", None)
+    assert left_drivers.delete_left(drivers) == [], "nobody says that it was removed"
+    left_drivers.note_console(directory, console.address, None)
+    assert left_drivers.delete_left(drivers) == ["job-9"]
+    assert [path.name for path in directory.iterdir()] == ["lock"]
+    assert left_drivers.delete_left(drivers) == []
+
+
+def test_what_a_driver_of_the_fleet_has_is_left_alone_when_it_does_not_run(
+    console: LiveConsole, api: Api, tmp_path: Path
+) -> None:
+    directory = tmp_path / "job-10"
+    process = start(
+        *("swdriver_shim", "serve"),
+        *("--state-dir", str(directory), "--name", "job-10", "--control", "127.0.0.1:0"),
+        *("--console", console.address, "--join-token", api.join_token("driver")),
+    )
+    try:
+        wait_until("it has joined", lambda: api.http.get("/drivers/job-10").status_code == 200)
+    finally:
+        process.terminate()
+        process.wait(30)
+    left_drivers.note_console(directory, console.address, None)
+    before = {path.name for path in directory.iterdir()}
+    assert left_drivers.delete_left(tmp_path) == []
+    assert {path.name for path in directory.iterdir()} == before

@@ -37,9 +37,9 @@ class World:
     box: Box
 
 
-def new_token(kind: str = "node", uses: int = 10) -> JoinToken:
+def new_token(kind: str = "node", uses: int = 10, **more: str) -> JoinToken:
     expires_at = timezone.now() + timedelta(hours=1)
-    return tokens.issue(SYSTEM, kind=kind, uses=uses, expires_at=expires_at)[0]
+    return tokens.issue(SYSTEM, kind=kind, uses=uses, expires_at=expires_at, **more)[0]
 
 
 def refreshed(node: Node) -> Node:

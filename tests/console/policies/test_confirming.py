@@ -6,17 +6,20 @@ import base64
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import transaction
 from django.test import Client
+from django.utils import timezone
 
 from console.control import services as control
 from console.control.documents import Compiler
 from console.control.models import Target
-from console.fleet.models import Node, RetiringStore, Stamp
+from console.fleet.membership import joins
+from console.fleet.models import Driver, Node, RetiringStore, Stamp
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.orgs import services as orgs
@@ -24,18 +27,20 @@ from console.policies import callers, org_keys
 from console.policies.evidence import confirmations, purges
 from console.policies.models import PurgeConfirmation, PurgeReceipt
 from console.policies.org_keys import keys_of
+from console.sessions.changes import driver_removal
 from kvss_agent.security.confirmations import PURPOSE, DriverStatement, ShardCover
 from kvss_agent.security.identity import ProcessIdentity, verify
 from swdriver_shim.keys import isolation_tag
 from tests.conftest import People
 from tests.console.control.drivers import DriverFleet, drivers, join
+from tests.console.fleet.worlds import DRIVER_FACTS, new_token
 from tests.console.policies.purges import TOKENS, finished, node_of
 from tests.hostile.agent import Peer
 from tests.hostile.answers import Answer, says_json
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.kvss_agent.stores import tier2
 from tests.live import wait_until
-from tests.swdriver_shim.daemons import ACME, EACH, C, Daemon, kv, org, stored_document, told
+from tests.swdriver_shim.daemons import ACME, CONTROL, EACH, C, Daemon, kv, org, stored_document, told
 
 __all__ = ["drivers"]
 
@@ -232,6 +237,51 @@ def test_the_data_key_is_destroyed_when_the_last_driver_has_dropped_it(
     for daemon in drivers.daemons.values():
         wait_until("it is told anew", lambda daemon=daemon: daemon.load(token, TOKENS)[0] == 0)  # type: ignore[misc]
         assert daemon.store(token, TOKENS, kv(len(TOKENS))).json()["columns"] == 2
+
+
+@pytest.mark.slow
+def test_a_driver_whose_name_another_machine_took_is_not_forgotten(
+    drivers: DriverFleet, people: People
+) -> None:
+    """Its disk has the data key. Whoever has its name now confirms for itself only."""
+    control.push([control.ALL_DRIVERS])
+    key = bytes(keys_of([people.acme])[people.acme.pk].data_key)
+    drivers.kill("two")
+    driver = Driver.objects.get(name="two")
+    Driver.objects.filter(pk=driver.pk).update(lost_at=timezone.now())
+    stolen = stored_document(drivers.directory / "two")
+    anew = Daemon(drivers.directory / "anew", "--name", "two")
+    with contextlib.ExitStack() as stack:
+        stack.callback(anew.kill)
+        own = ProcessIdentity.load(drivers.directory / "anew", "driver:two")
+        facts = replace(DRIVER_FACTS, control_url=str(anew.http.base_url))
+        token = new_token("driver", name="two")
+        joins.join_driver(token, "two", CONTROL, facts, None, own.certificate_request())
+        control.push([control.ALL_DRIVERS])
+        operation = finished(purge(people))
+    assert operation.state == "succeeded", operation.error
+    assert operation.notes["drivers"]["two"]["done"]
+    assert key in [one.data_key for one in stolen.orgs]
+    receipt = PurgeReceipt.objects.get()
+    assert receipt.data_key_destroyed_at is None
+    [told] = receipt.places["removed"]
+    assert (told["kind"], told["replaced"]) == ("driver", True)
+
+
+@pytest.mark.slow
+def test_a_driver_that_has_confirmed_and_is_removed_then_has_no_key(
+    drivers: DriverFleet, people: People
+) -> None:
+    control.push([control.ALL_DRIVERS])
+    drivers.kill("two")
+    operation = advanced(purge(people))
+    wait_until("one has confirmed", lambda: advanced(operation).notes["drivers"]["one"]["done"])
+    driver_removal.remove(people.principal("platform_admin"), "one")
+    drivers.start("two")
+    assert finished(operation).state == "succeeded", operation.error
+    receipt = PurgeReceipt.objects.get()
+    assert receipt.data_key_destroyed_at is not None
+    assert "removed" not in receipt.places
 
 
 def test_agents_with_an_identity_are_told_which_tags_are_somebodys(people: People) -> None:

@@ -12,12 +12,13 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
+from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
 from console.control.documents import Compiler
 from console.control.models import Target
-from console.control.services import secret_of
+from console.control.services import ASKED_FOR, secret_of
 from console.fleet.membership import joins, tokens
-from console.fleet.models import Driver, Node, Removed
+from console.fleet.models import TOLD_AFTER_LOST, Driver, Node, Removed
 from console.fleet.nodes import Impossible
 from console.operations import services as operations
 from console.operations.core import State
@@ -26,9 +27,10 @@ from console.operations.services import StalePlan
 from console.orgs import services as orgs
 from console.policies.evidence import confirmations, purges
 from console.policies.models import PurgeReceipt
+from console.policies.org_keys import keys_of
 from console.sessions import services
 from console.sessions.changes import driver_removal, jobs, moves
-from console.sessions.models import Job, Phase, Session, Stream
+from console.sessions.models import DriverOrg, Job, Phase, Session, Stream
 from console.sessions.steps import machines
 from kvss_agent.process.membership import credential
 from kvss_agent.security.identity import ProcessIdentity
@@ -236,6 +238,94 @@ def test_a_purge_goes_on_without_it_and_its_receipt_says_so(people: People, brow
     page = compact(browser_of(people.org_admin).get("/orgs/acme/retention/"))
     assert "before it confirmed" in page
     assert "job7" not in page
+
+
+def purge(people: People) -> tuple[Operation, PurgeReceipt]:
+    """To its end, with everybody confirming who is still there."""
+    with transaction.atomic():
+        org = orgs.for_change(people.principal("org_admin"), "acme")
+        purging = purges.purge(people.principal("org_admin"), org, reason="stolen")
+    assert advanced(purging).state == State.SUCCEEDED, purging.message
+    return purging, PurgeReceipt.objects.get(operation_id=purging.pk)
+
+
+def test_a_purge_after_a_theft_names_the_driver_that_has_the_key(
+    people: People, browser_of: Browser
+) -> None:
+    """As the docs say: remove the stolen driver, then purge the orgs that its page listed."""
+    keys_of([people.acme])
+    join("job7", "http://127.0.0.1:1")
+    Target.objects.create(kind="driver", name="job7", generation=1)
+    remove(people)
+    _, receipt = purge(people)
+    assert receipt.data_key_destroyed_at is None, "the thief's copy still has it"
+    [told] = receipt.places["removed"]
+    assert (told["kind"], told["name"]) == ("driver", "")
+    page = compact(browser_of(people.org_admin).get("/orgs/acme/retention/"))
+    assert "data key may still exist" in page
+    assert "its state directory may still have the data key" in page
+    _, later = purge(people)
+    assert later.data_key_destroyed_at is not None, "that key was told nobody who is gone"
+    assert "removed" not in later.places
+
+
+def test_a_driver_that_never_served_the_org_is_not_named(people: People) -> None:
+    keys_of([people.acme])
+    driver = join("job7", "http://127.0.0.1:1")
+    driver.orgs.update(org=people.globex)
+    remove(people)
+    _, receipt = purge(people)
+    assert receipt.data_key_destroyed_at is not None
+    assert "removed" not in receipt.places
+
+
+def test_a_driver_that_was_lost_before_the_key_was_made_never_had_it(people: People) -> None:
+    keys_of([people.acme])
+    join("job7", "http://127.0.0.1:1")
+    Driver.objects.update(lost_at=timezone.now() - 2 * TOLD_AFTER_LOST)
+    Target.objects.create(kind="driver", name="job7", generation=1)
+    with transaction.atomic():
+        org = orgs.for_change(people.principal("org_admin"), "acme")
+        first = purges.purge(people.principal("org_admin"), org, reason="ended")
+    assert not advanced(first).done
+    remove(people)
+    assert advanced(first).state == State.SUCCEEDED
+    assert PurgeReceipt.objects.get().data_key_destroyed_at is None
+    _, second = purge(people)
+    assert second.data_key_destroyed_at is not None
+    assert ASKED_FOR < TOLD_AFTER_LOST, "whoever tells it meanwhile has given up by then"
+
+
+def test_a_driver_whose_machine_has_deleted_what_it_was_told_is_not_named(people: People) -> None:
+    """As with every replica of a workload that was deleted or scaled down."""
+    keys_of([people.acme])
+    driver = joins.join_driver(new_token("driver"), "job7", CONTROL_TOKEN, DRIVER_FACTS)
+    DriverOrg.objects.create(driver=driver, org=people.acme)
+    assert joins.is_removed_driver("job7", OURS, erased=True) is False, "it is still there"
+    driver_removal.remove(SYSTEM, "job7")
+    assert joins.is_removed_driver("job7", "of somebody else", erased=True) is None
+    assert joins.is_removed_driver("job7", OURS, erased=False) is True
+    assert Removed.objects.get().erased_at is None
+    assert joins.is_removed_driver("job7", OURS, erased=True) is True
+    _, receipt = purge(people)
+    assert receipt.data_key_destroyed_at is not None
+    assert "removed" not in receipt.places
+
+
+def test_a_thief_can_not_say_that_a_driver_has_nothing_left(people: People) -> None:
+    """It has the token that the state directory's machine shows."""
+    keys_of([people.acme])
+    driver = joins.join_driver(new_token("driver"), "job7", CONTROL_TOKEN, DRIVER_FACTS)
+    DriverOrg.objects.create(driver=driver, org=people.acme)
+    remove(people)
+    assert joins.is_removed_driver("job7", OURS, erased=True) is True
+    assert purge(people)[1].data_key_destroyed_at is None
+
+
+def test_what_an_earlier_version_removed_may_have_any_key(people: People) -> None:
+    keys_of([people.acme])
+    Removed.objects.create(kind="driver", name="job7")
+    assert purge(people)[1].data_key_destroyed_at is None
 
 
 def test_a_receipt_names_stores_that_nobody_looks_after(people: People, browser_of: Browser) -> None:
