@@ -334,6 +334,8 @@ class JobWorker:
         job, now = self.wsjob, _when(time.time())
         if progress := self._progress():
             status["progress"] = progress
+        # What says nothing is left out, or taken away by null where there is something.
+        status = {name: value or None for name, value in status.items() if value or name in job.status}
         status["conditions"] = conditions(job.status.get("conditions", []), status, now)
         made = await self._cluster.api.merge_status(WSJOB, job.object, {"status": status})
         self._wsjobs.take(made)
@@ -438,7 +440,7 @@ def conditions(before: list[Document], status: Document, now: str) -> list[Docum
                 "type": kind,
                 "status": value,
                 "reason": status.get("reason") or state,
-                "message": status.get("sentence", ""),
+                "message": status.get("sentence") or f"{state}.",
                 "lastTransitionTime": (
                     old["lastTransitionTime"] if old and old["status"] == value else now
                 ),

@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import shlex
 import signal
-import socket
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +20,10 @@ from cluster_server.kubernetes import objects
 from cluster_server.kubernetes.api import Unavailable
 from cluster_server.kubernetes.backend import KubernetesBackend
 from cluster_server.proto import cluster_pb2 as pb
-from console.environment import PROJECT
 from tests.cluster_server.requests import FAKE_MANAGER, instance, job, workload
 from tests.kubernetes.bed import Bed, resource
-from tests.kubernetes.world import QUICK, RUNNER, Kubernetes
+from tests.kubernetes.server import server as served
+from tests.kubernetes.world import QUICK, Kubernetes
 
 pytestmark = [pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
 Pod, Service, Secret = resource("Pod"), resource("Service"), resource("Secret")
@@ -263,27 +259,11 @@ async def test_the_process_serves_and_ends(world: Kubernetes, tmp_path: Path) ->
     await world.open()
 
 
-@contextlib.contextmanager
-def server(world: Kubernetes, folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Cluster Server, from when it serves until it is killed."""
-    ready = folder / "notify"
-    ready.unlink(missing_ok=True)
-    command = [*(sys.executable, "-m", "cluster_server", "--backend", "kubernetes"), *options]
-    command += ["--kubeconfig", str(world.bed.kubeconfig()), "--namespace", world.namespace]
-    command += ["--command", shlex.join(FAKE_MANAGER), "--runner", shlex.join(RUNNER)]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(str(ready))
-        listener.settimeout(60.0)
-        environment = {**os.environ, "NOTIFY_SOCKET": str(ready)}
-        process = subprocess.Popen(command, cwd=PROJECT, env=environment)
-        try:
-            while b"READY=1" not in listener.recv(1000):
-                pass
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+def server(
+    world: Kubernetes, folder: Path, *options: str
+) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """With managers that the test tells what to say."""
+    return served(world.bed, world.namespace, folder, *options, command=FAKE_MANAGER)
 
 
 async def test_an_instance_whose_record_was_deleted_is_gone(world: Kubernetes) -> None:

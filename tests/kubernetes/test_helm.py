@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -20,51 +18,28 @@ import httpx
 import httpx2
 import pytest
 import yaml
-from lightkube import ApiError, Client
 
 from cluster_server.client import ClusterClient
 from console.environment import PROJECT
 from tests.kubernetes.bed import ADMIN, LOOPBACK, Bed, Proxy, resource
 from tests.kubernetes.chart import ALL_VALUES, CHART, NAME, Document, documents, rendered
+from tests.kubernetes.release import (
+    READY_SECONDS_MAX,
+    RELEASE,
+    Pod,
+    Release,
+    config,
+    platform_token,
+    released,
+    values,
+)
 from tests.live import wait_until
 from tests.prepared import database
 
 pytestmark = [pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
-Pod, Secret = resource("Pod"), resource("Secret")
-READY_SECONDS_MAX = 180.0
-RELEASE: dict[str, Any] = {"app.kubernetes.io/instance": NAME}
 DRY = "default"  # the namespace of what is never stored
 FLEET = "stamps: {east: {leaves: {leaf-1: {spine_links: {up-1: {spine: spine-1, gbits: 400}}}}}}"
 SECRET_KEY = "a-secret-key-of-the-tests-of-the-chart-which-is-long-enough"
-
-
-@pytest.fixture
-def space(kubernetes_bed: Bed) -> Iterator[Bed]:
-    """With a namespace for the release."""
-    with kubernetes_bed.client() as client:
-        Bed.put(client, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAME}})
-    try:
-        yield kubernetes_bed
-    finally:
-        kubernetes_bed.drop_namespace(NAME)
-        with kubernetes_bed.client() as client:
-            wait_until("the namespace is gone", lambda: not _exists(client, "Namespace", NAME), 90)
-
-
-def _exists(client: Client, kind: str, name: str) -> bool:
-    try:
-        client.get(resource(kind), name)
-    except ApiError as error:
-        if error.status.code != 404:
-            raise
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def config(bed: Bed, namespace: str = NAME) -> Iterator[helm.Config]:
-    with helm.Config(kubeconfig_path=bed.kubeconfig(ADMIN), namespace=namespace) as made:
-        yield made
 
 
 # Manifests
@@ -140,76 +115,11 @@ def test_a_wrong_field_would_be_noticed(kubernetes_bed: Bed) -> None:
 # A release
 
 
-@dataclass
-class Release:
-    """What runs of it, as kubectl shows it."""
-
-    bed: Bed
-    client: Client
-
-    def pods(self, component: str) -> list[Document]:
-        labels = RELEASE | {"app.kubernetes.io/component": component}
-        return [dict(one) for one in self.client.list(Pod, namespace=NAME, labels=labels)]
-
-    def ready(self, component: str) -> list[Document]:
-        """Those that are ready and stay."""
-        return [
-            one
-            for one in self.pods(component)
-            if "deletionTimestamp" not in one["metadata"]
-            and any(
-                condition["type"] == "Ready" and condition["status"] == "True"
-                for condition in one.get("status", {}).get("conditions", ())
-            )
-        ]
-
-    def until_ready(self, component: str, count: int) -> list[Document]:
-        wait_until(
-            f"{count} of {component} are ready: {self.bed.folder}",
-            lambda: len(self.ready(component)) == count == len(self.pods(component)),
-            READY_SECONDS_MAX,
-        )
-        return self.ready(component)
-
-    def log(self, pod: Document) -> str:
-        return "\n".join(self.client.log(pod["metadata"]["name"], namespace=NAME))
-
-    def secret(self, name: str) -> dict[str, str]:
-        found = self.client.get(Secret, name, namespace=NAME)
-        return {key: base64.b64decode(value).decode() for key, value in found["data"].items()}
-
-    def put_secret(self, name: str, values: dict[str, str]) -> None:
-        document = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}}
-        Bed.put(self.client, {**document, "stringData": values}, NAME)
-
-    def first_admin(self) -> tuple[str, str]:
-        """As NOTES.txt says how to find it."""
-        (pod,) = self.pods("prepare")
-        facts = [json.loads(line) for line in self.log(pod).splitlines() if line.startswith("{")]
-        admin = next(one["admin"] for one in facts if "admin" in one)
-        return admin["username"], admin["password"]
-
-
 @pytest.fixture
-def release(space: Bed) -> Iterator[Release]:
-    with space.client() as client:
-        yield Release(space, client)
-
-
-def platform_token(address: str, username: str, password: str) -> str:
-    """An API token, made as a person makes it."""
-    with httpx.Client(base_url=address, follow_redirects=True, timeout=60, trust_env=False) as browser:
-        browser.get("/log-in/").raise_for_status()
-        form = {"username": username, "password": password}
-        form["csrfmiddlewaretoken"] = browser.cookies["tidegate_csrf"]
-        browser.post("/log-in/", data=form).raise_for_status()
-        made = browser.post(
-            "/api/v1/tokens",
-            json={"name": "helm", "read_only": False},
-            headers={"X-CSRFToken": browser.cookies["tidegate_csrf"]},
-        )
-        made.raise_for_status()
-        return str(made.json()["token"])
+def release(kubernetes_bed: Bed) -> Iterator[Release]:
+    with released(kubernetes_bed) as made:
+        Bed.put(made.client, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAME}})
+        yield made
 
 
 def join_token(address: str, token: str, kind: str) -> str:
@@ -254,9 +164,6 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(
         config(bed) as cluster,
     ):
         address = f"http://{bed.host}:{ingress.port}"
-        kubeconfig = tmp_path / "kubeconfig"
-        at, by = f"{LOOPBACK}:{bed.api_port}", f"{bed.host}:{bed.for_pods.port}"
-        kubeconfig.write_text(bed.kubeconfig().read_text().replace(at, by))
         release.put_secret(
             "tidegate",
             {
@@ -265,26 +172,8 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(
                 "TIDEGATE_SECRET_KEY": SECRET_KEY,
             },
         )
-        small = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {}}
-        values: Document = {
-            "console": {
-                "host": bed.host,
-                "url": address,
-                "mode": "embedded",
-                "existingSecret": "tidegate",
-            },
-            **{one: {"replicas": 1, "resources": small} for one in ("web", "beat", "ingest", "rollup")},
-            "worker": {"replicas": 1, "processes": 1, "resources": small},
-            "orchestrator": {"replicas": 1, "resources": small},
-            "brain": {"replicas": 1, "persistence": {"enabled": False}, "resources": small},
-            "clusterServer": {
-                "settings": {
-                    "CLUSTER_SERVER_KUBECONFIG": str(kubeconfig),
-                    "CLUSTER_SERVER_NAMESPACE": NAME,
-                },
-            },
-        }
-        cluster.install(CHART, NAME, values, timeout=int(READY_SECONDS_MAX))
+        small = values(address, bed, tmp_path / "kubeconfig")
+        cluster.install(CHART, NAME, small, timeout=int(READY_SECONDS_MAX))
         assert revisions(cluster) == [(1, "deployed")]
         (migrated,) = release.pods("prepare")
         username, password = release.first_admin()
@@ -310,7 +199,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(
         describe_fleet(database_url)
         certificates = release.secret(f"{NAME}-cluster-client")
         label_nodes(release)
-        with_agents = {**values, "agents": {"enabled": True, "resources": small}}
+        with_agents = {**small, "agents": {**small["agents"], "enabled": True}}
         cluster.upgrade(CHART, NAME, with_agents, timeout=int(READY_SECONDS_MAX))
         assert revisions(cluster) == [(1, "superseded"), (2, "deployed")]
         (again,) = release.pods("prepare")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,12 +18,12 @@ from cluster_server.processes.kernel import MARK
 from tests.cluster_server.conformance.worlds import World
 from tests.cluster_server.requests import FAKE_MANAGER
 from tests.kubernetes import pods
+from tests.kubernetes.server import RUNNER
 
 if TYPE_CHECKING:
     from tests.kubernetes.bed import Bed
 
 QUICK = LeaseTimes(lease_seconds=3.0, give_up_seconds=2.0, renew_seconds=0.3)
-RUNNER = (sys.executable, "-m", "cluster_server.pod")
 
 
 def options(bed: Bed, namespace: str) -> KubernetesOptions:

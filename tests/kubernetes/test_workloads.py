@@ -1,0 +1,91 @@
+"""Workloads on a real API server, as people and clients meet them: from the console's API to an answer
+of the brain."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.console.workloads.whole import MODEL
+from tests.kubernetes.bed import ADMIN, ASSETS, Bed, resource
+from tests.kubernetes.stack import Clients, InKubernetes, stack
+from tests.live import wait_until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.kubernetes,
+    pytest.mark.xdist_group("kubernetes"),
+    pytest.mark.timeout(900),
+]
+NAME = "chat"
+ROLLED_OUT_SECONDS = 240.0
+
+
+@pytest.fixture(scope="module")
+def scene(kubernetes_bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InKubernetes]:
+    if kubernetes_bed.why_no_custom_resources:
+        pytest.skip(kubernetes_bed.why_no_custom_resources)
+    with stack(kubernetes_bed, tmp_path_factory.mktemp("k")) as made:
+        made.create(NAME, replicas=2)
+        made.wait_until_ready(NAME)
+        yield made
+
+
+def test_a_rollout_fails_no_request(scene: InKubernetes) -> None:
+    before = {one["name"] for one in scene.instances(NAME)}
+    revision = scene.workload(NAME)["revision"] + 1
+    with Clients(scene, MODEL) as clients:
+        scene.patch(NAME, engine={"arguments": ["--start-seconds", "0.1"]})
+        wait_until("it is rolled out", lambda: scene.rolled_out(NAME, revision), ROLLED_OUT_SECONDS)
+        clients.go_on()
+    assert clients.failed == []
+    assert not before & {one["name"] for one in scene.instances(NAME)}
+
+
+def test_a_node_is_drained_and_no_request_fails(scene: InKubernetes) -> None:
+    """By `kubectl drain`: its instances are made anew elsewhere; requests go to the others meanwhile."""
+    kubectl = Path(os.environ.get(ASSETS, "")) / "kubectl"
+    if not kubectl.exists():
+        pytest.skip(f"{ASSETS} has no kubectl")
+
+    def run(*arguments: str) -> None:
+        command = [str(kubectl), "--kubeconfig", str(scene.bed.kubeconfig(ADMIN)), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    drained = min(scene.nodes_of(NAME).values())
+    moved = {one for one, node in scene.nodes_of(NAME).items() if node == drained}
+    with Clients(scene, MODEL) as clients:
+        try:
+            only = ("--pod-selector", "app.kubernetes.io/name=tidegate-manager")
+            run("drain", drained, "--ignore-daemonsets", "--delete-emptydir-data", *only)
+            wait_until(
+                "all replicas run elsewhere",
+                lambda: (
+                    scene.is_ready(NAME)
+                    and len(scene.instances(NAME)) == 2
+                    and drained not in scene.nodes_of(NAME).values()
+                ),
+                ROLLED_OUT_SECONDS,
+            )
+            clients.go_on()
+        finally:
+            run("uncordon", drained)
+    assert clients.failed == []
+    assert not moved & {one["name"] for one in scene.instances(NAME)}
+
+
+def test_a_workload_is_deleted_with_all_that_it_was(scene: InKubernetes) -> None:
+    """Its wsjobs stay, as history."""
+    scene.create("brief", model="example/brief")
+    scene.wait_until_ready("brief")
+    scene.delete("brief")
+    with scene.bed.client() as client:
+        for kind in ("Pod", "ConfigMap", "Secret", "Service"):
+            there = client.list(resource(kind), namespace=scene.namespace)
+            named = [one["metadata"]["name"] for one in there]
+            assert not [one for one in named if "brief" in one and not one.startswith("wsjob-")]
