@@ -84,8 +84,7 @@ class Shell:
 
     def run(self, command: str) -> tuple[int, str]:
         """Its exit code, and what it prints."""
-        for known, here in self._instead.items():
-            command = command.replace(known, here)
+        command = self._here(command)
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(f"{command}\ncode=$?; echo; echo '{END}'$code\n")
@@ -97,14 +96,20 @@ class Shell:
             said += line
         raise AssertionError(f"the shell has ended: {said}")
 
+    def _here(self, text: str) -> str:
+        for known, here in self._instead.items():
+            text = text.replace(known, here)
+        return text
+
     def follow(self, step: Step) -> None:
         """Repeat a command until it succeeds and prints what is shown."""
+        pattern = Step(step.command, tuple(map(self._here, step.shown))).pattern
         printed: list[tuple[int, str]] = []
 
         def works() -> bool:
             printed.append(self.run(step.command))
             code, said = printed[-1]
-            return code == 0 and bool(step.pattern.search(said))
+            return code == 0 and bool(pattern.search(said))
 
         try:
             wait_until(f"it prints {step.shown}", works, SECONDS)

@@ -123,6 +123,8 @@ class ProcessBackend:
         if self._tidying:
             self._tidying.cancel()
             await asyncio.gather(self._tidying, return_exceptions=True)
+        if self._tidier:
+            await asyncio.to_thread(_end, self._tidier)
         if self._spares:
             await asyncio.to_thread(self._spares.close)
         await asyncio.gather(*(worker.let_go() for worker in list(self._workers.values())))
@@ -321,6 +323,12 @@ class ProcessBackend:
             )
         except OSError as error:
             log.warning("What drivers have left is not deleted: %s", error)
+
+
+def _end(tidier: subprocess.Popen[bytes]) -> None:
+    """What it has not done yet the next one does."""
+    tidier.kill()
+    tidier.wait()
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:

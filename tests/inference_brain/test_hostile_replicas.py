@@ -196,8 +196,9 @@ def test_a_replica_that_closes_kept_connections_gets_a_request_twice_at_most(
             barrier.wait(10)
             raw = b'{"choices": []}'
             client.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(raw), raw))
-            client.recv(1 << 16)  # the next request, on the same connection
-            replica.requests += 1
+            # The next request on the same connection, unless the brain closes it or asks for numbers.
+            if client.recv(1 << 16).startswith(b"POST"):
+                replica.requests += 1
 
     replica.script = script
     threads = [threading.Thread(target=ask, args=(brain,)) for _ in range(8)]

@@ -49,7 +49,8 @@ def test_from_an_empty_cluster_to_a_served_token(release: Release, tmp_path: Pat
     bed = release.bed
     with (
         database() as database_url,
-        contextlib.closing(Proxy((LOOPBACK, 9), bed.host)) as console,
+        contextlib.closing(Proxy((LOOPBACK, 9), bed.host)) as console,  # as pods reach it
+        contextlib.closing(Proxy((LOOPBACK, 9))) as reader,  # for whom plain HTTP ends at this machine
         contextlib.closing(Proxy((LOOPBACK, 9), bed.host)) as brain,
     ):
         address = f"http://{bed.host}:{console.port}"
@@ -67,7 +68,7 @@ def test_from_an_empty_cluster_to_a_served_token(release: Release, tmp_path: Pat
             "HELM_MORE": str(more),
         }
         instead = {
-            "https://tidegate.example.org": address,
+            "https://tidegate.example.org": f"http://{LOOPBACK}:{reader.port}",
             "https://models.example.org": f"http://{bed.host}:{brain.port}",
             "postgresql://…": database_url,
             "redis://…": os.environ["REDIS_URL"],
@@ -79,9 +80,9 @@ def test_from_an_empty_cluster_to_a_served_token(release: Release, tmp_path: Pat
             for step in steps(TEXT):
                 if "tgw_…" in step.command:
                     (web,) = release.until_ready("web", 1)
-                    console.to = (web["status"]["podIP"], 8400)
+                    console.to = reader.to = (web["status"]["podIP"], 8400)
                     instead["tgw_…"] = platform_token(address, *release.first_admin())
-                if "models.example.org" in step.command:
+                if "https://models.example.org" in step.command:
                     (one,) = release.until_ready("brain", 1)
                     brain.to = (one["status"]["podIP"], 8440)
                 shell.follow(step)
