@@ -178,7 +178,7 @@ def test_a_replica_that_falls_silent_after_its_head_is_given_up(
         wait_until("somebody is asked", lambda: replica.requests or len(answers) == len(asked))
     hung = next(one for one in brain.brain.fleet if one.spec.url == replica.url)
     brain.call(lambda: brain.brain.fleet.fell_silent(hung))
-    wait_until("the other one has answered", lambda: len(answers) == len(asked), seconds=5)
+    wait_until("the other one has answered", lambda: len(answers) == len(asked), seconds=20)
     silent.set()
     assert {one.status_code for one in answers} == {200}
     other.close()
