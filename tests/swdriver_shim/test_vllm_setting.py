@@ -306,6 +306,7 @@ def test_a_configuration_is_the_same_wherever_it_was_found() -> None:
 
     assert said(_name_or_path="/a", other=object()) == said(_name_or_path="/b", other=object())
     assert said(text_config={"heads": 4}) != said()
+    assert deciding_facts({"kinds": {"c", "a", "b"}}) == {"kinds": ["a", "b", "c"]}
 
 
 class Running:

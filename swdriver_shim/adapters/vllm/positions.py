@@ -26,8 +26,10 @@ def deciding(config: object) -> object:
     """The configuration without what says only where it came from. Its keys are text."""
     if isinstance(config, Mapping):
         return {str(key): deciding(each) for key, each in config.items() if key not in _NAMES}
-    if isinstance(config, list | tuple | set | frozenset):
+    if isinstance(config, list | tuple):
         return [deciding(each) for each in config]
+    if isinstance(config, set | frozenset):  # in another order in each process
+        return sorted(str(deciding(each)) for each in config)
     if config is None or isinstance(config, str | int | float):
         return config
     # A type of numbers says its name; what other objects say may be another text in each process.
