@@ -152,6 +152,11 @@ def test_a_rollout_that_is_undone_has_failed(person: Person, console: LiveConsol
         assert process.wait(60) == 1
         *_, last = process.stderr.read().splitlines()
     assert last == b"tidegatectl: Revision 2 was replaced by revision 3. Its engines fail."
+    observed(console, name, BEGUN)
+    observed(console, name, DONE)
+    late = person.run("rollout", "status", name)
+    assert late.code == 1, "who asks when all is over is told so, too"
+    assert "Revision 2 was rolled back, and revision 3 runs" in late.errors
 
 
 def test_a_paused_rollout_is_not_waited_for(person: Person, console: LiveConsole) -> None:
@@ -174,8 +179,3 @@ def test_a_deleted_workload_is_waited_for(person: Person, console: LiveConsole) 
     end = "from console.workloads.lifecycle import forget, release\nrelease(workload)\nforget(workload)"
     observed(console, name, end)
     assert person.run("wait", f"workload/{name}", "--for", "delete").code == 0
-    observed(console, name, BEGUN)
-    observed(console, name, DONE)
-    late = person.run("rollout", "status", name)
-    assert late.code == 1, "who asks when all is over is told so, too"
-    assert "Revision 2 was rolled back, and revision 3 runs" in late.errors
