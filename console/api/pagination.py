@@ -9,11 +9,13 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from django.core import signing
 from django.db.models import Model, QuerySet
+from django.http import HttpResponse
 from ninja import Query, Schema
 from pydantic import BaseModel, Field
 
 from console.accounts.browser import SignedInRequest
 from console.api.problems import ApiError, FieldError
+from console.api.rendering import MEDIA_TYPE, encoded
 from console.api.routes import Router, answers
 
 LIMIT_DEFAULT = 50
@@ -39,23 +41,26 @@ Rows = QuerySet[Any] | tuple[QuerySet[Any], Callable[[Any], object]]
 
 
 def listing(
-    router: Router, path: str, shown: type[BaseModel], *problems: int, by: str
-) -> Callable[[Callable[..., Rows]], Callable[..., dict[str, object]]]:
+    router: Router, path: str, shown: type[BaseModel], *problems: int, by: str, is_plain: bool = False
+) -> Callable[[Callable[..., Rows]], Callable[..., object]]:
     """Serve the rows that a view returns by pages, in the order of the unique column `by`.
 
     It adds `cursor` and `limit` to the view's parameters. `problems`: the statuses of its errors.
+    `is_plain`: what shows a row makes the very values of the schema, which are not validated again: for
+    rows of so many parts that it would take as long as everything else.
     """
 
-    def serve(view: Callable[..., Rows]) -> Callable[..., dict[str, object]]:
+    def serve(view: Callable[..., Rows]) -> Callable[..., object]:
         own = signature(view, eval_str=True)
 
         @wraps(view)
         def answer(
             request: SignedInRequest, *, cursor: str | None, limit: int, **values: Any
-        ) -> dict[str, object]:
+        ) -> dict[str, object] | HttpResponse:
             found = view(request, **values)
             rows, show = found if isinstance(found, tuple) else (found, None)
-            return paginate(rows, by, cursor, limit, show)
+            page = paginate(rows, by, cursor, limit, show)
+            return HttpResponse(encoded(page), content_type=MEDIA_TYPE) if is_plain else page
 
         added = (
             Parameter("cursor", Parameter.KEYWORD_ONLY, annotation=Cursor, default=None),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
-import msgspec
 from django.core.exceptions import PermissionDenied
 from django.core.exceptions import ValidationError as ModelValidationError
 from django.http import Http404, HttpRequest, HttpResponse
@@ -14,8 +13,6 @@ from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.openapi.schema import OpenAPISchema, get_schema
 from ninja.parser import Parser
-from ninja.renderers import BaseRenderer
-from ninja.responses import NinjaJSONEncoder
 
 from console.accounts.api import router as accounts
 from console.alerts.web.api import router as alerts
@@ -27,6 +24,7 @@ from console.api import problems
 from console.api.auth import AUTHENTICATION, CHALLENGE
 from console.api.etags import etag
 from console.api.problems import ApiError, FieldError
+from console.api.rendering import Renderer
 from console.audit.api import router as audit
 from console.audit.services import CannotUndo
 from console.authority.api import router as authority
@@ -83,7 +81,6 @@ Everything the console does, for automation.
 """
 
 
-_ENCODER: Final = NinjaJSONEncoder()
 
 
 class BoundedParser(Parser):
@@ -93,21 +90,6 @@ class BoundedParser(Parser):
     def parse_body(self, request: HttpRequest) -> Any:
         """Raises Malformed, of which ninja makes an HttpError: see `sentence_of`."""
         return decode(request.body, object, DOCUMENT)
-
-
-class Renderer(BaseRenderer):
-    """JSON without Python's own encoder, which takes longer for a long list than its database."""
-
-    media_type = "application/json"
-
-    def render(self, request: HttpRequest, data: Any, *, response_status: int) -> bytes:  # noqa: ARG002 - ninja's
-        return msgspec.json.encode(data, enc_hook=_plain)
-
-
-def _plain(value: object) -> object:
-    """What msgspec does not know: subclasses of text, such as what is safe in HTML, and what Django
-    knows."""
-    return str(value) if isinstance(value, str) else _ENCODER.default(value)
 
 
 class Api(NinjaAPI):

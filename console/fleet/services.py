@@ -116,6 +116,9 @@ def lock_fleet() -> None:
 
     Take it before any row is locked: who has it waits for rows, so who has rows must not wait for it.
     """
+    from console.placement import solvers  # with numpy, which most processes never need
+
+    solvers.load()  # who has the fleet is waited for
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('placement'))")
 

@@ -1,7 +1,7 @@
 """SciPy's solvers, for who plans.
 
-They are imported when they are first asked: that takes a fifth of the start of every process, and most
-never plan.
+They are imported when they are first asked, or by `load`: that takes a fifth of the start of every
+process, and most never plan.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ class Sums(NamedTuple):
     shape: tuple[int, int]
     lower: Numbers | float
     upper: Numbers | float
+
+
+def load() -> None:
+    """Import them: on a busy machine that takes seconds."""
+    import scipy.optimize
+    import scipy.sparse.csgraph  # noqa: F401 - for whoever asks next
 
 
 def least(

@@ -130,7 +130,7 @@ class RolloutTrafficOut(BaseModel):
     old: TrafficOut
 
 
-class RolloutOut(Schema):
+class RolloutOut(BaseModel):  # of what `rollout_shown` says
     from_revision: int | None
     to_revision: int
     phase: Literal["running", "paused", "done", "failed", "undone", "superseded"]
@@ -138,7 +138,7 @@ class RolloutOut(Schema):
     sentence: str
     switched: int = Field(description="Replicas that are served by the new revision.")
     total: int
-    traffic: Annotated[RolloutTrafficOut | None, OR_NULL] = Field(
+    traffic: RolloutTrafficOut | None = Field(
         description="What both revisions were compared by last; null: nothing has been counted yet."
     )
     started_at: datetime
@@ -147,13 +147,22 @@ class RolloutOut(Schema):
     )
     ended_at: datetime | None
 
-    @staticmethod
-    def resolve_from_revision(rollout: Rollout) -> int | None:
-        return rollout.from_revision.number if rollout.from_revision else None
 
-    @staticmethod
-    def resolve_to_revision(rollout: Rollout) -> int:
-        return rollout.to_revision.number
+def rollout_shown(rollout: Rollout) -> dict[str, object]:
+    """The values of RolloutOut."""
+    return {
+        "from_revision": rollout.from_revision.number if rollout.from_revision else None,
+        "to_revision": rollout.to_revision.number,
+        "phase": rollout.phase,
+        "reason": rollout.reason,
+        "sentence": rollout.sentence,
+        "switched": rollout.switched,
+        "total": rollout.total,
+        "traffic": rollout.traffic or None,
+        "started_at": rollout.started_at,
+        "deadline_at": rollout.deadline_at,
+        "ended_at": rollout.ended_at,
+    }
 
 
 class ReplicasOut(BaseModel):
@@ -184,13 +193,13 @@ class WorkloadOut(BaseModel):  # of what `workload_shown` says
 
 
 def workload_shown(workload: Workload, principal: Principal) -> dict[str, object]:
-    """What WorkloadOut has, of a workload of `visible_workloads`. Resolvers would be called for each
-    field of each row of a list."""
+    """The values of WorkloadOut, of a workload of `visible_workloads`."""
     ready, spec = ready_of(workload), workload.spec_shown()
+    rollout = next(iter(workload.rollouts_open), None)
     return {
         "name": workload.name,
         "version": workload.version,
-        "org": workload.org,
+        "org": workload.org.slug if workload.org else None,
         "model": workload.model,
         "ready": ready["status"] if ready else "Unknown",
         "replicas": {
@@ -206,8 +215,10 @@ def workload_shown(workload: Workload, principal: Principal) -> dict[str, object
         "deleting": workload.deleting,
         "restarts": workload.restarts,
         "session": workload.session.name if workload.session else None,
-        "conditions": workload.conditions_read,
-        "rollout": next(iter(workload.rollouts_open), None),
+        "conditions": [
+            {**one, "since": datetime.fromisoformat(one["since"])} for one in workload.conditions_read
+        ],
+        "rollout": rollout_shown(rollout) if rollout else None,
         "spec": spec if principal.holds(Role.ORG_ADMIN, workload.org_id) else masked(spec),
         "created_at": workload.created_at,
     }

@@ -36,6 +36,7 @@ from console.workloads.rest.schemas import (
     WorkloadPlanOut,
     WorkloadReasonIn,
     WorkloadUndoIn,
+    rollout_shown,
     workload_shown,
 )
 from console.workloads.spec import NAME_MAX, WORKLOAD_NAME, WorkloadSpec
@@ -50,7 +51,7 @@ INSTANCE_NAME = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
 PLANNED = {**answers(WorkloadOut | WorkloadPlanOut, 404, 409, 412, 428)}
 
 
-@listing(router, "/workloads", WorkloadOut, 404, by="name")
+@listing(router, "/workloads", WorkloadOut, 404, by="name", is_plain=True)
 def list_workloads(
     request: SignedInRequest,
     org: Annotated[str, Query(max_length=48, pattern=r"^[a-z0-9-]*$")] = "",
@@ -224,7 +225,7 @@ def list_instances(
 def list_rollouts(request: SignedInRequest, name: Name) -> Rows:
     """List the rollouts of a workload, the latest first."""
     workload = services.get_workload(request.principal, name)
-    return workload.rollouts.select_related("from_revision", "to_revision")
+    return workload.rollouts.select_related("from_revision", "to_revision"), rollout_shown
 
 
 @listing(router, "/workloads/{name}/events", WorkloadEventOut, 404, by="-pk")

@@ -243,6 +243,21 @@ def test_the_list_takes_as_many_queries_for_many_as_for_one(
     assert len(api.get()["items"]) == 6
 
 
+def test_the_list_shows_what_a_workload_shows(people: People, api_of: Callable[..., Client]) -> None:
+    """It is not made by the schema, which would take as long as everything else."""
+    workload = a_workload(people.acme, "talk")
+    an_instance(workload)
+    a_rollout(workload)
+    Rollout.objects.update(traffic=TRAFFIC)
+    a_workload(None, "bare")
+    api = Api(api_of(people.platform_admin))
+    found = api.get()["items"]
+    assert [one["name"] for one in found] == ["bare", "talk"]
+    assert found == [api.get(f"/{one['name']}") for one in found]
+    assert found[1]["rollout"]
+    assert found[1]["conditions"]
+
+
 def test_the_list_is_filtered(people: People, api_of: Callable[..., Client]) -> None:
     a_workload(people.acme, "talk")
     code = a_workload(people.globex, "code")

@@ -13,6 +13,7 @@ from typing import Any, Final
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
+from console.placement import solvers
 from console.workloads.leader.cluster import ClusterLink, NoCluster, channel
 from console.workloads.leader.election import Election
 from console.workloads.leader.endpoints import EndpointWriter
@@ -48,6 +49,7 @@ class Command(BaseCommand):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopped.set())
         listener.start()
+        solvers.load()  # while another one leads, and nobody asks whether this one is alive
         notify("READY=1")
         while not stopped.is_set():
             pause = orchestrator.round()
