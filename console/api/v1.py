@@ -81,8 +81,6 @@ Everything the console does, for automation.
 """
 
 
-
-
 class BoundedParser(Parser):
     """JSON by the one bounded decoder, so that nobody's body is deeper, longer or larger in its numbers
     than what follows can hold."""

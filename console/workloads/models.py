@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, Literal
 
+import msgspec
 from django.core.serializers.json import DjangoJSONEncoder
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
@@ -32,7 +34,13 @@ HOST_MAX: Final = 253
 UNIT_MAX: Final = 32
 ORDINAL_MAX: Final = 100_000
 SHOWN_MAX: Final = 2000
-_SHOWN: Final[dict[str, Mapping[str, Any]]] = {}  # templates as they are shown, by their digests
+
+
+@lru_cache(maxsize=SHOWN_MAX)
+def _shown(kind: type[spec.Settings | spec.Template], stored: bytes) -> Mapping[str, Any]:
+    """Kept, since lists show the same ones again and again."""
+    found: dict[str, Any] = spec.shown(spec.read(kind, msgspec.json.decode(stored)))
+    return found
 
 
 class Workload(models.Model):
@@ -82,7 +90,7 @@ class Workload(models.Model):
 
     # Read with it by `services.visible_workloads`.
     conditions_read: list[dict[str, str]]
-    rollouts_open: list[Rollout]
+    rollout_read: dict[str, Any] | None  # the one that has not ended
     stable_number: int | None
     ready_count: int
     instance_count: int
@@ -148,7 +156,7 @@ class Workload(models.Model):
             **({"org": self.org.slug} if self.org else {}),
             "replicas": self.replicas,
             "boxes_per_replica": self.boxes_per_replica,
-            **spec.shown(self.said),
+            **_shown(spec.Settings, msgspec.json.encode(self.settings)),
             **self.revision.template_shown(),
         }
 
@@ -286,13 +294,8 @@ class Revision(models.Model):
         return spec.read(spec.Template, self.template)
 
     def template_shown(self) -> Mapping[str, Any]:
-        """For people. Kept, since lists show the same ones again and again: don't change it."""
-        found = _SHOWN.get(self.digest)
-        if found is None:
-            if len(_SHOWN) >= SHOWN_MAX:
-                _SHOWN.clear()  # at once, for threads share it
-            found = _SHOWN[self.digest] = spec.shown(self.template_read())
-        return found
+        """For people: don't change it."""
+        return _shown(spec.Template, msgspec.json.encode(self.template))
 
 
 class Goal(models.TextChoices):

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+import msgspec
 from django.contrib.postgres.aggregates import JSONBAgg
 from django.core.exceptions import ValidationError
-from django.db.models import Aggregate, Count, F, OuterRef, Prefetch, Q, QuerySet, Subquery, Value
+from django.db.models import (
+    Aggregate,
+    Count,
+    F,
+    JSONField,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+    Value,
+)
 from django.db.models.functions import Coalesce, JSONObject
 from django.http import Http404
 
@@ -28,6 +40,12 @@ from console.workloads.spec import Template, WorkloadSpec
 KIND: Final = "workload"
 READY: Final = "Ready"
 CONDITION: Final = {name: name for name in ("type", "status", "reason", "message", "since")}
+ROLLOUT: Final = {
+    "from_revision": "from_revision__number",
+    "to_revision": "to_revision__number",
+    **{name: name for name in ("phase", "reason", "sentence", "switched", "total", "traffic")},
+    **{name: name for name in ("started_at", "deadline_at", "ended_at")},
+}
 NO_REVISION: Final = "The workload has no revision of that number."
 NO_INSTANCE: Final = "The workload has no instance of that name."
 
@@ -44,27 +62,41 @@ class ConditionRead:
     since: datetime
 
 
+class _Decoder(json.JSONDecoder):
+    """For what lists have a thousand of."""
+
+    def decode(self, s: str, *_: Any) -> Any:
+        return msgspec.json.decode(s)
+
+
 def visible_workloads(principal: Principal) -> QuerySet[Workload]:
     """Those of the orgs that they may see, for people of the platform all; with what lists show."""
     running = Instance.objects.filter(workload=OuterRef("pk"), ended_at=None).order_by()
     conditions = Condition.objects.filter(workload=OuterRef("pk")).order_by()
-    found = Workload.objects.select_related("org", "revision", "session")
+    rollout = with_shown(Rollout.objects.filter(workload=OuterRef("pk"), ended_at=None)).order_by()
     return (
-        found.prefetch_related(  # type: ignore[no-redef]  # the model says their types
-            Prefetch(
-                "rollouts",
-                Rollout.objects.filter(ended_at=None).select_related("from_revision", "to_revision"),
-                to_attr="rollouts_open",
-            ),
-        )
+        Workload.objects.select_related("org", "revision", "session")  # type: ignore[no-redef]  # by the model
+        .defer("revision__layout")
         .annotate(
             stable_number=F("stable__number"),
             ready_count=_each(running.filter(serving=True), Count("*"), 0),
             instance_count=_each(running, Count("*"), 0),
-            conditions_read=_each(conditions, JSONBAgg(JSONObject(**CONDITION), order_by="pk"), []),
+            conditions_read=_each(
+                conditions, JSONBAgg(JSONObject(**CONDITION), order_by="pk", output_field=_json()), []
+            ),
+            rollout_read=Subquery(rollout.values("shown"), output_field=_json()),
         )
         .filter(of_orgs(principal))
     )
+
+
+def with_shown(rollouts: QuerySet[Rollout]) -> QuerySet[Any]:
+    """The same with what is shown of them, which is read without their revisions."""
+    return rollouts.annotate(shown=JSONObject(**ROLLOUT))
+
+
+def _json() -> JSONField[Any]:
+    return JSONField(decoder=_Decoder)
 
 
 def ready_of(workload: Workload) -> dict[str, str] | None:

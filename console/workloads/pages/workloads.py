@@ -23,7 +23,7 @@ from console.shell.pages import Telling, paged, render_live, show_faults
 from console.visibility import sees_fleet
 from console.workloads import changes, logs, looks, services
 from console.workloads import spec as specs
-from console.workloads.models import Instance, Revision, Rollout, Workload
+from console.workloads.models import Instance, Revision, Rollout, RolloutPhase, Workload
 from console.workloads.pages.forms import DeleteForm, FilterForm, UndoForm
 from console.workloads.rest.schemas import masked
 from telemetry.events import events_of
@@ -46,10 +46,16 @@ def list_workloads(request: SignedInRequest) -> HttpResponse:
         "shares": request.principal.on_platform(Role.PLATFORM_ADMIN),
     }
     context["rows"] = [
-        (workload, looks.of_workload(workload), next(iter(workload.rollouts_open), None))
-        for workload in context["page"]
+        (workload, looks.of_workload(workload), _rollout_of(workload)) for workload in context["page"]
     ]
     return render_live(request, "workloads/list", context)
+
+
+def _rollout_of(workload: Workload) -> str:
+    if rollout := workload.rollout_read:
+        phase = RolloutPhase(rollout["phase"]).label
+        return f"{phase}, {rollout['switched']} of {rollout['total']}"
+    return "rollouts paused" if workload.paused else ""
 
 
 def may_add(principal: Principal) -> bool:

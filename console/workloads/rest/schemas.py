@@ -18,7 +18,7 @@ from console.api.problems import ApiError, FieldError
 from console.api.shown import OR_NULL, Context, SlugOf
 from console.sessions.rest.schemas import PlannedIn, PlanOut
 from console.workloads import spec as specs
-from console.workloads.models import Instance, Revision, Rollout, Workload
+from console.workloads.models import Instance, Revision, Workload
 from console.workloads.services import ready_of
 from console.workloads.spec import CHARACTERS_MAX, REPLICAS_MAX, WorkloadSpec, Wrong
 
@@ -148,21 +148,14 @@ class RolloutOut(BaseModel):  # of what `rollout_shown` says
     ended_at: datetime | None
 
 
-def rollout_shown(rollout: Rollout) -> dict[str, object]:
-    """The values of RolloutOut."""
-    return {
-        "from_revision": rollout.from_revision.number if rollout.from_revision else None,
-        "to_revision": rollout.to_revision.number,
-        "phase": rollout.phase,
-        "reason": rollout.reason,
-        "sentence": rollout.sentence,
-        "switched": rollout.switched,
-        "total": rollout.total,
-        "traffic": rollout.traffic or None,
-        "started_at": rollout.started_at,
-        "deadline_at": rollout.deadline_at,
-        "ended_at": rollout.ended_at,
-    }
+def rollout_shown(read: Mapping[str, Any]) -> dict[str, object]:
+    """The values of RolloutOut, of what `services.with_shown` reads."""
+    times = {name: _moment(read[name]) for name in ("started_at", "deadline_at", "ended_at")}
+    return {**read, "traffic": read["traffic"] or None, **times}
+
+
+def _moment(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
 
 
 class ReplicasOut(BaseModel):
@@ -195,7 +188,6 @@ class WorkloadOut(BaseModel):  # of what `workload_shown` says
 def workload_shown(workload: Workload, principal: Principal) -> dict[str, object]:
     """The values of WorkloadOut, of a workload of `visible_workloads`."""
     ready, spec = ready_of(workload), workload.spec_shown()
-    rollout = next(iter(workload.rollouts_open), None)
     return {
         "name": workload.name,
         "version": workload.version,
@@ -215,10 +207,8 @@ def workload_shown(workload: Workload, principal: Principal) -> dict[str, object
         "deleting": workload.deleting,
         "restarts": workload.restarts,
         "session": workload.session.name if workload.session else None,
-        "conditions": [
-            {**one, "since": datetime.fromisoformat(one["since"])} for one in workload.conditions_read
-        ],
-        "rollout": rollout_shown(rollout) if rollout else None,
+        "conditions": [{**one, "since": _moment(one["since"])} for one in workload.conditions_read],
+        "rollout": rollout_shown(workload.rollout_read) if workload.rollout_read else None,
         "spec": spec if principal.holds(Role.ORG_ADMIN, workload.org_id) else masked(spec),
         "created_at": workload.created_at,
     }

@@ -225,7 +225,7 @@ def list_instances(
 def list_rollouts(request: SignedInRequest, name: Name) -> Rows:
     """List the rollouts of a workload, the latest first."""
     workload = services.get_workload(request.principal, name)
-    return workload.rollouts.select_related("from_revision", "to_revision"), rollout_shown
+    return services.with_shown(workload.rollouts.all()), lambda rollout: rollout_shown(rollout.shown)
 
 
 @listing(router, "/workloads/{name}/events", WorkloadEventOut, 404, by="-pk")
