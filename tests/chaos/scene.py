@@ -32,7 +32,8 @@ from tests.live import wait_until
 from tests.stack.whole import whole_stack
 
 DOUBLED: Final = ("web", "worker", "beat", "ingest", "rollup", "orchestrator")
-ONE_ONLY: Final = ("cluster",)
+CLUSTER: Final = "cluster"
+ONE_ONLY: Final = (CLUSTER,)
 BRAINS: Final = ("brain-1", "brain-2")
 LONELY: Final = "ax-3"  # an agent that nobody uses, so that alerts about it are all that its end does
 WORKLOAD: Final = "chat"
