@@ -46,6 +46,7 @@ ROLLOUT: Final = {
     **{name: name for name in ("phase", "reason", "sentence", "switched", "total", "traffic")},
     **{name: name for name in ("started_at", "deadline_at", "ended_at")},
 }
+UNREAD: Final = ("author_id", "author_name", "compiled_at", "layout", "made_at", "note", "same_as")
 NO_REVISION: Final = "The workload has no revision of that number."
 NO_INSTANCE: Final = "The workload has no instance of that name."
 
@@ -76,7 +77,7 @@ def visible_workloads(principal: Principal) -> QuerySet[Workload]:
     rollout = with_shown(Rollout.objects.filter(workload=OuterRef("pk"), ended_at=None)).order_by()
     return (
         Workload.objects.select_related("org", "revision", "session")  # type: ignore[no-redef]  # by the model
-        .defer("revision__layout")
+        .defer(*(f"revision__{name}" for name in UNREAD))
         .annotate(
             stable_number=F("stable__number"),
             ready_count=_each(running.filter(serving=True), Count("*"), 0),
