@@ -9,12 +9,12 @@ from typing import Any, Final, TypeVar
 
 from console.ctl import waits
 from console.ctl.arguments import FIELDS
-from console.ctl.catalogue import Reference, references
+from console.ctl.catalogue import Reference, fetch, references
 from console.ctl.cells import spoken
 from console.ctl.changes import body_of, make, operation_of, planned, send
 from console.ctl.client import Answer, Client
 from console.ctl.failures import Exit, Failed, Usage
-from console.ctl.manifests import Fields, Manifest, load
+from console.ctl.manifests import Fields, Manifest, difference, load
 from console.ctl.output import Screen
 from console.ctl.resources import with_action
 
@@ -55,10 +55,22 @@ def diff(client: Client, given: argparse.Namespace, screen: Screen) -> int:
     differs = False
     for manifest in load(given.filename):
         change = planned(client, manifest, given.reason)
-        for line in str(change).splitlines():
-            screen.say(line, _style_of(line))
+        _say_lines(screen, str(change))
         differs = differs or change.body is not None
     return Exit.FAILED if differs else Exit.OK
+
+
+def _difference(client: Client, reference: Reference, answer: Answer) -> str:
+    """What a dry run would change of a thing that it answered with, as it would be."""
+    inner, body = reference.resource.inner, answer.body
+    if not inner or not isinstance(body, dict) or inner not in body:
+        return ""
+    return difference(reference, fetch(client, reference).item[inner], body[inner])
+
+
+def _say_lines(screen: Screen, text: str) -> None:
+    for line in text.splitlines():
+        screen.say(line, _style_of(line))
 
 
 def _style_of(line: str) -> str:
@@ -100,6 +112,8 @@ def act(client: Client, given: argparse.Namespace, screen: Screen) -> None:
         answer = send(client, reference, call, body, dry_run=getattr(given, "dry_run", False))
         done = _DONE.get(verb, f"{verb}{'' if verb.endswith('e') else 'e'}d")
         _follow(client, given, screen, reference, answer, done)
+        if getattr(given, "dry_run", False) and given.output not in ("json", "yaml", "name"):
+            _say_lines(screen, _difference(client, reference, answer))
 
     found = references(given.what, default=allowed[0].name)
     for reference in found:

@@ -32,6 +32,7 @@ RECENT = 10
 LOG_LINES = 100
 LOG_SECONDS = 2.0  # a page does not wait longer for them
 INSTANCES_SHOWN = 100
+BROKEN = (RolloutPhase.FAILED, RolloutPhase.UNDONE)
 
 
 @read_page
@@ -131,12 +132,17 @@ def _rows(workload: Workload, live: list[Instance]) -> list[Row]:
     return rows
 
 
-def _revisions(workload: Workload) -> list[tuple[Revision, list[str]]]:
-    """The latest, each with the fields by which it differs from the one before."""
+def _revisions(workload: Workload) -> list[tuple[Revision, list[str], Rollout | None]]:
+    """The latest, each with the fields by which it differs from the one before, and with its rollout if
+    that came to nothing: who rolls back is told."""
     found = list(services.revisions_of(workload)[: RECENT + 1])
     before = {one.number: one for one in found}
+    rollouts = Rollout.objects.filter(to_revision__in=found).order_by("pk")
+    last = {one.to_revision_id: one for one in rollouts}
+    broken = {pk: one for pk, one in last.items() if one.phase in BROKEN}
     return [
-        (one, [path for path, *_ in _changed(before.get(one.number - 1), one)]) for one in found[:RECENT]
+        (one, [path for path, *_ in _changed(before.get(one.number - 1), one)], broken.get(one.pk))
+        for one in found[:RECENT]
     ]
 
 

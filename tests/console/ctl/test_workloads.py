@@ -114,6 +114,10 @@ def test_a_workload_is_scaled_restarted_and_rolled_back(person: Person) -> None:
     assert applied(person, part(name, "tokens_max: 4096")) == "configured"
     history = person.run("rollout", "history", name).lines
     assert [line.split()[1] for line in history] == ["NUMBER", "2", "1"]
+    dry = person.run("rollout", "undo", name, "--revision", "1", "--dry-run")
+    assert dry.lines[0] == f"{said} rolled back (dry run)"
+    changed = [line for line in dry.lines[1:] if line[0] in "+-" and line[:3] not in ("+++", "---")]
+    assert changed == ["-tokens_max: 4096", "+tokens_max: 8192"]
     undone = person.output_of("rollout", "undo", name, "--revision", "1")
     assert undone == f"{said} rolled back\n"
     workload = person.run("get", said, "-o", "json").value

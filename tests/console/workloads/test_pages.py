@@ -8,6 +8,7 @@ import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from console.accounts.models import User
 from console.workloads import changes
@@ -138,8 +139,10 @@ def test_revisions_are_compared_and_rolled_back(
     assert "<del>32768</del>" in page
     assert "It is the first revision." in compact(browser.get("/workloads/talk/revisions/1/"))
     assert browser.get("/workloads/talk/revisions/2/?with=9").status_code == 404
+    a_rollout(Workload.objects.get(), phase="undone", sentence="It fails.", ended_at=timezone.now())
     browser.post("/workloads/talk/undo/", {"revision": "1"})
     page = compact(browser.get("/workloads/talk/"))
+    assert "Roll talk back to revision 2? Its rollout was rolled back: It fails." in page
     assert "Rolling back: revision 3 equals revision 1." in page
     assert "same as revision 1" in page
     for action in ("restart", "pause", "resume"):
