@@ -11,12 +11,16 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Final
+
+SEND_SECONDS_MAX: Final = 1.0
 
 
 def notify(*assignments: str) -> bool:
     """Send assignments such as `READY=1`, `WATCHDOG=1`, `STOPPING=1` or `STATUS=…` in one datagram.
 
-    Returns whether somebody listens. A listener that went away is not an error of ours.
+    Returns whether somebody listens. A listener that went away, or that does not read any more, is not an
+    error of ours.
     """
     looked_at = _write(os.environ.get("NOTIFY_FILE", ""), assignments)
     return _send(os.environ.get("NOTIFY_SOCKET", ""), assignments) or looked_at
@@ -42,8 +46,9 @@ def _send(address: str, assignments: tuple[str, ...]) -> bool:
     if address.startswith("@"):  # systemd's spelling of Linux's abstract socket names
         address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as listener:
+        listener.settimeout(SEND_SECONDS_MAX)
         try:
             listener.sendto("\n".join(assignments).encode(), address)
-        except (ConnectionRefusedError, FileNotFoundError):
+        except (ConnectionRefusedError, FileNotFoundError, TimeoutError):
             return False
     return True

@@ -54,3 +54,16 @@ def test_a_listener_that_went_away_is_not_our_error(
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
     assert not notify("READY=1")
+
+
+def test_a_listener_that_does_not_read_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("telemetry.notify.SEND_SECONDS_MAX", 0.01)
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "socket"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        while notify("WATCHDOG=1"):
+            """Until its queue is full."""
+        assert listener.recv(64) == b"WATCHDOG=1"
+        assert notify("WATCHDOG=1"), "who reads again is told again"
