@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -25,6 +25,16 @@ NAMED_MAX: Final = 5
 
 class StillUsed(Exception):
     """Something of the org has to go before it can."""
+
+
+# Who says what names an org otherwise than by a key of the database.
+_users_of: Final[list[Callable[[Org], list[str]]]] = []
+
+
+def names_orgs(find: Callable[[Org], list[str]]) -> Callable[[Org], list[str]]:
+    """Register what finds the things that name an org, which has to be taken off them before it goes."""
+    _users_of.append(find)
+    return find
 
 
 class NoSuchUser(Exception):
@@ -103,7 +113,7 @@ def update_org(
 def delete_org(principal: Principal, org: Org, reason: str = "") -> None:
     """Delete an org that came from `for_change`, with its memberships and tokens.
 
-    Drivers that hear of it purge what they keep of it.
+    Drivers that hear of it purge what they keep of it. Raises StillUsed.
     """
     principal.check_platform(Role.PLATFORM_ADMIN)
     before = {
@@ -113,6 +123,9 @@ def delete_org(principal: Principal, org: Org, reason: str = "") -> None:
             for membership in org.memberships.select_related("user")
         },
     }
+    if users := [one for find in _users_of for one in find(org)]:
+        named = ", ".join(sorted(users)[:NAMED_MAX])
+        raise StillUsed(f"{org.name} may use {named}: take it off that first.")
     record(principal, "org.delete", _about(org), before=before, reason=reason)
     try:
         org.delete()

@@ -141,7 +141,7 @@ def resolve(principal: Principal, session: Session | None, said: Said | None) ->
     return [found[slug] for slug in sorted(found)]
 
 
-def from_slugs(said: list[str] | Literal["all"]) -> Orgs:
+def from_slugs(said: Sequence[str] | Literal["all"]) -> Orgs:
     """As an operation keeps it. Orgs that were deleted since are left out."""
     return None if said == ALL else list(Org.objects.filter(slug__in=said).order_by("slug"))
 

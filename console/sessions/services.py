@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from django.contrib.postgres.expressions import ArraySubquery
 from django.db.models import (
@@ -109,6 +110,12 @@ def for_change(principal: Principal, name: str, at_least: Role = Role.ORG_ADMIN)
     if found is None:
         raise Http404("There is no such session any more.")
     return found
+
+
+def orgs_said(session: Session) -> Literal["all"] | Sequence[str] | None:
+    """The orgs that its workload is for by now; None where it belongs to none."""
+    found = getattr(session, "workload", None)  # the other end is the workload's: sessions know none
+    return found.orgs_said if found else None
 
 
 def check_may_create(principal: Principal, org: Org | None) -> None:

@@ -353,14 +353,16 @@ def _parts(workload: Workload) -> Mapping[str, Any]:
 
 
 def _earlier(workload: Workload) -> Revision | None:
-    """The stable one, if that is another; else the last whose rollout was completed."""
+    """The stable one, if that is another; else the last whose rollout was completed, or whose rollout
+    came to no end. Nobody goes back to what was rolled back."""
     current = workload.revision
     if current is None:
         return None
     if workload.stable is not None and workload.stable.digest != current.digest:
         return workload.stable
     others = workload.revisions.filter(number__lt=current.number).exclude(digest=current.digest)
-    return others.filter(rollouts__phase="done").first() or others.first()
+    done = others.filter(rollouts__phase="done").first()
+    return done or others.exclude(rollouts__phase="undone").first()
 
 
 @transaction.atomic

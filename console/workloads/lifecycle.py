@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from django.db import transaction
+from django.db.models import Exists, OuterRef
 
 from console.accounts.principal import SYSTEM
 from console.audit.services import Subject, record
@@ -63,8 +64,10 @@ def forget(workload: Workload) -> None:
 
 
 def forget_old(now: datetime) -> int:
-    """Instances and rollouts that ended long ago."""
+    """Instances and rollouts that ended long ago. The last rollout of a revision is kept with it, since
+    it says whether one can go back there."""
     gone = now - KEPT
     instances, _ = Instance.objects.filter(ended_at__lt=gone).delete()
-    rollouts, _ = Rollout.objects.filter(ended_at__lt=gone).delete()
+    later = Rollout.objects.filter(to_revision=OuterRef("to_revision"), pk__gt=OuterRef("pk"))
+    rollouts, _ = Rollout.objects.filter(Exists(later), ended_at__lt=gone).delete()
     return instances + rollouts

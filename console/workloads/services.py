@@ -29,7 +29,7 @@ from console.accounts.roles import Role
 from console.fleet.nodes import Impossible
 from console.fleet.services import lock_fleet
 from console.orgs.models import Org
-from console.orgs.services import get_org
+from console.orgs.services import get_org, names_orgs
 from console.search.services import Found, finder, nearest
 from console.sessions.models import Job
 from console.sessions.services import moves_jobs
@@ -249,6 +249,12 @@ def find_workloads(principal: Principal, text: str, most: int) -> list[Found]:
         Found(one.name, f"{one.model}, {one.replicas} replicas", "workload", one.name)
         for one in nearest(found, text, "name", "model")[:most]
     ]
+
+
+@names_orgs
+def workloads_that_name(org: Org) -> list[str]:
+    found = Workload.objects.filter(settings__orgs__contains=[org.slug]).exclude(org=org)
+    return [f"workload {name}" for name in found.values_list("name", flat=True)]
 
 
 @moves_jobs

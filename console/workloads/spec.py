@@ -512,16 +512,17 @@ def spelled_out(value: Any) -> Any:
 def shown(value: Any) -> Any:
     """Plain values for people: without what is null or empty, and without parts that say nothing."""
     if isinstance(value, Struct):
-        value = {name: getattr(value, name) for name in value.__struct_fields__}
-    if isinstance(value, dict):
         found = {}
-        for key, each in value.items():
+        for name in value.__struct_fields__:
+            each = getattr(value, name)
             if each is None or isinstance(each, str | int):  # most are: lists have thousands
                 if each not in (None, ""):
-                    found[str(key)] = each
+                    found[name] = each
             elif (said := shown(each)) not in ({}, []):
-                found[str(key)] = said
+                found[name] = said
         return found
+    if isinstance(value, dict):  # of people's own keys, such as variables, which may be empty
+        return {str(key): shown(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [shown(one) for one in value]
     # 600 and 600.0 are the same, and people write the first.

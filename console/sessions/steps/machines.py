@@ -28,6 +28,7 @@ from console.sessions.plans.reservations import (
     send_all,
 )
 from console.sessions.plans.snapshot import Snapshot
+from console.sessions.services import orgs_said
 from console.sessions.steps import relocation, waiting
 from console.sessions.steps.observations import Observations
 from telemetry.topics import of_session, of_source
@@ -175,6 +176,8 @@ def take_job(operation: Operation, session: Session, driver: Driver, proposal: P
     keeps = bool(operation.plan["boxes"])
     make_job(session, operation.plan["job"], driver, proposal, keeps_to_boxes=keeps)
     said = operation.plan.get("orgs", driver_orgs.ALL)  # of an earlier version: all
+    if operation.actor_name == SYSTEM.name:  # the workload's, which may be for others since it waits
+        said = orgs_said(session) or said
     driver_orgs.set_orgs(SYSTEM, driver, driver_orgs.from_slugs(said), reason=f"{operation.sentence}.")
     waiting.end(session, operation)
     operation.notes[waiting.PLACED] = True

@@ -44,7 +44,7 @@ from console.sessions.changes import driver_removal, jobs, sizes
 from console.sessions.changes.requests import of_job
 from console.sessions.models import WAIT_SECONDS_MAX
 from console.sessions.plans.proposals import CannotPlan
-from console.workloads import changes, lifecycle
+from console.workloads import changes, lifecycle, plans
 from console.workloads import services as workloads
 from console.workloads.leader import health, rendering, store
 from console.workloads.leader.cluster import RUNNING, ClusterLink, compiled
@@ -284,7 +284,8 @@ class Orchestrator:
         self._refused.pop(name, None)
         self._compiling.pop(name, None)
         self._due_at.pop(name, None)
-        if model := self._models.pop(name, None):
+        model = self._models.pop(name, None)
+        if model and model not in self._models.values():  # or it is another's by now
             with suppress(redis.RedisError):  # it is gone by itself after a while
                 self._writer.forget(model)
 
@@ -373,6 +374,9 @@ class Orchestrator:
 
     def _publish(self, loaded: Loaded, decision: Decision) -> None:
         workload = loaded.workload
+        if workload.served is None and self._is_of_another(workload):
+            self._last.pop(workload.name, None)
+            return
         told = [
             (rendering.replica_name(workload, one.ordinal), one) for one in decision.endpoints if one.url
         ]
@@ -392,6 +396,12 @@ class Orchestrator:
             if not one.is_draining and (known is None or known.instance != one.instance):
                 self.figures.lag.record(max(0.0, now - one.since))
         self._again(workload.name)  # what follows from brains' knowing
+
+    @staticmethod
+    def _is_of_another(workload: Workload) -> bool:
+        """Whether another workload serves its model, which one that is being deleted has let go."""
+        others = Workload.objects.exclude(pk=workload.pk)
+        return others.filter(model=workload.model).exclude(served=None).exists()
 
     def _apply(self, loaded: Loaded) -> None:
         """Tell the cluster, unless it has been told."""
@@ -488,7 +498,7 @@ class Orchestrator:
             case RemovePlace(ordinal):
                 return lambda loaded: _remove_place(loaded, ordinal)
             case Complete():
-                return lambda loaded: changes.fit_model(loaded.workload)
+                return _fit_model
             case RollBack(to, reason, sentence):
                 return lambda loaded: _roll_back(loaded, to, reason, sentence)
             case Pause(reason, sentence):
@@ -571,13 +581,24 @@ def _let_go(workload: Workload) -> None:
         lifecycle.forget(workload)
 
 
+def _fit_model(loaded: Loaded) -> None:
+    """As the workload is by now: somebody may have changed it since it was looked at."""
+    changes.fit_model(workloads.for_change(SYSTEM, loaded.workload.name))
+
+
 def _size_session(loaded: Loaded, boxes: int) -> None:
+    """Make it anew if it has gone: because it waited in vain for boxes, or somebody cancelled it."""
     workload = loaded.workload
+    why = f"Workload {workload.name}."
     if workload.session is None:
+        workload = workloads.for_change(SYSTEM, workload.name)
+        made = plans.session_for(workload.spec(), workload.org)
+        if made is not None and workload.session is None:
+            sizes.create(SYSTEM, made, wait_seconds=WAIT_SECONDS_MAX, reason=why)
+            Workload.objects.filter(pk=workload.pk).update(session=made)
         return
     session = sessions.for_change(SYSTEM, workload.session.name)
     if session.boxes_desired != boxes:
-        why = f"Workload {workload.name}."
         sizes.resize(SYSTEM, session, boxes, wait_seconds=WAIT_SECONDS_MAX, reason=why)
 
 
@@ -596,7 +617,7 @@ def _start_job(loaded: Loaded, home: Home) -> None:
         name,
         sessions.get_driver(SYSTEM, name),
         boxes,
-        orgs=workload.orgs_said,
+        orgs=sessions.orgs_said(session),
         wait_seconds=WAIT_SECONDS_MAX,
         reason=f"Workload {workload.name}.",
     )
@@ -649,18 +670,22 @@ def _remove_place(loaded: Loaded, ordinal: int) -> None:
 
 
 def _roll_back(loaded: Loaded, to: int, reason: str, sentence: str) -> None:
+    workload = workloads.for_change(SYSTEM, loaded.workload.name)
+    if workload.generation != loaded.workload.generation:  # what was judged is not what is wanted now
+        return
     if loaded.rollout is not None:
         store.end_rollout(loaded.rollout, "undone", reason, sentence)
-    workload = workloads.for_change(SYSTEM, loaded.workload.name)
     undone = workload.revision
     why = f"Revision {undone.number} was undone: {sentence}" if undone else sentence
     changes.roll_back(SYSTEM, workload, to, reason=why)
 
 
 def _pause(loaded: Loaded, reason: str, sentence: str) -> None:
+    workload = workloads.for_change(SYSTEM, loaded.workload.name)
+    if workload.generation != loaded.workload.generation:
+        return
     if loaded.rollout is not None:
         store.end_rollout(loaded.rollout, "paused", reason, sentence)
-    workload = workloads.for_change(SYSTEM, loaded.workload.name)
     changes.pause(SYSTEM, workload, reason=sentence)
 
 

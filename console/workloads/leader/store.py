@@ -360,6 +360,7 @@ def instance_of(row: Instance, status: Status | None, is_lost: bool) -> world.In
         since=row.since.timestamp(),
         boxes=tuple(row.boxes),
         is_outdated=rendering.is_outdated(row),
+        was_ready=row.ready_at is not None,
     )
     if status is None:
         return _with(made, state=State.GONE) if is_lost else made

@@ -80,7 +80,7 @@ def _late(intent: Intent, new: Collection[Instance], now: float) -> Judged:
         if one.answers or one.state is State.GONE or one.reason in NO_ROOM:
             continue
         begun = max(one.created_at, intent.begun_at)
-        if intent.stable == intent.revision and one.restart == 0:
+        if one.was_ready or (intent.stable == intent.revision and one.restart == 0):
             begun = max(begun, one.since)  # it has served before: a fault, and no roll-out
         late_at = begun + intent.rules.deadline_seconds
         if now >= late_at:

@@ -112,7 +112,8 @@ class Intent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """What was decided of it, then what the Cluster Server says of it. `since`: in this state.
-    `is_outdated`: it was made with an address of the console that is another one by now."""
+    `is_outdated`: it was made with an address of the console that is another one by now. `was_ready`: at
+    any time."""
 
     name: str
     ordinal: int
@@ -131,6 +132,7 @@ class Instance:
     sentence: str = ""
     boxes: tuple[str, ...] = ()
     is_outdated: bool = False
+    was_ready: bool = False
 
     @property
     def template(self) -> Template:

@@ -167,7 +167,7 @@ def pause_workload(
 ) -> Answer:
     """Pause rollouts of a workload.
 
-    Scaling continues, and failed instances are replaced.
+    Scaling continues, and failed instances are replaced, once a revision has been rolled out.
     """
     return _act(request, name, if_match, changes.pause, payload.reason)
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import InternalError, ProgrammingError, transaction
 from django.http import Http404
+from django.utils import timezone
 
 from console.accounts.principal import SYSTEM, Refused
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
+from console.fleet.models import Node
 from console.fleet.nodes import Impossible
+from console.operations.models import Operation
 from console.operations.services import StalePlan
+from console.orgs.services import StillUsed, delete_org
 from console.routing.models import ServedModel
-from console.sessions import rules
-from console.sessions.models import RuleSet, Session
+from console.sessions import driver_orgs, rules
+from console.sessions.changes import jobs
+from console.sessions.models import Job, RuleSet, Session
 from console.sessions.plans.proposals import CannotPlan
+from console.sessions.services import for_change
 from console.workloads import changes, lifecycle, services, spec
 from console.workloads.models import Revision, Workload
 from tests.conftest import People
-from tests.console.sessions.fleets import make_fleet
+from tests.console.sessions.fleets import make_driver, make_fleet
 from tests.console.workloads.workloads import (
     a_rollout,
     locked,
@@ -284,6 +291,18 @@ def test_a_roll_back_without_a_number_goes_to_what_ran_last(people: People) -> N
     assert workload.revision.same_as == 1
 
 
+def test_nobody_goes_back_to_what_was_rolled_back(people: People) -> None:
+    principal = people.principal("platform_admin")
+    workload = make_workload(principal)
+    a_rollout(workload, phase="done", ended_at=workload.created_at)
+    changes.update(principal, workload, wanted(engine=ENGINE))
+    a_rollout(workload, phase="undone", ended_at=workload.created_at)
+    workload.stable = changes.roll_back(principal, workload).revision
+    lifecycle.forget_old(timezone.now() + timedelta(days=365))
+    with pytest.raises(Impossible, match="has no earlier revision to roll back to"):
+        changes.roll_back(principal, workload)
+
+
 def test_pausing_and_restarting_count(people: People) -> None:
     principal = people.principal("platform_admin")
     workload = make_workload(principal)
@@ -338,6 +357,40 @@ def test_orgs_are_let_in_and_out_of_a_shared_one(people: People) -> None:
     assert ServedModel.objects.get().org_slugs() == ["acme"]
     assert workload.revision is not None
     assert workload.revision.number == 1
+
+
+def test_a_job_that_has_waited_is_for_those_that_its_workload_is_for_by_now(people: People) -> None:
+    principal = people.principal("platform_admin")
+    workload = make_workload(principal, orgs=["acme", "globex"])
+    driver = make_driver("talk-1-0", workload="talk")
+    states = list(Node.objects.values_list("pk", "state"))
+    Node.objects.update(state="cordoned")
+    with transaction.atomic():
+        jobs.start_job(
+            *(SYSTEM, for_change(SYSTEM, "talk"), "talk-1-0", driver),
+            orgs=["acme", "globex"],
+            wait_seconds=3600,
+        )
+    settle()
+    assert not Job.objects.exists()
+    changes.update(principal, locked(principal), wanted(orgs=["acme"]))
+    for pk, state in states:
+        Node.objects.filter(pk=pk).update(state=state)
+    for _ in range(5):
+        Operation.objects.update(wake_at=timezone.now())
+        settle()
+    assert Job.objects.get().driver == driver
+    assert driver_orgs.slugs(driver_orgs.orgs_of(driver)) == ["acme"]
+    assert workload.name == "talk"
+
+
+def test_an_org_that_a_workload_is_for_is_taken_off_it_before_it_goes(people: People) -> None:
+    principal = people.principal("platform_admin")
+    workload = make_workload(principal, orgs=["acme", "globex"])
+    with pytest.raises(StillUsed, match="may use workload talk: take it off that first"):
+        delete_org(principal, people.globex)
+    changes.update(principal, workload, wanted(orgs=["acme"]))
+    delete_org(principal, people.globex)
 
 
 def test_a_revision_is_never_changed_but_what_its_compile_job_found_is_added(people: People) -> None:

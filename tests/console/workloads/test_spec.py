@@ -45,8 +45,9 @@ def test_yaml_json_and_values_are_the_same_spec() -> None:
 
 
 def test_what_is_written_is_read_as_the_same() -> None:
-    read = spec.parse(TEXT)
+    read = spec.parse(TEXT.replace("kind: emulator\n", 'kind: emulator\n  environment: {EMPTY: ""}\n'))
     assert spec.parse(spec.dump(read)) == read
+    assert read.engine.environment == {"EMPTY": ""}
     assert spec.read(Template, json.loads(json.dumps(spec.spelled_out(read.template)))) == read.template
 
 

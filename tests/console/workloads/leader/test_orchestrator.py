@@ -182,6 +182,32 @@ def test_a_revision_that_ends_by_itself_is_rolled_back(
     assert Workload.objects.get().revision.same_as == 1  # type: ignore[union-attr]
 
 
+def test_what_somebody_changes_meanwhile_is_not_rolled_back(
+    leader: Leader, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remedy comes between the verdict and the act: they are two transactions."""
+    make_workload(replicas=2, **WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    cluster.bad.add(2)
+    changes.update(SYSTEM, locked(SYSTEM), wanted(replicas=2, tokens_max=1000, **WITHOUT_CACHE, **QUICK))
+    judged, acts = [], orchestrator._roll_back
+
+    def late(*judgement: Any) -> None:
+        judged.append(judgement)
+        if len(judged) == 1:
+            remedy = wanted(replicas=2, tokens_max=2000, **WITHOUT_CACHE, **QUICK)
+            changes.update(SYSTEM, locked(SYSTEM), remedy)
+        acts(*judgement)
+
+    monkeypatch.setattr(orchestrator, "_roll_back", late)
+    leader.until("the remedy is rolled out", lambda: judged and is_complete())
+    assert len(judged) == 1
+    workload = Workload.objects.get()
+    assert workload.revision
+    assert (workload.revision.number, workload.spec().tokens_max) == (3, 2000)
+    assert "undone" not in Rollout.objects.values_list("phase", flat=True)
+
+
 def test_a_revision_that_is_slower_is_rolled_back_and_the_numbers_are_kept(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +399,37 @@ def test_one_that_can_not_be_looked_after_keeps_nobody_from_looking_after_others
     leader.until("the other is rolled out", is_complete)
     assert leader.orchestrator.figures.faults["workload"] >= 1
     assert not Instance.objects.filter(workload__name="bad").exists()
+
+
+def test_a_session_that_has_gone_is_made_anew(leader: Leader) -> None:
+    """It waited in vain for boxes, or somebody cancelled it."""
+    make_fleet(boxes=1)
+    others = make_workload(name="other", model="example/other", **QUICK)
+    changes.create(SYSTEM, wanted(**QUICK), wait_seconds=60)
+    unready = Condition.objects.filter(workload__name="talk", type="SessionReady", status="False")
+    leader.until("it waits", unready.exists)
+    Operation.objects.filter(target="session:talk").update(
+        created_at=timezone.now() - timedelta(hours=1)
+    )
+    leader.until("it waits anew", lambda: Operation.objects.filter(target="session:talk").count() > 1)
+    changes.delete(SYSTEM, locked(SYSTEM, others.name))
+    leader.until("it has the box", lambda: SessionBox.objects.filter(session__name="talk").exists())
+    assert Workload.objects.get(name="talk").session
+
+
+def test_a_name_of_a_model_that_is_used_again_keeps_its_endpoints(
+    leader: Leader, redis_url: str
+) -> None:
+    old = make_workload(**WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    changes.delete(SYSTEM, locked(SYSTEM))
+    leader.until("it has let its model go", lambda: not ServedModel.objects.exists())
+    new = make_workload(name="new", model=old.model, **WITHOUT_CACHE, **QUICK)
+    leader.until("the new one serves", lambda: told(redis_url))
+    seen = told(redis_url)
+    leader.orchestrator._forget(old.name)
+    leader.orchestrator._look_at(old.name)
+    assert told(redis_url) == seen == {f"{new.name}-0": next(iter(seen.values()))}
 
 
 def test_a_driver_of_somebody_else_is_not_taken_for_its_own(leader: Leader) -> None:

@@ -460,6 +460,8 @@ class World:
             if process is None:
                 instances.append(row)
                 continue
+            if process.state is State.READY:
+                self.rows[row.name] = row = replace(row, was_ready=True)
             instances.append(
                 replace(
                     row,
