@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from django.contrib.postgres.expressions import ArraySubquery
 from django.db.models import (
@@ -114,8 +114,13 @@ def for_change(principal: Principal, name: str, at_least: Role = Role.ORG_ADMIN)
 
 def orgs_said(session: Session) -> Literal["all"] | Sequence[str] | None:
     """The orgs that its workload is for by now; None where it belongs to none."""
-    found = getattr(session, "workload", None)  # the other end is the workload's: sessions know none
+    found = workload_of(session)
     return found.orgs_said if found else None
+
+
+def workload_of(session: Session) -> Any:
+    """The workload that it belongs to; None if it is people's."""
+    return getattr(session, "workload", None)  # the other end is the workload's: sessions know none
 
 
 def check_may_create(principal: Principal, org: Org | None) -> None:

@@ -6,8 +6,9 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from console.accounts.principal import Principal
+from console.accounts.principal import SYSTEM, Principal
 from console.accounts.roles import Role
+from console.fleet.nodes import Impossible
 from console.fleet.services import lock_fleet
 from console.operations.models import Operation
 from console.orgs.models import Org
@@ -23,7 +24,7 @@ from console.sessions.models import Session
 from console.sessions.plans import reservations
 from console.sessions.plans.proposals import Proposal
 from console.sessions.plans.snapshot import Snapshot
-from console.sessions.services import check_may_create
+from console.sessions.services import check_may_create, workload_of
 from console.sessions.steps import machines
 from telemetry import events
 from telemetry.topics import of_session
@@ -138,8 +139,13 @@ def delete(
 ) -> Operation:
     """Delete a session that came from `for_change` and release its boxes. This can't be undone.
 
-    Raises JobsRun where it has jobs and they are not to be ended, and operations' Busy.
+    Raises JobsRun where it has jobs and they are not to be ended, operations' Busy, and Impossible for
+    people where it is a workload's, which would make it anew.
     """
+    if principal is not SYSTEM and (workload := workload_of(session)):
+        raise Impossible(
+            f"Session {session.name} belongs to workload {workload.name}. Delete the workload instead."
+        )
     jobs = list(session.jobs.values_list("name", flat=True))
     if jobs and not end_jobs:
         raise JobsRun(

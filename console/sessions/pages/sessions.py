@@ -15,6 +15,7 @@ from console.accounts.browser import SignedInRequest, form_page, post_page, read
 from console.accounts.roles import Role
 from console.audit.services import visible_entries
 from console.fleet.models import Node
+from console.fleet.nodes import Impossible
 from console.operations.models import Operation
 from console.operations.services import Busy, StalePlan, running_within
 from console.orgs.models import Org
@@ -170,7 +171,7 @@ def resize_session(request: SignedInRequest, name: str) -> HttpResponse:
 @post_page
 def delete_session(request: SignedInRequest, name: str) -> HttpResponse:
     form = DeleteForm(request.POST)
-    with Telling(request, Busy, JobsRun), transaction.atomic():
+    with Telling(request, Busy, JobsRun, Impossible), transaction.atomic():
         session = services.for_change(request.principal, name)
         if form.is_valid() and form.cleaned_data.pop("typed") == name:
             return redirect(

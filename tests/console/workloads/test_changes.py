@@ -21,7 +21,7 @@ from console.operations.services import StalePlan
 from console.orgs.services import StillUsed, delete_org
 from console.routing.models import ServedModel
 from console.sessions import driver_orgs, rules
-from console.sessions.changes import jobs
+from console.sessions.changes import jobs, sizes
 from console.sessions.models import Job, RuleSet, Session
 from console.sessions.plans.proposals import CannotPlan
 from console.sessions.services import for_change
@@ -329,6 +329,13 @@ def test_a_deleted_one_goes_with_its_session_and_its_model(people: People) -> No
     assert not ServedModel.objects.exists()
     assert not Revision.objects.exists()
     assert AuditEntry.objects.filter(action="workload.deleted").count() == 1
+
+
+def test_its_session_is_deleted_with_it_only(people: People) -> None:
+    principal = people.principal("platform_admin")
+    make_workload(principal)
+    with pytest.raises(Impossible, match="Delete the workload instead"):
+        sizes.delete(principal, for_change(principal, "talk"), end_jobs=True)
 
 
 def test_a_deleted_one_waits_for_no_boxes(people: People) -> None:
