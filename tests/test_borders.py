@@ -28,6 +28,7 @@ ALLOWED = {
     "console/stack/supervisor.py": "what a step of `make up` tells, which we have started",
     "console/stack/remembered.py": "a file of `make up`, in a directory that is its user's alone",
     "console/stack/snapshot.py": "a file of `make up`, in a directory that is its user's alone",
+    "console/workloads/services.py": "what the database makes of its own rows, a thousand for a list",
     "swdriver_shim/replay/traces.py": "files that somebody replays on a command line, line by line",
     "telemetry/ingest/dead_letters.py": "shows what could not be decoded; its exceptions do not get out",
 }

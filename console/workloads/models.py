@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, Final, Literal
 
 import msgspec
@@ -34,12 +33,17 @@ HOST_MAX: Final = 253
 UNIT_MAX: Final = 32
 ORDINAL_MAX: Final = 100_000
 SHOWN_MAX: Final = 2000
+_SHOWN: Final[dict[tuple[type, bytes], Mapping[str, Any]]] = {}
 
 
-@lru_cache(maxsize=SHOWN_MAX)
-def _shown(kind: type[spec.Settings | spec.Template], stored: bytes) -> Mapping[str, Any]:
-    """Kept, since lists show the same ones again and again."""
-    found: dict[str, Any] = spec.shown(spec.read(kind, msgspec.json.decode(stored)))
+def _shown(kind: type[spec.Settings | spec.Template], stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """For people. Kept, since lists show the same ones again and again: don't change it."""
+    key = kind, msgspec.json.encode(stored)
+    found = _SHOWN.get(key)
+    if found is None:
+        if len(_SHOWN) >= SHOWN_MAX:
+            _SHOWN.clear()  # at once, for threads share it
+        found = _SHOWN[key] = spec.shown(spec.read(kind, stored))
     return found
 
 
@@ -156,7 +160,7 @@ class Workload(models.Model):
             **({"org": self.org.slug} if self.org else {}),
             "replicas": self.replicas,
             "boxes_per_replica": self.boxes_per_replica,
-            **_shown(spec.Settings, msgspec.json.encode(self.settings)),
+            **_shown(spec.Settings, self.settings),
             **self.revision.template_shown(),
         }
 
@@ -294,8 +298,7 @@ class Revision(models.Model):
         return spec.read(spec.Template, self.template)
 
     def template_shown(self) -> Mapping[str, Any]:
-        """For people: don't change it."""
-        return _shown(spec.Template, msgspec.json.encode(self.template))
+        return _shown(spec.Template, self.template)
 
 
 class Goal(models.TextChoices):

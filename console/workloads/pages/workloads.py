@@ -132,18 +132,22 @@ def _rows(workload: Workload, live: list[Instance]) -> list[Row]:
     return rows
 
 
-def _revisions(workload: Workload) -> list[tuple[Revision, list[str], Rollout | None]]:
-    """The latest, each with the fields by which it differs from the one before, and with its rollout if
-    that came to nothing: who rolls back is told."""
+def _revisions(workload: Workload) -> list[tuple[Revision, list[str], str, str]]:
+    """The latest, each with the fields by which it differs from the one before, what its rollout came to
+    if that was nothing, and what is asked before one rolls back to it."""
     found = list(services.revisions_of(workload)[: RECENT + 1])
     before = {one.number: one for one in found}
     rollouts = Rollout.objects.filter(to_revision__in=found).order_by("pk")
     last = {one.to_revision_id: one for one in rollouts}
-    broken = {pk: one for pk, one in last.items() if one.phase in BROKEN}
-    return [
-        (one, [path for path, *_ in _changed(before.get(one.number - 1), one)], broken.get(one.pk))
-        for one in found[:RECENT]
-    ]
+    rows = []
+    for one in found[:RECENT]:
+        fields = [path for path, *_ in _changed(before.get(one.number - 1), one)]
+        question, broken = f"Roll {workload.name} back to revision {one.number}?", ""
+        if (rollout := last.get(one.pk)) and rollout.phase in BROKEN:
+            broken = str(RolloutPhase(rollout.phase).label)
+            question += f" Its rollout was {broken}: {rollout.sentence}"
+        rows.append((one, fields, broken, question))
+    return rows
 
 
 def _changed(before: Revision | None, after: Revision) -> list[tuple[str, Any, Any]]:
