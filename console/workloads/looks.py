@@ -27,7 +27,7 @@ def of_workload(workload: Workload) -> Look:
     """From its condition `Ready`. Of a workload of `visible_workloads`."""
     if workload.deleting:
         return Look("warn", "being deleted")
-    ready = ready_of(workload)
+    ready = ready_of(workload.conditions_read)
     if ready is None:
         return Look("off", "not known")
     if ready["status"] == ConditionStatus.TRUE:

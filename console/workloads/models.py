@@ -32,19 +32,6 @@ INSTANCE_NAME_MAX: Final = 63
 HOST_MAX: Final = 253
 UNIT_MAX: Final = 32
 ORDINAL_MAX: Final = 100_000
-SHOWN_MAX: Final = 2000
-_SHOWN: Final[dict[tuple[type, bytes], Mapping[str, Any]]] = {}
-
-
-def _shown(kind: type[spec.Settings | spec.Template], stored: Mapping[str, Any]) -> Mapping[str, Any]:
-    """For people. Kept, since lists show the same ones again and again: don't change it."""
-    key = kind, msgspec.json.encode(stored)
-    found = _SHOWN.get(key)
-    if found is None:
-        if len(_SHOWN) >= SHOWN_MAX:
-            _SHOWN.clear()  # at once, for threads share it
-        found = _SHOWN[key] = spec.shown(spec.read(kind, stored))
-    return found
 
 
 class Workload(models.Model):
@@ -154,15 +141,15 @@ class Workload(models.Model):
         """The same, for people: the outer one may be changed."""
         if self.revision is None:
             raise ValueError(f"{self.name} has no revision")
-        return {
-            "name": self.name,
-            "model": self.model,
-            **({"org": self.org.slug} if self.org else {}),
-            "replicas": self.replicas,
-            "boxes_per_replica": self.boxes_per_replica,
-            **_shown(spec.Settings, self.settings),
-            **self.revision.template_shown(),
-        }
+        return spec.shown_whole(
+            self.name,
+            self.model,
+            self.org.slug if self.org else None,
+            self.replicas,
+            self.boxes_per_replica,
+            msgspec.json.encode(self.settings),
+            msgspec.json.encode(self.revision.template),
+        )
 
     def snapshot(self) -> dict[str, Any]:
         """What the audit trail keeps of it: variables of engines by their names only."""
@@ -298,7 +285,8 @@ class Revision(models.Model):
         return spec.read(spec.Template, self.template)
 
     def template_shown(self) -> Mapping[str, Any]:
-        return _shown(spec.Template, self.template)
+        """For people: don't change it."""
+        return spec.shown_stored(spec.Template, msgspec.json.encode(self.template))
 
 
 class Goal(models.TextChoices):

@@ -20,6 +20,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -31,11 +32,13 @@ from console.orgs.models import SLUG
 from inference_brain.desired import TOKENS_MAX
 from kvss_agent.desired import Document
 from kvss_agent.documents import whole
+from telemetry.decoder import DOCUMENT, decode
 from telemetry.units import Unreadable, parse_duration, parse_size
 from telemetry.units import size as shown_size
 from workload_manager.spec import PRINTED, EngineSpec, Sha256, WeightsSpec, engine_problems
 from workload_manager.weights.sources import S3
 
+SHOWN_MAX: Final = 2000  # settings and templates that are kept as they are shown
 NAME_MAX: Final = 36  # so that names of drivers and jobs, which begin with it, are short enough
 MODEL_MAX: Final = 200
 REPLICAS_MAX: Final = 256
@@ -542,6 +545,35 @@ def as_yaml(values: Mapping[str, Any]) -> str:
     said = dict(values)
     text = yaml.dump(said, Dumper=_DUMPER, sort_keys=False, default_flow_style=False, width=100)
     return str(text)
+
+
+@lru_cache(maxsize=SHOWN_MAX)
+def shown_stored(kind: type[Settings | Template], stored: str | bytes) -> Mapping[str, Any]:
+    """The same of JSON of what `spelled_out` made. Kept, since lists show the same ones again and again:
+    don't change it."""
+    found: dict[str, Any] = shown(decode(stored, kind, DOCUMENT))
+    return found
+
+
+def shown_whole(
+    name: str,
+    model: str,
+    org: str | None,
+    replicas: int,
+    boxes_per_replica: int,
+    settings: str | bytes,
+    template: str | bytes,
+) -> dict[str, Any]:
+    """A spec for people, of its parts as they are stored. The outer one may be changed."""
+    return {
+        "name": name,
+        "model": model,
+        **({"org": org} if org else {}),
+        "replicas": replicas,
+        "boxes_per_replica": boxes_per_replica,
+        **shown_stored(Settings, settings),
+        **shown_stored(Template, template),
+    }
 
 
 def read(kind: type[T], stored: Mapping[str, Any]) -> T:

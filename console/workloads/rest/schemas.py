@@ -185,32 +185,36 @@ class WorkloadOut(BaseModel):  # of what `workload_shown` says
     created_at: datetime
 
 
-def workload_shown(workload: Workload, principal: Principal) -> dict[str, object]:
-    """The values of WorkloadOut, of a workload of `visible_workloads`."""
-    ready, spec = ready_of(workload), workload.spec_shown()
+def workload_shown(row: Any, principal: Principal) -> dict[str, object]:
+    """The values of WorkloadOut, of a row of `services.shown`."""
+    ready = ready_of(row.conditions_read)
+    spec = specs.shown_whole(
+        *(row.name, row.model, row.org__slug, row.replicas, row.boxes_per_replica),
+        *(row.settings_text, row.template_text),
+    )
     return {
-        "name": workload.name,
-        "version": workload.version,
-        "org": workload.org.slug if workload.org else None,
-        "model": workload.model,
+        "name": row.name,
+        "version": row.version,
+        "org": row.org__slug,
+        "model": row.model,
         "ready": ready["status"] if ready else "Unknown",
         "replicas": {
-            "desired": workload.replicas,
-            "ready": workload.ready_count,
-            "instances": workload.instance_count,
+            "desired": row.replicas,
+            "ready": row.ready_count,
+            "instances": row.instance_count,
         },
-        "revision": workload.revision.number if workload.revision else 0,
-        "stable_revision": workload.stable_number,
-        "generation": workload.generation,
-        "observed_generation": workload.observed_generation,
-        "paused": workload.paused,
-        "deleting": workload.deleting,
-        "restarts": workload.restarts,
-        "session": workload.session.name if workload.session else None,
-        "conditions": [{**one, "since": _moment(one["since"])} for one in workload.conditions_read],
-        "rollout": rollout_shown(workload.rollout_read) if workload.rollout_read else None,
-        "spec": spec if principal.holds(Role.ORG_ADMIN, workload.org_id) else masked(spec),
-        "created_at": workload.created_at,
+        "revision": row.revision__number,
+        "stable_revision": row.stable_number,
+        "generation": row.generation,
+        "observed_generation": row.observed_generation,
+        "paused": row.paused,
+        "deleting": row.deleting,
+        "restarts": row.restarts,
+        "session": row.session__name,
+        "conditions": [{**one, "since": _moment(one["since"])} for one in row.conditions_read],
+        "rollout": rollout_shown(row.rollout_read) if row.rollout_read else None,
+        "spec": spec if principal.holds(Role.ORG_ADMIN, row.org_id) else masked(spec),
+        "created_at": row.created_at,
     }
 
 

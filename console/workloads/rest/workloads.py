@@ -60,7 +60,7 @@ def list_workloads(
 ) -> Rows:
     """List workloads."""
     found = services.visible_workloads(request.principal)
-    rows = services.filtered(found, org=org, q=q, ready=ready)
+    rows = services.shown(services.filtered(found, org=org, q=q, ready=ready))
     return rows, partial(workload_shown, principal=request.principal)
 
 
@@ -90,7 +90,7 @@ def create_workload(
 @router.get("/workloads/{name}", response=answers(WorkloadOut, 404))
 def get_workload(request: SignedInRequest, response: HttpResponse, name: Name) -> dict[str, object]:
     """Get a workload."""
-    found = tagged(response, services.get_workload(request.principal, name))
+    found = tagged(response, services.get_shown(request.principal, name))
     return workload_shown(found, request.principal)
 
 
@@ -331,7 +331,7 @@ def _changed(
 
 
 def _shown(request: SignedInRequest, workload: Workload) -> WorkloadOut:
-    found = services.get_workload(request.principal, workload.name)
+    found = services.get_shown(request.principal, workload.name)
     return read(WorkloadOut, workload_shown(found, request.principal), request)
 
 
