@@ -85,21 +85,27 @@ def _compile_if_absent(
     if store.get(wanted):
         return
     report(COMPILING, None)
-    job = CompileSpec(
-        model=spec.model,
-        engine=spec.engine,
-        tokens_max=spec.tokens_max,
-        boxes=max(1, len(spec.boxes)),
-        revision=spec.weights.revision if spec.weights else "",
-        weights=spec.weights,
-        has_cache=spec.cache is not None,
-    )
+    job = compile_job(spec)
     try:
         files = model_files.read(spec.weights, secrets.weights) if spec.weights else None
         inputs = job.inputs(dict(files.identity) if files else {})
         store.get_or_make(inputs, lambda sha256: compile_engine(job, files, sha256), cancelled.is_set)
     except Refused as error:
         raise Unprepared(error.reason, error.sentence) from error
+
+
+def compile_job(spec: InstanceSpec) -> CompileSpec:
+    """What its revision was compiled for, so that the same address comes of it."""
+    return CompileSpec(
+        model=spec.model,
+        engine=spec.engine,
+        tokens_max=spec.tokens_max,
+        boxes=max(1, len(spec.boxes)),
+        revision=spec.weights.revision if spec.weights else "",
+        weights=spec.weights,
+        box_memory_bytes=spec.box_memory_bytes,
+        has_cache=spec.cache is not None,
+    )
 
 
 def _weights(

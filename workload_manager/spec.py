@@ -106,6 +106,7 @@ class InstanceSpec(Document, frozen=True, omit_defaults=True):
     artifact: Sha256 | None = None
     cache: CacheSpec | None = None
     boxes: tuple[Name, ...] = ()
+    box_memory_bytes: Annotated[int, Meta(ge=1)] | None = None  # of the largest one
     grace_seconds: Seconds = 60.0  # for requests that run, once it is drained
 
 

@@ -51,6 +51,7 @@ def instance_spec(workload: Workload, instance: Instance) -> bytes:
             artifact=instance.revision.artifact,
             cache=_cache(instance) if template.cache.enabled else None,
             boxes=tuple(instance.boxes),
+            box_memory_bytes=_box_memory_bytes(),
             grace_seconds=float(GRACE_SECONDS),
         )
     )

@@ -33,7 +33,7 @@ from console.workloads.leader.endpoints import EndpointWriter
 from console.workloads.leader.orchestrator import Orchestrator
 from console.workloads.leader.store import START_JOB
 from console.workloads.leader.world import Traffic
-from console.workloads.models import Condition, Instance, Rollout, Workload
+from console.workloads.models import Condition, Instance, Revision, Rollout, Workload
 from inference_brain.endpoints import read
 from telemetry.decoder import Malformed, decode
 from telemetry.events import events_of
@@ -43,8 +43,10 @@ from tests.console.sessions.fleets import make_driver, make_fleet
 from tests.console.sessions.obeying import Obeying, obeying
 from tests.console.workloads.buckets import CREDENTIALS, stored
 from tests.console.workloads.leader.clusters import FakeCluster
-from tests.console.workloads.workloads import locked, make_workload, settle, wanted
+from tests.console.workloads.workloads import an_instance, locked, make_workload, settle, wanted
 from tests.live import wait_until
+from workload_manager import preparation
+from workload_manager import spec as instance_spec
 from workload_manager.compiler import spec as compile_spec
 
 pytestmark = pytest.mark.slow
@@ -716,6 +718,11 @@ def test_a_compile_job_is_told_what_the_largest_box_has_once_all_boxes_say_it(db
     assert told() is None
     Box.objects.filter(pk=second.pk).update(memory_bytes=22 << 30)
     assert told() == 44 << 30
+    Revision.objects.filter(pk=revision.pk).update(epoch=1, artifact="a" * 64, layout={"groups": []})
+    instance = an_instance(workload, boxes=["cs1"], revision=workload.revisions.get())
+    job = preparation.compile_job(instance_spec.parse(rendering.instance_spec(workload, instance)))
+    asked = compile_spec.parse(rendering.compile_spec(workload, revision))
+    assert job.inputs({}) == asked.inputs({}), "a manager looks where the compile job has put it"
 
 
 def test_a_compile_job_that_nobody_waits_for_is_cancelled(leader: Leader, cluster: FakeCluster) -> None:
