@@ -19,8 +19,8 @@ SEND_SECONDS_MAX: Final = 1.0
 def notify(*assignments: str) -> bool:
     """Send assignments such as `READY=1`, `WATCHDOG=1`, `STOPPING=1` or `STATUS=…` in one datagram.
 
-    Returns whether somebody listens. A listener that went away, or that does not read any more, is not an
-    error of ours.
+    Returns whether somebody listens. One that went away, or that does not read any more, is not an error
+    of ours.
     """
     looked_at = _write(os.environ.get("NOTIFY_FILE", ""), assignments)
     return _send(os.environ.get("NOTIFY_SOCKET", ""), assignments) or looked_at
