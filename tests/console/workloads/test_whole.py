@@ -50,6 +50,7 @@ def chat(scene: Served, deleted_at_last: None) -> str:
     """A workload that serves with its cache."""
     scene.create("chat")
     scene.wait_until_ready("chat")
+    wait_until("its brain has been told", lambda: scene.chat(text(0)).is_success, UP_SECONDS)
     wait_until("it hits", lambda: scene.cached(text(0)) > 0, UP_SECONDS)
     return "chat"
 
