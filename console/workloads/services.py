@@ -54,7 +54,6 @@ SHOWN: Final = (
     *("restarts", "session__name", "created_at", "ready_count", "instance_count", "conditions_read"),
     *("rollout_read", "settings_text", "template_text"),
 )
-UNREAD: Final = ("author_id", "author_name", "compiled_at", "layout", "made_at", "note", "same_as")
 NO_REVISION: Final = "The workload has no revision of that number."
 NO_INSTANCE: Final = "The workload has no instance of that name."
 
@@ -85,7 +84,6 @@ def visible_workloads(principal: Principal) -> QuerySet[Workload]:
     rollout = with_shown(Rollout.objects.filter(workload=OuterRef("pk"), ended_at=None)).order_by()
     return (
         Workload.objects.select_related("org", "revision", "session")  # type: ignore[no-redef]  # by the model
-        .defer(*(f"revision__{name}" for name in UNREAD))
         .annotate(
             stable_number=F("stable__number"),
             ready_count=_each(running.filter(serving=True), Count("*"), 0),

@@ -176,7 +176,7 @@ def take_job(operation: Operation, session: Session, driver: Driver, proposal: P
     keeps = bool(operation.plan["boxes"])
     make_job(session, operation.plan["job"], driver, proposal, keeps_to_boxes=keeps)
     said = operation.plan.get("orgs", driver_orgs.ALL)  # of an earlier version: all
-    if operation.actor_name == SYSTEM.name:  # the workload's, which may be for others since it waits
+    if operation.actor_id is None:  # nobody's but the workload's, which may be for others since it waits
         said = orgs_said(session) or said
     driver_orgs.set_orgs(SYSTEM, driver, driver_orgs.from_slugs(said), reason=f"{operation.sentence}.")
     waiting.end(session, operation)
