@@ -62,6 +62,10 @@ log = logging.getLogger(__name__)
 
 OWNERS_MAX: Final = 256
 ANOTHER_BRAIN: Final = "It is of brain {}, and this is {}."
+NO_REDIS: Final = (
+    "It does not know where replicas of {} are: that is in Redis, of which it was told no address. Set "
+    "TIDEGATE_OWN_TELEMETRY_URL of the console, or BRAIN_TELEMETRY"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,6 +382,8 @@ class Brain:
 
     def _problems(self) -> Iterator[str]:
         """What keeps the brain from doing as its document says, for the console to show."""
+        if self._finding is None and (unfound := sorted(self.endpoints.models)):
+            yield NO_REDIS.format(", ".join(unfound[:5]))
         for model in self.desired.models if self.desired else ():
             if why := self.prompts.broken.get(model.tokenizer):
                 yield f"Model {model.name}: {why}"

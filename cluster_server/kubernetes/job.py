@@ -79,9 +79,10 @@ def next_step(
             return Next(Step.RELEASE if job.has_finalizer else Step.WAIT)
         return Next(Step.WAIT if pod.is_deleted else Step.END)
     if job.has_ended:
-        if pod is None or pod.has_ended or pod.is_deleted:
-            return Next(Step.WAIT)
-        return Next(Step.LET_GO)
+        if pod is None or pod.has_ended:
+            # Or else its namespace could not be deleted once there is no Cluster Server any more.
+            return Next(Step.RELEASE if job.has_finalizer else Step.WAIT)
+        return Next(Step.WAIT if pod.is_deleted else Step.LET_GO)
     has_reported = report is not None and report.exit_status is not None
     if has_reported:
         return Next(Step.SETTLE)

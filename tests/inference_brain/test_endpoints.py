@@ -141,6 +141,14 @@ def test_requests_go_where_the_leader_says_and_wait_while_it_says_nothing(
         assert time.monotonic() - began < 1.0
 
 
+def test_a_brain_that_was_told_of_no_redis_says_so(server: redis_server.RedisServer) -> None:
+    with RunningBrain(document("r0")) as brain:
+        [problem] = brain.brain.observed()["problems"]
+        assert "TIDEGATE_OWN_TELEMETRY_URL" in problem
+        brain.call(lambda: brain.brain.use_redis(url_of_brain(server)))
+        assert brain.brain.observed()["problems"] == []
+
+
 def test_with_no_endpoint_a_request_is_refused_with_the_reason(
     server: redis_server.RedisServer, leader: redis.Redis
 ) -> None:

@@ -58,10 +58,12 @@ class Container:
         network: str,
         log: Path,
         folder: Path,
+        hosts: Path,
         *,
         is_read_only: bool = False,
     ) -> Container:
         """`network`: the path of a namespace. `root`: an empty folder. `folder`: where it begins.
+        `hosts`: its /etc/hosts.
         `is_read_only`: all but its volumes, /dev, /proc and /sys."""
         _check(root, mounts)
         text = ROOT.format(
@@ -69,7 +71,7 @@ class Container:
             seal="mount -o remount,bind,ro" if is_read_only else ":",
             seal_root="mount -o remount,ro" if is_read_only else ":",
             folder=folder,
-            mounts="\n".join(_mount(root, one) for one in mounts),
+            mounts="\n".join(_mount(root, one) for one in (Mount(hosts, "/etc/hosts", True), *mounts)),
             command=shlex.join([*(f"{name}={value}" for name, value in environment.items()), *command]),
         )
         with log.open("ab") as output:
@@ -148,6 +150,6 @@ def _child(pid: int) -> int:
 
 def _mount(root: Path, one: Mount) -> str:
     at = f"{root}{one.path}"
-    make = f"mkdir -p {at}" if one.source.is_dir() else f"mkdir -p {Path(at).parent}; touch {at}"
+    make = f"mkdir -p {at}" if one.source.is_dir() else f"mkdir -p {Path(at).parent}; [ -e {at} ] || touch {at}"
     said = f"{make}; mount --bind {one.source} {at}"
     return f"{said}; mount -o remount,bind,ro {at}" if one.is_read_only else said

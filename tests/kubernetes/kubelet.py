@@ -8,6 +8,9 @@ grace periods; probes (httpGet, tcpSocket, exec; startup, liveness, readiness); 
 the node and its Lease. `tests/kubernetes/test_kubelet.py` holds it to that. What it does not do: images,
 users, limits, hooks.
 
+Nobody plays kube-proxy and DNS: pods know the names of Services by their /etc/hosts, which leads to the
+ready pods of a Service themselves. So a Service is reached where its port is that of its pods.
+
 If it is killed its pods end with it, as if the node had lost its power. If it is stopped (SIGSTOP) they
 go on, as if the node could not be reached.
 """
@@ -53,6 +56,7 @@ Pod: Any = create_namespaced_resource("", "v1", "Pod", "pods")
 ConfigMap = create_namespaced_resource("", "v1", "ConfigMap", "configmaps")
 Secret = create_namespaced_resource("", "v1", "Secret", "secrets")
 Lease = create_namespaced_resource("coordination.k8s.io", "v1", "Lease", "leases")
+Endpoints: Any = create_namespaced_resource("", "v1", "Endpoints", "endpoints")
 Node: Any = create_global_resource("", "v1", "Node", "nodes")
 Document = dict[str, Any]
 
@@ -81,6 +85,7 @@ class Kubelet:
         self.node: str = options.node
         self.folder: Path = options.folder
         self.workers: dict[str, PodWorker] = {}
+        self.hosts = Hosts(self.folder / "hosts")
         self._addresses = itertools.count(10)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -93,6 +98,7 @@ class Kubelet:
             group.create_task(self._renew())
             group.create_task(self._serve_logs())
             group.create_task(self._follow())
+            group.create_task(self._follow_endpoints())
 
     async def _register(self) -> None:
         labels = {"kubernetes.io/hostname": self.node, "kubernetes.io/os": "linux"}
@@ -177,6 +183,27 @@ class Kubelet:
                 log.warning("watch: %s", error)
                 await asyncio.sleep(0.3)
 
+    async def _follow_endpoints(self) -> None:
+        while True:
+            try:
+                found = self.client.list(Endpoints, namespace="*")
+                self.hosts.endpoints = {_identity(one): one async for one in found}
+                self.hosts.write()
+                events = self.client.watch(
+                    Endpoints,
+                    namespace="*",
+                    resource_version=found.resourceVersion,
+                    server_timeout=300,
+                )
+                async for what, one in events:
+                    self.hosts.endpoints.pop(_identity(one), None)
+                    if what != "DELETED":
+                        self.hosts.endpoints[_identity(one)] = one
+                    self.hosts.write()
+            except httpx2.HTTPError as error:
+                log.warning("watch of endpoints: %s", error)
+                await asyncio.sleep(0.3)
+
     def _see(self, uid: str, pod: Document) -> None:
         if uid in self.workers:
             self.workers[uid].see(pod)
@@ -225,6 +252,46 @@ class Kubelet:
                 pieces = worker.log(of["container"], int(tail) if tail else None, follow=follow)
                 return StreamingResponse(pieces, media_type="text/plain")
         return PlainTextResponse("no such container", status_code=404)
+
+
+class Hosts:
+    """The /etc/hosts of pods, one for each namespace: it is written anew where it is, so that pods that
+    run see it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.endpoints: dict[tuple[str, str], Document] = {}
+        self._folder = folder
+
+    def path(self, namespace: str) -> Path:
+        """There is one from then on."""
+        path = self._folder / namespace
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(self._text(namespace))
+        return path
+
+    def write(self) -> None:
+        for path in self._folder.glob("*"):
+            text = self._text(path.name)
+            if text != path.read_text():
+                path.write_text(text)
+
+    def _text(self, namespace: str) -> str:
+        lines = ["127.0.0.1 localhost"]
+        for (space, service), one in sorted(self.endpoints.items()):
+            name = f"{service}.{space}"
+            names = [name, f"{name}.svc", f"{name}.svc.cluster.local"]
+            if space == namespace:
+                names.insert(0, service)
+            for subset in one.get("subsets") or ():
+                for address in subset.get("addresses") or ():
+                    of_pod = [f"{address['hostname']}.{one}" for one in names if "hostname" in address]
+                    lines.append(" ".join((address["ip"], *of_pod, *names)))
+        return "\n".join(lines) + "\n"
+
+
+def _identity(one: Document) -> tuple[str, str]:
+    return one["metadata"]["namespace"], one["metadata"]["name"]
 
 
 class PodWorker:
@@ -422,17 +489,19 @@ class PodWorker:
             f"/proc/{os.getpid()}/fd/{self._network.file}",
             self.logs[name],
             self.kubelet.options.image,
+            self.kubelet.hosts.path(self.pod["metadata"]["namespace"]),
             is_read_only=spec.get("securityContext", {}).get("readOnlyRootFilesystem", False),
         )
         (folder / "pid").write_text(str(self.running[name].pid))
         return self.running[name]
 
     async def _environment(self, spec: Document) -> dict[str, str]:
-        """Its image has the interpreter of the tests."""
+        """Its image has the interpreter of the tests, in which we are installed."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         host, port = self.kubelet.options.api.split(":")
         found = {
             "PATH": path,
+            "PYTHONPATH": str(self.kubelet.options.image),
             "HOSTNAME": self.pod["spec"].get("hostname", self.name),
             "KUBERNETES_SERVICE_HOST": host,
             "KUBERNETES_SERVICE_PORT": port,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import socket
@@ -33,11 +32,6 @@ def server(
     program = [*(sys.executable, "-m", "cluster_server", "--backend", "kubernetes"), *options]
     program += ["--kubeconfig", str(bed.kubeconfig()), "--namespace", namespace]
     program += ["--command", shlex.join(command), "--runner", shlex.join(RUNNER)]
-    # Engines begin in a folder of their own, and nothing is installed in this machine as in an image.
-    has_us = {"name": "manager", "env": [{"name": "PYTHONPATH", "value": str(PROJECT)}]}
-    template = folder / "pod.json"
-    template.write_text(json.dumps({"containers": [has_us]}))
-    program += ["--pod-template", str(template)]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(ready))
         listener.settimeout(READY_SECONDS)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 import yaml
@@ -43,6 +44,13 @@ def programs(folder: Path, bed: Bed) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
+def as_own(redis_url: str) -> str:
+    """The address of the same server as agents, drivers and brains are given it: without its password."""
+    address = urlsplit(redis_url)
+    place = address.netloc.rpartition("@")[2]
+    return urlunsplit(address._replace(netloc=f"own@{place}"))
+
+
 @pytest.mark.timeout(1200)
 def test_from_an_empty_cluster_to_a_served_token(release: Release, tmp_path: Path) -> None:
     """Services have no addresses here (nobody plays kube-proxy), so proxies stand for the Ingresses."""
@@ -71,6 +79,7 @@ def test_from_an_empty_cluster_to_a_served_token(release: Release, tmp_path: Pat
             "https://tidegate.example.org": f"http://{LOOPBACK}:{reader.port}",
             "https://models.example.org": f"http://{bed.host}:{brain.port}",
             "postgresql://…": database_url,
+            "redis://own@redis.example.org:6379/0": as_own(os.environ["REDIS_URL"]),
             "redis://…": os.environ["REDIS_URL"],
             "deploy/helm/tidegate": str(PROJECT / "deploy" / "helm" / "tidegate"),
             "rack1-host1": "node-a",

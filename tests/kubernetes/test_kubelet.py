@@ -240,6 +240,28 @@ def test_a_read_only_root_has_volumes_that_may_be_written_to(space: Namespace) -
     assert said == ["kept", "refused", "refused"]
 
 
+def test_a_pod_finds_the_ready_pods_of_a_service_by_its_name(space: Namespace) -> None:
+    """One that runs already learns of it too."""
+    space.pod("asks", "until getent hosts web; do sleep 0.1; done", restartPolicy="Never")
+    space.until("asks", lambda pod: phase(pod) == "Running")
+    space.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "web"},
+            "spec": {"selector": {"app": "web"}, "ports": [{"port": 8080, "protocol": "TCP"}]},
+        }
+    )
+    command = {"command": [sys.executable, "-S", "-c", SERVER]}
+    space.pod("web-1", "", labels={"app": "web"}, container=command)
+    served = space.until("web-1", lambda pod: container(pod).get("ready", False))
+    space.until("asks", lambda pod: phase(pod) == "Succeeded")
+    assert space.log("asks").split()[0] == served["status"]["podIP"]
+    whole = f"http://web.{space.name}.svc.cluster.local:8080/"
+    space.pod("fetches", f"until curl -sf -o /dev/null {whole}; do sleep 0.1; done", restartPolicy="Never")
+    space.until("fetches", lambda pod: phase(pod) == "Succeeded")
+
+
 def test_commands_of_probes_run_in_the_container_and_the_first_probe_holds_the_others_back(
     space: Namespace,
 ) -> None:

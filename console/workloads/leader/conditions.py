@@ -144,7 +144,7 @@ def _published(seen: Seen) -> Condition:
         return Condition(
             PUBLISHED, False, "RedisAway", "Redis takes no endpoints; brains go on with those they know."
         )
-    return Condition(PUBLISHED, True, "Published", "Brains know its endpoints.")
+    return Condition(PUBLISHED, True, "Published", "Its endpoints are in Redis, where brains read them.")
 
 
 def _rollout(

@@ -52,7 +52,9 @@ def step(job: WsJob, pod: PodSeen | None, report: JobReport | None = None, **mor
         (BEGUN, RUNS, RESULT, Step.SETTLE),
         (JOB, RUNS, RESULT, Step.SETTLE),  # it was so quick that nobody saw it begin
         (DONE, RUNS, RESULT, Step.LET_GO),
-        (DONE, OVER, None, Step.WAIT),
+        (DONE, LEAVES, RESULT, Step.WAIT),
+        (DONE, OVER, None, Step.RELEASE),
+        (replace(DONE, has_finalizer=False), OVER, None, Step.WAIT),
         (BEGUN, None, None, Step.SETTLE),  # it is not made anew
         (BEGUN, OVER, None, Step.SETTLE),
         (replace(BEGUN, is_cancelled=True), RUNS, WORKS, Step.END),
