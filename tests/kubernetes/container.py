@@ -150,6 +150,10 @@ def _child(pid: int) -> int:
 
 def _mount(root: Path, one: Mount) -> str:
     at = f"{root}{one.path}"
-    make = f"mkdir -p {at}" if one.source.is_dir() else f"mkdir -p {Path(at).parent}; [ -e {at} ] || touch {at}"
+    make = (
+        f"mkdir -p {at}"
+        if one.source.is_dir()
+        else f"mkdir -p {Path(at).parent}; [ -e {at} ] || touch {at}"
+    )
     said = f"{make}; mount --bind {one.source} {at}"
     return f"{said}; mount -o remount,bind,ro {at}" if one.is_read_only else said

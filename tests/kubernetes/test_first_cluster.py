@@ -45,7 +45,7 @@ def programs(folder: Path, bed: Bed) -> str:
 
 
 def as_own(redis_url: str) -> str:
-    """The address of the same server as agents, drivers and brains are given it: without its password."""
+    """The address of the same server as agents, drivers and brains are given it."""
     address = urlsplit(redis_url)
     place = address.netloc.rpartition("@")[2]
     return urlunsplit(address._replace(netloc=f"own@{place}"))

@@ -258,7 +258,9 @@ def test_a_pod_finds_the_ready_pods_of_a_service_by_its_name(space: Namespace) -
     space.until("asks", lambda pod: phase(pod) == "Succeeded")
     assert space.log("asks").split()[0] == served["status"]["podIP"]
     whole = f"http://web.{space.name}.svc.cluster.local:8080/"
-    space.pod("fetches", f"until curl -sf -o /dev/null {whole}; do sleep 0.1; done", restartPolicy="Never")
+    space.pod(
+        "fetches", f"until curl -sf -o /dev/null {whole}; do sleep 0.1; done", restartPolicy="Never"
+    )
     space.until("fetches", lambda pod: phase(pod) == "Succeeded")
 
 

@@ -32,6 +32,7 @@ def scene(kubernetes_bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with stack(kubernetes_bed, tmp_path_factory.mktemp("k")) as made:
         made.create(NAME, replicas=2)
         made.wait_until_ready(NAME)
+        wait_until("the brain serves it", lambda: made.chat("Hello.").is_success, ROLLED_OUT_SECONDS)
         yield made
 
 
@@ -84,8 +85,16 @@ def test_a_workload_is_deleted_with_all_that_it_was(scene: InKubernetes) -> None
     scene.create("brief", model="example/brief")
     scene.wait_until_ready("brief")
     scene.delete("brief")
-    with scene.bed.client() as client:
-        for kind in ("Pod", "ConfigMap", "Secret", "Service"):
-            there = client.list(resource(kind), namespace=scene.namespace)
-            named = [one["metadata"]["name"] for one in there]
-            assert not [one for one in named if "brief" in one and not one.startswith("wsjob-")]
+
+    def left() -> list[str]:
+        with scene.bed.client() as client:
+            return [
+                f"{kind} {one['metadata']['name']}"
+                for kind in ("Pod", "ConfigMap", "Secret", "Service")
+                for one in client.list(resource(kind), namespace=scene.namespace)
+                if "brief" in one["metadata"]["name"]
+                and not one["metadata"]["name"].startswith("wsjob-")
+            ]
+
+    # Kubernetes collects what the removed one owned, in its own time.
+    wait_until("nothing of it is left", lambda: not left())
