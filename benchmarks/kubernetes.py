@@ -66,6 +66,7 @@ def create_row(scene: InKubernetes, times: int) -> Row:
 def rollout_row(scene: InKubernetes, times: int) -> Row:
     scene.create("chat", replicas=2)
     scene.wait_until_ready("chat")
+    scene.wait_until_served()
     failed, answered = [], 0
     for number in range(times):
         progress(f"roll-out {number + 1} of {times}")

@@ -39,6 +39,10 @@ class InKubernetes(Served):
     def create(self, name: str, **more: Any) -> dict[str, Any]:
         return super().create(name, **SPEC, **more)
 
+    def wait_until_served(self) -> None:
+        """The first workload: its brain may have joined just then."""
+        wait_until("the brain serves it", lambda: self.chat("Hello.").is_success, READY_SECONDS)
+
     def nodes_of(self, name: str) -> dict[str, str]:
         """The node of each instance."""
         with self.bed.client() as client:

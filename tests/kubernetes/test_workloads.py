@@ -32,7 +32,7 @@ def scene(kubernetes_bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with stack(kubernetes_bed, tmp_path_factory.mktemp("k")) as made:
         made.create(NAME, replicas=2)
         made.wait_until_ready(NAME)
-        wait_until("the brain serves it", lambda: made.chat("Hello.").is_success, ROLLED_OUT_SECONDS)
+        made.wait_until_served()
         yield made
 
 
