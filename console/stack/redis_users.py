@@ -14,7 +14,7 @@ from typing import Final
 
 from telemetry.credentials import CONSOLE, SHARED
 from telemetry.records import (
-    ENDPOINTS,
+    ENDPOINTS_BEFORE,
     ENDPOINTS_CHANNEL,
     MAP_STREAM,
     OWN_STREAM,
@@ -89,7 +89,7 @@ TELEMETRY: Final = (
         "leader",
         "orchestrators: the leader writes where replicas of workloads are",
         (
-            *(f"~{ENDPOINTS}*", f"&{ENDPOINTS_CHANNEL}", "-@all", *_CONNECTED),
+            *(f"~{ENDPOINTS_BEFORE}*", f"&{ENDPOINTS_CHANNEL}", "-@all", *_CONNECTED),
             *("+get", "+mget", "+set", "+del", "+publish", "+eval", "+evalsha"),
         ),
     ),

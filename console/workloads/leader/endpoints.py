@@ -1,10 +1,15 @@
 """Where replicas are, written to Redis for brains: at each change, and every 30 s.
 
-    tidegate:endpoints:<model>   {at, version, endpoints: [{replica, url, state, since, instance}]}
-    tidegate:endpoints           a channel: the models whose endpoints have changed
+    tidegate:endpoints::<model>   {at, version, endpoints: [{replica, url, state, since, instance}]}
+    tidegate:endpoints:<model>    the same, for brains of the version before
+    tidegate:endpoints            a channel: the models whose endpoints have changed
 
 A key that nobody writes again is gone after 90 s. Whoever leads next rebuilds it from the cluster. An
-older version never replaces a newer one, whoever wakes up with it.
+older version never replaces a newer one, whoever wakes up with it; one that is of the future counts for
+nothing, for it would stand in the way of all that follow.
+
+Brains of the version before can write what they read. So that key is never read here, and is written
+with whatever is in it.
 """
 
 from __future__ import annotations
@@ -19,20 +24,21 @@ import redis
 
 from console.workloads.leader.world import Endpoint, Published
 from telemetry.decoder import Malformed, decode
-from telemetry.records import ENDPOINTS, ENDPOINTS_CHANNEL, ENDPOINTS_SECONDS
+from telemetry.records import ENDPOINTS, ENDPOINTS_BEFORE, ENDPOINTS_CHANNEL, ENDPOINTS_SECONDS
 from telemetry.redis_clients import client
 
 ANSWER_SECONDS: Final = 2.0
 REFRESH_SECONDS: Final = 30.0
 KEYS_AT_ONCE: Final = 100
+FUTURE_SECONDS_MAX: Final = 86_400.0  # so far clocks may differ
 _SCRIPT: Final = """
 local known = redis.call('GET', KEYS[1])
 if known then
   local there = tonumber(string.match(known, '"version":(%d+)'))
-  if there and there >= tonumber(ARGV[2]) then return 0 end
+  if there and there >= tonumber(ARGV[2]) and there <= tonumber(ARGV[3]) then return 0 end
 end
-redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[3])
-if ARGV[4] ~= '' then redis.call('PUBLISH', ARGV[4], ARGV[5]) end
+for _, key in ipairs(KEYS) do redis.call('SET', key, ARGV[1], 'EX', ARGV[4]) end
+if ARGV[5] ~= '' then redis.call('PUBLISH', ARGV[5], ARGV[6]) end
 return 1
 """
 
@@ -96,33 +102,32 @@ class EndpointWriter:
         before = {one.replica: one for one in known.endpoints} if known else {}
         made = tuple(_written(name, one, before.get(name), now) for name, one in endpoints)
         is_new = known is None or known.endpoints != made
-        is_old = known is None or now - known.at >= REFRESH_SECONDS or known.at <= self._away_at
+        is_old = (
+            known is None
+            or not 0 <= now - known.at < REFRESH_SECONDS  # a clock that is ahead says nothing of its age
+            or known.at <= self._away_at
+        )
         if is_new or is_old:
-            version = max(int(now * 1000), known.version + 1 if known else 0)
-            self._put(model, Document(version, now, made), is_new=is_new)
+            newest = _version(now + FUTURE_SECONDS_MAX)
+            after = known.version + 1 if known and known.version < newest else 0
+            document = Document(max(_version(now), after), now, made)
+            self._put(model, document, newest, is_new=is_new)
         return is_new
 
     def forget(self, model: str) -> None:
         """The model is served no more. Raises RedisError."""
         self._known.pop(model, None)
         with self._noting():
-            self._redis.delete(ENDPOINTS + model)
+            self._redis.delete(*_keys(model))
             self._redis.publish(ENDPOINTS_CHANNEL, model)
 
-    def _put(self, model: str, document: Document, *, is_new: bool) -> None:
+    def _put(self, model: str, document: Document, newest: int, *, is_new: bool) -> None:
         raw = msgspec.json.encode(document)
         channel = ENDPOINTS_CHANNEL if is_new else ""
         with self._noting():
-            is_ours = self._redis.eval(
-                _SCRIPT,
-                1,
-                ENDPOINTS + model,
-                raw,
-                document.version,
-                ENDPOINTS_SECONDS,
-                channel,
-                model,
-            )
+            keys = _keys(model)
+            told = (raw, document.version, newest, ENDPOINTS_SECONDS, channel, model)
+            is_ours = self._redis.eval(_SCRIPT, len(keys), *keys, *told)
         if is_ours:
             self._known[model] = document
         else:
@@ -138,6 +143,17 @@ class EndpointWriter:
             self._away_at = self._clock()
             raise
         self.is_connected = True
+
+
+def _version(at: float) -> int:
+    return int(at * 1000)
+
+
+def _keys(model: str) -> list[str]:
+    """The key that brains read, and that of brains of the version before; unless there it would be the
+    key of another model."""
+    before = ENDPOINTS_BEFORE + model
+    return [ENDPOINTS + model, *([] if before.startswith(ENDPOINTS) else [before])]
 
 
 def _written(replica: str, of: Endpoint, before: Written | None, now: float) -> Written:
