@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -25,12 +25,14 @@ import redis
 from console.workloads.leader.world import Endpoint, Published
 from telemetry.decoder import Malformed, decode
 from telemetry.records import ENDPOINTS, ENDPOINTS_BEFORE, ENDPOINTS_CHANNEL, ENDPOINTS_SECONDS
+from telemetry.redis_address import parse
 from telemetry.redis_clients import client
 
 ANSWER_SECONDS: Final = 2.0
 REFRESH_SECONDS: Final = 30.0
 KEYS_AT_ONCE: Final = 100
 FUTURE_SECONDS_MAX: Final = 86_400.0  # so far clocks may differ
+_IN_A_SCRIPT: Final = "user executing the script can't"  # how Redis 6.2 says so there
 _SCRIPT: Final = """
 local known = redis.call('GET', KEYS[1])
 if known then
@@ -64,6 +66,8 @@ class EndpointWriter:
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
         self.is_connected = False
+        self.refusal = ""  # a sentence, while Redis is there and lets us not do it
+        self._user = parse(url).user or "default"
         self._clock = clock
         self._redis = client(url, answer_seconds=ANSWER_SECONDS)
         self._known: dict[str, Document] = {}
@@ -74,11 +78,11 @@ class EndpointWriter:
 
     def read(self, models: Sequence[str]) -> None:
         """What the leader before has written. Raises RedisError."""
-        with self._noting():
+        with self._noting("PING"):
             self._redis.ping()
         for start in range(0, len(models), KEYS_AT_ONCE):
             some = models[start : start + KEYS_AT_ONCE]
-            with self._noting():
+            with self._noting(f"MGET of {ENDPOINTS}*"):
                 found: Any = self._redis.mget([ENDPOINTS + model for model in some])
             for model, raw in zip(some, found, strict=True):
                 with contextlib.suppress(Malformed):  # it is written anew
@@ -117,16 +121,18 @@ class EndpointWriter:
     def forget(self, model: str) -> None:
         """The model is served no more. Raises RedisError."""
         self._known.pop(model, None)
-        with self._noting():
+        with self._noting(f"DEL of {ENDPOINTS}*, and PUBLISH to {ENDPOINTS_CHANNEL}"):
             self._redis.delete(*_keys(model))
             self._redis.publish(ENDPOINTS_CHANNEL, model)
 
     def _put(self, model: str, document: Document, newest: int, *, is_new: bool) -> None:
         raw = msgspec.json.encode(document)
         channel = ENDPOINTS_CHANNEL if is_new else ""
-        with self._noting():
-            keys = _keys(model)
-            told = (raw, document.version, newest, ENDPOINTS_SECONDS, channel, model)
+        keys = _keys(model)
+        told = (raw, document.version, newest, ENDPOINTS_SECONDS, channel, model)
+        with self._noting(
+            f"EVAL with GET and SET of {ENDPOINTS_BEFORE}*, and PUBLISH to {ENDPOINTS_CHANNEL}"
+        ):
             is_ours = self._redis.eval(_SCRIPT, len(keys), *keys, *told)
         if is_ours:
             self._known[model] = document
@@ -135,14 +141,27 @@ class EndpointWriter:
             self.read([model])  # somebody has written a newer one: the next is newer than that
 
     @contextlib.contextmanager
-    def _noting(self) -> Any:
+    def _noting(self, what: str) -> Iterator[None]:
+        """Note whether Redis does this."""
         try:
             yield
-        except redis.RedisError:
+        except redis.RedisError as error:
             self.is_connected = False
+            self.refusal = self._refused(what, error)
             self._away_at = self._clock()
             raise
-        self.is_connected = True
+        self.is_connected, self.refusal = True, ""
+
+    def _refused(self, what: str, error: redis.RedisError) -> str:
+        """A sentence, if we may not do this; else Redis is away, or something is wrong with it."""
+        is_refused = isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError)
+        if not is_refused and _IN_A_SCRIPT not in str(error):
+            return ""
+        return (
+            f"Redis refuses {what} to the user {self._user}: {str(error)[:200]}. "
+            "TIDEGATE_ENDPOINTS_URL needs the user `leader` of deploy/redis/telemetry.acl; brains go on "
+            "with the endpoints that they know."
+        )
 
 
 def _version(at: float) -> int:

@@ -345,6 +345,7 @@ class Orchestrator:
                 self._traffic_of(loaded),
                 is_stale=self._link.is_stale,
                 can_publish=self._writer.is_connected,
+                refusal=self._writer.refusal,
             )
             decision = decide(loaded.intent, seen, self._clock())
             serving = {one.instance for one in decision.endpoints if not one.is_draining}

@@ -82,6 +82,7 @@ class Loaded:
         *,
         is_stale: bool,
         can_publish: bool,
+        refusal: str,
     ) -> Seen:
         """`known`: of the cluster. An instance that it has been told of and does not list is gone."""
         names = {
@@ -103,6 +104,7 @@ class Loaded:
             places=self.places,
             is_stale=is_stale,
             can_publish=can_publish,
+            refusal=refusal,
         )
 
     def _is_lost(self, row: Instance, known: Known) -> bool:

@@ -157,6 +157,61 @@ def test_an_older_version_never_replaces_a_newer_one(
     leader.close()
 
 
+REFUSALS: Final = {
+    "console": "EVAL with GET and SET of tidegate:endpoints:",
+    "observer": "EVAL with GET and SET of tidegate:endpoints:",
+    "nobody": "",  # whom Redis does not know
+}
+
+
+@pytest.mark.parametrize("user", REFUSALS)
+def test_a_user_that_may_not_write_endpoints_is_named_with_what_it_lacks(
+    user: str, server: redis_server.RedisServer, admin: redis.Redis, clock: Clock
+) -> None:
+    """Such as that of telemetry, which is used where no other is given."""
+    leader = EndpointWriter(server.url_of(user, None if user in server.passwords else "x" * 20), clock)
+    with pytest.raises(redis.RedisError):
+        leader.write(MODEL, replica("http://good:80"))
+    assert not leader.is_connected
+    assert REFUSALS[user] in leader.refusal
+    assert f"to the user {user}: " in leader.refusal
+    assert "TIDEGATE_ENDPOINTS_URL needs the user `leader`" in leader.refusal
+    leader.close()
+
+
+@pytest.mark.parametrize(
+    ("rules_of_it", "lacks"),
+    [
+        ("~tidegate:endpoints:* &tidegate:endpoints -@all +ping +get +mget +publish +eval", "SET"),
+        ("~tidegate:endpoints:* -@all +ping +get +mget +set +publish +eval", "PUBLISH"),
+        ("~other &tidegate:endpoints -@all +ping +get +mget +set +publish +eval", "tidegate:endpoints:"),
+    ],
+)
+def test_what_a_script_may_not_do_is_told_from_a_redis_that_is_away(
+    rules_of_it: str, lacks: str, server: redis_server.RedisServer, admin: redis.Redis, clock: Clock
+) -> None:
+    rights = rules_of_it.split()
+    admin.execute_command("ACL", "SETUSER", "half", "reset", "on", ">half", "resetchannels", *rights)
+    leader = EndpointWriter(server.url_of("half", "half"), clock)
+    with pytest.raises(redis.RedisError):
+        leader.write(MODEL, replica("http://good:80"))
+    assert lacks in leader.refusal
+    admin.execute_command("ACL", "SETUSER", "half", "allkeys", "allchannels", "+set")
+    assert leader.write(MODEL, replica("http://good:80"))
+    assert leader.is_connected
+    assert not leader.refusal
+    leader.close()
+
+
+def test_a_redis_that_is_away_refuses_nothing(clock: Clock) -> None:
+    leader = EndpointWriter("unix:///nowhere/redis.sock", clock)
+    with pytest.raises(redis.ConnectionError):
+        leader.write(MODEL, replica("http://good:80"))
+    assert not leader.is_connected
+    assert not leader.refusal
+    leader.close()
+
+
 def test_no_name_of_a_model_is_the_key_of_another_one(
     server: redis_server.RedisServer, admin: redis.Redis, clock: Clock
 ) -> None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 from unittest import mock
+from urllib.parse import urlsplit, urlunsplit
 
 import grpc
 import pytest
@@ -481,6 +482,30 @@ def test_no_result_of_a_compile_job_ends_a_leader(
     make_workload(**WITHOUT_CACHE, **QUICK)
     leader.until("it is refused", lambda: condition("Ready")[1] == "CompileFailed")
     assert leader.orchestrator.figures.led == 1
+
+
+def test_a_redis_that_refuses_endpoints_is_not_one_that_is_away(
+    cluster: FakeCluster, redis_url: str, db: None
+) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        rights = ("reset", "on", ">half", "resetchannels", "-@all", "+ping")
+        client.execute_command("ACL", "SETUSER", "half", *rights)
+        place = urlsplit(redis_url)
+        at = f"half:half@{place.netloc.rpartition('@')[2]}"
+        leader = Leader(cluster, urlunsplit(place._replace(netloc=at)))
+        make_workload(replicas=1, **WITHOUT_CACHE, **QUICK)
+        refused = ("False", "RedisRefuses")
+        leader.until("it is said", lambda: _has("EndpointsPublished", refused))
+        assert "to the user half" in Condition.objects.get(type="EndpointsPublished").message
+        client.execute_command("ACL", "SETUSER", "half", "allkeys", "allchannels", "+@all")
+        leader.until("it is rolled out", is_complete)
+        client.execute_command("ACL", "DELUSER", "half")
+    leader.orchestrator.stop()
+
+
+def _has(kind: str, wanted: tuple[str, str]) -> bool:
+    found = Condition.objects.filter(type=kind).values_list("status", "reason")
+    return wanted in set(found)
 
 
 def test_a_deleted_workload_leaves_nothing(leader: Leader, cluster: FakeCluster, redis_url: str) -> None:
