@@ -292,7 +292,9 @@ def test_webs_may_be_kept_for_the_ingress() -> None:
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}
     found = rendered({**EXTERNAL, "networkPolicies": {"webFrom": [peer]}})
     [policy] = [
-        one for one in found if one["kind"] == "NetworkPolicy" and one["metadata"]["name"].endswith("-web")
+        one
+        for one in found
+        if one["kind"] == "NetworkPolicy" and one["metadata"]["name"].endswith("-web")
     ]
     assert policy["spec"]["ingress"] == [{"from": [peer]}]
 
