@@ -137,8 +137,8 @@ def acl_file(users: tuple[User, ...]) -> str:
     """For an operator, who puts passwords in."""
     text = [
         "# Users of this Redis. Written by `make docs` from console/stack/redis_users.py.",
-        "# Put a long password in the place of each PASSWORD_…, and these lines into redis.conf itself: when",
-        "# Redis writes that anew, it would have users of an included file twice.",
+        "# Put a long password in the place of each PASSWORD_…, and these lines into redis.conf itself:",
+        "# when Redis writes that anew, it would have users of an included file twice.",
         "user default off",
     ]
     for user in users:
