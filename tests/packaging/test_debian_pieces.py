@@ -16,6 +16,7 @@ from tidegate_host.settings import Secrets
 
 from console.environment import PROJECT, Environment
 from console.stack import redis_users
+from tests.packaging.wheels import LOCK
 
 ALL = Wanted(
     roles=tuple(roles.ROLES), host="box.example.org", drivers=("job-7", "job-8"), local_servers=True
@@ -140,6 +141,18 @@ def test_a_release_is_named_by_what_it_is_made_of(tmp_path: Path) -> None:
     assert before != replace(source, extras=("agent", "brain")).name
     lock.write_bytes(b"another")
     assert before != source.name
+
+
+def test_a_package_with_a_version_for_each_python_keeps_the_hashes_of_all() -> None:
+    text = LOCK.read_text()
+    found = releases.locked(text)
+    lines = re.findall(r"^[a-z0-9]\S*==\S+", text, re.MULTILINE)
+    assert len(lines) > len(found)  # the lock has such a package
+    assert sorted(lines) == sorted(one.split()[0] for blocks in found.values() for one in blocks)
+    assert {"python_full_version < '3.12'", "python_full_version >= '3.12'"} == {
+        one.partition("\n")[0].partition(" ; ")[2].rstrip(" \\") for one in found["scipy"]
+    }
+    assert all("--hash=sha256:" in one for blocks in found.values() for one in blocks)
 
 
 def test_who_is_not_root_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
