@@ -37,14 +37,26 @@ class Source:
 
     @property
     def name(self) -> str:
-        """By its contents: the same name is the same release."""
+        """By its contents: the same name is the same release. Up to the last dash it is the same for the
+        same software with packages of other roles."""
         match = WHEEL_NAME.fullmatch(self.wheel.name)
         if not match:
             raise Failed(f"{self.wheel.name} is no wheel of Tidegate.")
         made_of = hashlib.sha256(self.wheel.read_bytes())
         made_of.update(self.lock.read_bytes())
-        made_of.update(",".join(self.extras).encode())
-        return f"{match[1]}-{made_of.hexdigest()[:10]}"
+        extras = hashlib.sha256(",".join(self.extras).encode())
+        return f"{match[1]}-{made_of.hexdigest()[:10]}-{extras.hexdigest()[:6]}"
+
+
+def software(release: Path) -> str:
+    """Which wheel and lock it is of, whatever the roles."""
+    return release.name.rpartition("-")[0]
+
+
+def kept(release: Path, extras: tuple[str, ...], wheelhouse: Path | None) -> Source:
+    """What it was installed from, for these roles."""
+    [wheel] = (release / "source").glob("*.whl")
+    return Source(wheel, release / "source" / "run.txt", extras, wheelhouse)
 
 
 def current() -> Path | None:
@@ -94,11 +106,12 @@ def install(machine: Machine, source: Source) -> Path:
 
 
 def switch(machine: Machine, release: Path) -> bool:
-    """Use it from now on; what was used becomes the previous one. Returns whether it was another."""
+    """Use it from now on; what was used becomes the previous one, if it is other software and not this
+    one for other roles. Returns whether it was another."""
     before = current()
     if before == release:
         return False
-    if before is not None:
+    if before is not None and software(before) != software(release):
         machine.link(PREVIOUS, before)
     return machine.link(CURRENT, release)
 
