@@ -21,7 +21,8 @@ from cluster_server.kubernetes.api import Unavailable
 from cluster_server.kubernetes.backend import KubernetesBackend
 from cluster_server.proto import cluster_pb2 as pb
 from tests.cluster_server.requests import FAKE_MANAGER, instance, job, workload
-from tests.kubernetes.bed import Bed, resource
+from tests.kubernetes.bed import Bed
+from tests.kubernetes.resources import put, resource
 from tests.kubernetes.server import server as served
 from tests.kubernetes.world import QUICK, Kubernetes
 
@@ -105,7 +106,7 @@ async def test_what_a_crash_has_left_of_an_apply_is_removed(world: Kubernetes) -
     document |= {"apiVersion": "v1", "kind": "ConfigMap"}
     await world.backend.stop()
     with world.bed.client() as client:
-        world.bed.put(client, document, world.namespace)
+        put(client, document, world.namespace)
     await world.open()
     await world.until("it is removed", lambda: not world.backend.workloads()[0])
     assert found(world, resource("ConfigMap"), "instance-chat-0-a") is None
@@ -225,8 +226,8 @@ async def test_a_wsjob_that_was_made_by_hand(world: Kubernetes) -> None:
     spec = {"spec.json": json.dumps({"result": {"layout": 7}})}
     with world.bed.client() as client:
         inputs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "inputs"}, "data": spec}
-        world.bed.put(client, inputs, world.namespace)
-        world.bed.put(client, document, world.namespace)
+        put(client, inputs, world.namespace)
+        put(client, document, world.namespace)
 
         def state() -> str:
             status = client.get(resource("WsJob"), "by-hand", namespace=world.namespace).get("status")
@@ -238,7 +239,7 @@ async def test_a_wsjob_that_was_made_by_hand(world: Kubernetes) -> None:
         assert conditions == {"Started": "True", "Complete": "True"}
         wrong = {**document, "metadata": {"name": "wrong"}, "spec": {"kind": "Guess", "configMap": "x"}}
         with pytest.raises(ApiError, match=r"spec\.kind"):
-            world.bed.put(client, wrong, world.namespace)
+            put(client, wrong, world.namespace)
     assert json.loads(world.backend.job("by-hand").result) == {"layout": 7}
 
 
