@@ -16,6 +16,7 @@ from tests.live import wait_until
 from tests.packaging import debian
 from tests.packaging.debian import HOST, Machine
 from tests.packaging.wheels import build
+from tests.workload_manager.tokenizers.archives import FILES, tarred
 
 WHY_NOT = debian.why_not()
 pytestmark = [
@@ -69,8 +70,10 @@ import httpx
 method, url, token, body = sys.argv[1:]
 trusted = ssl.create_default_context(cafile="/etc/tidegate/tls/authority.pem")
 headers = {"authorization": f"Bearer {token}"} if token else {}
-with httpx.Client(verify=trusted, headers=headers, timeout=30) as client:
-    answer = client.request(method, url, json=json.loads(body) if body else None)
+content = open(body[1:], "rb").read() if body.startswith("@") else body.encode()
+headers["content-type"] = "application/octet-stream" if body.startswith("@") else "application/json"
+with httpx.Client(verify=trusted, headers=headers, timeout=60) as client:
+    answer = client.request(method, url, content=content)
 print(json.dumps({"status": answer.status_code, "text": answer.text, "headers": dict(answer.headers)}))
 """
 
@@ -99,8 +102,8 @@ class Box:
         return done.stdout
 
     def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """A request to the console, over TLS and by its name."""
-        text = json.dumps(body) if body is not None else ""
+        """A request to the console, over TLS and by its name. The body: JSON, or the file of a path."""
+        text = f"@{body}" if isinstance(body, Path) else json.dumps(body) if body is not None else ""
         python = "/opt/tidegate/current/bin/python"
         url = f"{CONSOLE}{path}"
         found: dict[str, Any] = json.loads(
@@ -211,9 +214,10 @@ def test_secrets_are_for_root_and_for_who_needs_them(console: Box) -> None:
 def test_brains_and_engines_read_tokenizers_and_nothing_else_of_the_console(console: Box) -> None:
     """Engines run as the Cluster Server does: what it reads, tenants read."""
     machine = console.machine
-    folder = "/var/lib/tidegate/tokenizers/sha256/x"
-    machine.does("mkdir", "-p", folder, user="tidegate")
-    machine.does("sh", "-c", f"umask 027; echo '{{}}' > {folder}/tokenizer.json", user="tidegate")
+    (machine.root / "root" / "tokenizer.tar").write_bytes(tarred(FILES))
+    answer = console.ask("POST", "/api/v1/tokenizers?name=bytes", Path("/root/tokenizer.tar"))
+    assert answer["status"] == 201, answer
+    folder = f"/var/lib/tidegate/tokenizers/sha256/{json.loads(answer['text'])['sha256']}"
     machine.does("sh", "-c", "umask 027; echo 1 > /var/lib/tidegate/backup", user="tidegate")
     for unit in ("tidegate-brain.service", "tidegate-cluster.service"):
         # As one of its processes: with its user, its groups and what systemd has handed to it.
@@ -235,7 +239,7 @@ def test_brains_and_engines_read_tokenizers_and_nothing_else_of_the_console(cons
         handed = machine.does("ls", f"/run/credentials/{unit}").split()
         own = unit.removeprefix("tidegate-").removesuffix(".service")
         assert handed == [f"{own}.key", f"{own}.pem"]
-    machine.does("rm", "-r", "/var/lib/tidegate/tokenizers/sha256", "/var/lib/tidegate/backup")
+    machine.does("rm", "/var/lib/tidegate/backup")
 
 
 def test_a_key_that_engines_can_read_is_for_no_name_of_the_console(console: Box) -> None:

@@ -20,7 +20,7 @@ KILL_SECONDS: Final = 10.0
 
 def end(machine: Machine) -> None:
     """All that is left of a unit that was stopped. Raises Failed."""
-    if not _is_populated(GROUP):
+    if not machine.is_booted or not _is_populated(GROUP):
         return
     machine.tell("end all instances of workloads on this machine")
     for signal, seconds in (("SIGTERM", TERM_SECONDS), ("SIGKILL", KILL_SECONDS)):
