@@ -47,6 +47,7 @@ class PodSeen:
     uid: str
     phase: str = "Pending"
     created_at: float = 0.0
+    scheduled_at: float = 0.0  # when it got its node
     node: str = ""
     address: str = ""
     is_deleted: bool = False  # it is being ended
@@ -163,6 +164,7 @@ def read_pod(document: Document) -> PodSeen:
         uid=metadata["uid"],
         phase=status.get("phase", "Pending"),
         created_at=_seconds(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else 0.0,
+        scheduled_at=_scheduled_at(status),
         node=spec.get("nodeName", ""),
         address=status.get("podIP", ""),
         is_deleted="deletionTimestamp" in metadata,
@@ -175,6 +177,15 @@ def read_pod(document: Document) -> PodSeen:
         waits_for=_waits_for(status, state),
         failed_for=_failed_for(status),
     )
+
+
+def _scheduled_at(status: Document) -> float:
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "True":
+            return (
+                _seconds(condition["lastTransitionTime"]) if condition.get("lastTransitionTime") else 0.0
+            )
+    return 0.0
 
 
 def _waits_for(status: Document, state: Document) -> tuple[str, str]:
