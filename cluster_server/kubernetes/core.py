@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from cluster_server.checks import SECONDS_MAX
 from cluster_server.kubernetes import names
 from cluster_server.kubernetes.api import Document
 from cluster_server.kubernetes.objects import CONTAINER
@@ -70,6 +71,7 @@ class RecordSeen:
     """What the ConfigMap of the instance says."""
 
     uid: str
+    grace_seconds: int = 0  # 0: it is not known
     pod_uid: str = ""  # the pod that was made for it
     outcome: Outcome | None = None
 
@@ -137,9 +139,16 @@ def read_record(document: Document) -> RecordSeen:
     raw = said.get(names.OUTCOME)
     return RecordSeen(
         metadata["uid"],
+        _grace_seconds(said.get(names.GRACE, "")),
         said.get(names.POD_UID, ""),
         _outcome(raw.encode()) if raw else None,
     )
+
+
+def _grace_seconds(said: str) -> int:
+    """Nothing that nobody could have asked for, whoever has written it."""
+    seconds = int(said) if said.isdecimal() and len(said) <= len(str(SECONDS_MAX)) else 0
+    return min(seconds, SECONDS_MAX)
 
 
 def _outcome(raw: bytes) -> Outcome:

@@ -22,14 +22,16 @@ import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
+from cluster_server.checks import INSTANCES_MAX, SECONDS_MAX, Wrong, check_name
 from cluster_server.kubernetes import names
 from cluster_server.kubernetes.api import GROUP, MANAGER, Document
 from cluster_server.pod.runner import KEY
-from cluster_server.processes.core import CANCEL_SECONDS
+from cluster_server.processes.core import CANCEL_SECONDS, Goal
 from cluster_server.proto import cluster_pb2 as pb
 from telemetry.decoder import Limits, Malformed, decode
 
@@ -56,9 +58,13 @@ class Known(msgspec.Struct, frozen=True):
     """What the ConfigMap of a workload says of an instance. `digest`: of all that never changes."""
 
     name: str
-    goal: str
-    grace_seconds: int
+    goal: Goal
+    grace_seconds: Annotated[int, Meta(ge=1, le=SECONDS_MAX)]
     digest: str
+
+
+Instances: Final = Annotated[list[Known], Meta(max_length=INSTANCES_MAX)]
+Generation: Final = Annotated[int, Meta(ge=1)]  # `decode` takes no more than 64 bits
 
 
 class About(msgspec.Struct, frozen=True):
@@ -121,7 +127,7 @@ def known_of(one: pb.Instance, settings: PodSettings) -> Known:
     bare.ClearField("goal")
     bare.ClearField("grace_seconds")
     digest = settings.digest(bare.SerializeToString(deterministic=True))
-    return Known(one.name, pb.Goal.Name(one.goal), one.grace_seconds, digest)
+    return Known(one.name, Goal(pb.Goal.Name(one.goal)), one.grace_seconds, digest)
 
 
 def workload_document(desired: Desired) -> Document:
@@ -142,15 +148,22 @@ def workload_document(desired: Desired) -> Document:
 
 
 def read_workload(document: Document) -> Desired:
-    """Raises ValueError for one that was not written by this backend."""
+    """Raises ValueError for one that was not written by this backend: anybody may have labeled it."""
     metadata, data = document["metadata"], document.get("data", {})
+    name = metadata["name"].removeprefix(names.workload_map(""))
     try:
-        known = decode(data[INSTANCES].encode(), list[Known], STORED)
-        generation = int(data[GENERATION])
-    except (KeyError, Malformed) as error:
+        check_name("workload", name)
+        known = decode(data[INSTANCES].encode(), Instances, STORED)
+        for one in known:
+            check_name("instance", one.name)
+        generation = decode(data[GENERATION].encode(), Generation, STORED)
+        labeled = metadata["labels"][names.WORKLOAD]
+    except (KeyError, Malformed, Wrong) as error:
         raise ValueError(f"ConfigMap {metadata['name']} is damaged: {error}") from None
+    if labeled != name:
+        raise ValueError(f"ConfigMap {metadata['name']} is damaged: its label is of another workload")
     return Desired(
-        metadata["labels"][names.WORKLOAD],
+        name,
         generation,
         {one.name: one for one in known},
         metadata["resourceVersion"],

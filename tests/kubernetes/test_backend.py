@@ -216,6 +216,42 @@ async def test_a_server_that_cannot_renew_its_lease_stops(world: Kubernetes) -> 
     await world.open()
 
 
+async def test_configmaps_of_strangers_stop_no_server(world: Kubernetes) -> None:
+    """While it runs, and when it starts."""
+    await world.backend.apply(workload("chat", 1, instance("chat-0-a")))
+    await world.until_state("chat", "chat-0-a", pb.READY)
+    data = {"generation": "9" * 30, "instances.json": "[]"}
+    strange: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+        "workload-bare": ({}, {}),
+        "workload-evil": ({names.WORKLOAD: "chat"}, {}),
+        "workload-large": ({names.WORKLOAD: "large"}, {}),
+        "instance-evil": ({}, {names.GRACE: "9" * 400}),
+        "instance-late": ({}, {names.GRACE: "9" * 5000}),
+    }
+    with world.bed.client() as client:
+        for name, (labels, annotations) in strange.items():
+            metadata = {
+                "name": name,
+                "labels": {**objects.MANAGED, **labels},
+                "annotations": annotations,
+            }
+            one = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+            world.bed.put(client, one, world.namespace)
+    gone = resource("ConfigMap")
+    await world.until("it is passed over", lambda: found(world, gone, "instance-late") is None)
+    await world.backend.apply(workload("chat", 2, instance("chat-0-a"), instance("chat-1-b")))
+    await world.until_state("chat", "chat-1-b", pb.READY)
+    await world.restart()
+    assert [one.name for one in world.backend.workloads()[0]] == ["chat"]
+    service = found(world, Service, "chat")
+    assert service
+    assert [one["name"] for one in service["metadata"]["ownerReferences"]] == ["workload-chat"]
+    (owner,) = service["metadata"]["ownerReferences"]
+    chat = found(world, resource("ConfigMap"), "workload-chat")
+    assert chat
+    assert owner["uid"] == chat["metadata"]["uid"]
+
+
 async def test_a_wsjob_that_was_made_by_hand(world: Kubernetes) -> None:
     document = {
         "apiVersion": "tidegate.dev/v1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,35 @@ def test_a_workload_is_read_as_it_was_written() -> None:
     document["data"]["instances.json"] = "[{"
     with pytest.raises(ValueError, match="ConfigMap workload-chat is damaged"):
         objects.read_workload(document)
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no label": lambda one: one["metadata"]["labels"].clear(),
+    "the label of another": lambda one: one["metadata"]["labels"].update({names.WORKLOAD: "victim"}),
+    "another name": lambda one: one["metadata"].update(name="workload-a.b"),
+    "no data": lambda one: one.pop("data"),
+    "a generation of 30 digits": lambda one: one["data"].update(generation="9" * 30),
+    "a generation of 5000 digits": lambda one: one["data"].update(generation="9" * 5000),
+    "a generation below 1": lambda one: one["data"].update(generation="0"),
+    "a goal that does not exist": lambda one: _change(one, goal="WIN"),
+    "a grace period that is too long": lambda one: _change(one, grace_seconds=10**12),
+    "an instance that has no name": lambda one: _change(one, name="../secrets/x"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_configmap_that_somebody_has_labeled_is_no_workload(what: str) -> None:
+    desired = objects.desired_of(workload("chat", 3, instance("chat-0-a")), SETTINGS)
+    document = stored(objects.workload_document(desired))
+    objects.read_workload(document)
+    HOSTILE[what](document)
+    with pytest.raises(ValueError, match=r"ConfigMap workload-\S+ is damaged"):
+        objects.read_workload(document)
+
+
+def _change(document: dict[str, Any], **values: Any) -> None:
+    (known,) = json.loads(document["data"]["instances.json"])
+    document["data"]["instances.json"] = json.dumps([known | values])
 
 
 def test_secrets_are_in_a_secret_and_nowhere_else() -> None:
