@@ -383,7 +383,8 @@ class JobWorker:
         # What says nothing is left out, or taken away by null where there is something.
         status = {name: value or None for name, value in status.items() if value or name in job.status}
         status["conditions"] = conditions(job.status.get("conditions", []), status, now)
-        made = await self._cluster.api.merge_status(WSJOB, job.object, {"status": status})
+        change = {"metadata": {"resourceVersion": job.version}, "status": status}
+        made = await self._cluster.api.merge_status(WSJOB, job.object, change)
         self._wsjobs.take(made)
 
     def _progress(self) -> Document | None:
@@ -407,15 +408,16 @@ class JobWorker:
 
     async def _ask(self, address: str) -> None:
         key = self._cluster.settings.runner_key(f"wsjob/{self.wsjob.object}")
-        version, pause = 0, ASK_AGAIN_SECONDS
+        runner = runners.Conversation(address, key, runners.RESULT_BYTES_MAX)
+        pause = ASK_AGAIN_SECONDS
         while True:
             try:
-                report = await runners.ask(address, key, version)
+                report = await runner.ask()
             except (OSError, Malformed):
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
                 continue
-            version, pause = report.version, ASK_AGAIN_SECONDS
+            pause = ASK_AGAIN_SECONDS
             if report.job:
                 self._report = report.job
                 self._show()
