@@ -76,7 +76,10 @@ class Jobs:
             if worker.wsjob.digest != digest:
                 raise Exists(f"There is a job {spec.name} with other contents.")
             if not (worker.has_ended or worker.has_begun):
-                await self._give_inputs(spec, worker)
+                try:
+                    await self._give_inputs(spec, worker)
+                except Refused as error:
+                    raise OSError(str(error)) from None
             return worker.job
 
     async def cancel(self, name: str) -> pb.Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import signal
 import subprocess
@@ -353,6 +354,28 @@ async def test_a_wsjob_that_was_made_by_hand_gets_no_secret_of_others(
     assert world.starts(name) == 0
     await world.until("the real one has ended", has_ended(real.name))
     assert json.loads(world.backend.job(real.name).result) == {"layout": 7}
+
+
+async def test_a_job_whose_result_cannot_be_stored_has_failed(world: Kubernetes) -> None:
+    """That it is too large, or no text, its runner says; that the API server refuses it, the server."""
+    immutable = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "wsjob-refused-result"},
+        "data": {"result.json": "another"},
+        "immutable": True,
+    }
+    with world.bed.client() as client:
+        world.bed.put(client, immutable, world.namespace)
+    reasons = {"large": "ResultTooLarge", "bytes": "ResultUnusable", "refused": "ResultRefused"}
+    await world.backend.submit(job("large", raw_result=[0x20, 1 << 20]))
+    await world.backend.submit(job("bytes", raw_result=[0xFF, 100]))
+    await world.backend.submit(job("refused", result={}))
+    for name, reason in reasons.items():
+        ended = functools.partial(lambda one: world.backend.job(one).ended_at > 0, name)
+        await world.until(f"{name} has ended", ended)
+        done = world.backend.job(name)
+        assert (done.state, done.reason) == (pb.JOB_FAILED, reason)
 
 
 async def test_deleting_a_wsjob_ends_it_first(world: Kubernetes) -> None:
