@@ -365,14 +365,14 @@ class JobWorker:
         now, job, api = time.time(), self.wsjob, self._cluster.api
         how_ended = ending(job, self._pod, self._report, now, lacks=self._lacks)
         status: dict[str, Any] = {}
-        if how_ended.result is not None:
-            document = objects.job_result_document(job, how_ended.result)
+        if (result := how_ended.result) is not None:
+            document = objects.job_result_document(job, result)
             try:
                 await api.apply(CONFIG_MAP, document)
             except Refused as error:  # it will not be accepted later either, and the job has ended
                 how_ended = Ending("Failed", "ResultRefused", excerpt(str(error), 500))
             else:
-                self._result = how_ended.result.encode()
+                self._result = result.encode()
                 status["resultConfigMap"] = document["metadata"]["name"]
         await self._write(
             state=how_ended.state,

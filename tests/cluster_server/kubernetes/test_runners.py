@@ -66,4 +66,5 @@ async def test_an_instance_says_less_than_a_job(pod: Hostile, port: int) -> None
     pod.filler = "x" * (64 << 10)
     with pytest.raises(Malformed):
         await Conversation(HOST, "key", port=port).ask()
-    assert await Conversation(HOST, "key", runners.RESULT_BYTES_MAX, port=port).ask()
+    report = await Conversation(HOST, "key", runners.RESULT_BYTES_MAX, port=port).ask()
+    assert report.told == pod.filler
