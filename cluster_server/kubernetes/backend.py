@@ -80,16 +80,17 @@ class KubernetesBackend:
         try:
             await self._start(api)
         except BaseException as error:
-            await self._opened.aclose()
-            if isinstance(error, Refused):
+            await self.stop()
+            if isinstance(error, (Refused, Missing)):
                 raise OSError(str(error)) from None
             raise
 
     async def _start(self, api: Api) -> None:
-        options = self._options
-        self._leadership = Leadership(api, options.identity, options.lease)
-        self.lost = self._leadership.is_lost
-        await self._leadership.acquire()
+        options, opened = self._options, self._opened
+        leadership = Leadership(api, options.identity, options.lease)
+        self.lost = leadership.is_lost
+        opened.push_async_callback(leadership.release)
+        await leadership.acquire()
         settings = PodSettings(
             await _key(api),
             options.image,
@@ -98,12 +99,17 @@ class KubernetesBackend:
             options.template,
             options.silent_seconds,
         )
-        self._publisher = Publisher(self._leadership.life, self._all, self.workload)
-        maps = Mirror(api, CONFIG_MAP, objects.MANAGED, self._on_map, _reduced)
-        pods = Mirror(api, POD, objects.MANAGED, self._on_pod)
+        self._publisher = Publisher(leadership.life, self._all, self.workload)
+        maps = Mirror(api, CONFIG_MAP, objects.MANAGED, self._on_map, self.lost.set, _reduced)
+        pods = Mirror(api, POD, objects.MANAGED, self._on_pod, self.lost.set)
         self._cluster = Cluster(api, maps, pods, settings)
         self._services = Services(api)
-        self._jobs = Jobs(self._cluster, options.jobs_at_once, options.jobs_kept)
+        self._jobs = Jobs(self._cluster, options.jobs_at_once, options.jobs_kept, self.lost.set)
+        for stop in (
+            *(pods.stop, maps.stop, self._jobs.stop, self._let_go),
+            *(self._services.stop, self._publisher.stop),
+        ):
+            opened.push_async_callback(stop)
         await maps.start()
         await pods.start()
         await self._jobs.start()
@@ -114,14 +120,11 @@ class KubernetesBackend:
         self._services.start()
 
     async def stop(self) -> None:
-        await self._publisher.stop()
-        await self._services.stop()
-        await asyncio.gather(*(worker.let_go() for worker in list(self._workers.values())))
-        await self._jobs.stop()
-        await self._cluster.maps.stop()
-        await self._cluster.pods.stop()
-        await self._leadership.release()
+        """All of it, in the reverse order, also where some of that fails."""
         await self._opened.aclose()
+
+    async def _let_go(self) -> None:
+        await asyncio.gather(*(worker.let_go() for worker in list(self._workers.values())))
 
     async def end_all(self, seconds_max: float) -> None:
         """As `Backend.end_all`; but an instance that was ended so is gone for the next server: its pod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Final
 
 from cluster_server.backend import Exhausted, Exists, NotFound
@@ -22,13 +22,13 @@ WAITING_MAX: Final = 1000  # jobs that have not ended
 
 class Jobs:
     """`at_once`: how many run, one of a workload; the others wait for their turn. `kept`: how many that
-    have ended."""
+    have ended. `on_end`: see `Mirror`."""
 
-    def __init__(self, cluster: Cluster, at_once: int, kept: int) -> None:
+    def __init__(self, cluster: Cluster, at_once: int, kept: int, on_end: Callable[[], None]) -> None:
         self._cluster = cluster
         self._at_once = at_once
         self._kept = kept
-        self._mirror = Mirror(cluster.api, WSJOB, {}, self._on_wsjob)
+        self._mirror = Mirror(cluster.api, WSJOB, {}, self._on_wsjob, on_end)
         self._workers: dict[str, JobWorker] = {}  # by the names of their objects
         self._of_name: dict[str, JobWorker] = {}
         self._forgotten: set[str] = set()
@@ -39,7 +39,12 @@ class Jobs:
 
     async def start(self) -> None:
         """Raises Unavailable and Refused."""
-        await self._mirror.start()
+        try:
+            await self._mirror.start()
+        except Missing:
+            raise Refused(
+                "Kubernetes knows no wsjobs: kubectl apply -f deploy/kubernetes/wsjobs.crd.yaml"
+            ) from None
         for worker in list(self._workers.values()):
             await worker.load_result()
         self._is_started = True

@@ -32,8 +32,8 @@ Document = dict[str, Any]
 
 class ApiServer:
     """`refusals`: (method, plural) to the status that such requests are answered with. `asked`: the
-    requests so far, as (method, plural, name). `kinds`: those that are defined. `meanwhile`: called when
-    what a list will say is fixed, and before it is said."""
+    requests so far, as (method, plural, name). `missing_kinds`: not defined. `meanwhile`: called when
+    what a list will say is fixed, and before it is said. `garbles`: watches say what is not JSON."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Document] = {}
@@ -41,6 +41,7 @@ class ApiServer:
         self.asked: list[tuple[str, str, str]] = []
         self.missing_kinds: set[str] = set()
         self.meanwhile: Callable[[], None] | None = None
+        self.garbles = False
         self.oldest = 0  # changes before it are forgotten
         self.url = ""
         self._version = 100
@@ -141,6 +142,8 @@ class ApiServer:
                     return
                 version = self._version
                 await changed.wait()
+                if self.garbles:
+                    yield b"{not JSON\n"
 
         return StreamingResponse(events(), media_type="application/json")
 

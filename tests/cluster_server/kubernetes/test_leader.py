@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,21 +9,9 @@ import pytest
 from cluster_server.kubernetes.api import Api
 from cluster_server.kubernetes.leader import NAME, Leadership
 from cluster_server.kubernetes.options import LeaseTimes
-from tests.cluster_server.kubernetes.api_server import ApiServer, api_server, connected_to, until
+from tests.cluster_server.kubernetes.api_server import ApiServer, until
 
 QUICK = LeaseTimes(lease_seconds=1.5, give_up_seconds=1.0, renew_seconds=0.02)
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ApiServer]:
-    async with api_server() as made:
-        yield made
-
-
-@pytest.fixture
-async def api(server: ApiServer, tmp_path: Path) -> AsyncIterator[Api]:
-    async with connected_to(server, tmp_path) as made:
-        yield made
 
 
 async def lead(api: Api) -> Leadership:
