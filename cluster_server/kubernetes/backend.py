@@ -37,6 +37,7 @@ from cluster_server.kubernetes.mirror import Mirror
 from cluster_server.kubernetes.objects import About, Desired, Known, PodSettings
 from cluster_server.kubernetes.options import KubernetesOptions
 from cluster_server.processes.backend import ADOPT_SECONDS, INSTANCES_MAX
+from cluster_server.processes.core import Goal
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.publisher import Publisher
 from telemetry.decoder import Malformed, decode
@@ -508,7 +509,7 @@ def _check_change(before: Known, after: Known) -> None:
             f"Instance {after.name} exists with another specification, boxes, resources or secrets: "
             "only its goal and grace period can change. Give the new one another name."
         )
-    if before.goal == "DRAIN" != after.goal:
+    if before.goal is Goal.DRAIN is not after.goal:
         raise Conflict(f"Instance {after.name} drains, which it does not come back from.")
 
 

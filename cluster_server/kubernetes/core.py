@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from cluster_server.checks import SECONDS_MAX
 from cluster_server.kubernetes import names
 from cluster_server.kubernetes.api import Document
 from cluster_server.kubernetes.objects import CONTAINER
@@ -47,6 +48,7 @@ class PodSeen:
     uid: str
     phase: str = "Pending"
     created_at: float = 0.0
+    scheduled_at: float = 0.0  # when it got its node
     node: str = ""
     address: str = ""
     is_deleted: bool = False  # it is being ended
@@ -69,6 +71,7 @@ class RecordSeen:
     """What the ConfigMap of the instance says."""
 
     uid: str
+    grace_seconds: int = 0  # 0: it is not known
     pod_uid: str = ""  # the pod that was made for it
     outcome: Outcome | None = None
 
@@ -136,9 +139,16 @@ def read_record(document: Document) -> RecordSeen:
     raw = said.get(names.OUTCOME)
     return RecordSeen(
         metadata["uid"],
+        _grace_seconds(said.get(names.GRACE, "")),
         said.get(names.POD_UID, ""),
         _outcome(raw.encode()) if raw else None,
     )
+
+
+def _grace_seconds(said: str) -> int:
+    """Nothing that nobody could have asked for, whoever has written it."""
+    seconds = int(said) if said.isdecimal() and len(said) <= len(str(SECONDS_MAX)) else 0
+    return min(seconds, SECONDS_MAX)
 
 
 def _outcome(raw: bytes) -> Outcome:
@@ -163,6 +173,7 @@ def read_pod(document: Document) -> PodSeen:
         uid=metadata["uid"],
         phase=status.get("phase", "Pending"),
         created_at=_seconds(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else 0.0,
+        scheduled_at=_scheduled_at(status),
         node=spec.get("nodeName", ""),
         address=status.get("podIP", ""),
         is_deleted="deletionTimestamp" in metadata,
@@ -175,6 +186,15 @@ def read_pod(document: Document) -> PodSeen:
         waits_for=_waits_for(status, state),
         failed_for=_failed_for(status),
     )
+
+
+def _scheduled_at(status: Document) -> float:
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "True":
+            return (
+                _seconds(condition["lastTransitionTime"]) if condition.get("lastTransitionTime") else 0.0
+            )
+    return 0.0
 
 
 def _waits_for(status: Document, state: Document) -> tuple[str, str]:

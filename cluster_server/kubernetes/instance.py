@@ -127,9 +127,8 @@ class InstanceWorker:
     def see_record(self, document: Document | None) -> None:
         self._record = read_record(document) if document else None
         self._lost_at = 0.0 if document else self._lost_at or time.time()
-        if document and not self.wanted:
-            said = document["metadata"].get("annotations", {}).get(names.GRACE, "")
-            self._grace_seconds = int(said) if said.isdecimal() else self._grace_seconds
+        if self._record and not self.wanted:
+            self._grace_seconds = self._record.grace_seconds or self._grace_seconds
         self._look()
 
     def see_pod(self, document: Document | None) -> None:
@@ -208,7 +207,7 @@ class InstanceWorker:
             self._cluster.pods.drop(self.name)
 
     def _goal(self) -> Goal | None:
-        return Goal(self.wanted.goal) if self.wanted else None
+        return self.wanted.goal if self.wanted else None
 
     def _look(self) -> None:
         """Something is new."""

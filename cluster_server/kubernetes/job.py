@@ -19,6 +19,7 @@ from cluster_server.kubernetes.api import (
     SECRET,
     WSJOB,
     Document,
+    Kind,
     Missing,
     Refused,
     Taken,
@@ -38,7 +39,9 @@ from telemetry.decoder import Malformed, excerpt
 
 log = logging.getLogger(__name__)
 
-INPUTS_SECONDS: Final = 60.0  # from its creation until its ConfigMap has to be there
+INPUTS_SECONDS: Final = 60.0  # from its creation until its ConfigMap and its Secret have to be there
+INPUTS_AGAIN_SECONDS: Final = 5.0  # between two looks for them
+START_SECONDS: Final = 900.0  # from when its pod has a node until its container has to run
 STATES: Final = {
     "Pending": pb.JOB_PENDING,
     "Running": pb.JOB_RUNNING,
@@ -73,7 +76,8 @@ def next_step(
     may_start: bool,
     has_inputs: bool,
 ) -> Next:
-    """`report`: what its runner says, while that answers. `has_inputs`: its ConfigMap is there."""
+    """`report`: what its runner says, while that answers. `has_inputs`: its ConfigMap and its Secret are
+    there, and are ones that it may have."""
     if job.is_deleted:
         if pod is None:
             return Next(Step.RELEASE if job.has_finalizer else Step.WAIT)
@@ -97,15 +101,27 @@ def next_step(
     if pod is None:
         if has_begun:
             return Next(Step.SETTLE)  # its pod is gone, and its result with it
-        if not has_inputs:
-            missing_at = job.submitted_at + INPUTS_SECONDS
-            return Next(Step.SETTLE if now >= missing_at else Step.WAIT, missing_at)
-        return Next(Step.CREATE if may_start else Step.WAIT)
+        if not may_start:
+            return Next(Step.WAIT)
+        if has_inputs:
+            return Next(Step.CREATE)
+        missing_at = job.submitted_at + INPUTS_SECONDS
+        again_at = min(missing_at, now + INPUTS_AGAIN_SECONDS)
+        return Next(Step.SETTLE if now >= missing_at else Step.WAIT, again_at)
     if pod.has_ended:
         return Next(Step.SETTLE)
-    if (pod.is_running or report is not None) and not has_begun:
+    if has_begun:
+        return Next(Step.WAIT, deadline)
+    if pod.is_running or report is not None:
         return Next(Step.BEGIN)
-    return Next(Step.WAIT, deadline)
+    late_at = min(deadline, _late_at(pod))
+    return Next(Step.SETTLE if now >= late_at else Step.WAIT, late_at)
+
+
+def _late_at(pod: PodSeen) -> float:
+    """When one that has a node has to run. One that waits for a node may wait; one whose volumes never
+    come has a turn that others wait for."""
+    return pod.scheduled_at + START_SECONDS if pod.scheduled_at else float("inf")
 
 
 def deadline_of(job: WsJob, pod: PodSeen | None) -> float:
@@ -124,9 +140,9 @@ class Ending:
 
 
 def ending(
-    job: WsJob, pod: PodSeen | None, report: JobReport | None, now: float, *, has_inputs: bool
+    job: WsJob, pod: PodSeen | None, report: JobReport | None, now: float, *, lacks: str = ""
 ) -> Ending:
-    """How one has ended that is to be settled."""
+    """How one has ended that is to be settled. `lacks`: why it cannot be started."""
     status = report.exit_status if report else None
     if report and report.result is not None and status == 0:
         return Ending("Succeeded", SUCCEEDED, "", report.result)
@@ -147,8 +163,13 @@ def ending(
         return Ending(
             "Failed", reason or "PodFailed", sentence or f"Its pod has ended{how(pod.exit_status)}."
         )
-    if not has_inputs and not job.status.get("startedAt"):
-        return Ending("Failed", "NoInputs", f"There is no ConfigMap {job.config_map}.")
+    if not job.status.get("startedAt"):
+        if lacks:
+            return Ending("Failed", "NoInputs", lacks)
+        if pod:
+            why = pod.waits_for[1] or "the kubelet gives no reason"
+            sentence = f"It has not started within {START_SECONDS:g} s: {why}"
+            return Ending("Failed", "NotStarted", excerpt(sentence, 500))
     return Ending("Failed", "PodGone", "Its pod was deleted by others, as a drain of a node does.")
 
 
@@ -163,7 +184,7 @@ class JobWorker:
         may_start: Callable[[JobWorker], bool],
         on_change: Callable[[JobWorker], None],
     ) -> None:
-        self.wsjob = objects.read_wsjob(document)
+        self.wsjob = objects.read_wsjob(document, cluster.settings)
         self.job = pb.Job()
         self._cluster = cluster
         self._wsjobs = wsjobs
@@ -172,6 +193,7 @@ class JobWorker:
         self._pod: PodSeen | None = None
         self._report: JobReport | None = None
         self._has_let_go = False
+        self._lacks = ""
         self._problem = ""
         self._result = b""
         self._is_gone = False
@@ -216,7 +238,7 @@ class JobWorker:
 
     def see(self, document: Document | None) -> None:
         if document:
-            self.wsjob = objects.read_wsjob(document)
+            self.wsjob = objects.read_wsjob(document, self._cluster.settings)
         else:
             self._is_gone = True
         self._show()
@@ -239,18 +261,12 @@ class JobWorker:
         while not self._is_gone:
             self._wake.clear()
             now = time.time()
-            decided = next_step(
-                self.wsjob,
-                self._pod,
-                self._report,
-                now,
-                may_start=self._may_start(self),
-                has_inputs=self._has_inputs(),
-            )
-            if decided.step is Step.WAIT or (decided.step is Step.LET_GO and self._has_let_go):
-                await self._wait(decided.wake_at - now)
-                continue
             try:
+                decided = await self._next(now)
+                if decided.step is Step.WAIT or (decided.step is Step.LET_GO and self._has_let_go):
+                    self._show_problem("")
+                    await self._wait(decided.wake_at - now)
+                    continue
                 await self._do(decided.step)
             except (Unavailable, Refused, Taken, Missing, OSError) as error:
                 self._show_problem(str(error))
@@ -267,8 +283,37 @@ class JobWorker:
             async with asyncio.timeout(None if seconds == float("inf") else max(seconds, 0.0)):
                 await self._wake.wait()
 
-    def _has_inputs(self) -> bool:
-        return self.wsjob.config_map in self._cluster.maps.objects or not self.wsjob.digest
+    async def _next(self, now: float) -> Next:
+        """What its pod is made of is looked at just before that."""
+
+        def step(*, has_inputs: bool) -> Next:
+            may_start = self._may_start(self)
+            return next_step(
+                self.wsjob, self._pod, self._report, now, may_start=may_start, has_inputs=has_inputs
+            )
+
+        decided = step(has_inputs=True)
+        if decided.step is Step.CREATE:
+            self._lacks = await self._find_inputs()
+            decided = step(has_inputs=not self._lacks)
+        return decided
+
+    async def _find_inputs(self) -> str:
+        """What it lacks, in a sentence."""
+        wsjob = self.wsjob
+        found = await self._found(CONFIG_MAP, wsjob.config_map)
+        lacks = objects.why_no_inputs(wsjob, found, self._cluster.settings)
+        if not lacks and wsjob.secret:
+            lacks = objects.why_no_secret(wsjob, await self._found(SECRET, wsjob.secret))
+        return lacks
+
+    async def _found(self, kind: Kind, name: str) -> Document | None:
+        if not names.is_object(name):  # it would be a part of a path
+            return None
+        try:
+            return await self._cluster.api.get(kind, name)
+        except Missing:
+            return None
 
     async def _do(self, step: Step) -> None:
         api, job = self._cluster.api, self.wsjob
@@ -315,7 +360,7 @@ class JobWorker:
 
     async def _settle(self) -> None:
         now, job, api = time.time(), self.wsjob, self._cluster.api
-        how_ended = ending(job, self._pod, self._report, now, has_inputs=self._has_inputs())
+        how_ended = ending(job, self._pod, self._report, now, lacks=self._lacks)
         status: dict[str, Any] = {}
         if how_ended.result is not None:
             document = objects.job_result_document(job, how_ended.result)

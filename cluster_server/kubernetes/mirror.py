@@ -125,7 +125,7 @@ class Mirror:
         if known and _is_same_object(known, one) and _version(known) >= _version(one):
             return  # it is known already, or something newer is
         self.objects[name] = self._reduce(one)
-        self._on_change(name, self.objects[name])
+        self._tell(name, self.objects[name])
 
     def _remove(self, name: str, one: Document | None = None) -> None:
         known = self.objects.get(name)
@@ -134,7 +134,14 @@ class Mirror:
         if known is None or (one is not None and not _is_same_object(known, one)):
             return  # another one of that name has been made since
         del self.objects[name]
-        self._on_change(name, None)
+        self._tell(name, None)
+
+    def _tell(self, name: str, one: Document | None) -> None:
+        """Anybody may have written it. One that is of no use must not end what is done for others."""
+        try:
+            self._on_change(name, one)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            log.exception("%s %s is passed over: nothing can be made of it", self._kind.name, name)
 
 
 def _is_same_object(one: Document, other: Document) -> bool:

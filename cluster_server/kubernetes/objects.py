@@ -22,14 +22,16 @@ import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
+from cluster_server.checks import INSTANCES_MAX, SECONDS_MAX, Wrong, check_name
 from cluster_server.kubernetes import names
 from cluster_server.kubernetes.api import GROUP, MANAGER, Document
 from cluster_server.pod.runner import KEY
-from cluster_server.processes.core import CANCEL_SECONDS
+from cluster_server.processes.core import CANCEL_SECONDS, Goal
 from cluster_server.proto import cluster_pb2 as pb
 from telemetry.decoder import Limits, Malformed, decode
 
@@ -49,15 +51,20 @@ GENERATION: Final = "generation"
 STORED: Final = Limits(2 << 20)  # an object in etcd has less
 SECRET_MODE: Final = 0o440
 READY_SECONDS: Final = 2  # between two looks of the kubelet
+NAMED_BY_HAND: Final = "wsjob-secret"  # the part of a Secret that wsjobs made by hand may name
 
 
 class Known(msgspec.Struct, frozen=True):
     """What the ConfigMap of a workload says of an instance. `digest`: of all that never changes."""
 
     name: str
-    goal: str
-    grace_seconds: int
+    goal: Goal
+    grace_seconds: Annotated[int, Meta(ge=1, le=SECONDS_MAX)]
     digest: str
+
+
+Instances: Final = Annotated[list[Known], Meta(max_length=INSTANCES_MAX)]
+Generation: Final = Annotated[int, Meta(ge=1)]  # `decode` takes no more than 64 bits
 
 
 class About(msgspec.Struct, frozen=True):
@@ -100,6 +107,11 @@ class PodSettings:
         """Of something with secrets in it, which is stored where those must not be."""
         return hmac.new(self.key, b"digest " + raw, hashlib.sha256).hexdigest()
 
+    def signature(self, what: str, *said: object) -> str:
+        """Of what only a server writes: who else may write into the namespace cannot make it."""
+        raw = msgspec.json.encode([what, *said], order="sorted")
+        return hmac.new(self.key, b"signature " + raw, hashlib.sha256).hexdigest()
+
 
 # Workloads
 
@@ -115,7 +127,7 @@ def known_of(one: pb.Instance, settings: PodSettings) -> Known:
     bare.ClearField("goal")
     bare.ClearField("grace_seconds")
     digest = settings.digest(bare.SerializeToString(deterministic=True))
-    return Known(one.name, pb.Goal.Name(one.goal), one.grace_seconds, digest)
+    return Known(one.name, Goal(pb.Goal.Name(one.goal)), one.grace_seconds, digest)
 
 
 def workload_document(desired: Desired) -> Document:
@@ -136,15 +148,22 @@ def workload_document(desired: Desired) -> Document:
 
 
 def read_workload(document: Document) -> Desired:
-    """Raises ValueError for one that was not written by this backend."""
+    """Raises ValueError for one that was not written by this backend: anybody may have labeled it."""
     metadata, data = document["metadata"], document.get("data", {})
+    name = metadata["name"].removeprefix(names.workload_map(""))
     try:
-        known = decode(data[INSTANCES].encode(), list[Known], STORED)
-        generation = int(data[GENERATION])
-    except (KeyError, Malformed) as error:
+        check_name("workload", name)
+        known = decode(data[INSTANCES].encode(), Instances, STORED)
+        for one in known:
+            check_name("instance", one.name)
+        generation = decode(data[GENERATION].encode(), Generation, STORED)
+        labeled = metadata["labels"][names.WORKLOAD]
+    except (KeyError, Malformed, Wrong) as error:
         raise ValueError(f"ConfigMap {metadata['name']} is damaged: {error}") from None
+    if labeled != name:
+        raise ValueError(f"ConfigMap {metadata['name']} is damaged: its label is of another workload")
     return Desired(
-        metadata["labels"][names.WORKLOAD],
+        name,
         generation,
         {one.name: one for one in known},
         metadata["resourceVersion"],
@@ -249,35 +268,51 @@ def wsjob_document(spec: pb.JobSpec, now: float, settings: PodSettings) -> Docum
     document: Document = {
         "kind": pb.JobKind.Name(spec.kind).capitalize(),
         "configMap": names.job_map(spec.name),
-        "secret": names.job_map(spec.name),
     }
+    if spec.secrets:
+        document["secret"] = names.job_map(spec.name)
     if spec.boxes:
         document["boxes"] = list(spec.boxes)
     if spec.deadline_seconds:
         document["deadlineSeconds"] = spec.deadline_seconds
-    return {
+    said = {
+        names.NAME: spec.name,
+        names.DIGEST: settings.digest(spec.SerializeToString(deterministic=True)),
+        names.SUBMITTED_AT: f"{now:.6f}",
+    }
+    made: Document = {
         "metadata": {
             "name": names.object_name(spec.name),
             "labels": _labels("wsjob", job=spec.name),
-            "annotations": {
-                names.NAME: spec.name,
-                names.DIGEST: settings.digest(spec.SerializeToString(deterministic=True)),
-                names.SUBMITTED_AT: f"{now:.6f}",
-            },
+            "annotations": said,
             "finalizers": [names.FINALIZER],
         },
         "spec": document,
     }
+    said[names.SIGNATURE] = _signature_of_job(made, settings)
+    return made
 
 
-def job_map_document(spec: pb.JobSpec, uid: str) -> Document:
+def _signature_of_job(document: Document, settings: PodSettings) -> str:
+    """Of all that a server has written there; a person may cancel it all the same."""
+    metadata, spec = document["metadata"], document["spec"]
+    said = [metadata["annotations"].get(one) for one in (names.NAME, names.DIGEST, names.SUBMITTED_AT)]
+    fixed = {name: value for name, value in spec.items() if name != "cancelled"}
+    return settings.signature("wsjob", metadata["name"], said, fixed)
+
+
+def job_map_document(spec: pb.JobSpec, uid: str, settings: PodSettings) -> Document:
+    """Nobody can change what it says, and the signature tells that it is of this job."""
+    said = spec.spec.decode()
     return {
         "metadata": {
             "name": names.job_map(spec.name),
             "labels": _labels("wsjob-inputs", job=spec.name),
+            "annotations": {names.SIGNATURE: settings.signature("inputs", uid, said)},
             "ownerReferences": [_job_owner(names.object_name(spec.name), uid)],
         },
-        "data": {SPEC: spec.spec.decode()},
+        "data": {SPEC: said},
+        "immutable": True,
     }
 
 
@@ -306,9 +341,9 @@ def job_result_document(wsjob: WsJob, result: str) -> Document:
 
 
 def job_pod_document(wsjob: WsJob, settings: PodSettings) -> Document:
-    sources: list[Document] = [{"secret": {"name": names.job_key(wsjob.object)}}]
+    sources = [_key_of_secret(names.job_key(wsjob.object), KEY)]
     if wsjob.secret:
-        sources.append({"secret": {"name": wsjob.secret}})
+        sources.append(_key_of_secret(wsjob.secret, SECRETS_FILE))
     secrets: Document = {"projected": {"sources": sources, "defaultMode": SECRET_MODE}}
     spec = _pod_spec(
         wsjob.config_map, secrets, (pb.JobKind.Name(wsjob.kind).lower(), "wsjob"), wsjob.boxes, settings
@@ -327,10 +362,12 @@ def job_pod_document(wsjob: WsJob, settings: PodSettings) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class WsJob:
-    """A wsjob as its object says it."""
+    """A wsjob as its object says it. `is_submitted`: by gRPC, to this server or one before it. Others
+    were made by hand, and have names that cannot be submitted."""
 
     name: str
     object: str
+    is_submitted: bool
     uid: str
     version: str
     kind: pb.JobKind
@@ -350,18 +387,23 @@ class WsJob:
         return bool(self.status.get("endedAt"))
 
 
-def read_wsjob(document: Document) -> WsJob:
+def read_wsjob(document: Document, settings: PodSettings) -> WsJob:
     """Its schema was checked by the API server."""
     metadata, spec = document["metadata"], document["spec"]
     said = metadata.get("annotations", {})
-    created = datetime.fromisoformat(metadata["creationTimestamp"]).timestamp()
-    try:
-        submitted_at = float(said.get(names.SUBMITTED_AT, created))
-    except ValueError:
-        submitted_at = created
+    signature = said.get(names.SIGNATURE, "").encode()
+    is_submitted = bool(signature) and hmac.compare_digest(
+        signature, _signature_of_job(document, settings).encode()
+    )
+    if is_submitted:
+        name, submitted_at = said[names.NAME], float(said[names.SUBMITTED_AT])
+    else:
+        name = names.made_by_hand(metadata["name"])
+        submitted_at = datetime.fromisoformat(metadata["creationTimestamp"]).timestamp()
     return WsJob(
-        name=said.get(names.NAME, metadata["name"]),
+        name=name,
         object=metadata["name"],
+        is_submitted=is_submitted,
         uid=metadata["uid"],
         version=metadata["resourceVersion"],
         kind=pb.JobKind.Value(spec["kind"].upper()),
@@ -372,10 +414,40 @@ def read_wsjob(document: Document) -> WsJob:
         is_cancelled=spec.get("cancelled", False),
         is_deleted="deletionTimestamp" in metadata,
         has_finalizer=names.FINALIZER in metadata.get("finalizers", ()),
-        digest=said.get(names.DIGEST, ""),
+        digest=said[names.DIGEST] if is_submitted else "",
         submitted_at=submitted_at,
         status=document.get("status", {}),
     )
+
+
+def why_no_inputs(wsjob: WsJob, found: Document | None, settings: PodSettings) -> str:
+    """Why it cannot have this ConfigMap: a sentence, or nothing."""
+    named = f"ConfigMap {wsjob.config_map}"
+    if found is None:
+        return f"There is no {named}."
+    said = found.get("data", {}).get(SPEC)
+    if said is None:
+        return f"{named} has no {SPEC}."
+    signature = found["metadata"].get("annotations", {}).get(names.SIGNATURE, "")
+    expected = settings.signature("inputs", wsjob.uid, said)
+    if wsjob.is_submitted and not hmac.compare_digest(signature.encode(), expected.encode()):
+        return f"{named} is not what was submitted."
+    return ""
+
+
+def why_no_secret(wsjob: WsJob, found: Document | None) -> str:
+    """As `why_no_inputs`, of the Secret that it names. Else whoever may make a wsjob could read every
+    Secret of the namespace."""
+    named = f"Secret {wsjob.secret}"
+    if found is None:
+        return f"There is no {named}."
+    metadata = found["metadata"]
+    if wsjob.is_submitted:
+        if wsjob.uid not in [one["uid"] for one in metadata.get("ownerReferences", ())]:
+            return f"{named} is not of this wsjob."
+    elif metadata.get("labels", {}).get(names.PART) != NAMED_BY_HAND:
+        return f"{named} is not for wsjobs: it has no label {names.PART}={NAMED_BY_HAND}."
+    return "" if SECRETS_FILE in found.get("data", {}) else f"{named} has no {SECRETS_FILE}."
 
 
 # Parts
@@ -468,6 +540,11 @@ def _secret(
         "type": "Opaque",
         "data": {one: base64.b64encode(raw).decode() for one, raw in data.items()},
     }
+
+
+def _key_of_secret(name: str, key: str) -> Document:
+    """A source of a volume: no other key of it."""
+    return {"secret": {"name": name, "items": [{"key": key, "path": key}]}}
 
 
 def _labels(part: str, **of: str) -> dict[str, Any]:

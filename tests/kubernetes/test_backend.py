@@ -7,7 +7,7 @@ import contextlib
 import json
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import pytest
 from lightkube import ApiError
 
 from cluster_server.client import Away, ClusterClient
-from cluster_server.kubernetes import objects
+from cluster_server.kubernetes import job as job_module
+from cluster_server.kubernetes import names, objects
 from cluster_server.kubernetes.api import Unavailable
 from cluster_server.kubernetes.backend import KubernetesBackend
 from cluster_server.proto import cluster_pb2 as pb
@@ -215,6 +216,42 @@ async def test_a_server_that_cannot_renew_its_lease_stops(world: Kubernetes) -> 
     await world.open()
 
 
+async def test_configmaps_of_strangers_stop_no_server(world: Kubernetes) -> None:
+    """While it runs, and when it starts."""
+    await world.backend.apply(workload("chat", 1, instance("chat-0-a")))
+    await world.until_state("chat", "chat-0-a", pb.READY)
+    data = {"generation": "9" * 30, "instances.json": "[]"}
+    strange: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+        "workload-bare": ({}, {}),
+        "workload-evil": ({names.WORKLOAD: "chat"}, {}),
+        "workload-large": ({names.WORKLOAD: "large"}, {}),
+        "instance-evil": ({}, {names.GRACE: "9" * 400}),
+        "instance-late": ({}, {names.GRACE: "9" * 5000}),
+    }
+    with world.bed.client() as client:
+        for name, (labels, annotations) in strange.items():
+            metadata = {
+                "name": name,
+                "labels": {**objects.MANAGED, **labels},
+                "annotations": annotations,
+            }
+            one = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+            world.bed.put(client, one, world.namespace)
+    gone = resource("ConfigMap")
+    await world.until("it is passed over", lambda: found(world, gone, "instance-late") is None)
+    await world.backend.apply(workload("chat", 2, instance("chat-0-a"), instance("chat-1-b")))
+    await world.until_state("chat", "chat-1-b", pb.READY)
+    await world.restart()
+    assert [one.name for one in world.backend.workloads()[0]] == ["chat"]
+    service = found(world, Service, "chat")
+    assert service
+    assert [one["name"] for one in service["metadata"]["ownerReferences"]] == ["workload-chat"]
+    (owner,) = service["metadata"]["ownerReferences"]
+    chat = found(world, resource("ConfigMap"), "workload-chat")
+    assert chat
+    assert owner["uid"] == chat["metadata"]["uid"]
+
+
 async def test_a_wsjob_that_was_made_by_hand(world: Kubernetes) -> None:
     document = {
         "apiVersion": "tidegate.dev/v1",
@@ -239,7 +276,58 @@ async def test_a_wsjob_that_was_made_by_hand(world: Kubernetes) -> None:
         wrong = {**document, "metadata": {"name": "wrong"}, "spec": {"kind": "Guess", "configMap": "x"}}
         with pytest.raises(ApiError, match=r"spec\.kind"):
             world.bed.put(client, wrong, world.namespace)
-    assert json.loads(world.backend.job("by-hand").result) == {"layout": 7}
+    await world.until("the server knows", lambda: world.backend.job("wsjob/by-hand").ended_at > 0)
+    assert json.loads(world.backend.job("wsjob/by-hand").result) == {"layout": 7}
+
+
+async def test_a_wsjob_that_was_made_by_hand_gets_no_secret_of_others(
+    world: Kubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor can it pass for one of the orchestrator's."""
+    monkeypatch.setattr(job_module, "INPUTS_SECONDS", 3.0)
+    real = await world.backend.submit(job("compile-1", result={"layout": 7}))
+    name = "compile-w-r1-1-0"
+    spec = {"spec.json": json.dumps({"result": {"evil": True}})}
+    labels = {"tidegate.dev/part": "wsjob-secret"}
+    values = {"DATABASE_URL": "x", "secrets.json": "{}"}
+    wanted = {"kind": "Execute", "configMap": "inputs"}
+    with world.bed.client() as client:
+        for kind, called, more in (
+            ("ConfigMap", "inputs", {"data": spec}),
+            ("ConfigMap", f"wsjob-{name}", {"data": spec}),  # where that of the real one will be
+            ("Secret", "tidegate", {"stringData": values}),
+            ("Secret", "mine", {"stringData": values}),
+            (
+                "WsJob",
+                "evil",
+                {"spec": {**wanted, "secret": "tidegate"}},
+            ),
+            ("WsJob", "good", {"spec": {**wanted, "secret": "mine"}}),
+        ):
+            version = "tidegate.dev/v1" if kind == "WsJob" else "v1"
+            metadata: dict[str, Any] = {"name": called}
+            if called == "mine":
+                metadata["labels"] = labels
+            if kind == "WsJob":
+                metadata["annotations"] = {names.NAME: "compile-1"}
+            about = {"apiVersion": version, "kind": kind, "metadata": metadata}
+            world.bed.put(client, {**about, **more}, world.namespace)
+    await world.backend.submit(job(name, result={"layout": 8}))
+
+    def has_ended(one: str) -> Callable[[], bool]:
+        return lambda: world.backend.job(one).ended_at > 0
+
+    await world.until("that with a secret of its own has ended", has_ended("wsjob/good"))
+    (work,) = [folder.volume("secrets") for folder in world.folders("good")]
+    assert {one.name for one in work.iterdir()} == {"runner.key", "secrets.json"}
+    await world.until("that with a secret of others has failed", has_ended("wsjob/evil"))
+    assert "no label tidegate.dev/part=wsjob-secret" in world.backend.job("wsjob/evil").sentence
+    assert world.starts("evil") == 0
+    await world.until("the one with the inputs of others has failed", has_ended(name))
+    assert world.backend.job(name).sentence == f"ConfigMap wsjob-{name} is not what was submitted."
+    assert world.starts(name) == 0
+    await world.until("the real one has ended", has_ended(real.name))
+    assert json.loads(world.backend.job(real.name).result) == {"layout": 7}
 
 
 async def test_deleting_a_wsjob_ends_it_first(world: Kubernetes) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster_server.checks import SECONDS_MAX
+from cluster_server.kubernetes import names
 from cluster_server.kubernetes.core import (
     Outcome,
     PodSeen,
@@ -16,6 +18,7 @@ from cluster_server.kubernetes.core import (
     outcome,
     own_word,
     read_pod,
+    read_record,
 )
 from cluster_server.processes.core import Goal
 
@@ -159,6 +162,16 @@ def test_why_an_instance_does_not_run() -> None:
     reason, sentence = own_word(unscheduled)
     assert reason == "WaitingForCapacity"
     assert sentence == "Kubernetes' scheduler finds no node: 0/3 nodes are available"
+
+
+def test_a_grace_period_that_nobody_could_have_asked_for() -> None:
+    def read(said: str) -> int:
+        record = {"metadata": {"uid": "u", "annotations": {names.GRACE: said}}}
+        return read_record(record).grace_seconds
+
+    assert read("77") == 77
+    assert read("999999") == SECONDS_MAX
+    assert [read(one) for one in ("", "-5", "x", "9" * 400, "9" * 5000)] == [0] * 5
 
 
 def test_reading_a_pod_that_was_started_again() -> None:

@@ -16,6 +16,7 @@ from cluster_server.proto import cluster_pb2 as pb
 JOB = WsJob(
     name="compile-1",
     object="compile-1",
+    is_submitted=True,
     uid="u",
     version="1",
     kind=pb.COMPILE,
@@ -48,6 +49,9 @@ def step(job: WsJob, pod: PodSeen | None, report: JobReport | None = None, **mor
         (JOB, None, None, Step.CREATE),
         (JOB, NEW, None, Step.WAIT),
         (JOB, RUNS, None, Step.BEGIN),
+        (JOB, replace(NEW, scheduled_at=-794.0), None, Step.WAIT),
+        (JOB, replace(NEW, scheduled_at=-795.0), None, Step.SETTLE),  # its volumes are never there
+        (BEGUN, replace(NEW, scheduled_at=-795.0), None, Step.WAIT),
         (BEGUN, RUNS, WORKS, Step.WAIT),
         (BEGUN, RUNS, RESULT, Step.SETTLE),
         (JOB, RUNS, RESULT, Step.SETTLE),  # it was so quick that nobody saw it begin
@@ -78,7 +82,7 @@ def test_what_is_next(job: WsJob, pod: PodSeen | None, report: JobReport | None,
 def test_it_waits_for_its_turn_and_for_its_inputs() -> None:
     assert step(JOB, None, may_start=False).step is Step.WAIT
     waits = step(JOB, None, has_inputs=False)
-    assert (waits.step, waits.wake_at) == (Step.WAIT, 160.0)
+    assert (waits.step, waits.wake_at) == (Step.WAIT, 110.0)  # to look again
     assert next_step(JOB, None, None, 160.0, may_start=True, has_inputs=False).step is Step.SETTLE
     assert step(replace(JOB, deadline_seconds=9), None, may_start=False).wake_at == float("inf")
     assert step(replace(JOB, deadline_seconds=9), replace(NEW, created_at=104.0)).wake_at == 113.0
@@ -86,7 +90,7 @@ def test_it_waits_for_its_turn_and_for_its_inputs() -> None:
 
 def test_how_it_has_ended() -> None:
     def reason(job: WsJob, pod: PodSeen | None, report: JobReport | None) -> tuple[str, str]:
-        found = ending(job, pod, report, 105.0, has_inputs=True)
+        found = ending(job, pod, report, 105.0)
         return found.state, found.reason
 
     assert reason(BEGUN, RUNS, RESULT) == ("Succeeded", "Succeeded")
@@ -97,9 +101,12 @@ def test_how_it_has_ended() -> None:
     assert reason(BEGUN, RUNS, JobReport(exit_status=0)) == ("Failed", "NoResult")
     assert reason(BEGUN, RUNS, JobReport(exit_status=1, reason="TooLarge")) == ("Failed", "TooLarge")
     assert reason(BEGUN, None, None) == ("Failed", "PodGone")
-    killed = ending(BEGUN, RUNS, JobReport(exit_status=-9, said_last="x"), 105.0, has_inputs=True)
+    killed = ending(BEGUN, RUNS, JobReport(exit_status=-9, said_last="x"), 105.0)
     assert killed.sentence == "It has ended by signal 9. It said last: x"
-    assert ending(JOB, None, None, 160.0, has_inputs=False).reason == "NoInputs"
+    lacks = ending(JOB, None, None, 160.0, lacks="There is no ConfigMap x.")
+    assert (lacks.reason, lacks.sentence) == ("NoInputs", "There is no ConfigMap x.")
+    waits = replace(NEW, waits_for=("FailedMount", "Its container does not start: no volume"))
+    assert ending(JOB, waits, None, 160.0).reason == "NotStarted"
 
 
 def test_a_condition_keeps_the_time_of_its_last_transition() -> None:

@@ -10,6 +10,7 @@ import pytest
 from cluster_server.kubernetes.api import CONFIG_MAP, Api, Document
 from cluster_server.kubernetes.mirror import Mirror
 from tests.cluster_server.kubernetes.api_server import ApiServer, until
+from tests.cluster_server.kubernetes.unconnected import stored
 
 Made = Callable[[], Awaitable[Mirror]]
 
@@ -93,3 +94,21 @@ async def test_the_end_of_a_watch_is_told(server: ApiServer, mirror: Mirror, see
     async with asyncio.timeout(10):
         await seen.ended.wait()
     assert not mirror.is_current
+
+
+async def test_an_object_that_nothing_can_be_made_of_is_passed_over(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = []
+
+    def on_change(name: str, one: Document | None) -> None:
+        if one:
+            seen.append(one["metadata"]["labels"]["workload"])
+
+    ended = asyncio.Event()
+    mirror = Mirror(api, CONFIG_MAP, {}, on_change, ended.set)
+    mirror.take(stored({"metadata": {"name": "evil"}}, "u1"))
+    mirror.take(stored({"metadata": {"name": "good", "labels": {"workload": "chat"}}}, "u2"))
+    assert seen == ["chat"]
+    assert "ConfigMap evil is passed over" in caplog.text
+    assert not ended.is_set()
