@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 INPUTS_SECONDS: Final = 60.0  # from its creation until its ConfigMap and its Secret have to be there
 INPUTS_AGAIN_SECONDS: Final = 5.0  # between two looks for them
+LET_GO_SECONDS: Final = 60.0  # from its end until a pod whose runner does not answer is deleted
 START_SECONDS: Final = 900.0  # from when its pod has a node until its container has to run
 STATES: Final = {
     "Pending": pb.JOB_PENDING,
@@ -245,6 +246,8 @@ class JobWorker:
         self.wake()
 
     def see_pod(self, document: Document | None) -> None:
+        if document and not objects.is_owned(document, self.wsjob.uid):
+            document = None  # of another wsjob, which had this name
         self._pod = pod = read_pod(document) if document else None
         if pod and pod.is_running and pod.address and not pod.has_ended:
             if self._asked != pod.address:
@@ -329,28 +332,41 @@ class JobWorker:
             case Step.SETTLE:
                 await self._settle()
             case Step.LET_GO:
+                await self._let_go_of(pod)
                 self._has_let_go = True
-                if self._pod and self._pod.address and self._pod.is_running:
-                    key = self._cluster.settings.runner_key(f"wsjob/{job.object}")
-                    with contextlib.suppress(Malformed):
-                        await runners.let_go(self._pod.address, key)
-                else:
-                    await api.delete(POD, pod, int(CANCEL_SECONDS))
             case Step.RELEASE:
                 change = {"metadata": {"resourceVersion": job.version, "finalizers": None}}
                 await api.merge(WSJOB, job.object, change)
 
     async def _create(self) -> None:
         api, job, settings = self._cluster.api, self.wsjob, self._cluster.settings
-        with contextlib.suppress(Taken):
-            await api.create(SECRET, objects.job_key_document(job, settings))
+        key = objects.job_key_document(job, settings)
+        try:
+            await api.create(SECRET, key)
+        except Taken:  # by an attempt before this one, or for a wsjob that had this name
+            await api.delete(SECRET, key["metadata"]["name"])
+            await api.create(SECRET, key)
         try:
             made = await api.create(POD, objects.job_pod_document(job, settings))
         except Taken:
             made = await api.get(POD, names.job_pod(job.object))
-            if job.uid not in [one["uid"] for one in made["metadata"].get("ownerReferences", ())]:
+            if not objects.is_owned(made, job.uid):
                 raise
         self._cluster.pods.take(made)
+
+    async def _let_go_of(self, name: str) -> None:
+        """Raises OSError where its runner has not heard of it yet, and Unavailable."""
+        pod = self._pod
+        if pod and pod.address and pod.is_running:
+            key = self._cluster.settings.runner_key(f"wsjob/{self.wsjob.object}")
+            try:
+                await runners.let_go(pod.address, key)
+            except (OSError, Malformed) as error:
+                if time.time() < self.ended_at + LET_GO_SECONDS:
+                    raise OSError(f"Its runner does not answer: {error}") from None
+            else:
+                return
+        await self._cluster.api.delete(POD, name, int(CANCEL_SECONDS))
 
     async def _pod_deleted(self, name: str) -> None:
         try:

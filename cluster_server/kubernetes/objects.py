@@ -443,7 +443,7 @@ def why_no_secret(wsjob: WsJob, found: Document | None) -> str:
         return f"There is no {named}."
     metadata = found["metadata"]
     if wsjob.is_submitted:
-        if wsjob.uid not in [one["uid"] for one in metadata.get("ownerReferences", ())]:
+        if not is_owned(found, wsjob.uid):
             return f"{named} is not of this wsjob."
     elif metadata.get("labels", {}).get(names.PART) != NAMED_BY_HAND:
         return f"{named} is not for wsjobs: it has no label {names.PART}={NAMED_BY_HAND}."
@@ -554,6 +554,10 @@ def _labels(part: str, **of: str) -> dict[str, Any]:
         names.PART: part,
         **{keys[what]: names.label(value) for what, value in of.items()},
     }
+
+
+def is_owned(document: Document, uid: str) -> bool:
+    return uid in [one["uid"] for one in document["metadata"].get("ownerReferences", ())]
 
 
 def _owner(version: str, kind: str, name: str, uid: str, *, is_controller: bool = False) -> Document:
