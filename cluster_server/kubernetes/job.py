@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -53,6 +53,7 @@ STATES: Final = {
 
 
 class Step(StrEnum):
+    HOLD = "hold"  # put the finalizer on: from then on something of it may run
     CREATE = "create"  # its pod
     BEGIN = "begin"  # write down that it runs: from then on it is not started again
     END = "end"  # delete its pod
@@ -105,7 +106,7 @@ def next_step(
         if not may_start:
             return Next(Step.WAIT)
         if has_inputs:
-            return Next(Step.CREATE)
+            return Next(Step.CREATE if job.has_finalizer else Step.HOLD)
         missing_at = job.submitted_at + INPUTS_SECONDS
         again_at = min(missing_at, now + INPUTS_AGAIN_SECONDS)
         return Next(Step.SETTLE if now >= missing_at else Step.WAIT, again_at)
@@ -268,6 +269,7 @@ class JobWorker:
                 decided = await self._next(now)
                 if decided.step is Step.WAIT or (decided.step is Step.LET_GO and self._has_let_go):
                     self._show_problem("")
+                    await self._note()
                     await self._wait(decided.wake_at - now)
                     continue
                 await self._do(decided.step)
@@ -275,6 +277,8 @@ class JobWorker:
                 self._show_problem(str(error))
                 await self._wait(pause)
                 pause = min(pause * 2, RETRY_SECONDS_MAX)
+                with contextlib.suppress(Unavailable, Refused, Taken, Missing):
+                    await self._note()
             else:
                 pause = RETRY_SECONDS
                 self._show_problem("")
@@ -296,7 +300,7 @@ class JobWorker:
             )
 
         decided = step(has_inputs=True)
-        if decided.step is Step.CREATE:
+        if decided.step in (Step.CREATE, Step.HOLD):
             self._lacks = await self._find_inputs()
             decided = step(has_inputs=not self._lacks)
         return decided
@@ -322,10 +326,12 @@ class JobWorker:
         api, job = self._cluster.api, self.wsjob
         pod = names.job_pod(job.object)
         match step:
+            case Step.HOLD:
+                await self._write_finalizers(*job.finalizers, names.FINALIZER)
             case Step.CREATE:
                 await self._create()
             case Step.BEGIN:
-                await self._write(state="Running", startedAt=_when(time.time()))
+                await self._write(state="Running", reason="", sentence="", startedAt=_when(time.time()))
             case Step.END:
                 await api.delete(POD, pod, int(CANCEL_SECONDS))
                 await self._pod_deleted(pod)
@@ -335,8 +341,8 @@ class JobWorker:
                 await self._let_go_of(pod)
                 self._has_let_go = True
             case Step.RELEASE:
-                change = {"metadata": {"resourceVersion": job.version, "finalizers": None}}
-                await api.merge(WSJOB, job.object, change)
+                others = [one for one in job.finalizers if one != names.FINALIZER]
+                await self._write_finalizers(*others)
 
     async def _create(self) -> None:
         api, job, settings = self._cluster.api, self.wsjob, self._cluster.settings
@@ -392,15 +398,37 @@ class JobWorker:
         )
         log.info("wsjob %s: %s", job.name, how_ended.sentence or how_ended.state)
 
+    async def _write_finalizers(self, *finalizers: str) -> None:
+        metadata = {"resourceVersion": self.wsjob.version, "finalizers": list(finalizers) or None}
+        await self._take(self._cluster.api.merge(WSJOB, self.wsjob.object, {"metadata": metadata}))
+
     async def _write(self, **status: Any) -> None:
+        """Nothing is written over what this server has not seen: see `_take`."""
         job, now = self.wsjob, _when(time.time())
         if progress := self._progress():
             status["progress"] = progress
         # What says nothing is left out, or taken away by null where there is something.
         status = {name: value or None for name, value in status.items() if value or name in job.status}
         status["conditions"] = conditions(job.status.get("conditions", []), status, now)
-        made = await self._cluster.api.merge_status(WSJOB, job.object, {"status": status})
+        change = {"metadata": {"resourceVersion": job.version}, "status": status}
+        await self._take(self._cluster.api.merge_status(WSJOB, job.object, change))
+
+    async def _take(self, changing: Awaitable[Document]) -> None:
+        """If it has changed meanwhile it is read, and what is next is decided anew."""
+        try:
+            made = await changing
+        except Taken:
+            made = await self._cluster.api.get(WSJOB, self.wsjob.object)
         self._wsjobs.take(made)
+
+    async def _note(self) -> None:
+        """Have the wsjob itself say why it waits. Raises as requests do."""
+        job = self.wsjob
+        state = "Running" if job.status.get("startedAt") else "Pending"
+        reason, sentence = self._why_it_waits()
+        said = tuple(job.status.get(one, "") for one in ("state", "reason", "sentence"))
+        if not (job.has_ended or job.is_deleted or said == (state, reason, sentence)):
+            await self._write(state=state, reason=reason, sentence=sentence)
 
     def _progress(self) -> Document | None:
         said = self._report.progress if self._report else None
@@ -456,22 +484,28 @@ class JobWorker:
         self._problem = problem
         self._show()
 
+    def _why_it_waits(self) -> tuple[str, str]:
+        if self._problem:
+            return "Refused", excerpt(self._problem, 500)
+        if self._pod:
+            return self._pod.waits_for
+        if self._lacks:
+            return "WaitingForInputs", excerpt(self._lacks, 500)
+        return "", ""
+
     def _show(self) -> None:
         wsjob, status = self.wsjob, self.wsjob.status
         job = pb.Job(
             name=wsjob.name,
             kind=wsjob.kind,
             state=STATES[status.get("state", "Pending")],
-            reason=status.get("reason", ""),
-            sentence=status.get("sentence", ""),
             submitted_at=wsjob.submitted_at,
             ended_at=_seconds(status.get("endedAt")),
         )
-        if not job.ended_at:
-            if self._problem:
-                job.reason, job.sentence = "Refused", excerpt(self._problem, 500)
-            elif self._pod and self._pod.waits_for[0]:
-                job.reason, job.sentence = self._pod.waits_for
+        if job.ended_at:
+            job.reason, job.sentence = status.get("reason", ""), status.get("sentence", "")
+        else:
+            job.reason, job.sentence = self._why_it_waits()
             if self._report:
                 job.state = pb.JOB_RUNNING
         if self._report and self._report.progress:

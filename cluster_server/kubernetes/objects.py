@@ -377,7 +377,7 @@ class WsJob:
     deadline_seconds: int
     is_cancelled: bool
     is_deleted: bool
-    has_finalizer: bool
+    finalizers: tuple[str, ...]
     digest: str
     submitted_at: float
     status: Document = field(hash=False)
@@ -385,6 +385,10 @@ class WsJob:
     @property
     def has_ended(self) -> bool:
         return bool(self.status.get("endedAt"))
+
+    @property
+    def has_finalizer(self) -> bool:
+        return names.FINALIZER in self.finalizers
 
 
 def read_wsjob(document: Document, settings: PodSettings) -> WsJob:
@@ -413,7 +417,7 @@ def read_wsjob(document: Document, settings: PodSettings) -> WsJob:
         deadline_seconds=spec.get("deadlineSeconds", 0),
         is_cancelled=spec.get("cancelled", False),
         is_deleted="deletionTimestamp" in metadata,
-        has_finalizer=names.FINALIZER in metadata.get("finalizers", ()),
+        finalizers=tuple(metadata.get("finalizers", ())),
         digest=said[names.DIGEST] if is_submitted else "",
         submitted_at=submitted_at,
         status=document.get("status", {}),

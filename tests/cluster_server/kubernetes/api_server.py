@@ -33,7 +33,8 @@ Document = dict[str, Any]
 class ApiServer:
     """`refusals`: (method, plural) to the status that such requests are answered with. `asked`: the
     requests so far, as (method, plural, name). `missing_kinds`: not defined. `meanwhile`: called when
-    what a list will say is fixed, and before it is said. `garbles`: watches say what is not JSON."""
+    what a list will say is fixed, and before it is said. `garbles`: watches say what is not JSON.
+    `silent`: they say nothing."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Document] = {}
@@ -41,7 +42,7 @@ class ApiServer:
         self.asked: list[tuple[str, str, str]] = []
         self.missing_kinds: set[str] = set()
         self.meanwhile: Callable[[], None] | None = None
-        self.garbles = False
+        self.garbles = self.silent = False
         self.oldest = 0  # changes before it are forgotten
         self.url = ""
         self._version = 100
@@ -133,6 +134,9 @@ class ApiServer:
             version = since
             while True:
                 changed = self._changed
+                if self.silent:
+                    await changed.wait()
+                    continue
                 for at, kind, of, document in self._events[:]:
                     if at > version and of == plural and _has_labels(document, request):
                         yield json.dumps({"type": kind, "object": document}).encode() + b"\n"

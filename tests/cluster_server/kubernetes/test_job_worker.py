@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 from cluster_server.kubernetes.api import CONFIG_MAP, POD, Api, Document
@@ -91,9 +92,73 @@ async def test_a_wsjob_does_not_take_the_pod_of_another_one_that_had_its_name(
     again = server.put("wsjobs", "one", {"spec": SPEC})
     async with working(api):
         await until("it was tried", lambda: server.count("POST", "pods"))
-        assert not server.get("wsjobs", "one").get("status", {}).get("endedAt")
+        assert "endedAt" not in server.objects["wsjobs", "one"].get("status", {})
         server.remove("pods", "wsjob-one-run")  # as the garbage collector does
         await until("its own pod is made", lambda: server.get("pods", "wsjob-one-run"))
     for plural, name in (("pods", "wsjob-one-run"), ("secrets", "wsjob-one-key")):
         (owner,) = server.objects[plural, name]["metadata"]["ownerReferences"]
         assert owner["uid"] == again["metadata"]["uid"]
+
+
+def status(server: ApiServer) -> tuple[object, object, object]:
+    said = server.objects["wsjobs", "one"].get("status", {})
+    return said.get("state"), said.get("reason"), said.get("sentence")
+
+
+async def test_one_that_was_made_by_hand_is_held_until_it_has_ended(server: ApiServer, api: Api) -> None:
+    inputs(server)
+    made = server.put("wsjobs", "one", {"spec": SPEC}, finalizers=["another/one"])
+    async with working(api):
+        await until("its pod is made", lambda: server.get("pods", "wsjob-one-run"))
+        held = server.objects["wsjobs", "one"]["metadata"]["finalizers"]
+        assert held == ["another/one", "tidegate.dev/wsjob"]
+        pod(server, made, phase="Failed")
+
+        def finalizers() -> object:
+            return server.objects["wsjobs", "one"]["metadata"].get("finalizers")
+
+        await until("that of others is left", lambda: finalizers() == ["another/one"])
+    assert server.objects["wsjobs", "one"]["status"]["state"] == "Failed"
+
+
+async def test_the_wsjob_says_why_it_waits(server: ApiServer, api: Api) -> None:
+    made = server.put("wsjobs", "one", {"spec": SPEC}, creationTimestamp=now())
+    waits = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+    nowhere = "Kubernetes' scheduler finds no node: 0/3 nodes are available"
+    async with working(api):
+        missing = ("Pending", "WaitingForInputs", "There is no ConfigMap inputs.")
+        await until("it lacks its inputs", lambda: status(server) == missing)
+        server.refusals["POST", "pods"] = 403
+        inputs(server)
+        refused = ("Pending", "Refused", "Kubernetes refuses it: the test refuses it")
+        await until("its pod is refused", lambda: status(server) == refused)
+        del server.refusals["POST", "pods"]
+        await until("its pod is made", lambda: server.get("pods", "wsjob-one-run"))
+        pod(server, made, phase="Pending", conditions=[waits])
+        unscheduled = ("Pending", "WaitingForCapacity", nowhere)
+        await until("there is no node", lambda: status(server) == unscheduled)
+        pod(server, made, **running())
+        await until("it runs", lambda: status(server) == ("Running", None, None))
+
+
+async def test_the_end_of_a_wsjob_is_written_once(server: ApiServer, api: Api) -> None:
+    """Whatever a server thinks that has not seen it yet."""
+    made = server.put(
+        "wsjobs", "one", {"spec": SPEC, "status": {"state": "Running", "startedAt": LONG_AGO}}
+    )
+    pod(server, made, **running())
+    async with working(api) as jobs:
+        ended = {**DONE, "sentence": "as another server has seen it"}
+        # Its watch does not hear of it before it writes.
+        server.silent = True
+        server.put("wsjobs", "one", {**made, "status": ended})
+        server.remove("pods", "wsjob-one-run")
+        jobs.see_pod("one", None)
+        await until("it has been tried", lambda: server.count("PATCH", "wsjobs", "one"))
+        await until("it is known", lambda: jobs.all()[0].ended_at)
+        server.silent = False
+    assert status(server) == ("Succeeded", None, "as another server has seen it")
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat()
