@@ -85,6 +85,8 @@ def next_step(
             return Next(Step.RELEASE if job.has_finalizer else Step.WAIT)
         return Next(Step.WAIT if pod.is_deleted else Step.END)
     if job.has_ended:
+        if pod is not None and pod.has_ended and pod.has_others:
+            return Next(Step.WAIT if pod.is_deleted else Step.END)
         if pod is None or pod.has_ended:
             # Or else its namespace could not be deleted once there is no Cluster Server any more.
             return Next(Step.RELEASE if job.has_finalizer else Step.WAIT)

@@ -216,7 +216,8 @@ async def logs_of(cluster: Cluster, pod: str, tail_lines: int, *, follow: bool) 
     """Of one that has not begun: nothing, or with `follow` once it has."""
     while True:
         try:
-            async for line in cluster.api.logs(pod, tail_lines, follow=follow):
+            lines = cluster.api.logs(pod, objects.CONTAINER, tail_lines, follow=follow)
+            async for line in lines:
                 yield line
         except Missing:
             return

@@ -246,7 +246,10 @@ def instance_pod_document(one: Known, about: About, owner_uid: str, settings: Po
         "failureThreshold": 3,
     }
     if limits := _limits(about):
-        container["resources"] = {"limits": limits, "requests": limits}
+        # What the template says of others stays: a GPU, for example.
+        resources = container.setdefault("resources", {})
+        for name in ("limits", "requests"):
+            resources[name] = {**resources.get(name, {}), **limits}
     return {
         "metadata": {
             "name": one.name,
@@ -502,15 +505,26 @@ def _pod_spec(
         {"name": "secrets", "mountPath": SECRETS, "readOnly": True},
     ]
     if boxes:
-        # One term for each box: a node that reaches any of them will do.
-        terms = [
-            {"matchExpressions": [{"key": names.box_label(box), "operator": "Exists"}]} for box in boxes
-        ]
-        affinity = spec.setdefault("affinity", {})
-        affinity["nodeAffinity"] = {
-            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
-        }
+        _reach_any(boxes, spec)
     return spec
+
+
+def _reach_any(boxes: Sequence[str], spec: Document) -> None:
+    """Require a node that reaches any of the boxes, beside what the template requires: of its terms one
+    has to hold, so each of them is completed by each box."""
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    required["nodeSelectorTerms"] = [
+        {
+            **term,
+            "matchExpressions": [
+                *term.get("matchExpressions", []),
+                {"key": names.box_label(box), "operator": "Exists"},
+            ],
+        }
+        for term in required.get("nodeSelectorTerms") or [{}]
+        for box in boxes
+    ]
 
 
 def _container(spec: Document) -> Document:

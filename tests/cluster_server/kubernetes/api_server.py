@@ -20,7 +20,7 @@ import uvicorn
 import yaml
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from cluster_server.kubernetes.api import Api, connected
@@ -101,6 +101,8 @@ class ApiServer:
         if status:
             return _refused(status, "the test refuses it")
         match request.method:
+            case "GET" if request.path_params.get("part") == "log":
+                return self._log(name, request)
             case "GET" if name:
                 return self._said(plural, name)
             case "GET" if request.query_params.get("watch"):
@@ -116,6 +118,13 @@ class ApiServer:
     def _said(self, plural: str, name: str) -> Response:
         found = self.objects.get((plural, name))
         return JSONResponse(found) if found else _refused(404, f'{plural} "{name}" not found')
+
+    def _log(self, name: str, request: Request) -> Response:
+        containers = self.objects["pods", name]["spec"]["containers"]
+        asked = request.query_params.get("container", "")
+        if not asked and len(containers) > 1:
+            return _refused(400, f"a container name must be specified for pod {name}")
+        return PlainTextResponse(f"of {asked or containers[0]['name']}\n")
 
     def _list(self, plural: str, request: Request) -> Response:
         found = [one for one in self._of(plural) if _has_labels(one, request)]

@@ -61,6 +61,8 @@ def step(job: WsJob, pod: PodSeen | None, report: JobReport | None = None, **mor
         (DONE, LEAVES, RESULT, Step.WAIT),
         (DONE, OVER, None, Step.RELEASE),
         (replace(DONE, finalizers=()), OVER, None, Step.WAIT),
+        (DONE, replace(OVER, has_others=True), None, Step.END),  # or it would stay for as long as those
+        (DONE, replace(OVER, has_others=True, is_deleted=True), None, Step.WAIT),
         (BEGUN, None, None, Step.SETTLE),  # it is not made anew
         (BEGUN, OVER, None, Step.SETTLE),
         (replace(BEGUN, is_cancelled=True), RUNS, WORKS, Step.END),

@@ -160,5 +160,15 @@ async def test_the_end_of_a_wsjob_is_written_once(server: ApiServer, api: Api) -
     assert status(server) == ("Succeeded", None, "as another server has seen it")
 
 
+async def test_logs_are_of_its_own_container(server: ApiServer, api: Api) -> None:
+    server.put("wsjobs", "one", {"spec": SPEC, "status": DONE})
+    containers = [{"name": "sidecar"}, {"name": "manager"}]
+    server.put("pods", "wsjob-one-run", {"spec": {"containers": containers}})
+    async with working(api) as jobs:
+        name = jobs.all()[0].name
+        lines = [line async for line in jobs.logs(name, 10, follow=False)]
+    assert lines == [b"of manager\n"]
+
+
 def now() -> str:
     return datetime.now(UTC).isoformat()
