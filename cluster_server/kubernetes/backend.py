@@ -12,8 +12,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Final
 
-import msgspec
-
 from cluster_server.backend import Conflict, Exhausted, NotFound
 from cluster_server.inventory import Inventory
 from cluster_server.kubernetes import names, objects
@@ -33,6 +31,7 @@ from cluster_server.kubernetes.api import (
 from cluster_server.kubernetes.instance import Cluster, InstanceWorker
 from cluster_server.kubernetes.jobs import Jobs, logs_of
 from cluster_server.kubernetes.leader import Leadership
+from cluster_server.kubernetes.locks import Locks
 from cluster_server.kubernetes.mirror import Mirror
 from cluster_server.kubernetes.objects import About, Desired, Known, PodSettings
 from cluster_server.kubernetes.options import KubernetesOptions
@@ -40,7 +39,7 @@ from cluster_server.processes.backend import ADOPT_SECONDS, INSTANCES_MAX
 from cluster_server.processes.core import Goal
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.publisher import Publisher
-from telemetry.decoder import Malformed, decode
+from telemetry.decoder import Malformed
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +49,6 @@ COMMIT_AGAIN_SECONDS: Final = 0.2
 SERVICE_AGAIN_SECONDS: Final = 1.0
 KEY_NAME: Final = "tidegate-cluster-server-key"
 KEY_BYTES: Final = 32
-LOCKS_NAME, LOCKS = "tidegate-boxes", "holders.json"
 
 
 class Unsure(Exception):
@@ -77,7 +75,9 @@ class KubernetesBackend:
 
     async def start(self) -> None:
         options = self._options
-        api = await self._opened.enter_async_context(connected(options.kubeconfig, options.namespace))
+        api = await self._opened.enter_async_context(
+            connected(options.kubeconfig, options.namespace, options.lease.unsent_seconds)
+        )
         try:
             await self._start(api)
         except BaseException as error:
@@ -140,23 +140,8 @@ class KubernetesBackend:
 
     async def inventory(self, boxes: Iterable[str]) -> Inventory:
         """With its locks in the namespace, for whichever server leads. Raises OSError."""
-        api = self._cluster.api
-        try:
-            found = (await api.get(CONFIG_MAP, LOCKS_NAME)).get("data", {})
-            holders = decode(found.get(LOCKS, "{}").encode(), dict[str, str], objects.STORED)
-        except Missing:
-            holders = {}
-        except Malformed as error:
-            raise OSError(f"ConfigMap {LOCKS_NAME} is damaged: {error}") from None
-
-        async def store(holders: dict[str, str]) -> None:
-            said = msgspec.json.encode(holders, order="sorted").decode()
-            try:
-                await api.apply(CONFIG_MAP, {"metadata": {"name": LOCKS_NAME}, "data": {LOCKS: said}})
-            except (Refused, Taken) as error:
-                raise OSError(str(error)) from None
-
-        return Inventory(boxes, holders, store)
+        locks = Locks(self._cluster.api, self.lost)
+        return Inventory(boxes, await locks.read(), locks.store)
 
     async def apply(self, request: pb.ApplyRequest) -> pb.Workload:
         # Once begun it is done: who asked may leave, but what is stored has to be known.
@@ -302,26 +287,31 @@ class KubernetesBackend:
     async def _commit(self, asked: Desired, current: Desired | None) -> None:
         """Store what is wanted. Raises Unsure where it is not known whether it was stored."""
         wanted = dataclasses.replace(asked, version=current.version if current else "")
-        api, name = self._cluster.api, names.workload_map(asked.name)
         until = time.monotonic() + COMMIT_SECONDS
         while True:
             try:
-                self._cluster.maps.take(await api.apply(CONFIG_MAP, objects.workload_document(wanted)))
+                self._cluster.maps.take(await self._stored(wanted))
             except Unavailable as error:
                 if time.monotonic() >= until:
                     raise Unsure(str(error)) from None
                 await asyncio.sleep(COMMIT_AGAIN_SECONDS)
-            except Taken:
-                # By the attempt before this one, or by somebody else.
-                with contextlib.suppress(Missing, Unavailable):
-                    found = await api.get(CONFIG_MAP, name)
-                    self._cluster.maps.take(found)
-                    there = objects.read_workload(found)
-                    if (there.generation, there.instances) == (asked.generation, asked.instances):
-                        return
-                raise Conflict(f"Workload {asked.name} was changed by others meanwhile.") from None
             else:
                 return
+
+    async def _stored(self, wanted: Desired) -> Document:
+        """It replaces what was read, or nothing: not what another server has stored since."""
+        api, document = self._cluster.api, objects.workload_document(wanted)
+        try:
+            return await (api.apply if wanted.version else api.create)(CONFIG_MAP, document)
+        except Taken:
+            # By the attempt before this one, or by somebody else.
+            with contextlib.suppress(Missing, ValueError):
+                found = await api.get(CONFIG_MAP, document["metadata"]["name"])
+                there = objects.read_workload(found)
+                if (there.generation, there.instances) == (wanted.generation, wanted.instances):
+                    return found
+                self._cluster.maps.take(found)
+            raise Conflict(f"Workload {wanted.name} was changed by others meanwhile.") from None
 
     # What is there
 

@@ -234,11 +234,11 @@ class InstanceWorker:
             self._asking = None
 
     async def _ask(self, address: str, goal: str) -> None:
-        key = self._cluster.settings.runner_key(self.name)
-        version, pause, before = 0, ASK_AGAIN_SECONDS, ""
+        runner = runners.Conversation(address, self._cluster.settings.runner_key(self.name))
+        pause, before = ASK_AGAIN_SECONDS, ""
         while True:
             try:
-                report = await runners.ask(address, key, version, goal)
+                report = await runner.ask(goal)
             except (OSError, Malformed) as error:
                 is_late = isinstance(error, TimeoutError) or pause > ASK_AGAIN_SECONDS * 8
                 self._is_overdue = self._is_overdue or (self._told is not None and is_late)
@@ -249,7 +249,7 @@ class InstanceWorker:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
             else:
-                version, pause = report.version, ASK_AGAIN_SECONDS
+                pause = ASK_AGAIN_SECONDS
                 self._is_overdue = False
                 if report.manager:
                     self._told, self._told_at = report, time.time()

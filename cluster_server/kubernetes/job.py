@@ -453,15 +453,16 @@ class JobWorker:
 
     async def _ask(self, address: str) -> None:
         key = self._cluster.settings.runner_key(f"wsjob/{self.wsjob.object}")
-        version, pause = 0, ASK_AGAIN_SECONDS
+        runner = runners.Conversation(address, key, runners.RESULT_BYTES_MAX)
+        pause = ASK_AGAIN_SECONDS
         while True:
             try:
-                report = await runners.ask(address, key, version)
+                report = await runner.ask()
             except (OSError, Malformed):
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
                 continue
-            version, pause = report.version, ASK_AGAIN_SECONDS
+            pause = ASK_AGAIN_SECONDS
             if report.job:
                 self._report = report.job
                 self._show()

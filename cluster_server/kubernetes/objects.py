@@ -63,10 +63,6 @@ class Known(msgspec.Struct, frozen=True):
     digest: str
 
 
-Instances: Final = Annotated[list[Known], Meta(max_length=INSTANCES_MAX)]
-Generation: Final = Annotated[int, Meta(ge=1)]  # `decode` takes no more than 64 bits
-
-
 class About(msgspec.Struct, frozen=True):
     """What the ConfigMap of an instance says of it beside its specification."""
 
@@ -153,15 +149,15 @@ def read_workload(document: Document) -> Desired:
     name = metadata["name"].removeprefix(names.workload_map(""))
     try:
         check_name("workload", name)
-        known = decode(data[INSTANCES].encode(), Instances, STORED)
+        known = decode(data[INSTANCES].encode(), list[Known], STORED)
         for one in known:
             check_name("instance", one.name)
-        generation = decode(data[GENERATION].encode(), Generation, STORED)
+        generation = decode(data[GENERATION].encode(), int, STORED)  # of 64 bits at most
         labeled = metadata["labels"][names.WORKLOAD]
     except (KeyError, Malformed, Wrong) as error:
         raise ValueError(f"ConfigMap {metadata['name']} is damaged: {error}") from None
-    if labeled != name:
-        raise ValueError(f"ConfigMap {metadata['name']} is damaged: its label is of another workload")
+    if labeled != name or generation < 1 or len(known) > INSTANCES_MAX:
+        raise ValueError(f"ConfigMap {metadata['name']} is damaged: it says what nobody could ask for")
     return Desired(
         name,
         generation,

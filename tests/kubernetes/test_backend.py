@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from lightkube import ApiError
 
+from cluster_server.backend import Conflict
 from cluster_server.client import Away, ClusterClient
 from cluster_server.kubernetes import job as job_module
 from cluster_server.kubernetes import names, objects
@@ -171,6 +172,30 @@ async def test_one_of_two_servers_works_and_the_other_takes_over(world: Kubernet
     assert status.state == pb.READY
     assert world.backend.workloads()[1] > before  # no version is used twice
     assert world.starts("chat-0-a") == 1
+
+
+async def test_a_former_leader_overwrites_nothing(world: Kubernetes) -> None:
+    """It has not seen what the one after it has stored, and finishes what it was asked before."""
+    backend = world.backend
+    await backend.apply(workload("chat", 1, instance("chat-0-a")))
+    late = objects.desired_of(workload("chat", 1, instance("chat-9-z")), backend._cluster.settings)
+    with pytest.raises(Conflict, match="changed by others"):
+        await backend._commit(late, None)
+    stored = found(world, resource("ConfigMap"), "workload-chat")
+    assert stored
+    assert list(objects.read_workload(stored).instances) == ["chat-0-a"]
+
+    before, after = await backend.inventory(["box-1"]), await backend.inventory(["box-1"])
+    await after.lock("new", ["box-1"])
+    with pytest.raises(OSError, match="changed by others"):
+        await before.lock("old", ["box-1"])
+    assert backend.lost.is_set()
+    assert [one.holder for one in (await backend.inventory(["box-1"])).boxes()] == ["new"]
+    await after.unlock("new", ["box-1"])
+    before = await backend.inventory(["box-1"])
+    await before.lock("old", ["box-1"])
+    with pytest.raises(OSError, match="changed by others"):
+        await after.lock("new", ["box-1"])
 
 
 async def test_a_partition_from_the_api_server(world: Kubernetes) -> None:
