@@ -19,7 +19,6 @@ from cluster_server.kubernetes.api import (
     CONFIG_MAP,
     POD,
     SECRET,
-    SERVICE,
     Api,
     Document,
     Missing,
@@ -35,6 +34,7 @@ from cluster_server.kubernetes.locks import Locks
 from cluster_server.kubernetes.mirror import Mirror
 from cluster_server.kubernetes.objects import About, Desired, Known, PodSettings
 from cluster_server.kubernetes.options import KubernetesOptions
+from cluster_server.kubernetes.services import Services
 from cluster_server.processes.backend import ADOPT_SECONDS, INSTANCES_MAX
 from cluster_server.processes.core import Goal
 from cluster_server.proto import cluster_pb2 as pb
@@ -46,7 +46,6 @@ log = logging.getLogger(__name__)
 AT_ONCE: Final = 16  # requests to the API server, of one Apply
 COMMIT_SECONDS: Final = 8.0  # until it is given up to find out whether a change was stored
 COMMIT_AGAIN_SECONDS: Final = 0.2
-SERVICE_AGAIN_SECONDS: Final = 1.0
 KEY_NAME: Final = "tidegate-cluster-server-key"
 KEY_BYTES: Final = 32
 
@@ -66,7 +65,8 @@ class KubernetesBackend:
         self._desired: dict[str, Desired] = {}
         self._workers: dict[str, InstanceWorker] = {}
         self._of_workload: dict[str, dict[str, InstanceWorker]] = {}
-        self._preparing: set[str] = set()  # instances whose ConfigMaps are there before they are wanted
+        # Instances whose ConfigMaps are there before they are wanted, and the workloads that want them.
+        self._preparing: dict[str, str] = {}
         self._jobs_of_pods: dict[str, str] = {}
         self._changing = asyncio.Lock()
         self._gone = asyncio.Event()
@@ -156,9 +156,11 @@ class KubernetesBackend:
             self._check(asked, current)
             if self._is_ending:
                 raise Conflict("The server is ending.")
+            if current is None:
+                await self._services.check(asked.name)
             known = current.instances if current else {}
             fresh = [one for one in request.instances if one.name not in known]
-            self._preparing.update(one.name for one in fresh)
+            self._preparing.update((one.name, asked.name) for one in fresh)
             try:
                 await self._prepare(asked, current, fresh)
                 await self._commit(asked, current)
@@ -166,12 +168,11 @@ class KubernetesBackend:
                 # They are kept until it is known, by a watch or by the next Apply.
                 raise Unavailable(str(error)) from None
             except BaseException as error:
-                self._preparing.difference_update(one.name for one in fresh)
-                for one in fresh:
-                    self._meet(one.name)
+                self._meet_prepared(one.name for one in fresh)
                 if isinstance(error, Refused):
                     raise Conflict(str(error)) from None
                 raise
+            self._meet_prepared(self._prepared(asked.name))
             return self.workload(asked.name)
 
     async def delete(self, workload: str) -> None:
@@ -180,8 +181,12 @@ class KubernetesBackend:
                 self.workload(workload)  # or NotFound
                 return
             name = names.workload_map(workload)
-            await self._cluster.api.delete(CONFIG_MAP, name)
+            try:
+                await self._cluster.api.delete(CONFIG_MAP, name)
+            except Refused as error:
+                raise Conflict(str(error)) from None
             self._cluster.maps.drop(name)
+            self._meet_prepared(self._prepared(workload))
 
     def workload(self, name: str) -> pb.Workload:
         desired, workers = self._desired.get(name), self._of_workload.get(name, {})
@@ -338,7 +343,8 @@ class KubernetesBackend:
                     self._desired[workload] = before
                 return
             self._desired[workload] = desired
-            self._preparing.difference_update(desired.instances)
+            for name in desired.instances:
+                self._preparing.pop(name, None)
         if self._is_started:
             self._follow(workload)
 
@@ -355,6 +361,7 @@ class KubernetesBackend:
         if desired:
             self._services.want(desired)
         else:
+            self._services.forget(workload)
             self._drop(workload)
 
     def _on_pod(self, name: str, document: Document | None) -> None:
@@ -386,6 +393,16 @@ class KubernetesBackend:
         for name in list(self._cluster.pods.objects):
             if name not in self._jobs_of_pods:
                 self._meet(name)
+
+    def _prepared(self, workload: str) -> list[str]:
+        """Also by an Apply before, of which it was not known whether it was stored."""
+        return [name for name, of in self._preparing.items() if of == workload]
+
+    def _meet_prepared(self, instances: Iterable[str]) -> None:
+        """It is known by now whether they are wanted: what is left of others is removed."""
+        for name in list(instances):
+            self._preparing.pop(name, None)
+            self._meet(name)
 
     def _meet(self, name: str) -> None:
         if name in self._workers or name in self._preparing:
@@ -440,47 +457,6 @@ class KubernetesBackend:
 
     def _all(self) -> Iterable[pb.Workload]:
         return [self.workload(name) for name in sorted(self._desired.keys() | self._of_workload.keys())]
-
-
-class Services:
-    """The headless service of each workload: applied once by each server, until it succeeds."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-        self._known: dict[str, str] = {}  # the UID of its owner
-        self._wanted: dict[str, Desired] = {}
-        self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="services")
-
-    async def stop(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    def want(self, desired: Desired) -> None:
-        if self._known.get(desired.name) != desired.uid:
-            self._known[desired.name] = desired.uid
-            self._wanted[desired.name] = desired
-            self._wake.set()
-
-    async def _run(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            for name, desired in list(self._wanted.items()):
-                try:
-                    await self._api.apply(SERVICE, objects.service_document(desired))
-                except (Unavailable, Refused, Taken) as error:
-                    log.warning("The service of workload %s cannot be made: %s", name, error)
-                    self._wake.set()
-                else:
-                    if self._wanted.get(name) is desired:
-                        del self._wanted[name]
-            if self._wanted:
-                await asyncio.sleep(SERVICE_AGAIN_SECONDS)
 
 
 def _is_newer(asked: Desired, current: Desired) -> bool:

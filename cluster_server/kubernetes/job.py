@@ -198,6 +198,7 @@ class JobWorker:
         self._report: JobReport | None = None
         self._has_let_go = False
         self._lacks = ""
+        self._refused = ""  # why its inputs could not be stored
         self._problem = ""
         self._result = b""
         self._is_gone = False
@@ -232,6 +233,10 @@ class JobWorker:
 
     def wake(self) -> None:
         self._wake.set()
+
+    def refuse_inputs(self, sentence: str) -> None:
+        self._refused = sentence
+        self.wake()
 
     async def let_go(self) -> None:
         for task in (self._asking, self._task):
@@ -314,7 +319,7 @@ class JobWorker:
         lacks = objects.why_no_inputs(wsjob, found, self._cluster.settings)
         if not lacks and wsjob.secret:
             lacks = objects.why_no_secret(wsjob, await self._found(SECRET, wsjob.secret))
-        return lacks
+        return excerpt(f"{lacks} {self._refused}".strip(), 500) if lacks else ""
 
     async def _found(self, kind: Kind, name: str) -> Document | None:
         if not names.is_object(name):  # it would be a part of a path

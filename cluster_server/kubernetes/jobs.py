@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Final
@@ -16,6 +17,8 @@ from cluster_server.kubernetes.job import JobWorker
 from cluster_server.kubernetes.mirror import Mirror
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.turns import may_run
+
+log = logging.getLogger(__name__)
 
 WAITING_MAX: Final = 1000  # jobs that have not ended
 
@@ -72,7 +75,8 @@ class Jobs:
                     self._mirror.take(await self._cluster.api.create(WSJOB, document))
                 except Taken:
                     object_name = document["metadata"]["name"]
-                    self._mirror.take(await self._cluster.api.get(WSJOB, object_name))
+                    with contextlib.suppress(Missing):
+                        self._mirror.take(await self._cluster.api.get(WSJOB, object_name))
                 except Refused as error:
                     raise OSError(str(error)) from None
                 worker = self._find(spec.name)
@@ -81,7 +85,11 @@ class Jobs:
             if worker.wsjob.digest != digest:
                 raise Exists(f"There is a job {spec.name} with other contents.")
             if not (worker.has_ended or worker.has_begun):
-                await self._give_inputs(spec, worker)
+                try:
+                    await self._give_inputs(spec, worker)
+                except Refused as error:  # by a quota, for example
+                    worker.refuse_inputs(str(error))
+                    raise OSError(str(error)) from None
             return worker.job
 
     async def cancel(self, name: str) -> pb.Job:
@@ -89,7 +97,11 @@ class Jobs:
         if not worker.has_ended and not worker.wsjob.is_cancelled:
             with contextlib.suppress(Missing):
                 change = {"spec": {"cancelled": True}}
-                self._mirror.take(await self._cluster.api.merge(WSJOB, worker.wsjob.object, change))
+                try:
+                    made = await self._cluster.api.merge(WSJOB, worker.wsjob.object, change)
+                except Refused as error:
+                    raise OSError(str(error)) from None
+                self._mirror.take(made)
         return worker.job
 
     async def cancel_all(self) -> None:
@@ -198,8 +210,11 @@ class Jobs:
             task.add_done_callback(self._deleting.discard)
 
     async def _delete(self, name: str) -> None:
-        with contextlib.suppress(OSError, Refused):  # the next one to end is a chance again
+        try:
             await self._cluster.api.delete(WSJOB, name)
+        except (OSError, Refused) as error:
+            log.warning("wsjob %s cannot be deleted: %s", name, error)
+            self._forgotten.discard(name)  # the next one to end is a chance again
 
     def _find(self, name: str) -> JobWorker | None:
         worker = self._workers.get(names.wsjob(name))

@@ -167,11 +167,15 @@ def read_workload(document: Document) -> Desired:
     )
 
 
+def service_labels(workload: str) -> dict[str, Any]:
+    return _labels("service", workload=workload)
+
+
 def service_document(desired: Desired) -> Document:
     return {
         "metadata": {
             "name": names.service_name(desired.name),
-            "labels": _labels("service", workload=desired.name),
+            "labels": service_labels(desired.name),
             "ownerReferences": [
                 _owner("v1", "ConfigMap", names.workload_map(desired.name), desired.uid)
             ],

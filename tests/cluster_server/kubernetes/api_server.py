@@ -236,7 +236,7 @@ async def api_server() -> AsyncIterator[ApiServer]:
 
 @contextlib.asynccontextmanager
 async def connected_to(server: ApiServer, folder: Path) -> AsyncIterator[Api]:
-    async with connected(kubeconfig(server, folder), NAMESPACE) as api:
+    async with connected(kubeconfig(server, folder), NAMESPACE, 5.0) as api:
         yield api
 
 
