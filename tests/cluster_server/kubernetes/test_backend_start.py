@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,18 @@ async def test_a_watch_that_ends_is_the_end_of_the_server(server: ApiServer, tmp
         await made.lost.wait()
     await made.stop()
     assert holder(server) == ""  # it still had it
+
+
+async def test_a_process_that_cannot_serve_leaves_the_lease(server: ApiServer, tmp_path: Path) -> None:
+    server.put("configmaps", "tidegate-boxes", {"data": {"holders.json": "{"}})
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "cluster_server", "--backend", "kubernetes"),
+        *("--kubeconfig", str(kubeconfig(server, tmp_path)), "--namespace", NAMESPACE),
+        *("--listen", f"unix:{tmp_path / 'c.sock'}"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(60):
+        _, errors = await process.communicate()
+    assert process.returncode
+    assert b"ConfigMap tidegate-boxes is damaged" in errors
+    assert holder(server) == ""
