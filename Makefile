@@ -49,8 +49,8 @@ test: dev-environment ## all tests; as root it installs Chromium and iproute2 wh
 	@$(PYTHON) console/stack/bootstrap.py machine
 	$(IN) -m pytest -n 3 --dist loadgroup $(ARGS)
 
-test-kubernetes: dev-environment ## the tests on a control plane of Kubernetes, from the binaries in KUBEBUILDER_ASSETS
-	$(IN) -m pytest -m kubernetes $(ARGS)
+test-kubernetes: dev-environment ## the tests on Kubernetes: binaries in KUBEBUILDER_ASSETS, or the cluster of KUBECONFIG
+	BED_KUBECONFIG=$(if $(KUBEBUILDER_ASSETS),,$(KUBECONFIG)) $(IN) -m pytest -m kubernetes $(ARGS)
 
 test-image: dev-environment ## the tests of the image, in root file systems of debootstrap; as root, some ten minutes
 	$(IN) -m pytest -m image tests/deploy $(ARGS)

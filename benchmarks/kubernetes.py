@@ -146,8 +146,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as directory:
         with bed() as made:
-            if made.why_no_custom_resources:
-                sys.exit(f"Workloads can't be compiled: {made.why_no_custom_resources}.")
+            if made.control.why_no_custom_resources:
+                sys.exit(f"Workloads can't be compiled: {made.control.why_no_custom_resources}.")
             for name in ("node-a", "node-b"):
                 made.add_node(name)
             progress("a whole stack")

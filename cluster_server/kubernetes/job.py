@@ -29,13 +29,14 @@ from cluster_server.kubernetes.core import PodSeen, how, read_pod
 from cluster_server.kubernetes.instance import RETRY_SECONDS, RETRY_SECONDS_MAX, Cluster
 from cluster_server.kubernetes.mirror import Mirror
 from cluster_server.kubernetes.objects import WsJob
-from cluster_server.pod.runner import JobReport
+from cluster_server.pod.runner import RESULT_BYTES_MAX, TOO_LARGE, JobReport
 from cluster_server.processes.core import CANCEL_SECONDS
 from cluster_server.processes.instance import ASK_AGAIN_SECONDS, ASK_AGAIN_SECONDS_MAX
 from cluster_server.processes.job import CANCELLED, DEADLINE, SUCCEEDED
 from cluster_server.processes.manager_status import ProgressStatus
 from cluster_server.proto import cluster_pb2 as pb
 from telemetry.decoder import Malformed, excerpt
+from telemetry.units import size
 
 log = logging.getLogger(__name__)
 
@@ -149,18 +150,20 @@ def ending(
     """How one has ended that is to be settled. `lacks`: why it cannot be started."""
     status = report.exit_status if report else None
     if report and report.result is not None and status == 0:
-        return Ending("Succeeded", SUCCEEDED, "", report.result)
+        if len(report.result.encode()) <= RESULT_BYTES_MAX:
+            return Ending("Succeeded", SUCCEEDED, "", report.result)
+        return Ending("Failed", TOO_LARGE, f"Its result has more than {size(RESULT_BYTES_MAX)}.")
     if job.is_cancelled:
         return Ending("Cancelled", CANCELLED, "It was cancelled.")
     if now >= deadline_of(job, pod):
         return Ending("Failed", DEADLINE, f"It has not ended within {job.deadline_seconds} s.")
     if report and status is not None:
         if report.reason:
-            return Ending("Failed", report.reason, report.sentence)
+            return Ending("Failed", excerpt(report.reason, 100), excerpt(report.sentence, 500))
         if status == 0:
             return Ending("Failed", "NoResult", "It has ended without a result.")
         ended = how(status if status > 0 else 128 - status)
-        last = f" It said last: {report.said_last}" if report.said_last else ""
+        last = f" It said last: {excerpt(report.said_last)}" if report.said_last else ""
         return Ending("Failed", "ExitStatus", f"It has ended{ended}.{last}")
     if pod and pod.has_ended:
         reason, sentence = pod.failed_for
@@ -391,11 +394,15 @@ class JobWorker:
         now, job, api = time.time(), self.wsjob, self._cluster.api
         how_ended = ending(job, self._pod, self._report, now, lacks=self._lacks)
         status: dict[str, Any] = {}
-        if how_ended.result is not None:
-            document = objects.job_result_document(job, how_ended.result)
-            await api.apply(CONFIG_MAP, document)
-            self._result = how_ended.result.encode()
-            status["resultConfigMap"] = document["metadata"]["name"]
+        if (result := how_ended.result) is not None:
+            document = objects.job_result_document(job, result)
+            try:
+                await api.apply(CONFIG_MAP, document)
+            except Refused as error:  # it will not be accepted later either, and the job has ended
+                how_ended = Ending("Failed", "ResultRefused", excerpt(str(error), 500))
+            else:
+                self._result = result.encode()
+                status["resultConfigMap"] = document["metadata"]["name"]
         await self._write(
             state=how_ended.state,
             reason=how_ended.reason,

@@ -51,6 +51,15 @@ GENERATION: Final = "generation"
 STORED: Final = Limits(2 << 20)  # an object in etcd has less
 SECRET_MODE: Final = 0o440
 READY_SECONDS: Final = 2  # between two looks of the kubelet
+USER: Final = 10001  # of the image
+POD_SECURITY: Final = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 NAMED_BY_HAND: Final = "wsjob-secret"  # the part of a Secret that wsjobs made by hand may name
 
 
@@ -471,8 +480,10 @@ def _pod_spec(
     kind, folder = runs
     spec: Document = copy.deepcopy(dict(settings.template))
     spec.setdefault("automountServiceAccountToken", False)
+    spec.setdefault("securityContext", copy.deepcopy(POD_SECURITY))
     spec["enableServiceLinks"] = False
     container = _container(spec)
+    container.setdefault("securityContext", copy.deepcopy(CONTAINER_SECURITY))
     container.setdefault("image", settings.image)
     container["command"] = list(settings.runner)
     container["args"] = [

@@ -32,13 +32,15 @@ from cluster_server.processes.kernel import MARK
 from cluster_server.processes.manager_status import ManagerStatus, ProgressStatus, ask
 from kvss_agent.process.durable_file import write_durably
 from telemetry.decoder import MESSAGE, Limits, Malformed, decode, excerpt
+from telemetry.units import size
 
 KEY: Final = "runner.key"
 WAIT_SECONDS_MAX: Final = 60.0
 ASK_AGAIN_SECONDS: Final = 0.05
 ASK_AGAIN_SECONDS_MAX: Final = 2.0
 PROGRESS_SECONDS: Final = 0.5
-RESULT_BYTES_MAX: Final = 1 << 20
+RESULT_BYTES_MAX: Final = (1 << 20) - 64  # a ConfigMap has 1 MiB, of which names are a part
+TOO_LARGE: Final = "ResultTooLarge"
 LINE_BYTES_MAX: Final = 4096
 SIGNAL_STATUS: Final = 128  # as a shell says it
 
@@ -209,12 +211,20 @@ class Runner:
             await asyncio.sleep(PROGRESS_SECONDS)
 
     def _ended(self, status: int, said_last: str) -> JobReport:
-        result = self._bytes("result.json", RESULT_BYTES_MAX)
         error = self._read("error.json", _Error) or _Error()
+        result = None
+        try:
+            if (raw := self._bytes("result.json", RESULT_BYTES_MAX)) is not None:
+                result = raw.decode()
+            elif (self._folder / "result.json").exists():
+                sentence = f"Its result has more than {size(RESULT_BYTES_MAX)}."
+                error = _Error(TOO_LARGE, sentence)
+        except UnicodeDecodeError:
+            error = _Error("ResultUnusable", "Its result is not UTF-8.")
         return JobReport(
             exit_status=status,
             progress=self._read("progress.json", ProgressStatus),
-            result=result.decode(errors="replace") if result is not None else None,
+            result=result,
             reason=excerpt(error.reason, 100),
             sentence=excerpt(error.sentence, 500),
             said_last=excerpt(said_last, 300),

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+RUN = Path("/run")
+
 
 @dataclass(frozen=True)
 class Mount:
@@ -19,16 +21,24 @@ class Mount:
     path: str
     is_read_only: bool = False
 
+    @property
+    def real_path(self) -> Path:
+        """/run, of /var/run."""
+        return Path(self.path).resolve()
+
 
 # Its root is a tmpfs into which all top-level folders of the machine are mounted: so volumes can be
-# mounted where the machine has no folder, and nothing is made on the machine.
+# mounted where the machine has no folder, and nothing is made on the machine. /run is its own.
 ROOT = """
 set -e
 mount --make-rprivate /
 mount -t tmpfs root {root}
 for one in /*; do
     name={root}$one
-    case $one in /proc) mkdir $name; mount -t proc proc $name; continue;; esac
+    case $one in
+        /proc) mkdir $name; mount -t proc proc $name; continue;;
+        /run) mkdir $name; mount -t tmpfs run $name; continue;;
+    esac
     if [ -L $one ]; then cp -P $one $name
     elif [ -d $one ]; then
         mkdir $name; mount --rbind $one $name
@@ -135,8 +145,8 @@ class Container:
 def _check(root: Path, mounts: Sequence[Mount]) -> None:
     root.mkdir(parents=True, exist_ok=True)
     for one in mounts:
-        top = Path(*Path(one.path).parts[:2])
-        if top.exists():
+        top = Path(*one.real_path.parts[:2])
+        if top.exists() and top != RUN:
             raise ValueError(f"{one.path}: {top} is a folder of this machine, and is left as it is")
 
 
@@ -149,7 +159,7 @@ def _child(pid: int) -> int:
 
 
 def _mount(root: Path, one: Mount) -> str:
-    at = f"{root}{one.path}"
+    at = f"{root}{one.real_path}"
     make = (
         f"mkdir -p {at}"
         if one.source.is_dir()

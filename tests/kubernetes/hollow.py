@@ -19,8 +19,10 @@ from cluster_server.kubernetes.objects import RUNNER_PORT
 from cluster_server.pod.runner import Asked, Report
 from cluster_server.processes.manager_status import ManagerStatus
 from tests.console.sessions.network import ip
-from tests.kubernetes.bed import ADMIN, Bed, resource
+from tests.kubernetes.bed import Bed
+from tests.kubernetes.control_plane import ADMIN
 from tests.kubernetes.kubelet import now
+from tests.kubernetes.resources import resource
 
 NAME: Final = "hollow"
 SUBNET: Final = 200  # of the network of the bed, of which kubelets have the first few

@@ -13,8 +13,11 @@ import helm_python as helm
 import httpx
 from lightkube import ApiError, Client
 
-from tests.kubernetes.bed import ADMIN, LOOPBACK, Bed, resource
+from tests.kubernetes.bed import Bed
 from tests.kubernetes.chart import NAME, Document
+from tests.kubernetes.control_plane import ADMIN
+from tests.kubernetes.proxy import LOOPBACK
+from tests.kubernetes.resources import put, resource
 from tests.live import wait_until
 
 Pod, Secret = resource("Pod"), resource("Secret")
@@ -63,7 +66,7 @@ class Release:
 
     def put_secret(self, name: str, values: dict[str, str]) -> None:
         document = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}}
-        Bed.put(self.client, {**document, "stringData": values}, NAME)
+        put(self.client, {**document, "stringData": values}, NAME)
 
     def first_admin(self) -> tuple[str, str]:
         """As NOTES.txt says how to find it."""

@@ -15,7 +15,8 @@ from typing import Any, Final, Self
 import httpx
 
 from tests.console.workloads.whole import BRAIN, ORG, Served
-from tests.kubernetes.bed import Bed, resource
+from tests.kubernetes.bed import Bed
+from tests.kubernetes.resources import resource
 from tests.kubernetes.server import READY_SECONDS, server
 from tests.live import wait_until
 from tests.stack.whole import whole_stack

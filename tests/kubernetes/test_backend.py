@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import signal
 import subprocess
@@ -24,7 +25,8 @@ from cluster_server.kubernetes.api import Unavailable
 from cluster_server.kubernetes.backend import KubernetesBackend
 from cluster_server.proto import cluster_pb2 as pb
 from tests.cluster_server.requests import FAKE_MANAGER, instance, job, workload
-from tests.kubernetes.bed import Bed, resource
+from tests.kubernetes.bed import Bed
+from tests.kubernetes.resources import put, resource
 from tests.kubernetes.server import server as served
 from tests.kubernetes.world import QUICK, Kubernetes
 
@@ -138,7 +140,7 @@ async def test_what_a_crash_has_left_of_an_apply_is_removed(world: Kubernetes) -
     document |= {"apiVersion": "v1", "kind": "ConfigMap"}
     await world.backend.stop()
     with world.bed.client() as client:
-        world.bed.put(client, document, world.namespace)
+        put(client, document, world.namespace)
     await world.open()
     await world.until("it is removed", lambda: not world.backend.workloads()[0])
     assert found(world, resource("ConfigMap"), "instance-chat-0-a") is None
@@ -292,7 +294,7 @@ async def test_configmaps_of_strangers_stop_no_server(world: Kubernetes) -> None
                 "annotations": annotations,
             }
             one = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-            world.bed.put(client, one, world.namespace)
+            put(client, one, world.namespace)
     gone = resource("ConfigMap")
     await world.until("it is passed over", lambda: found(world, gone, "instance-late") is None)
     await world.backend.apply(workload("chat", 2, instance("chat-0-a"), instance("chat-1-b")))
@@ -318,8 +320,8 @@ async def test_a_wsjob_that_was_made_by_hand(world: Kubernetes) -> None:
     spec = {"spec.json": json.dumps({"result": {"layout": 7}})}
     with world.bed.client() as client:
         inputs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "inputs"}, "data": spec}
-        world.bed.put(client, inputs, world.namespace)
-        world.bed.put(client, document, world.namespace)
+        put(client, inputs, world.namespace)
+        put(client, document, world.namespace)
 
         def state() -> str:
             status = client.get(resource("WsJob"), "by-hand", namespace=world.namespace).get("status")
@@ -331,7 +333,7 @@ async def test_a_wsjob_that_was_made_by_hand(world: Kubernetes) -> None:
         assert conditions == {"Started": "True", "Complete": "True"}
         wrong = {**document, "metadata": {"name": "wrong"}, "spec": {"kind": "Guess", "configMap": "x"}}
         with pytest.raises(ApiError, match=r"spec\.kind"):
-            world.bed.put(client, wrong, world.namespace)
+            put(client, wrong, world.namespace)
     await world.until("the server knows", lambda: world.backend.job("wsjob/by-hand").ended_at > 0)
     assert json.loads(world.backend.job("wsjob/by-hand").result) == {"layout": 7}
 
@@ -367,7 +369,7 @@ async def test_a_wsjob_that_was_made_by_hand_gets_no_secret_of_others(
             if kind == "WsJob":
                 metadata["annotations"] = {names.NAME: "compile-1"}
             about = {"apiVersion": version, "kind": kind, "metadata": metadata}
-            world.bed.put(client, {**about, **more}, world.namespace)
+            put(client, {**about, **more}, world.namespace)
     await world.backend.submit(job(name, result={"layout": 8}))
 
     def has_ended(one: str) -> Callable[[], bool]:
@@ -384,6 +386,28 @@ async def test_a_wsjob_that_was_made_by_hand_gets_no_secret_of_others(
     assert world.starts(name) == 0
     await world.until("the real one has ended", has_ended(real.name))
     assert json.loads(world.backend.job(real.name).result) == {"layout": 7}
+
+
+async def test_a_job_whose_result_cannot_be_stored_has_failed(world: Kubernetes) -> None:
+    """That it is too large, or no text, its runner says; that the API server refuses it, the server."""
+    immutable = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "wsjob-refused-result"},
+        "data": {"result.json": "another"},
+        "immutable": True,
+    }
+    with world.bed.client() as client:
+        put(client, immutable, world.namespace)
+    reasons = {"large": "ResultTooLarge", "bytes": "ResultUnusable", "refused": "ResultRefused"}
+    await world.backend.submit(job("large", raw_result=[0x20, 1 << 20]))
+    await world.backend.submit(job("bytes", raw_result=[0xFF, 100]))
+    await world.backend.submit(job("refused", result={}))
+    for name, reason in reasons.items():
+        ended = functools.partial(lambda one: world.backend.job(one).ended_at > 0, name)
+        await world.until(f"{name} has ended", ended)
+        done = world.backend.job(name)
+        assert (done.state, done.reason) == (pb.JOB_FAILED, reason)
 
 
 async def test_deleting_a_wsjob_ends_it_first(world: Kubernetes) -> None:

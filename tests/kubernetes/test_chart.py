@@ -178,7 +178,8 @@ def test_every_process_has_probes_requests_and_a_budget(values: Document) -> Non
             # The servers of a trial are left alone, and a Cluster Server that waits is no fault.
             if one["name"] not in ("postgresql", "redis", "cluster-server"):
                 assert {"startupProbe", "livenessProbe"} <= set(one), one["name"]
-        if pod["containers"][0]["name"] not in ("postgresql", "redis", "agent"):
+        # Of Cluster Servers one alone is ready: a budget would never let go of it.
+        if pod["containers"][0]["name"] not in ("postgresql", "redis", "agent", "cluster-server"):
             assert document["metadata"]["name"] in budgets
 
 
@@ -231,8 +232,71 @@ def test_settings_of_the_console_are_understood(values: Document) -> None:
         assert pod
         for container in (*pod["initContainers"], *pod["containers"]):
             read = Environment.read(environment(container, **SECRETS))
-            assert read.cluster_url == f"https://{NAME}-cluster-server:7443"
-            assert str(read.cluster_key) == "/tidegate/cluster/tls.key"
+            if component in ("web", "orchestrator"):
+                assert read.cluster_url == f"https://{NAME}-cluster-server:7443"
+                assert str(read.cluster_key) == "/tidegate/cluster/tls.key"
+            else:  # the key is not for them
+                assert not read.cluster_url
+                assert "cluster" not in [one["name"] for one in pod["volumes"]]
+
+
+def pod_template(values: Document) -> Document:
+    [made] = [one for one in rendered(values) if "pod.json" in one.get("data", {})]
+    template: Document = json.loads(made["data"]["pod.json"])
+    return template
+
+
+def test_pods_of_instances_own_their_folder_and_are_no_more_than_others() -> None:
+    template = pod_template(EXTERNAL)
+    assert template["securityContext"]["runAsUser"] == 10001
+    [own] = template["initContainers"]
+    assert own["command"][1] == "10001:10001"
+    assert own["volumeMounts"] == [{"name": "shared", "mountPath": "/tidegate/state"}]
+    # What its image needs is said in the template.
+    root = {"securityContext": {"runAsUser": 0}, "volumes": [{"name": "shared", "emptyDir": {}}]}
+    asked = pod_template({**EXTERNAL, "clusterServer": {"podTemplate": root}})
+    assert asked["securityContext"] == {"runAsUser": 0}
+    assert "initContainers" not in asked
+
+
+def test_all_pods_have_the_authorities_that_are_to_be_trusted() -> None:
+    gpu = {"name": "manager", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    values = {
+        **EXTERNAL,
+        "trust": {"configMap": "authorities"},
+        "agents": {"enabled": True},
+        "clusterServer": {"podTemplate": {"containers": [gpu]}},
+    }
+    mount = {"name": "trust", "mountPath": "/tidegate/trust", "readOnly": True}
+    for document in rendered(values):
+        pod = pod_of(document)
+        if pod and pod["containers"][0]["name"] != "cluster-server":
+            assert mount in pod["containers"][0]["volumeMounts"], document["metadata"]["name"]
+            assert {"name": "trust", "configMap": {"name": "authorities"}} in pod["volumes"]
+    [manager] = pod_template(values)["containers"]
+    assert manager == {**gpu, "volumeMounts": [mount]}
+
+
+def test_processes_of_a_trial_reach_its_console_by_its_service() -> None:
+    found = rendered({**BUNDLED, "console": {"mode": "embedded"}})
+    at = f"http://{NAME}-web.{NAME}"
+    brain, web = pod_of(named(found, "StatefulSet", "brain")), pod_of(named(found, "Deployment", "web"))
+    assert brain
+    assert web
+    assert environment(brain["containers"][0])["BRAIN_CONSOLE"] == at
+    allowed = environment(web["containers"][0])["TIDEGATE_ALLOWED_HOSTS"].split(",")
+    assert at.removeprefix("http://") in allowed
+
+
+def test_webs_may_be_kept_for_the_ingress() -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}
+    found = rendered({**EXTERNAL, "networkPolicies": {"webFrom": [peer]}})
+    [policy] = [
+        one
+        for one in found
+        if one["kind"] == "NetworkPolicy" and one["metadata"]["name"].endswith("-web")
+    ]
+    assert policy["spec"]["ingress"] == [{"from": [peer]}]
 
 
 def test_settings_of_brains_and_agents_are_understood(tmp_path: Path) -> None:

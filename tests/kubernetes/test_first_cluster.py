@@ -14,8 +14,10 @@ import yaml
 
 from console.environment import PROJECT
 from tests.documents import Shell, steps
-from tests.kubernetes.bed import ADMIN, ASSETS, LOOPBACK, Bed, Proxy
+from tests.kubernetes.bed import Bed
 from tests.kubernetes.chart import NAME
+from tests.kubernetes.control_plane import ADMIN
+from tests.kubernetes.proxy import LOOPBACK, Proxy
 from tests.kubernetes.release import Release, platform_token, released, values
 from tests.prepared import database
 
@@ -25,10 +27,10 @@ TEXT = (PROJECT / "docs" / "first-cluster.md").read_text()
 
 @pytest.fixture
 def release(kubernetes_bed: Bed) -> Iterator[Release]:
-    if kubernetes_bed.why_no_custom_resources:
-        pytest.skip(kubernetes_bed.why_no_custom_resources)
-    if not (kubernetes_bed.assets / "kubectl").exists():
-        pytest.skip(f"{ASSETS} has no kubectl")
+    if kubernetes_bed.control.why_no_custom_resources:
+        pytest.skip(kubernetes_bed.control.why_no_custom_resources)
+    if kubernetes_bed.control.kubectl is None:
+        pytest.skip("there is no kubectl")
     with released(kubernetes_bed) as made:
         yield made
 
@@ -36,7 +38,8 @@ def release(kubernetes_bed: Bed) -> Iterator[Release]:
 def programs(folder: Path, bed: Bed) -> str:
     """A folder for PATH with the programs that the document takes for granted."""
     folder.mkdir()
-    (folder / "kubectl").symlink_to(bed.assets / "kubectl")
+    assert bed.control.kubectl
+    (folder / "kubectl").symlink_to(bed.control.kubectl)
     for name, module in (("helm", "tests.kubernetes.helm_command"), ("tidegatectl", "console.ctl")):
         path = folder / name
         path.write_text(f'#!/bin/sh\nexec env PYTHONPATH={PROJECT} {sys.executable} -m {module} "$@"\n')

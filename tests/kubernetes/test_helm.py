@@ -21,8 +21,10 @@ import yaml
 
 from cluster_server.client import ClusterClient
 from console.environment import PROJECT
-from tests.kubernetes.bed import ADMIN, LOOPBACK, Bed, Proxy, resource
+from tests.kubernetes.bed import Bed
 from tests.kubernetes.chart import ALL_VALUES, CHART, NAME, Document, documents, rendered
+from tests.kubernetes.control_plane import ADMIN
+from tests.kubernetes.proxy import LOOPBACK, Proxy
 from tests.kubernetes.release import (
     READY_SECONDS_MAX,
     RELEASE,
@@ -33,6 +35,7 @@ from tests.kubernetes.release import (
     released,
     values,
 )
+from tests.kubernetes.resources import put, resource
 from tests.live import wait_until
 from tests.prepared import database
 
@@ -58,7 +61,7 @@ class Api:
             f"https://{LOOPBACK}:{self.bed.api_port}{path}",
             verify=False,
             timeout=30,
-            headers={"Authorization": f"Bearer {self.bed.tokens[ADMIN]}", **dict(headers)},
+            headers={"Authorization": f"Bearer {self.bed.control.tokens[ADMIN]}", **dict(headers)},
             **more,
         )
 
@@ -118,7 +121,7 @@ def test_a_wrong_field_would_be_noticed(kubernetes_bed: Bed) -> None:
 @pytest.fixture
 def release(kubernetes_bed: Bed) -> Iterator[Release]:
     with released(kubernetes_bed) as made:
-        Bed.put(made.client, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAME}})
+        put(made.client, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAME}})
         yield made
 
 

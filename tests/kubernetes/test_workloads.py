@@ -3,15 +3,15 @@ of the brain."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.console.workloads.whole import MODEL
-from tests.kubernetes.bed import ADMIN, ASSETS, Bed, resource
+from tests.kubernetes.bed import Bed
+from tests.kubernetes.control_plane import ADMIN
+from tests.kubernetes.resources import resource
 from tests.kubernetes.stack import Clients, InKubernetes, stack
 from tests.live import wait_until
 
@@ -27,8 +27,8 @@ ROLLED_OUT_SECONDS = 240.0
 
 @pytest.fixture(scope="module")
 def scene(kubernetes_bed: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InKubernetes]:
-    if kubernetes_bed.why_no_custom_resources:
-        pytest.skip(kubernetes_bed.why_no_custom_resources)
+    if kubernetes_bed.control.why_no_custom_resources:
+        pytest.skip(kubernetes_bed.control.why_no_custom_resources)
     with stack(kubernetes_bed, tmp_path_factory.mktemp("k")) as made:
         made.create(NAME, replicas=2)
         made.wait_until_ready(NAME)
@@ -49,9 +49,9 @@ def test_a_rollout_fails_no_request(scene: InKubernetes) -> None:
 
 def test_a_node_is_drained_and_no_request_fails(scene: InKubernetes) -> None:
     """By `kubectl drain`: its instances are made anew elsewhere; requests go to the others meanwhile."""
-    kubectl = Path(os.environ.get(ASSETS, "")) / "kubectl"
-    if not kubectl.exists():
-        pytest.skip(f"{ASSETS} has no kubectl")
+    kubectl = scene.bed.control.kubectl
+    if kubectl is None:
+        pytest.skip("there is no kubectl")
 
     def run(*arguments: str) -> None:
         command = [str(kubectl), "--kubeconfig", str(scene.bed.kubeconfig(ADMIN)), *arguments]

@@ -45,8 +45,8 @@ class Kubernetes(World):
     backend: KubernetesBackend
 
     def __init__(self, bed: Bed, *, has_jobs: bool = False) -> None:
-        if has_jobs and bed.why_no_custom_resources:
-            pytest.skip(bed.why_no_custom_resources)
+        if has_jobs and bed.control.why_no_custom_resources:
+            pytest.skip(bed.control.why_no_custom_resources)
         self.bed = bed
         self.namespace = f"test-{secrets.token_hex(4)}"
         bed.namespace(self.namespace)

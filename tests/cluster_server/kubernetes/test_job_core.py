@@ -113,6 +113,19 @@ def test_how_it_has_ended() -> None:
     assert ending(JOB, waits, None, 160.0).reason == "NotStarted"
 
 
+def test_what_a_job_says_is_bounded() -> None:
+    """Beside its runner a program of strangers runs, and its end has to be stored all the same."""
+    many = JobReport(exit_status=0, result="\ufffd" * (1 << 20))  # 3 MiB of UTF-8
+    found = ending(replace(BEGUN, is_cancelled=True), RUNS, many, 105.0)
+    assert (found.state, found.reason, found.result) == ("Failed", "ResultTooLarge", None)
+    said = JobReport(exit_status=1, reason="r\n" * 1000, sentence="s" * 10_000)
+    found = ending(BEGUN, RUNS, said, 105.0)
+    assert (len(found.reason), len(found.sentence)) == (100, 500)
+    assert found.reason.isprintable()
+    found = ending(BEGUN, RUNS, JobReport(exit_status=1, said_last="x" * 10_000), 105.0)
+    assert len(found.sentence) < 400
+
+
 def test_a_condition_keeps_the_time_of_its_last_transition() -> None:
     first = conditions([], {"state": "Running"}, "t1")
     second = conditions(first, {"state": "Succeeded", "endedAt": "t2"}, "t2")

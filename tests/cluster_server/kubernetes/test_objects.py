@@ -262,6 +262,33 @@ def test_what_the_template_says_stays() -> None:
     ]
 
 
+def test_pods_run_without_rights_unless_the_template_says_so() -> None:
+    one = instance("chat-0-a")
+
+    def pods(**template: Any) -> list[dict[str, Any]]:
+        settings = PodSettings(b"k", template=template)
+        known = objects.known_of(one, settings)
+        return [
+            objects.instance_pod_document(known, About("chat"), "u", settings)["spec"],
+            objects.job_pod_document(read(by_hand("mine")), settings)["spec"],
+        ]
+
+    for spec in pods():
+        said = spec["securityContext"]
+        assert said["runAsNonRoot"]
+        assert {said[name] for name in ("runAsUser", "runAsGroup", "fsGroup")} == {10001}
+        assert said["seccompProfile"] == {"type": "RuntimeDefault"}
+        (container,) = spec["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    own = {"runAsUser": 0}
+    for spec in pods(securityContext=own, containers=[{"name": "manager", "securityContext": own}]):
+        assert spec["securityContext"] == own
+        assert spec["containers"][0]["securityContext"] == own
+
+
 def test_the_manifests_name_what_the_backend_uses() -> None:
     crd = yaml.safe_load((MANIFESTS / "wsjobs.crd.yaml").read_text())
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
@@ -276,7 +303,7 @@ def test_the_manifests_name_what_the_backend_uses() -> None:
         port["port"]
         for policy in policies
         for rule in policy["spec"]["ingress"]
-        for port in rule["ports"]
+        for port in rule.get("ports", ())
     }
     assert {objects.RUNNER_PORT, objects.MANAGER_PORT} <= ports
     (role,) = [one for one in _documents(MANIFESTS / "rbac.yaml") if one["kind"] == "Role"]

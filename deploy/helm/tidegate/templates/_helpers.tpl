@@ -61,8 +61,22 @@ labels:
 {{- end -}}
 {{- end -}}
 
+{{/* A trial without an Ingress: processes reach the console by its Service, and people by a port of theirs. */}}
+{{- define "tidegate.isTrial" -}}
+{{- if and (eq .Values.console.mode "embedded") (not .Values.console.url) (not .Values.ingress.enabled) }}yes{{ end -}}
+{{- end -}}
+
+{{- define "tidegate.consoleService" -}}
+{{ include "tidegate.fullname" . }}-web.{{ .Release.Namespace }}
+{{- end -}}
+
 {{- define "tidegate.consoleUrl" -}}
+{{- if include "tidegate.isTrial" . -}}
+{{- $port := int .Values.web.service.port -}}
+http://{{ include "tidegate.consoleService" . }}{{ if ne $port 80 }}:{{ $port }}{{ end }}
+{{- else -}}
 {{ .Values.console.url | default (printf "https://%s" .Values.console.host) | trimSuffix "/" }}
+{{- end -}}
 {{- end -}}
 
 {{- define "tidegate.consoleSecret" -}}
@@ -195,13 +209,20 @@ livenessProbe:
 
 {{/* The console */}}
 
+{{/* Whether a process talks to the Cluster Server, whose key others have no need of. */}}
+{{- define "tidegate.usesCluster" -}}
+{{- if and .root.Values.clusterServer.enabled (has .component (list "web" "orchestrator")) }}yes{{ end -}}
+{{- end -}}
+
 {{- define "tidegate.consoleEnv" -}}
 {{ include "tidegate.scratchEnv" . }}
 - {name: TIDEGATE_STATE_DIR, value: /tidegate/scratch}
 - {name: TIDEGATE_TOKENIZERS_DIR, value: /tidegate/tokenizers}
+{{- $hosts := prepend .root.Values.console.allowedHosts .root.Values.console.host }}
+{{- if include "tidegate.isTrial" .root }}{{ $hosts = append $hosts (include "tidegate.consoleService" .root) }}{{ end }}
 {{- with .root.Values.console }}
 - {name: TIDEGATE_MODE, value: {{ .mode }}}
-- {name: TIDEGATE_ALLOWED_HOSTS, value: {{ prepend .allowedHosts .host | join "," | quote }}}
+- {name: TIDEGATE_ALLOWED_HOSTS, value: {{ $hosts | join "," | quote }}}
 - {name: TIDEGATE_TRUSTED_PROXIES, value: {{ .trustedProxies | quote }}}
 {{- if eq .mode "embedded" }}
 # The image has static files as production serves them.
@@ -209,7 +230,7 @@ livenessProbe:
 {{- end }}
 {{- end }}
 - {name: TIDEGATE_PUBLIC_URL, value: {{ include "tidegate.consoleUrl" .root | quote }}}
-{{- if .root.Values.clusterServer.enabled }}
+{{- if include "tidegate.usesCluster" . }}
 - {name: TIDEGATE_CLUSTER_URL, value: "https://{{ include "tidegate.fullname" .root }}-cluster-server:7443"}
 - {name: TIDEGATE_CLUSTER_CA, value: /tidegate/cluster/ca.crt}
 - {name: TIDEGATE_CLUSTER_CERTIFICATE, value: /tidegate/cluster/tls.crt}
@@ -231,10 +252,27 @@ livenessProbe:
 {{- end }}
 {{- end -}}
 
+{{/* Who vouches for servers, for all pods. */}}
+{{- define "tidegate.trustMount" -}}
+{{- if .Values.trust.configMap -}}
+- {name: trust, mountPath: /tidegate/trust, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "tidegate.trustVolume" -}}
+{{- with .Values.trust.configMap -}}
+- name: trust
+  configMap: {name: {{ . }}}
+{{- end }}
+{{- end -}}
+
 {{- define "tidegate.consoleMounts" -}}
 - {name: scratch, mountPath: /tidegate/scratch}
 - {name: tokenizers, mountPath: /tidegate/tokenizers}
-{{- if .root.Values.clusterServer.enabled }}
+{{- with include "tidegate.trustMount" .root }}
+{{ . }}
+{{- end }}
+{{- if include "tidegate.usesCluster" . }}
 - {name: cluster, mountPath: /tidegate/cluster, readOnly: true}
 {{- end }}
 {{- end -}}
@@ -254,7 +292,10 @@ livenessProbe:
 - name: scratch
   emptyDir: {}
 {{ include "tidegate.tokenizersVolume" .root }}
-{{- if .root.Values.clusterServer.enabled }}
+{{- with include "tidegate.trustVolume" .root }}
+{{ . }}
+{{- end }}
+{{- if include "tidegate.usesCluster" . }}
 - name: cluster
   secret:
     secretName: {{ include "tidegate.clusterClientSecret" .root }}
@@ -290,6 +331,9 @@ livenessProbe:
 {{- define "tidegate.joinMounts" -}}
 - {name: scratch, mountPath: /tidegate/scratch}
 - {name: state, mountPath: /tidegate/state}
+{{- with include "tidegate.trustMount" .root }}
+{{ . }}
+{{- end }}
 {{- if .root.Values.join.consoleCaConfigMap }}
 - {name: console, mountPath: /tidegate/console, readOnly: true}
 {{- end }}
@@ -298,10 +342,67 @@ livenessProbe:
 {{- define "tidegate.joinVolumes" -}}
 - name: scratch
   emptyDir: {}
+{{- with include "tidegate.trustVolume" .root }}
+{{ . }}
+{{- end }}
 {{- with .root.Values.join.consoleCaConfigMap }}
 - name: console
   configMap: {name: {{ . }}}
 {{- end }}
+{{- end -}}
+
+{{/* What pods of instances and wsjobs have beside what the Cluster Server gives them: podTemplate, who they run as, who
+vouches for servers, and their folder of the node. */}}
+{{- define "tidegate.podTemplate" -}}
+{{- $server := .Values.clusterServer -}}
+{{- $template := deepCopy $server.podTemplate -}}
+{{- if not (hasKey $template "securityContext") }}{{ $_ := set $template "securityContext" .Values.podSecurityContext }}{{ end -}}
+{{- if and .Values.imagePullSecrets (not (hasKey $template "imagePullSecrets")) -}}
+{{- $_ := set $template "imagePullSecrets" .Values.imagePullSecrets -}}
+{{- end -}}
+{{- $hasFolder := false -}}
+{{- range $template.volumes }}{{ if eq .name "shared" }}{{ $hasFolder = true }}{{ end }}{{ end -}}
+{{- if and $server.ownHostPath (not $hasFolder) -}}
+{{- $user := $template.securityContext.runAsUser | default .Values.podSecurityContext.runAsUser -}}
+{{- $group := $template.securityContext.runAsGroup | default .Values.podSecurityContext.runAsGroup -}}
+{{- $own := include "tidegate.ownContainer" (dict "root" . "volume" "shared" "user" $user "group" $group) | fromYaml -}}
+{{- $_ := set $template "initContainers" (prepend ($template.initContainers | default list) $own) -}}
+{{- end -}}
+{{- if .Values.trust.configMap -}}
+{{- $_ := set $template "volumes" (append ($template.volumes | default list) (include "tidegate.trustVolume" . | fromYamlArray | first)) -}}
+{{- $mount := include "tidegate.trustMount" . | fromYamlArray | first -}}
+{{- $containers := list -}}
+{{- $hasManager := false -}}
+{{- range $template.containers -}}
+{{- if eq .name "manager" -}}
+{{- $hasManager = true -}}
+{{- $_ := set . "volumeMounts" (append (.volumeMounts | default list) $mount) -}}
+{{- end -}}
+{{- $containers = append $containers . -}}
+{{- end -}}
+{{- if not $hasManager }}{{ $containers = append $containers (dict "name" "manager" "volumeMounts" (list $mount)) }}{{ end -}}
+{{- $_ := set $template "containers" $containers -}}
+{{- end -}}
+{{ toJson $template }}
+{{- end -}}
+
+{{/* The kubelet makes folders of a node for root: `.volume` is given to the user whose pod it is. */}}
+{{- define "tidegate.ownContainer" -}}
+name: own
+image: {{ include "tidegate.image" .root }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+command: [chown, "{{ .user | int64 }}:{{ .group | int64 }}", /tidegate/state]
+securityContext:
+  runAsNonRoot: false
+  runAsUser: 0
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL], add: [CHOWN]}
+resources:
+  requests: {cpu: 10m, memory: 64Mi}
+  limits: {memory: 256Mi}
+volumeMounts:
+  - {name: {{ .volume }}, mountPath: /tidegate/state}
 {{- end -}}
 
 {{/* Beside a Deployment or StatefulSet */}}
