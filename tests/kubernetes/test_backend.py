@@ -99,7 +99,7 @@ async def test_a_service_of_others_stays_and_one_of_a_server_before_is_taken_ove
     spec = {"clusterIP": "None", "selector": {"app": "redis"}, "ports": ports}
     theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "redis"}, "spec": spec}
     with world.bed.client() as client:
-        world.bed.put(client, theirs, world.namespace)
+        put(client, theirs, world.namespace)
     with pytest.raises(Conflict, match="There is a Service redis"):
         await world.backend.apply(workload("redis", 1, instance("redis-0-a")))
     await world.backend.apply(workload("chat", 1, instance("chat-0-a")))
