@@ -138,10 +138,14 @@ class Api:
         with contextlib.suppress(Missing), _translated():
             await self._client.delete(kind.resource, name, grace_period=grace_seconds)
 
-    async def logs(self, pod: str, tail_lines: int, *, follow: bool) -> AsyncIterator[bytes]:
-        """What the container of a pod has printed. Raises Missing."""
+    async def logs(
+        self, pod: str, container: str, tail_lines: int, *, follow: bool
+    ) -> AsyncIterator[bytes]:
+        """What a container of a pod has printed. Raises Missing."""
         with _translated():
-            lines = self._client.log(pod, follow=follow, tail_lines=tail_lines or None)
+            lines = self._client.log(
+                pod, container=container, follow=follow, tail_lines=tail_lines or None
+            )
             async for line in lines:
                 yield line.encode()
 

@@ -54,6 +54,8 @@ class PodSeen:
     is_deleted: bool = False  # it is being ended
     deleted_at: float = 0.0
     is_running: bool = False  # its container
+    has_exited: bool = False  # its container, which is not started again
+    has_others: bool = False  # containers of its template that run
     restarts: int = 0
     exit_status: int | None = None  # of its container's last run
     exit_reason: str = ""
@@ -63,7 +65,8 @@ class PodSeen:
 
     @property
     def has_ended(self) -> bool:
-        return self.phase in ("Succeeded", "Failed")
+        """Also where other containers of it run on: then its phase tells nothing."""
+        return self.has_exited or self.phase in ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +164,8 @@ def _outcome(raw: bytes) -> Outcome:
 
 def read_pod(document: Document) -> PodSeen:
     metadata, spec, status = document["metadata"], document["spec"], document.get("status", {})
-    found = [one for one in status.get("containerStatuses", ()) if one["name"] == CONTAINER]
-    container = found[0] if found else {}
+    containers = {one["name"]: one for one in status.get("containerStatuses", ())}
+    container = containers.pop(CONTAINER, {})
     state = container.get("state", {})
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated") or {}
     deleted_at = 0.0
@@ -179,6 +182,8 @@ def read_pod(document: Document) -> PodSeen:
         is_deleted="deletionTimestamp" in metadata,
         deleted_at=deleted_at,
         is_running="running" in state,
+        has_exited=_has_exited(spec.get("restartPolicy", "Always"), state),
+        has_others=any("running" in one.get("state", {}) for one in containers.values()),
         restarts=container.get("restartCount", 0),
         exit_status=ended.get("exitCode"),
         exit_reason=ended.get("reason", ""),
@@ -186,6 +191,14 @@ def read_pod(document: Document) -> PodSeen:
         waits_for=_waits_for(status, state),
         failed_for=_failed_for(status),
     )
+
+
+def _has_exited(policy: str, state: Document) -> bool:
+    """For good. `policy`: when the kubelet starts it again."""
+    ended = state.get("terminated")
+    if not ended:
+        return False
+    return policy == "Never" or (policy == "OnFailure" and ended.get("exitCode") == 0)
 
 
 def _scheduled_at(status: Document) -> float:

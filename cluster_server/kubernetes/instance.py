@@ -194,8 +194,7 @@ class InstanceWorker:
         except Taken:
             # By a server before this one, and not reported yet; or by somebody else.
             made = await self._cluster.api.get(POD, self.name)
-            owners = [one["uid"] for one in made["metadata"].get("ownerReferences", ())]
-            if record.uid not in owners:
+            if not objects.is_owned(made, record.uid):
                 raise Refused(f"There is a pod {self.name} already, which is not ours.") from None
         self._cluster.pods.take(made)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 INPUTS_SECONDS: Final = 60.0  # from its creation until its ConfigMap and its Secret have to be there
 INPUTS_AGAIN_SECONDS: Final = 5.0  # between two looks for them
+LET_GO_SECONDS: Final = 60.0  # from its end until a pod whose runner does not answer is deleted
 START_SECONDS: Final = 900.0  # from when its pod has a node until its container has to run
 STATES: Final = {
     "Pending": pb.JOB_PENDING,
@@ -53,6 +54,7 @@ STATES: Final = {
 
 
 class Step(StrEnum):
+    HOLD = "hold"  # put the finalizer on: from then on something of it may run
     CREATE = "create"  # its pod
     BEGIN = "begin"  # write down that it runs: from then on it is not started again
     END = "end"  # delete its pod
@@ -84,6 +86,8 @@ def next_step(
             return Next(Step.RELEASE if job.has_finalizer else Step.WAIT)
         return Next(Step.WAIT if pod.is_deleted else Step.END)
     if job.has_ended:
+        if pod is not None and pod.has_ended and pod.has_others:
+            return Next(Step.WAIT if pod.is_deleted else Step.END)
         if pod is None or pod.has_ended:
             # Or else its namespace could not be deleted once there is no Cluster Server any more.
             return Next(Step.RELEASE if job.has_finalizer else Step.WAIT)
@@ -105,7 +109,7 @@ def next_step(
         if not may_start:
             return Next(Step.WAIT)
         if has_inputs:
-            return Next(Step.CREATE)
+            return Next(Step.CREATE if job.has_finalizer else Step.HOLD)
         missing_at = job.submitted_at + INPUTS_SECONDS
         again_at = min(missing_at, now + INPUTS_AGAIN_SECONDS)
         return Next(Step.SETTLE if now >= missing_at else Step.WAIT, again_at)
@@ -197,6 +201,7 @@ class JobWorker:
         self._report: JobReport | None = None
         self._has_let_go = False
         self._lacks = ""
+        self._refused = ""  # why its inputs could not be stored
         self._problem = ""
         self._result = b""
         self._is_gone = False
@@ -232,6 +237,10 @@ class JobWorker:
     def wake(self) -> None:
         self._wake.set()
 
+    def refuse_inputs(self, sentence: str) -> None:
+        self._refused = sentence
+        self.wake()
+
     async def let_go(self) -> None:
         for task in (self._asking, self._task):
             if task:
@@ -248,6 +257,8 @@ class JobWorker:
         self.wake()
 
     def see_pod(self, document: Document | None) -> None:
+        if document and not objects.is_owned(document, self.wsjob.uid):
+            document = None  # of another wsjob, which had this name
         self._pod = pod = read_pod(document) if document else None
         if pod and pod.is_running and pod.address and not pod.has_ended:
             if self._asked != pod.address:
@@ -268,6 +279,7 @@ class JobWorker:
                 decided = await self._next(now)
                 if decided.step is Step.WAIT or (decided.step is Step.LET_GO and self._has_let_go):
                     self._show_problem("")
+                    await self._note()
                     await self._wait(decided.wake_at - now)
                     continue
                 await self._do(decided.step)
@@ -275,6 +287,8 @@ class JobWorker:
                 self._show_problem(str(error))
                 await self._wait(pause)
                 pause = min(pause * 2, RETRY_SECONDS_MAX)
+                with contextlib.suppress(Unavailable, Refused, Taken, Missing):
+                    await self._note()
             else:
                 pause = RETRY_SECONDS
                 self._show_problem("")
@@ -296,7 +310,7 @@ class JobWorker:
             )
 
         decided = step(has_inputs=True)
-        if decided.step is Step.CREATE:
+        if decided.step in (Step.CREATE, Step.HOLD):
             self._lacks = await self._find_inputs()
             decided = step(has_inputs=not self._lacks)
         return decided
@@ -308,7 +322,7 @@ class JobWorker:
         lacks = objects.why_no_inputs(wsjob, found, self._cluster.settings)
         if not lacks and wsjob.secret:
             lacks = objects.why_no_secret(wsjob, await self._found(SECRET, wsjob.secret))
-        return lacks
+        return excerpt(f"{lacks} {self._refused}".strip(), 500) if lacks else ""
 
     async def _found(self, kind: Kind, name: str) -> Document | None:
         if not names.is_object(name):  # it would be a part of a path
@@ -322,38 +336,53 @@ class JobWorker:
         api, job = self._cluster.api, self.wsjob
         pod = names.job_pod(job.object)
         match step:
+            case Step.HOLD:
+                await self._write_finalizers(*job.finalizers, names.FINALIZER)
             case Step.CREATE:
                 await self._create()
             case Step.BEGIN:
-                await self._write(state="Running", startedAt=_when(time.time()))
+                await self._write(state="Running", reason="", sentence="", startedAt=_when(time.time()))
             case Step.END:
                 await api.delete(POD, pod, int(CANCEL_SECONDS))
                 await self._pod_deleted(pod)
             case Step.SETTLE:
                 await self._settle()
             case Step.LET_GO:
+                await self._let_go_of(pod)
                 self._has_let_go = True
-                if self._pod and self._pod.address and self._pod.is_running:
-                    key = self._cluster.settings.runner_key(f"wsjob/{job.object}")
-                    with contextlib.suppress(Malformed):
-                        await runners.let_go(self._pod.address, key)
-                else:
-                    await api.delete(POD, pod, int(CANCEL_SECONDS))
             case Step.RELEASE:
-                change = {"metadata": {"resourceVersion": job.version, "finalizers": None}}
-                await api.merge(WSJOB, job.object, change)
+                others = [one for one in job.finalizers if one != names.FINALIZER]
+                await self._write_finalizers(*others)
 
     async def _create(self) -> None:
         api, job, settings = self._cluster.api, self.wsjob, self._cluster.settings
-        with contextlib.suppress(Taken):
-            await api.create(SECRET, objects.job_key_document(job, settings))
+        key = objects.job_key_document(job, settings)
+        try:
+            await api.create(SECRET, key)
+        except Taken:  # by an attempt before this one, or for a wsjob that had this name
+            await api.delete(SECRET, key["metadata"]["name"])
+            await api.create(SECRET, key)
         try:
             made = await api.create(POD, objects.job_pod_document(job, settings))
         except Taken:
             made = await api.get(POD, names.job_pod(job.object))
-            if job.uid not in [one["uid"] for one in made["metadata"].get("ownerReferences", ())]:
+            if not objects.is_owned(made, job.uid):
                 raise
         self._cluster.pods.take(made)
+
+    async def _let_go_of(self, name: str) -> None:
+        """Raises OSError where its runner has not heard of it yet, and Unavailable."""
+        pod = self._pod
+        if pod and pod.address and pod.is_running:
+            key = self._cluster.settings.runner_key(f"wsjob/{self.wsjob.object}")
+            try:
+                await runners.let_go(pod.address, key)
+            except (OSError, Malformed) as error:
+                if time.time() < self.ended_at + LET_GO_SECONDS:
+                    raise OSError(f"Its runner does not answer: {error}") from None
+            else:
+                return
+        await self._cluster.api.delete(POD, name, int(CANCEL_SECONDS))
 
     async def _pod_deleted(self, name: str) -> None:
         try:
@@ -383,7 +412,12 @@ class JobWorker:
         )
         log.info("wsjob %s: %s", job.name, how_ended.sentence or how_ended.state)
 
+    async def _write_finalizers(self, *finalizers: str) -> None:
+        metadata = {"resourceVersion": self.wsjob.version, "finalizers": list(finalizers) or None}
+        await self._take(self._cluster.api.merge(WSJOB, self.wsjob.object, {"metadata": metadata}))
+
     async def _write(self, **status: Any) -> None:
+        """Nothing is written over what this server has not seen: see `_take`."""
         job, now = self.wsjob, _when(time.time())
         if progress := self._progress():
             status["progress"] = progress
@@ -391,8 +425,24 @@ class JobWorker:
         status = {name: value or None for name, value in status.items() if value or name in job.status}
         status["conditions"] = conditions(job.status.get("conditions", []), status, now)
         change = {"metadata": {"resourceVersion": job.version}, "status": status}
-        made = await self._cluster.api.merge_status(WSJOB, job.object, change)
+        await self._take(self._cluster.api.merge_status(WSJOB, job.object, change))
+
+    async def _take(self, changing: Awaitable[Document]) -> None:
+        """If it has changed meanwhile it is read, and what is next is decided anew."""
+        try:
+            made = await changing
+        except Taken:
+            made = await self._cluster.api.get(WSJOB, self.wsjob.object)
         self._wsjobs.take(made)
+
+    async def _note(self) -> None:
+        """Have the wsjob itself say why it waits. Raises as requests do."""
+        job = self.wsjob
+        state = "Running" if job.status.get("startedAt") else "Pending"
+        reason, sentence = self._why_it_waits()
+        said = tuple(job.status.get(one, "") for one in ("state", "reason", "sentence"))
+        if not (job.has_ended or job.is_deleted or said == (state, reason, sentence)):
+            await self._write(state=state, reason=reason, sentence=sentence)
 
     def _progress(self) -> Document | None:
         said = self._report.progress if self._report else None
@@ -449,22 +499,28 @@ class JobWorker:
         self._problem = problem
         self._show()
 
+    def _why_it_waits(self) -> tuple[str, str]:
+        if self._problem:
+            return "Refused", excerpt(self._problem, 500)
+        if self._pod:
+            return self._pod.waits_for
+        if self._lacks:
+            return "WaitingForInputs", excerpt(self._lacks, 500)
+        return "", ""
+
     def _show(self) -> None:
         wsjob, status = self.wsjob, self.wsjob.status
         job = pb.Job(
             name=wsjob.name,
             kind=wsjob.kind,
             state=STATES[status.get("state", "Pending")],
-            reason=status.get("reason", ""),
-            sentence=status.get("sentence", ""),
             submitted_at=wsjob.submitted_at,
             ended_at=_seconds(status.get("endedAt")),
         )
-        if not job.ended_at:
-            if self._problem:
-                job.reason, job.sentence = "Refused", excerpt(self._problem, 500)
-            elif self._pod and self._pod.waits_for[0]:
-                job.reason, job.sentence = self._pod.waits_for
+        if job.ended_at:
+            job.reason, job.sentence = status.get("reason", ""), status.get("sentence", "")
+        else:
+            job.reason, job.sentence = self._why_it_waits()
             if self._report:
                 job.state = pb.JOB_RUNNING
         if self._report and self._report.progress:

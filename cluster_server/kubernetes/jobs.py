@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Final
 
 from cluster_server.backend import Exhausted, Exists, NotFound
@@ -17,18 +18,20 @@ from cluster_server.kubernetes.mirror import Mirror
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.turns import may_run
 
+log = logging.getLogger(__name__)
+
 WAITING_MAX: Final = 1000  # jobs that have not ended
 
 
 class Jobs:
     """`at_once`: how many run, one of a workload; the others wait for their turn. As many more that were
-    made by hand. `kept`: how many that have ended."""
+    made by hand. `kept`: how many that have ended. `on_end`: see `Mirror`."""
 
-    def __init__(self, cluster: Cluster, at_once: int, kept: int) -> None:
+    def __init__(self, cluster: Cluster, at_once: int, kept: int, on_end: Callable[[], None]) -> None:
         self._cluster = cluster
         self._at_once = at_once
         self._kept = kept
-        self._mirror = Mirror(cluster.api, WSJOB, {}, self._on_wsjob)
+        self._mirror = Mirror(cluster.api, WSJOB, {}, self._on_wsjob, on_end)
         self._workers: dict[str, JobWorker] = {}  # by the names of their objects
         self._forgotten: set[str] = set()
         self._changed = asyncio.Event()
@@ -38,7 +41,12 @@ class Jobs:
 
     async def start(self) -> None:
         """Raises Unavailable and Refused."""
-        await self._mirror.start()
+        try:
+            await self._mirror.start()
+        except Missing:
+            raise Refused(
+                "Kubernetes knows no wsjobs: kubectl apply -f deploy/kubernetes/wsjobs.crd.yaml"
+            ) from None
         for worker in list(self._workers.values()):
             await worker.load_result()
         self._is_started = True
@@ -67,7 +75,8 @@ class Jobs:
                     self._mirror.take(await self._cluster.api.create(WSJOB, document))
                 except Taken:
                     object_name = document["metadata"]["name"]
-                    self._mirror.take(await self._cluster.api.get(WSJOB, object_name))
+                    with contextlib.suppress(Missing):
+                        self._mirror.take(await self._cluster.api.get(WSJOB, object_name))
                 except Refused as error:
                     raise OSError(str(error)) from None
                 worker = self._find(spec.name)
@@ -78,7 +87,8 @@ class Jobs:
             if not (worker.has_ended or worker.has_begun):
                 try:
                     await self._give_inputs(spec, worker)
-                except Refused as error:
+                except Refused as error:  # by a quota, for example
+                    worker.refuse_inputs(str(error))
                     raise OSError(str(error)) from None
             return worker.job
 
@@ -87,7 +97,11 @@ class Jobs:
         if not worker.has_ended and not worker.wsjob.is_cancelled:
             with contextlib.suppress(Missing):
                 change = {"spec": {"cancelled": True}}
-                self._mirror.take(await self._cluster.api.merge(WSJOB, worker.wsjob.object, change))
+                try:
+                    made = await self._cluster.api.merge(WSJOB, worker.wsjob.object, change)
+                except Refused as error:
+                    raise OSError(str(error)) from None
+                self._mirror.take(made)
         return worker.job
 
     async def cancel_all(self) -> None:
@@ -196,8 +210,11 @@ class Jobs:
             task.add_done_callback(self._deleting.discard)
 
     async def _delete(self, name: str) -> None:
-        with contextlib.suppress(OSError, Refused):  # the next one to end is a chance again
+        try:
             await self._cluster.api.delete(WSJOB, name)
+        except (OSError, Refused) as error:
+            log.warning("wsjob %s cannot be deleted: %s", name, error)
+            self._forgotten.discard(name)  # the next one to end is a chance again
 
     def _find(self, name: str) -> JobWorker | None:
         worker = self._workers.get(names.wsjob(name))
@@ -214,7 +231,8 @@ async def logs_of(cluster: Cluster, pod: str, tail_lines: int, *, follow: bool) 
     """Of one that has not begun: nothing, or with `follow` once it has."""
     while True:
         try:
-            async for line in cluster.api.logs(pod, tail_lines, follow=follow):
+            lines = cluster.api.logs(pod, objects.CONTAINER, tail_lines, follow=follow)
+            async for line in lines:
                 yield line
         except Missing:
             return

@@ -176,11 +176,15 @@ def read_workload(document: Document) -> Desired:
     )
 
 
+def service_labels(workload: str) -> dict[str, Any]:
+    return _labels("service", workload=workload)
+
+
 def service_document(desired: Desired) -> Document:
     return {
         "metadata": {
             "name": names.service_name(desired.name),
-            "labels": _labels("service", workload=desired.name),
+            "labels": service_labels(desired.name),
             "ownerReferences": [
                 _owner("v1", "ConfigMap", names.workload_map(desired.name), desired.uid)
             ],
@@ -251,7 +255,10 @@ def instance_pod_document(one: Known, about: About, owner_uid: str, settings: Po
         "failureThreshold": 3,
     }
     if limits := _limits(about):
-        container["resources"] = {"limits": limits, "requests": limits}
+        # What the template says of others stays: a GPU, for example.
+        resources = container.setdefault("resources", {})
+        for name in ("limits", "requests"):
+            resources[name] = {**resources.get(name, {}), **limits}
     return {
         "metadata": {
             "name": one.name,
@@ -382,7 +389,7 @@ class WsJob:
     deadline_seconds: int
     is_cancelled: bool
     is_deleted: bool
-    has_finalizer: bool
+    finalizers: tuple[str, ...]
     digest: str
     submitted_at: float
     status: Document = field(hash=False)
@@ -390,6 +397,10 @@ class WsJob:
     @property
     def has_ended(self) -> bool:
         return bool(self.status.get("endedAt"))
+
+    @property
+    def has_finalizer(self) -> bool:
+        return names.FINALIZER in self.finalizers
 
 
 def read_wsjob(document: Document, settings: PodSettings) -> WsJob:
@@ -418,7 +429,7 @@ def read_wsjob(document: Document, settings: PodSettings) -> WsJob:
         deadline_seconds=spec.get("deadlineSeconds", 0),
         is_cancelled=spec.get("cancelled", False),
         is_deleted="deletionTimestamp" in metadata,
-        has_finalizer=names.FINALIZER in metadata.get("finalizers", ()),
+        finalizers=tuple(metadata.get("finalizers", ())),
         digest=said[names.DIGEST] if is_submitted else "",
         submitted_at=submitted_at,
         status=document.get("status", {}),
@@ -448,7 +459,7 @@ def why_no_secret(wsjob: WsJob, found: Document | None) -> str:
         return f"There is no {named}."
     metadata = found["metadata"]
     if wsjob.is_submitted:
-        if wsjob.uid not in [one["uid"] for one in metadata.get("ownerReferences", ())]:
+        if not is_owned(found, wsjob.uid):
             return f"{named} is not of this wsjob."
     elif metadata.get("labels", {}).get(names.PART) != NAMED_BY_HAND:
         return f"{named} is not for wsjobs: it has no label {names.PART}={NAMED_BY_HAND}."
@@ -505,15 +516,26 @@ def _pod_spec(
         {"name": "secrets", "mountPath": SECRETS, "readOnly": True},
     ]
     if boxes:
-        # One term for each box: a node that reaches any of them will do.
-        terms = [
-            {"matchExpressions": [{"key": names.box_label(box), "operator": "Exists"}]} for box in boxes
-        ]
-        affinity = spec.setdefault("affinity", {})
-        affinity["nodeAffinity"] = {
-            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
-        }
+        _reach_any(boxes, spec)
     return spec
+
+
+def _reach_any(boxes: Sequence[str], spec: Document) -> None:
+    """Require a node that reaches any of the boxes, beside what the template requires: of its terms one
+    has to hold, so each of them is completed by each box."""
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    required["nodeSelectorTerms"] = [
+        {
+            **term,
+            "matchExpressions": [
+                *term.get("matchExpressions", []),
+                {"key": names.box_label(box), "operator": "Exists"},
+            ],
+        }
+        for term in required.get("nodeSelectorTerms") or [{}]
+        for box in boxes
+    ]
 
 
 def _container(spec: Document) -> Document:
@@ -561,6 +583,10 @@ def _labels(part: str, **of: str) -> dict[str, Any]:
         names.PART: part,
         **{keys[what]: names.label(value) for what, value in of.items()},
     }
+
+
+def is_owned(document: Document, uid: str) -> bool:
+    return uid in [one["uid"] for one in document["metadata"].get("ownerReferences", ())]
 
 
 def _owner(version: str, kind: str, name: str, uid: str, *, is_controller: bool = False) -> Document:

@@ -67,9 +67,7 @@ class Report(msgspec.Struct, frozen=True):
     runner before it in the same pod."""
 
     version: int
-    told: str = ""  # the goal that the manager was told
     manager: ManagerStatus | None = None
-    answered_at: float = 0.0  # when the manager has answered last, by the clock of its node
     job: JobReport | None = None
 
 
@@ -79,7 +77,6 @@ class RunnerSettings:
     folder: Path
     inputs: Path
     secrets: Path
-    goal: str
     port: int
     key: str = field(repr=False)
     silent_seconds: float
@@ -112,7 +109,7 @@ class Runner:
     # What it runs
 
     async def _run_manager(self) -> int:
-        goal = self._told() or Goal(self._settings.goal)
+        goal = self._told() or Goal.RUN
         self._tell(goal)
         if self._is_done.is_set() or goal is Goal.DRAIN:
             return 0  # what it drained has ended with the container before this one
@@ -187,12 +184,8 @@ class Runner:
 
     def _tell(self, goal: Goal) -> None:
         """A goal never leaves DRAIN."""
-        told = self._told()
-        if told not in (goal, Goal.DRAIN):
+        if self._told() not in (goal, Goal.DRAIN):
             write_durably(self._folder / "goal", goal.encode())
-            told = goal
-        if told and self._report.told != told:
-            self._show(told=told.value)
 
     # What it reports
 
@@ -208,7 +201,7 @@ class Runner:
                 continue
             version, pause = said.version, ASK_AGAIN_SECONDS
             self._answered_at = time.monotonic()
-            self._show(manager=said, answered_at=time.time())
+            self._show(manager=said)
 
     async def _look_at_progress(self) -> None:
         while True:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from lightkube import ApiError
+from lightkube.types import PatchType
 
 from cluster_server.backend import Conflict
 from cluster_server.client import Away, ClusterClient
@@ -88,6 +89,36 @@ async def test_ready_instances_are_endpoints_of_the_workload(world: Kubernetes) 
     await world.backend.delete("chat")
     await world.until("its service is gone", lambda: found(world, Service, "chat") is None)
     await world.until("its secret is gone", lambda: found(world, Secret, "instance-chat-0-a") is None)
+
+
+async def test_a_service_of_others_stays_and_one_of_a_server_before_is_taken_over(
+    world: Kubernetes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the rights of the manifests, which have none to get Services."""
+    ports = [{"name": "redis", "port": 6379}]
+    spec = {"clusterIP": "None", "selector": {"app": "redis"}, "ports": ports}
+    theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "redis"}, "spec": spec}
+    with world.bed.client() as client:
+        put(client, theirs, world.namespace)
+    with pytest.raises(Conflict, match="There is a Service redis"):
+        await world.backend.apply(workload("redis", 1, instance("redis-0-a")))
+    await world.backend.apply(workload("chat", 1, instance("chat-0-a")))
+    await world.until("its Service is made", lambda: found(world, Service, "chat") is not None)
+    before = found(world, Service, "chat")
+    assert before
+    with world.bed.client() as client:
+        stale = {"metadata": {"ownerReferences": None}}
+        client.patch(Service, "chat", stale, namespace=world.namespace, patch_type=PatchType.MERGE)
+    await world.restart()
+
+    def is_owned() -> bool:
+        made = found(world, Service, "chat") or before
+        same = ("uid", "ownerReferences")
+        return all(made["metadata"].get(one) == before["metadata"][one] for one in same)
+
+    await world.until("it is taken over", is_owned)
+    assert found(world, Service, "redis")["spec"]["selector"] == {"app": "redis"}  # type: ignore[index]
+    assert "cannot be made" not in caplog.text
 
 
 async def test_an_instance_whose_node_is_drained_is_gone_and_says_so(world: Kubernetes) -> None:

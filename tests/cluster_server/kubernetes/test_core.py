@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -203,3 +204,30 @@ def test_reading_a_pod_that_was_started_again() -> None:
     assert pod.is_running
     assert pod.is_deleted
     assert pod.exited_at - pod.deleted_at == 7 - 30
+
+
+@pytest.mark.parametrize(
+    ("policy", "exit_code", "expected"),
+    [
+        ("OnFailure", 0, Step.SETTLE),
+        ("OnFailure", 1, Step.WAIT),
+        ("Never", 0, Step.SETTLE),
+        ("Never", 137, Step.SETTLE),
+    ],
+)
+def test_a_pod_whose_template_has_another_container_ends_with_its_own(
+    policy: str, exit_code: int, expected: Step
+) -> None:
+    states = [
+        {"name": "sidecar", "state": {"running": {}}},
+        {"name": "manager", "state": {"terminated": {"exitCode": exit_code}}},
+    ]
+    pod = read_pod(
+        {
+            "metadata": {"uid": "u"},
+            "spec": {"restartPolicy": policy},
+            "status": {"phase": "Running", "containerStatuses": states},
+        }
+    )
+    assert pod.has_others
+    assert next_step(Goal.RUN, RecordSeen("record", pod_uid="u"), pod) is expected

@@ -9,6 +9,7 @@ import pytest
 
 from cluster_server.kubernetes.core import PodSeen
 from cluster_server.kubernetes.job import Next, Step, conditions, ending, next_step
+from cluster_server.kubernetes.names import FINALIZER
 from cluster_server.kubernetes.objects import WsJob
 from cluster_server.pod.runner import JobReport
 from cluster_server.proto import cluster_pb2 as pb
@@ -26,7 +27,7 @@ JOB = WsJob(
     deadline_seconds=0,
     is_cancelled=False,
     is_deleted=False,
-    has_finalizer=True,
+    finalizers=(FINALIZER,),
     digest="",
     submitted_at=100.0,
     status={},
@@ -47,6 +48,7 @@ def step(job: WsJob, pod: PodSeen | None, report: JobReport | None = None, **mor
     ("job", "pod", "report", "expected"),
     [
         (JOB, None, None, Step.CREATE),
+        (replace(JOB, finalizers=()), None, None, Step.HOLD),
         (JOB, NEW, None, Step.WAIT),
         (JOB, RUNS, None, Step.BEGIN),
         (JOB, replace(NEW, scheduled_at=-794.0), None, Step.WAIT),
@@ -58,7 +60,9 @@ def step(job: WsJob, pod: PodSeen | None, report: JobReport | None = None, **mor
         (DONE, RUNS, RESULT, Step.LET_GO),
         (DONE, LEAVES, RESULT, Step.WAIT),
         (DONE, OVER, None, Step.RELEASE),
-        (replace(DONE, has_finalizer=False), OVER, None, Step.WAIT),
+        (replace(DONE, finalizers=()), OVER, None, Step.WAIT),
+        (DONE, replace(OVER, has_others=True), None, Step.END),  # or it would stay for as long as those
+        (DONE, replace(OVER, has_others=True, is_deleted=True), None, Step.WAIT),
         (BEGUN, None, None, Step.SETTLE),  # it is not made anew
         (BEGUN, OVER, None, Step.SETTLE),
         (replace(BEGUN, is_cancelled=True), RUNS, WORKS, Step.END),
@@ -72,7 +76,7 @@ def step(job: WsJob, pod: PodSeen | None, report: JobReport | None = None, **mor
         (replace(BEGUN, is_deleted=True), RUNS, WORKS, Step.END),
         (replace(BEGUN, is_deleted=True), LEAVES, WORKS, Step.WAIT),
         (replace(DONE, is_deleted=True), None, None, Step.RELEASE),
-        (replace(DONE, is_deleted=True, has_finalizer=False), None, None, Step.WAIT),
+        (replace(DONE, is_deleted=True, finalizers=()), None, None, Step.WAIT),
     ],
 )
 def test_what_is_next(job: WsJob, pod: PodSeen | None, report: JobReport | None, expected: Step) -> None:

@@ -217,6 +217,51 @@ def test_the_pod_of_an_instance() -> None:
     ]  # it is as it was
 
 
+def test_what_the_template_says_stays() -> None:
+    one = instance("chat-0-a")
+    about = About("chat", ("box-1", "box-2"), memory_bytes=1 << 30)
+    gpu = {"key": "gpu", "operator": "In", "values": ["h100", "h200"]}
+    metal, large = {"key": "metal", "operator": "Exists"}, {"key": "large", "operator": "Exists"}
+    preferred = [{"weight": 1, "preference": {"matchExpressions": [large]}}]
+    field = {"key": "metadata.name", "operator": "NotIn", "values": ["node-9"]}
+    template = {
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {"matchExpressions": [gpu], "matchFields": [field]},
+                        {"matchExpressions": [metal]},
+                    ]
+                },
+                "preferredDuringSchedulingIgnoredDuringExecution": preferred,
+            }
+        },
+        "containers": [
+            {
+                "name": "manager",
+                "resources": {
+                    "limits": {"nvidia.com/gpu": 1, "memory": "1"},
+                    "requests": {"ephemeral-storage": "1Gi"},
+                },
+            }
+        ],
+    }
+    settings = PodSettings(b"k", template=template)
+    spec = objects.instance_pod_document(objects.known_of(one, settings), about, "u", settings)["spec"]
+    memory = str(1 << 30)
+    assert spec["containers"][0]["resources"] == {
+        "limits": {"nvidia.com/gpu": 1, "memory": memory},
+        "requests": {"ephemeral-storage": "1Gi", "memory": memory},
+    }
+    affinity = spec["affinity"]["nodeAffinity"]
+    assert affinity["preferredDuringSchedulingIgnoredDuringExecution"] == preferred
+    boxes = [{"key": f"box.tidegate.dev/box-{number}", "operator": "Exists"} for number in (1, 2)]
+    assert affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"] == [
+        *({"matchExpressions": [gpu, box], "matchFields": [field]} for box in boxes),
+        *({"matchExpressions": [metal, box]} for box in boxes),
+    ]
+
+
 def test_pods_run_without_rights_unless_the_template_says_so() -> None:
     one = instance("chat-0-a")
 

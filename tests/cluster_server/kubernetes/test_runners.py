@@ -25,7 +25,7 @@ class Hostile:
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         self.asked += 1
-        body = json.dumps({"version": self.asked, "told": self.filler}).encode()
+        body = json.dumps({"version": self.asked, "job": {"said_last": self.filler}}).encode()
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
         writer.close()
@@ -67,4 +67,5 @@ async def test_an_instance_says_less_than_a_job(pod: Hostile, port: int) -> None
     with pytest.raises(Malformed):
         await Conversation(HOST, "key", port=port).ask()
     report = await Conversation(HOST, "key", runners.RESULT_BYTES_MAX, port=port).ask()
-    assert report.told == pod.filler
+    assert report.job is not None
+    assert report.job.said_last == pod.filler

@@ -21,8 +21,12 @@ def api() -> Api:
 
 def cluster() -> Cluster:
     made = api()
-    maps = Mirror(made, CONFIG_MAP, {}, lambda *_: None)
-    return Cluster(made, maps, Mirror(made, POD, {}, lambda *_: None), SETTINGS)
+    maps = Mirror(made, CONFIG_MAP, {}, lambda *_: None, _ended)
+    return Cluster(made, maps, Mirror(made, POD, {}, lambda *_: None, _ended), SETTINGS)
+
+
+def _ended() -> None:
+    raise AssertionError("nothing is watched")
 
 
 def stored(document: Document, uid: str = "u", version: int = 7) -> Document:
