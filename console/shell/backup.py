@@ -113,15 +113,15 @@ def _collect(folder: Path, *, has_numbers: bool, has_tokenizers: bool) -> Manife
         [snapshot] = reading.execute("SELECT pg_export_snapshot()").fetchone() or [""]
         # Before the dump, which may take long: they may be deleted any time.
         tokenizers = _collect_tokenizers(reading, folder / TOKENIZERS) if has_tokenizers else {}
+        # Counted first: what was read is locked until the end, so no day of numbers is dropped.
+        names = [name for name in _tables(reading) if has_numbers or not _is_number(name)]
+        rows = {name: _count(reading, name) for name in names}
         left_out = [] if has_numbers else [f"--exclude-table-data={name}" for name in NUMBERS]
         _run(
             "pg_dump",
             *("--format=custom", "--no-owner", "--no-privileges", f"--snapshot={snapshot}"),
             *("--file", str(dump), "--dbname", _address(), *left_out),
         )
-        rows = {table: _count(reading, table) for table in _tables(reading)}
-        if not has_numbers:
-            rows = {name: n for name, n in rows.items() if not _is_number(name)}
         migrations = [
             f"{app}.{name}"
             for app, name in reading.execute("SELECT app, name FROM django_migrations ORDER BY id")

@@ -231,6 +231,12 @@ def test_a_cluster_server_beside_a_console_gets_no_key_of_it(tmp_path: Path) -> 
         install_dry(wanted, tmp_path, (tmp_path / "pem", tmp_path / "key"))
 
 
+def test_local_servers_go_with_no_certificate_of_others(tmp_path: Path) -> None:
+    wanted = Wanted(roles=("web",), host="box", local_servers=True)
+    with pytest.raises(Failed, match="reached as localhost"):
+        install_dry(wanted, tmp_path, (tmp_path / "pem", tmp_path / "key"))
+
+
 def install_dry(wanted: Wanted, folder: Path, given: tuple[Path, Path] | None = None) -> None:
     """Which ends with what a machine of this kind is missing."""
     machine = Machine(dry_run=True)

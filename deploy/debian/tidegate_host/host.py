@@ -197,6 +197,11 @@ def _tls(
     missing = sorted(str(path) for path in shown if not path.is_file())
     has_cluster_beside = wanted.is_console and wanted.has("cluster")
     if given:
+        if wanted.local_servers and wanted.is_console:
+            raise Failed(
+                "The Redis of --local-servers is reached as localhost, which --tls-certificate does not "
+                "name: leave one of the two out. A proxy in front can have that certificate instead."
+            )
         if has_cluster_beside:
             raise Failed(
                 "Engines can read the key of a Cluster Server, so beside a console it gets none of "
