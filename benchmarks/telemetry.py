@@ -129,13 +129,13 @@ def ingest(directory: Path) -> Iterator[tuple[psutil.Process, psutil.Process]]:
     """Ingest and rollup."""
     with contextlib.ExitStack() as running:
         yield (
-            running.enter_context(_ours("ingest", directory)),
-            running.enter_context(_ours("rollup", directory)),
+            running.enter_context(ours("ingest", directory)),
+            running.enter_context(ours("rollup", directory)),
         )
 
 
 @contextlib.contextmanager
-def _ours(command: str, directory: Path) -> Iterator[psutil.Process]:
+def ours(command: str, directory: Path) -> Iterator[psutil.Process]:
     with (directory / f"{command}.log").open("a") as output:
         process = subprocess.Popen(
             [sys.executable, "manage.py", command], cwd=PROJECT, env=dict(os.environ), stderr=output
@@ -167,7 +167,7 @@ def lag_rows(servers: Embedded, directory: Path, seconds: float) -> list[Row]:
         time.sleep(2)
         client = redis.Redis.from_url(servers.redis_url)
         before, began = [cpu_seconds(one) for one in (process, rollup)], time.monotonic()
-        postgres = _postgres_cpu(servers)
+        postgres = postgres_cpu(servers)
         done = json.loads(
             subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout
         )
@@ -176,7 +176,7 @@ def lag_rows(servers: Embedded, directory: Path, seconds: float) -> list[Row]:
         took = time.monotonic() - began
         cpu, cpu_of_rollup = cpu_seconds(process) - before[0], cpu_seconds(rollup) - before[1]
         memory = process.memory_info().rss
-        postgres = _postgres_cpu(servers) - postgres
+        postgres = postgres_cpu(servers) - postgres
     lags = _own("telemetry_ingest_lag_seconds")
     batches = _own("telemetry_ingest_batch_seconds")
     written = _own_counter("telemetry_ingest_records_total")
@@ -234,7 +234,7 @@ def soak_row(directory: Path, seconds: float) -> Row:
     )
 
 
-def _postgres_cpu(servers: Embedded) -> float:
+def postgres_cpu(servers: Embedded) -> float:
     """Of the postmaster and all its children, those that have ended included."""
     pid = int((servers.postgres.home / "data" / "postmaster.pid").read_text().split()[0])
     process = psutil.Process(pid)
@@ -248,19 +248,7 @@ def _postgres_cpu(servers: Embedded) -> float:
 def rate_row(servers: Embedded, directory: Path, batches: int) -> Row:
     """What waits already: how much of it one process writes in a second, with nothing to wait for."""
     client = redis.Redis.from_url(servers.redis_url)
-    client.flushdb()
-    randomness = random.Random(2)
-    nodes = [Node(10_000 + number, randomness) for number in range(AGENTS)]
-    now = time.time() - batches
-    pipe = client.pipeline(transaction=False)
-    for node in nodes:
-        pipe.set(SHAPE_KEY + node.shape.digest.hex(), node.shape.encoded)
-    pipe.execute()
-    for second in range(batches):
-        pipe = client.pipeline(transaction=False)
-        for node in nodes:
-            pipe.xadd(STREAM, {FIELD: node.record(now + second)})
-        pipe.execute()
+    let_wait(client, batches)
     with ingest(directory) as (process, _):
         while not client.exists(STREAM) or client.xlen(STREAM) > AGENTS * batches * 0.95:
             time.sleep(0.01)
@@ -278,6 +266,23 @@ def rate_row(servers: Embedded, directory: Path, batches: int) -> Row:
         1.0,
         {"series_a_second": rate * (COUNTERS + GAUGES + HISTOGRAMS), "cpu_percent": 100 * cpu / took},
     )
+
+
+def let_wait(client: redis.Redis, batches: int) -> None:
+    """So many seconds of what all agents tell, and nothing else."""
+    client.flushdb()
+    randomness = random.Random(2)
+    nodes = [Node(10_000 + number, randomness) for number in range(AGENTS)]
+    now = time.time() - batches
+    pipe = client.pipeline(transaction=False)
+    for node in nodes:
+        pipe.set(SHAPE_KEY + node.shape.digest.hex(), node.shape.encoded)
+    pipe.execute()
+    for second in range(batches):
+        pipe = client.pipeline(transaction=False)
+        for node in nodes:
+            pipe.xadd(STREAM, {FIELD: node.record(now + second)})
+        pipe.execute()
 
 
 def _own(name: str) -> Any:

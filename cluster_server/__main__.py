@@ -53,7 +53,11 @@ async def _serve_kubernetes(settings: Settings, options: KubernetesOptions) -> i
     backend = KubernetesBackend(options)
     log.info("Waiting for the Lease")
     await backend.start()
-    inventory = await backend.inventory(settings.boxes)
+    try:
+        inventory = await backend.inventory(settings.boxes)
+    except BaseException:
+        await backend.stop()  # or the next one waits for its Lease
+        raise
     return await _serve_backend(settings, backend, inventory, backend.lost)
 
 

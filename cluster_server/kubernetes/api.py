@@ -24,15 +24,6 @@ WATCH_SECONDS: Final = 300  # after so long the API server ends a watch, and it 
 GROUP: Final = "tidegate.dev"
 GONE: Final = 410
 
-# A watch may be silent for long. That its other end is gone, without a word, is noticed within 20 s.
-KEEP_ALIVE: Final = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000),
-)
-
 Document: TypeAlias = dict[str, Any]
 
 
@@ -147,10 +138,14 @@ class Api:
         with contextlib.suppress(Missing), _translated():
             await self._client.delete(kind.resource, name, grace_period=grace_seconds)
 
-    async def logs(self, pod: str, tail_lines: int, *, follow: bool) -> AsyncIterator[bytes]:
-        """What the container of a pod has printed. Raises Missing."""
+    async def logs(
+        self, pod: str, container: str, tail_lines: int, *, follow: bool
+    ) -> AsyncIterator[bytes]:
+        """What a container of a pod has printed. Raises Missing."""
         with _translated():
-            lines = self._client.log(pod, follow=follow, tail_lines=tail_lines or None)
+            lines = self._client.log(
+                pod, container=container, follow=follow, tail_lines=tail_lines or None
+            )
             async for line in lines:
                 yield line.encode()
 
@@ -158,8 +153,23 @@ class Api:
         return kind.resource({"apiVersion": kind.group_version, "kind": kind.name, **document})
 
 
+def socket_options(unsent_seconds: float) -> list[tuple[int, int, int]]:
+    """Of connections to the API server. A watch may be silent for long: that its other end is gone,
+    without a word, is noticed within 20 s. What the network does not take is given up after
+    `unsent_seconds`."""
+    return [
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(unsent_seconds * 1000))),
+    ]
+
+
 @contextlib.asynccontextmanager
-async def connected(kubeconfig: Path | None, namespace: str) -> AsyncIterator[Api]:
+async def connected(
+    kubeconfig: Path | None, namespace: str, unsent_seconds: float
+) -> AsyncIterator[Api]:
     """By this file; without one by the service account of the pod that this process runs in. Raises
     OSError."""
     try:
@@ -176,7 +186,7 @@ async def connected(kubeconfig: Path | None, namespace: str) -> AsyncIterator[Ap
         field_manager=MANAGER,
         timeout=httpx2.Timeout(REQUEST_SECONDS),
         trust_env=False,
-        transport=_Transport(verify=verified, socket_options=KEEP_ALIVE),
+        transport=_Transport(verify=verified, socket_options=socket_options(unsent_seconds)),
     )
     api = Api(client)
     try:

@@ -12,8 +12,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Final
 
-import msgspec
-
 from cluster_server.backend import Conflict, Exhausted, NotFound
 from cluster_server.inventory import Inventory
 from cluster_server.kubernetes import names, objects
@@ -21,7 +19,6 @@ from cluster_server.kubernetes.api import (
     CONFIG_MAP,
     POD,
     SECRET,
-    SERVICE,
     Api,
     Document,
     Missing,
@@ -33,23 +30,24 @@ from cluster_server.kubernetes.api import (
 from cluster_server.kubernetes.instance import Cluster, InstanceWorker
 from cluster_server.kubernetes.jobs import Jobs, logs_of
 from cluster_server.kubernetes.leader import Leadership
+from cluster_server.kubernetes.locks import Locks
 from cluster_server.kubernetes.mirror import Mirror
 from cluster_server.kubernetes.objects import About, Desired, Known, PodSettings
 from cluster_server.kubernetes.options import KubernetesOptions
+from cluster_server.kubernetes.services import Services
 from cluster_server.processes.backend import ADOPT_SECONDS, INSTANCES_MAX
+from cluster_server.processes.core import Goal
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.publisher import Publisher
-from telemetry.decoder import Malformed, decode
+from telemetry.decoder import Malformed
 
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 16  # requests to the API server, of one Apply
 COMMIT_SECONDS: Final = 8.0  # until it is given up to find out whether a change was stored
 COMMIT_AGAIN_SECONDS: Final = 0.2
-SERVICE_AGAIN_SECONDS: Final = 1.0
 KEY_NAME: Final = "tidegate-cluster-server-key"
 KEY_BYTES: Final = 32
-LOCKS_NAME, LOCKS = "tidegate-boxes", "holders.json"
 
 
 class Unsure(Exception):
@@ -67,7 +65,8 @@ class KubernetesBackend:
         self._desired: dict[str, Desired] = {}
         self._workers: dict[str, InstanceWorker] = {}
         self._of_workload: dict[str, dict[str, InstanceWorker]] = {}
-        self._preparing: set[str] = set()  # instances whose ConfigMaps are there before they are wanted
+        # Instances whose ConfigMaps are there before they are wanted, and the workloads that want them.
+        self._preparing: dict[str, str] = {}
         self._jobs_of_pods: dict[str, str] = {}
         self._changing = asyncio.Lock()
         self._gone = asyncio.Event()
@@ -76,20 +75,23 @@ class KubernetesBackend:
 
     async def start(self) -> None:
         options = self._options
-        api = await self._opened.enter_async_context(connected(options.kubeconfig, options.namespace))
+        api = await self._opened.enter_async_context(
+            connected(options.kubeconfig, options.namespace, options.lease.unsent_seconds)
+        )
         try:
             await self._start(api)
         except BaseException as error:
-            await self._opened.aclose()
-            if isinstance(error, Refused):
+            await self.stop()
+            if isinstance(error, (Refused, Missing)):
                 raise OSError(str(error)) from None
             raise
 
     async def _start(self, api: Api) -> None:
-        options = self._options
-        self._leadership = Leadership(api, options.identity, options.lease)
-        self.lost = self._leadership.is_lost
-        await self._leadership.acquire()
+        options, opened = self._options, self._opened
+        leadership = Leadership(api, options.identity, options.lease)
+        self.lost = leadership.is_lost
+        opened.push_async_callback(leadership.release)
+        await leadership.acquire()
         settings = PodSettings(
             await _key(api),
             options.image,
@@ -98,12 +100,17 @@ class KubernetesBackend:
             options.template,
             options.silent_seconds,
         )
-        self._publisher = Publisher(self._leadership.life, self._all, self.workload)
-        maps = Mirror(api, CONFIG_MAP, objects.MANAGED, self._on_map, _reduced)
-        pods = Mirror(api, POD, objects.MANAGED, self._on_pod)
+        self._publisher = Publisher(leadership.life, self._all, self.workload)
+        maps = Mirror(api, CONFIG_MAP, objects.MANAGED, self._on_map, self.lost.set, _reduced)
+        pods = Mirror(api, POD, objects.MANAGED, self._on_pod, self.lost.set)
         self._cluster = Cluster(api, maps, pods, settings)
         self._services = Services(api)
-        self._jobs = Jobs(self._cluster, options.jobs_at_once, options.jobs_kept)
+        self._jobs = Jobs(self._cluster, options.jobs_at_once, options.jobs_kept, self.lost.set)
+        for stop in (
+            *(pods.stop, maps.stop, self._jobs.stop, self._let_go),
+            *(self._services.stop, self._publisher.stop),
+        ):
+            opened.push_async_callback(stop)
         await maps.start()
         await pods.start()
         await self._jobs.start()
@@ -114,14 +121,11 @@ class KubernetesBackend:
         self._services.start()
 
     async def stop(self) -> None:
-        await self._publisher.stop()
-        await self._services.stop()
-        await asyncio.gather(*(worker.let_go() for worker in list(self._workers.values())))
-        await self._jobs.stop()
-        await self._cluster.maps.stop()
-        await self._cluster.pods.stop()
-        await self._leadership.release()
+        """All of it, in the reverse order, also where some of that fails."""
         await self._opened.aclose()
+
+    async def _let_go(self) -> None:
+        await asyncio.gather(*(worker.let_go() for worker in list(self._workers.values())))
 
     async def end_all(self, seconds_max: float) -> None:
         """As `Backend.end_all`; but an instance that was ended so is gone for the next server: its pod
@@ -136,23 +140,8 @@ class KubernetesBackend:
 
     async def inventory(self, boxes: Iterable[str]) -> Inventory:
         """With its locks in the namespace, for whichever server leads. Raises OSError."""
-        api = self._cluster.api
-        try:
-            found = (await api.get(CONFIG_MAP, LOCKS_NAME)).get("data", {})
-            holders = decode(found.get(LOCKS, "{}").encode(), dict[str, str], objects.STORED)
-        except Missing:
-            holders = {}
-        except Malformed as error:
-            raise OSError(f"ConfigMap {LOCKS_NAME} is damaged: {error}") from None
-
-        async def store(holders: dict[str, str]) -> None:
-            said = msgspec.json.encode(holders, order="sorted").decode()
-            try:
-                await api.apply(CONFIG_MAP, {"metadata": {"name": LOCKS_NAME}, "data": {LOCKS: said}})
-            except (Refused, Taken) as error:
-                raise OSError(str(error)) from None
-
-        return Inventory(boxes, holders, store)
+        locks = Locks(self._cluster.api, self.lost)
+        return Inventory(boxes, await locks.read(), locks.store)
 
     async def apply(self, request: pb.ApplyRequest) -> pb.Workload:
         # Once begun it is done: who asked may leave, but what is stored has to be known.
@@ -167,9 +156,11 @@ class KubernetesBackend:
             self._check(asked, current)
             if self._is_ending:
                 raise Conflict("The server is ending.")
+            if current is None:
+                await self._services.check(asked.name)
             known = current.instances if current else {}
             fresh = [one for one in request.instances if one.name not in known]
-            self._preparing.update(one.name for one in fresh)
+            self._preparing.update((one.name, asked.name) for one in fresh)
             try:
                 await self._prepare(asked, current, fresh)
                 await self._commit(asked, current)
@@ -177,12 +168,11 @@ class KubernetesBackend:
                 # They are kept until it is known, by a watch or by the next Apply.
                 raise Unavailable(str(error)) from None
             except BaseException as error:
-                self._preparing.difference_update(one.name for one in fresh)
-                for one in fresh:
-                    self._meet(one.name)
+                self._meet_prepared(one.name for one in fresh)
                 if isinstance(error, Refused):
                     raise Conflict(str(error)) from None
                 raise
+            self._meet_prepared(self._prepared(asked.name))
             return self.workload(asked.name)
 
     async def delete(self, workload: str) -> None:
@@ -191,8 +181,12 @@ class KubernetesBackend:
                 self.workload(workload)  # or NotFound
                 return
             name = names.workload_map(workload)
-            await self._cluster.api.delete(CONFIG_MAP, name)
+            try:
+                await self._cluster.api.delete(CONFIG_MAP, name)
+            except Refused as error:
+                raise Conflict(str(error)) from None
             self._cluster.maps.drop(name)
+            self._meet_prepared(self._prepared(workload))
 
     def workload(self, name: str) -> pb.Workload:
         desired, workers = self._desired.get(name), self._of_workload.get(name, {})
@@ -298,26 +292,31 @@ class KubernetesBackend:
     async def _commit(self, asked: Desired, current: Desired | None) -> None:
         """Store what is wanted. Raises Unsure where it is not known whether it was stored."""
         wanted = dataclasses.replace(asked, version=current.version if current else "")
-        api, name = self._cluster.api, names.workload_map(asked.name)
         until = time.monotonic() + COMMIT_SECONDS
         while True:
             try:
-                self._cluster.maps.take(await api.apply(CONFIG_MAP, objects.workload_document(wanted)))
+                self._cluster.maps.take(await self._stored(wanted))
             except Unavailable as error:
                 if time.monotonic() >= until:
                     raise Unsure(str(error)) from None
                 await asyncio.sleep(COMMIT_AGAIN_SECONDS)
-            except Taken:
-                # By the attempt before this one, or by somebody else.
-                with contextlib.suppress(Missing, Unavailable):
-                    found = await api.get(CONFIG_MAP, name)
-                    self._cluster.maps.take(found)
-                    there = objects.read_workload(found)
-                    if (there.generation, there.instances) == (asked.generation, asked.instances):
-                        return
-                raise Conflict(f"Workload {asked.name} was changed by others meanwhile.") from None
             else:
                 return
+
+    async def _stored(self, wanted: Desired) -> Document:
+        """It replaces what was read, or nothing: not what another server has stored since."""
+        api, document = self._cluster.api, objects.workload_document(wanted)
+        try:
+            return await (api.apply if wanted.version else api.create)(CONFIG_MAP, document)
+        except Taken:
+            # By the attempt before this one, or by somebody else.
+            with contextlib.suppress(Missing, ValueError):
+                found = await api.get(CONFIG_MAP, document["metadata"]["name"])
+                there = objects.read_workload(found)
+                if (there.generation, there.instances) == (wanted.generation, wanted.instances):
+                    return found
+                self._cluster.maps.take(found)
+            raise Conflict(f"Workload {wanted.name} was changed by others meanwhile.") from None
 
     # What is there
 
@@ -344,7 +343,8 @@ class KubernetesBackend:
                     self._desired[workload] = before
                 return
             self._desired[workload] = desired
-            self._preparing.difference_update(desired.instances)
+            for name in desired.instances:
+                self._preparing.pop(name, None)
         if self._is_started:
             self._follow(workload)
 
@@ -361,6 +361,7 @@ class KubernetesBackend:
         if desired:
             self._services.want(desired)
         else:
+            self._services.forget(workload)
             self._drop(workload)
 
     def _on_pod(self, name: str, document: Document | None) -> None:
@@ -392,6 +393,16 @@ class KubernetesBackend:
         for name in list(self._cluster.pods.objects):
             if name not in self._jobs_of_pods:
                 self._meet(name)
+
+    def _prepared(self, workload: str) -> list[str]:
+        """Also by an Apply before, of which it was not known whether it was stored."""
+        return [name for name, of in self._preparing.items() if of == workload]
+
+    def _meet_prepared(self, instances: Iterable[str]) -> None:
+        """It is known by now whether they are wanted: what is left of others is removed."""
+        for name in list(instances):
+            self._preparing.pop(name, None)
+            self._meet(name)
 
     def _meet(self, name: str) -> None:
         if name in self._workers or name in self._preparing:
@@ -448,47 +459,6 @@ class KubernetesBackend:
         return [self.workload(name) for name in sorted(self._desired.keys() | self._of_workload.keys())]
 
 
-class Services:
-    """The headless service of each workload: applied once by each server, until it succeeds."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-        self._known: dict[str, str] = {}  # the UID of its owner
-        self._wanted: dict[str, Desired] = {}
-        self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="services")
-
-    async def stop(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    def want(self, desired: Desired) -> None:
-        if self._known.get(desired.name) != desired.uid:
-            self._known[desired.name] = desired.uid
-            self._wanted[desired.name] = desired
-            self._wake.set()
-
-    async def _run(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            for name, desired in list(self._wanted.items()):
-                try:
-                    await self._api.apply(SERVICE, objects.service_document(desired))
-                except (Unavailable, Refused, Taken) as error:
-                    log.warning("The service of workload %s cannot be made: %s", name, error)
-                    self._wake.set()
-                else:
-                    if self._wanted.get(name) is desired:
-                        del self._wanted[name]
-            if self._wanted:
-                await asyncio.sleep(SERVICE_AGAIN_SECONDS)
-
-
 def _is_newer(asked: Desired, current: Desired) -> bool:
     """Raises Conflict for what is neither newer nor the same."""
     if asked.generation < current.generation:
@@ -505,7 +475,7 @@ def _check_change(before: Known, after: Known) -> None:
             f"Instance {after.name} exists with another specification, boxes, resources or secrets: "
             "only its goal and grace period can change. Give the new one another name."
         )
-    if before.goal == "DRAIN" != after.goal:
+    if before.goal is Goal.DRAIN is not after.goal:
         raise Conflict(f"Instance {after.name} drains, which it does not come back from.")
 
 

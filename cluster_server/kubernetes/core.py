@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from cluster_server.checks import SECONDS_MAX
 from cluster_server.kubernetes import names
 from cluster_server.kubernetes.api import Document
 from cluster_server.kubernetes.objects import CONTAINER
@@ -47,11 +48,14 @@ class PodSeen:
     uid: str
     phase: str = "Pending"
     created_at: float = 0.0
+    scheduled_at: float = 0.0  # when it got its node
     node: str = ""
     address: str = ""
     is_deleted: bool = False  # it is being ended
     deleted_at: float = 0.0
     is_running: bool = False  # its container
+    has_exited: bool = False  # its container, which is not started again
+    has_others: bool = False  # containers of its template that run
     restarts: int = 0
     exit_status: int | None = None  # of its container's last run
     exit_reason: str = ""
@@ -61,7 +65,8 @@ class PodSeen:
 
     @property
     def has_ended(self) -> bool:
-        return self.phase in ("Succeeded", "Failed")
+        """Also where other containers of it run on: then its phase tells nothing."""
+        return self.has_exited or self.phase in ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class RecordSeen:
     """What the ConfigMap of the instance says."""
 
     uid: str
+    grace_seconds: int = 0  # 0: it is not known
     pod_uid: str = ""  # the pod that was made for it
     outcome: Outcome | None = None
 
@@ -136,9 +142,16 @@ def read_record(document: Document) -> RecordSeen:
     raw = said.get(names.OUTCOME)
     return RecordSeen(
         metadata["uid"],
+        _grace_seconds(said.get(names.GRACE, "")),
         said.get(names.POD_UID, ""),
         _outcome(raw.encode()) if raw else None,
     )
+
+
+def _grace_seconds(said: str) -> int:
+    """Nothing that nobody could have asked for, whoever has written it."""
+    seconds = int(said) if said.isdecimal() and len(said) <= len(str(SECONDS_MAX)) else 0
+    return min(seconds, SECONDS_MAX)
 
 
 def _outcome(raw: bytes) -> Outcome:
@@ -151,8 +164,8 @@ def _outcome(raw: bytes) -> Outcome:
 
 def read_pod(document: Document) -> PodSeen:
     metadata, spec, status = document["metadata"], document["spec"], document.get("status", {})
-    found = [one for one in status.get("containerStatuses", ()) if one["name"] == CONTAINER]
-    container = found[0] if found else {}
+    containers = {one["name"]: one for one in status.get("containerStatuses", ())}
+    container = containers.pop(CONTAINER, {})
     state = container.get("state", {})
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated") or {}
     deleted_at = 0.0
@@ -163,11 +176,14 @@ def read_pod(document: Document) -> PodSeen:
         uid=metadata["uid"],
         phase=status.get("phase", "Pending"),
         created_at=_seconds(metadata["creationTimestamp"]) if "creationTimestamp" in metadata else 0.0,
+        scheduled_at=_scheduled_at(status),
         node=spec.get("nodeName", ""),
         address=status.get("podIP", ""),
         is_deleted="deletionTimestamp" in metadata,
         deleted_at=deleted_at,
         is_running="running" in state,
+        has_exited=_has_exited(spec.get("restartPolicy", "Always"), state),
+        has_others=any("running" in one.get("state", {}) for one in containers.values()),
         restarts=container.get("restartCount", 0),
         exit_status=ended.get("exitCode"),
         exit_reason=ended.get("reason", ""),
@@ -175,6 +191,23 @@ def read_pod(document: Document) -> PodSeen:
         waits_for=_waits_for(status, state),
         failed_for=_failed_for(status),
     )
+
+
+def _has_exited(policy: str, state: Document) -> bool:
+    """For good. `policy`: when the kubelet starts it again."""
+    ended = state.get("terminated")
+    if not ended:
+        return False
+    return policy == "Never" or (policy == "OnFailure" and ended.get("exitCode") == 0)
+
+
+def _scheduled_at(status: Document) -> float:
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "True":
+            return (
+                _seconds(condition["lastTransitionTime"]) if condition.get("lastTransitionTime") else 0.0
+            )
+    return 0.0
 
 
 def _waits_for(status: Document, state: Document) -> tuple[str, str]:

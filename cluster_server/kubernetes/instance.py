@@ -127,9 +127,8 @@ class InstanceWorker:
     def see_record(self, document: Document | None) -> None:
         self._record = read_record(document) if document else None
         self._lost_at = 0.0 if document else self._lost_at or time.time()
-        if document and not self.wanted:
-            said = document["metadata"].get("annotations", {}).get(names.GRACE, "")
-            self._grace_seconds = int(said) if said.isdecimal() else self._grace_seconds
+        if self._record and not self.wanted:
+            self._grace_seconds = self._record.grace_seconds or self._grace_seconds
         self._look()
 
     def see_pod(self, document: Document | None) -> None:
@@ -195,8 +194,7 @@ class InstanceWorker:
         except Taken:
             # By a server before this one, and not reported yet; or by somebody else.
             made = await self._cluster.api.get(POD, self.name)
-            owners = [one["uid"] for one in made["metadata"].get("ownerReferences", ())]
-            if record.uid not in owners:
+            if not objects.is_owned(made, record.uid):
                 raise Refused(f"There is a pod {self.name} already, which is not ours.") from None
         self._cluster.pods.take(made)
 
@@ -208,7 +206,7 @@ class InstanceWorker:
             self._cluster.pods.drop(self.name)
 
     def _goal(self) -> Goal | None:
-        return Goal(self.wanted.goal) if self.wanted else None
+        return self.wanted.goal if self.wanted else None
 
     def _look(self) -> None:
         """Something is new."""
@@ -236,11 +234,11 @@ class InstanceWorker:
             self._asking = None
 
     async def _ask(self, address: str, goal: str) -> None:
-        key = self._cluster.settings.runner_key(self.name)
-        version, pause, before = 0, ASK_AGAIN_SECONDS, ""
+        runner = runners.Conversation(address, self._cluster.settings.runner_key(self.name))
+        pause, before = ASK_AGAIN_SECONDS, ""
         while True:
             try:
-                report = await runners.ask(address, key, version, goal)
+                report = await runner.ask(goal)
             except (OSError, Malformed) as error:
                 is_late = isinstance(error, TimeoutError) or pause > ASK_AGAIN_SECONDS * 8
                 self._is_overdue = self._is_overdue or (self._told is not None and is_late)
@@ -251,7 +249,7 @@ class InstanceWorker:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
             else:
-                version, pause = report.version, ASK_AGAIN_SECONDS
+                pause = ASK_AGAIN_SECONDS
                 self._is_overdue = False
                 if report.manager:
                     self._told, self._told_at = report, time.time()

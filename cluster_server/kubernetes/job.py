@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -19,6 +19,7 @@ from cluster_server.kubernetes.api import (
     SECRET,
     WSJOB,
     Document,
+    Kind,
     Missing,
     Refused,
     Taken,
@@ -28,17 +29,21 @@ from cluster_server.kubernetes.core import PodSeen, how, read_pod
 from cluster_server.kubernetes.instance import RETRY_SECONDS, RETRY_SECONDS_MAX, Cluster
 from cluster_server.kubernetes.mirror import Mirror
 from cluster_server.kubernetes.objects import WsJob
-from cluster_server.pod.runner import JobReport
+from cluster_server.pod.runner import RESULT_BYTES_MAX, TOO_LARGE, JobReport
 from cluster_server.processes.core import CANCEL_SECONDS
 from cluster_server.processes.instance import ASK_AGAIN_SECONDS, ASK_AGAIN_SECONDS_MAX
 from cluster_server.processes.job import CANCELLED, DEADLINE, SUCCEEDED
 from cluster_server.processes.manager_status import ProgressStatus
 from cluster_server.proto import cluster_pb2 as pb
 from telemetry.decoder import Malformed, excerpt
+from telemetry.units import size
 
 log = logging.getLogger(__name__)
 
-INPUTS_SECONDS: Final = 60.0  # from its creation until its ConfigMap has to be there
+INPUTS_SECONDS: Final = 60.0  # from its creation until its ConfigMap and its Secret have to be there
+INPUTS_AGAIN_SECONDS: Final = 5.0  # between two looks for them
+LET_GO_SECONDS: Final = 60.0  # from its end until a pod whose runner does not answer is deleted
+START_SECONDS: Final = 900.0  # from when its pod has a node until its container has to run
 STATES: Final = {
     "Pending": pb.JOB_PENDING,
     "Running": pb.JOB_RUNNING,
@@ -49,6 +54,7 @@ STATES: Final = {
 
 
 class Step(StrEnum):
+    HOLD = "hold"  # put the finalizer on: from then on something of it may run
     CREATE = "create"  # its pod
     BEGIN = "begin"  # write down that it runs: from then on it is not started again
     END = "end"  # delete its pod
@@ -73,12 +79,15 @@ def next_step(
     may_start: bool,
     has_inputs: bool,
 ) -> Next:
-    """`report`: what its runner says, while that answers. `has_inputs`: its ConfigMap is there."""
+    """`report`: what its runner says, while that answers. `has_inputs`: its ConfigMap and its Secret are
+    there, and are ones that it may have."""
     if job.is_deleted:
         if pod is None:
             return Next(Step.RELEASE if job.has_finalizer else Step.WAIT)
         return Next(Step.WAIT if pod.is_deleted else Step.END)
     if job.has_ended:
+        if pod is not None and pod.has_ended and pod.has_others:
+            return Next(Step.WAIT if pod.is_deleted else Step.END)
         if pod is None or pod.has_ended:
             # Or else its namespace could not be deleted once there is no Cluster Server any more.
             return Next(Step.RELEASE if job.has_finalizer else Step.WAIT)
@@ -97,15 +106,27 @@ def next_step(
     if pod is None:
         if has_begun:
             return Next(Step.SETTLE)  # its pod is gone, and its result with it
-        if not has_inputs:
-            missing_at = job.submitted_at + INPUTS_SECONDS
-            return Next(Step.SETTLE if now >= missing_at else Step.WAIT, missing_at)
-        return Next(Step.CREATE if may_start else Step.WAIT)
+        if not may_start:
+            return Next(Step.WAIT)
+        if has_inputs:
+            return Next(Step.CREATE if job.has_finalizer else Step.HOLD)
+        missing_at = job.submitted_at + INPUTS_SECONDS
+        again_at = min(missing_at, now + INPUTS_AGAIN_SECONDS)
+        return Next(Step.SETTLE if now >= missing_at else Step.WAIT, again_at)
     if pod.has_ended:
         return Next(Step.SETTLE)
-    if (pod.is_running or report is not None) and not has_begun:
+    if has_begun:
+        return Next(Step.WAIT, deadline)
+    if pod.is_running or report is not None:
         return Next(Step.BEGIN)
-    return Next(Step.WAIT, deadline)
+    late_at = min(deadline, _late_at(pod))
+    return Next(Step.SETTLE if now >= late_at else Step.WAIT, late_at)
+
+
+def _late_at(pod: PodSeen) -> float:
+    """When one that has a node has to run. One that waits for a node may wait; one whose volumes never
+    come has a turn that others wait for."""
+    return pod.scheduled_at + START_SECONDS if pod.scheduled_at else float("inf")
 
 
 def deadline_of(job: WsJob, pod: PodSeen | None) -> float:
@@ -124,31 +145,38 @@ class Ending:
 
 
 def ending(
-    job: WsJob, pod: PodSeen | None, report: JobReport | None, now: float, *, has_inputs: bool
+    job: WsJob, pod: PodSeen | None, report: JobReport | None, now: float, *, lacks: str = ""
 ) -> Ending:
-    """How one has ended that is to be settled."""
+    """How one has ended that is to be settled. `lacks`: why it cannot be started."""
     status = report.exit_status if report else None
     if report and report.result is not None and status == 0:
-        return Ending("Succeeded", SUCCEEDED, "", report.result)
+        if len(report.result.encode()) <= RESULT_BYTES_MAX:
+            return Ending("Succeeded", SUCCEEDED, "", report.result)
+        return Ending("Failed", TOO_LARGE, f"Its result has more than {size(RESULT_BYTES_MAX)}.")
     if job.is_cancelled:
         return Ending("Cancelled", CANCELLED, "It was cancelled.")
     if now >= deadline_of(job, pod):
         return Ending("Failed", DEADLINE, f"It has not ended within {job.deadline_seconds} s.")
     if report and status is not None:
         if report.reason:
-            return Ending("Failed", report.reason, report.sentence)
+            return Ending("Failed", excerpt(report.reason, 100), excerpt(report.sentence, 500))
         if status == 0:
             return Ending("Failed", "NoResult", "It has ended without a result.")
         ended = how(status if status > 0 else 128 - status)
-        last = f" It said last: {report.said_last}" if report.said_last else ""
+        last = f" It said last: {excerpt(report.said_last)}" if report.said_last else ""
         return Ending("Failed", "ExitStatus", f"It has ended{ended}.{last}")
     if pod and pod.has_ended:
         reason, sentence = pod.failed_for
         return Ending(
             "Failed", reason or "PodFailed", sentence or f"Its pod has ended{how(pod.exit_status)}."
         )
-    if not has_inputs and not job.status.get("startedAt"):
-        return Ending("Failed", "NoInputs", f"There is no ConfigMap {job.config_map}.")
+    if not job.status.get("startedAt"):
+        if lacks:
+            return Ending("Failed", "NoInputs", lacks)
+        if pod:
+            why = pod.waits_for[1] or "the kubelet gives no reason"
+            sentence = f"It has not started within {START_SECONDS:g} s: {why}"
+            return Ending("Failed", "NotStarted", excerpt(sentence, 500))
     return Ending("Failed", "PodGone", "Its pod was deleted by others, as a drain of a node does.")
 
 
@@ -163,7 +191,7 @@ class JobWorker:
         may_start: Callable[[JobWorker], bool],
         on_change: Callable[[JobWorker], None],
     ) -> None:
-        self.wsjob = objects.read_wsjob(document)
+        self.wsjob = objects.read_wsjob(document, cluster.settings)
         self.job = pb.Job()
         self._cluster = cluster
         self._wsjobs = wsjobs
@@ -172,6 +200,8 @@ class JobWorker:
         self._pod: PodSeen | None = None
         self._report: JobReport | None = None
         self._has_let_go = False
+        self._lacks = ""
+        self._refused = ""  # why its inputs could not be stored
         self._problem = ""
         self._result = b""
         self._is_gone = False
@@ -207,6 +237,10 @@ class JobWorker:
     def wake(self) -> None:
         self._wake.set()
 
+    def refuse_inputs(self, sentence: str) -> None:
+        self._refused = sentence
+        self.wake()
+
     async def let_go(self) -> None:
         for task in (self._asking, self._task):
             if task:
@@ -216,13 +250,15 @@ class JobWorker:
 
     def see(self, document: Document | None) -> None:
         if document:
-            self.wsjob = objects.read_wsjob(document)
+            self.wsjob = objects.read_wsjob(document, self._cluster.settings)
         else:
             self._is_gone = True
         self._show()
         self.wake()
 
     def see_pod(self, document: Document | None) -> None:
+        if document and not objects.is_owned(document, self.wsjob.uid):
+            document = None  # of another wsjob, which had this name
         self._pod = pod = read_pod(document) if document else None
         if pod and pod.is_running and pod.address and not pod.has_ended:
             if self._asked != pod.address:
@@ -239,23 +275,20 @@ class JobWorker:
         while not self._is_gone:
             self._wake.clear()
             now = time.time()
-            decided = next_step(
-                self.wsjob,
-                self._pod,
-                self._report,
-                now,
-                may_start=self._may_start(self),
-                has_inputs=self._has_inputs(),
-            )
-            if decided.step is Step.WAIT or (decided.step is Step.LET_GO and self._has_let_go):
-                await self._wait(decided.wake_at - now)
-                continue
             try:
+                decided = await self._next(now)
+                if decided.step is Step.WAIT or (decided.step is Step.LET_GO and self._has_let_go):
+                    self._show_problem("")
+                    await self._note()
+                    await self._wait(decided.wake_at - now)
+                    continue
                 await self._do(decided.step)
             except (Unavailable, Refused, Taken, Missing, OSError) as error:
                 self._show_problem(str(error))
                 await self._wait(pause)
                 pause = min(pause * 2, RETRY_SECONDS_MAX)
+                with contextlib.suppress(Unavailable, Refused, Taken, Missing):
+                    await self._note()
             else:
                 pause = RETRY_SECONDS
                 self._show_problem("")
@@ -267,45 +300,89 @@ class JobWorker:
             async with asyncio.timeout(None if seconds == float("inf") else max(seconds, 0.0)):
                 await self._wake.wait()
 
-    def _has_inputs(self) -> bool:
-        return self.wsjob.config_map in self._cluster.maps.objects or not self.wsjob.digest
+    async def _next(self, now: float) -> Next:
+        """What its pod is made of is looked at just before that."""
+
+        def step(*, has_inputs: bool) -> Next:
+            may_start = self._may_start(self)
+            return next_step(
+                self.wsjob, self._pod, self._report, now, may_start=may_start, has_inputs=has_inputs
+            )
+
+        decided = step(has_inputs=True)
+        if decided.step in (Step.CREATE, Step.HOLD):
+            self._lacks = await self._find_inputs()
+            decided = step(has_inputs=not self._lacks)
+        return decided
+
+    async def _find_inputs(self) -> str:
+        """What it lacks, in a sentence."""
+        wsjob = self.wsjob
+        found = await self._found(CONFIG_MAP, wsjob.config_map)
+        lacks = objects.why_no_inputs(wsjob, found, self._cluster.settings)
+        if not lacks and wsjob.secret:
+            lacks = objects.why_no_secret(wsjob, await self._found(SECRET, wsjob.secret))
+        return excerpt(f"{lacks} {self._refused}".strip(), 500) if lacks else ""
+
+    async def _found(self, kind: Kind, name: str) -> Document | None:
+        if not names.is_object(name):  # it would be a part of a path
+            return None
+        try:
+            return await self._cluster.api.get(kind, name)
+        except Missing:
+            return None
 
     async def _do(self, step: Step) -> None:
         api, job = self._cluster.api, self.wsjob
         pod = names.job_pod(job.object)
         match step:
+            case Step.HOLD:
+                await self._write_finalizers(*job.finalizers, names.FINALIZER)
             case Step.CREATE:
                 await self._create()
             case Step.BEGIN:
-                await self._write(state="Running", startedAt=_when(time.time()))
+                await self._write(state="Running", reason="", sentence="", startedAt=_when(time.time()))
             case Step.END:
                 await api.delete(POD, pod, int(CANCEL_SECONDS))
                 await self._pod_deleted(pod)
             case Step.SETTLE:
                 await self._settle()
             case Step.LET_GO:
+                await self._let_go_of(pod)
                 self._has_let_go = True
-                if self._pod and self._pod.address and self._pod.is_running:
-                    key = self._cluster.settings.runner_key(f"wsjob/{job.object}")
-                    with contextlib.suppress(Malformed):
-                        await runners.let_go(self._pod.address, key)
-                else:
-                    await api.delete(POD, pod, int(CANCEL_SECONDS))
             case Step.RELEASE:
-                change = {"metadata": {"resourceVersion": job.version, "finalizers": None}}
-                await api.merge(WSJOB, job.object, change)
+                others = [one for one in job.finalizers if one != names.FINALIZER]
+                await self._write_finalizers(*others)
 
     async def _create(self) -> None:
         api, job, settings = self._cluster.api, self.wsjob, self._cluster.settings
-        with contextlib.suppress(Taken):
-            await api.create(SECRET, objects.job_key_document(job, settings))
+        key = objects.job_key_document(job, settings)
+        try:
+            await api.create(SECRET, key)
+        except Taken:  # by an attempt before this one, or for a wsjob that had this name
+            await api.delete(SECRET, key["metadata"]["name"])
+            await api.create(SECRET, key)
         try:
             made = await api.create(POD, objects.job_pod_document(job, settings))
         except Taken:
             made = await api.get(POD, names.job_pod(job.object))
-            if job.uid not in [one["uid"] for one in made["metadata"].get("ownerReferences", ())]:
+            if not objects.is_owned(made, job.uid):
                 raise
         self._cluster.pods.take(made)
+
+    async def _let_go_of(self, name: str) -> None:
+        """Raises OSError where its runner has not heard of it yet, and Unavailable."""
+        pod = self._pod
+        if pod and pod.address and pod.is_running:
+            key = self._cluster.settings.runner_key(f"wsjob/{self.wsjob.object}")
+            try:
+                await runners.let_go(pod.address, key)
+            except (OSError, Malformed) as error:
+                if time.time() < self.ended_at + LET_GO_SECONDS:
+                    raise OSError(f"Its runner does not answer: {error}") from None
+            else:
+                return
+        await self._cluster.api.delete(POD, name, int(CANCEL_SECONDS))
 
     async def _pod_deleted(self, name: str) -> None:
         try:
@@ -315,13 +392,17 @@ class JobWorker:
 
     async def _settle(self) -> None:
         now, job, api = time.time(), self.wsjob, self._cluster.api
-        how_ended = ending(job, self._pod, self._report, now, has_inputs=self._has_inputs())
+        how_ended = ending(job, self._pod, self._report, now, lacks=self._lacks)
         status: dict[str, Any] = {}
-        if how_ended.result is not None:
-            document = objects.job_result_document(job, how_ended.result)
-            await api.apply(CONFIG_MAP, document)
-            self._result = how_ended.result.encode()
-            status["resultConfigMap"] = document["metadata"]["name"]
+        if (result := how_ended.result) is not None:
+            document = objects.job_result_document(job, result)
+            try:
+                await api.apply(CONFIG_MAP, document)
+            except Refused as error:  # it will not be accepted later either, and the job has ended
+                how_ended = Ending("Failed", "ResultRefused", excerpt(str(error), 500))
+            else:
+                self._result = result.encode()
+                status["resultConfigMap"] = document["metadata"]["name"]
         await self._write(
             state=how_ended.state,
             reason=how_ended.reason,
@@ -331,15 +412,37 @@ class JobWorker:
         )
         log.info("wsjob %s: %s", job.name, how_ended.sentence or how_ended.state)
 
+    async def _write_finalizers(self, *finalizers: str) -> None:
+        metadata = {"resourceVersion": self.wsjob.version, "finalizers": list(finalizers) or None}
+        await self._take(self._cluster.api.merge(WSJOB, self.wsjob.object, {"metadata": metadata}))
+
     async def _write(self, **status: Any) -> None:
+        """Nothing is written over what this server has not seen: see `_take`."""
         job, now = self.wsjob, _when(time.time())
         if progress := self._progress():
             status["progress"] = progress
         # What says nothing is left out, or taken away by null where there is something.
         status = {name: value or None for name, value in status.items() if value or name in job.status}
         status["conditions"] = conditions(job.status.get("conditions", []), status, now)
-        made = await self._cluster.api.merge_status(WSJOB, job.object, {"status": status})
+        change = {"metadata": {"resourceVersion": job.version}, "status": status}
+        await self._take(self._cluster.api.merge_status(WSJOB, job.object, change))
+
+    async def _take(self, changing: Awaitable[Document]) -> None:
+        """If it has changed meanwhile it is read, and what is next is decided anew."""
+        try:
+            made = await changing
+        except Taken:
+            made = await self._cluster.api.get(WSJOB, self.wsjob.object)
         self._wsjobs.take(made)
+
+    async def _note(self) -> None:
+        """Have the wsjob itself say why it waits. Raises as requests do."""
+        job = self.wsjob
+        state = "Running" if job.status.get("startedAt") else "Pending"
+        reason, sentence = self._why_it_waits()
+        said = tuple(job.status.get(one, "") for one in ("state", "reason", "sentence"))
+        if not (job.has_ended or job.is_deleted or said == (state, reason, sentence)):
+            await self._write(state=state, reason=reason, sentence=sentence)
 
     def _progress(self) -> Document | None:
         said = self._report.progress if self._report else None
@@ -362,15 +465,16 @@ class JobWorker:
 
     async def _ask(self, address: str) -> None:
         key = self._cluster.settings.runner_key(f"wsjob/{self.wsjob.object}")
-        version, pause = 0, ASK_AGAIN_SECONDS
+        runner = runners.Conversation(address, key, runners.RESULT_BYTES_MAX)
+        pause = ASK_AGAIN_SECONDS
         while True:
             try:
-                report = await runners.ask(address, key, version)
+                report = await runner.ask()
             except (OSError, Malformed):
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, ASK_AGAIN_SECONDS_MAX)
                 continue
-            version, pause = report.version, ASK_AGAIN_SECONDS
+            pause = ASK_AGAIN_SECONDS
             if report.job:
                 self._report = report.job
                 self._show()
@@ -395,22 +499,28 @@ class JobWorker:
         self._problem = problem
         self._show()
 
+    def _why_it_waits(self) -> tuple[str, str]:
+        if self._problem:
+            return "Refused", excerpt(self._problem, 500)
+        if self._pod:
+            return self._pod.waits_for
+        if self._lacks:
+            return "WaitingForInputs", excerpt(self._lacks, 500)
+        return "", ""
+
     def _show(self) -> None:
         wsjob, status = self.wsjob, self.wsjob.status
         job = pb.Job(
             name=wsjob.name,
             kind=wsjob.kind,
             state=STATES[status.get("state", "Pending")],
-            reason=status.get("reason", ""),
-            sentence=status.get("sentence", ""),
             submitted_at=wsjob.submitted_at,
             ended_at=_seconds(status.get("endedAt")),
         )
-        if not job.ended_at:
-            if self._problem:
-                job.reason, job.sentence = "Refused", excerpt(self._problem, 500)
-            elif self._pod and self._pod.waits_for[0]:
-                job.reason, job.sentence = self._pod.waits_for
+        if job.ended_at:
+            job.reason, job.sentence = status.get("reason", ""), status.get("sentence", "")
+        else:
+            job.reason, job.sentence = self._why_it_waits()
             if self._report:
                 job.state = pb.JOB_RUNNING
         if self._report and self._report.progress:

@@ -14,12 +14,25 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from cluster_server.kubernetes.api import LEASE, Api, Document, Missing, Refused, Taken, Unavailable
+from cluster_server.kubernetes.api import (
+    LEASE,
+    Api,
+    Document,
+    Missing,
+    Refused,
+    Taken,
+    TooOld,
+    Unavailable,
+)
 from cluster_server.kubernetes.options import LeaseTimes
 
 log = logging.getLogger(__name__)
 
 NAME: Final = "tidegate-cluster-server"
+RELEASES_MAX: Final = 3  # attempts, each after a renewal that was still under way
+# Nothing is known of the Lease then. An API server that has just started refuses those whose rights it
+# has not read yet.
+NO_WORD: Final = (Unavailable, Refused, TooOld)
 
 
 class Leadership:
@@ -60,13 +73,31 @@ class Leadership:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        if self._held and not self.is_lost.is_set():
-            free = self._renewed(self._held, holderIdentity="", leaseDurationSeconds=1)
-            with contextlib.suppress(Unavailable, Refused, Taken, Missing):
-                await self._api.replace(LEASE, free)
+        with contextlib.suppress(*NO_WORD, Missing):
+            for _ in range(RELEASES_MAX):
+                if self._held is None or self._held["spec"].get("holderIdentity") != self._identity:
+                    break
+                free = self._renewed(self._held, holderIdentity="", leaseDurationSeconds=1)
+                try:
+                    await self._api.replace(LEASE, free)
+                    break
+                except Taken:  # by a renewal of ours that was under way, or by somebody else
+                    self._held = await self._read()
         self._held = None
 
     async def _keep(self, held: Document) -> None:
+        """Returns when another server could have it, for whatever reason."""
+        try:
+            await self._renew(held)
+        except asyncio.CancelledError:
+            raise  # it is being released
+        except Exception:
+            log.exception("The Lease cannot be kept")
+        log.error("%s does not lead any more", self._identity)
+        self._held = None
+        self.is_lost.set()
+
+    async def _renew(self, held: Document) -> None:
         renewed_at = time.monotonic()
         while time.monotonic() - renewed_at < self._times.give_up_seconds:
             await asyncio.sleep(self._times.renew_seconds)
@@ -81,7 +112,7 @@ class Leadership:
                     break
                 held = renewing.result()
                 self._held, renewed_at = held, began
-            except Unavailable as error:
+            except NO_WORD as error:
                 log.warning("The Lease is not renewed: %s", error)
             except (Taken, Missing):
                 # By our own renewal, of which the answer was lost; or by somebody else.
@@ -89,13 +120,11 @@ class Leadership:
                 if found is None or found["spec"].get("holderIdentity") != self._identity:
                     break
                 held = found
-        log.error("%s does not lead any more", self._identity)
-        self.is_lost.set()
 
     async def _reread(self, held: Document) -> Document | None:
         try:
             return await self._read()
-        except Unavailable:
+        except NO_WORD:
             return held
 
     async def _read(self) -> Document | None:

@@ -23,7 +23,8 @@ BACKOFF_SECONDS_MAX: Final = 10.0
 
 class Mirror:
     """`on_change(name, object)`: called in the loop, with None for one that is not there any more.
-    `reduce`: what is kept of an object."""
+    `on_end`: called if it stops following for an unexpected reason. `reduce`: what is kept of an
+    object."""
 
     def __init__(
         self,
@@ -31,15 +32,16 @@ class Mirror:
         kind: Kind,
         labels: Mapping[str, str],
         on_change: Callable[[str, Document | None], None],
+        on_end: Callable[[], None],
         reduce: Callable[[Document], Document] = lambda one: one,
     ) -> None:
         self.objects: dict[str, Document] = {}
-        self.lists = 0  # how often it began with a list
         self.is_current = False  # its watch runs
         self._api = api
         self._kind = kind
         self._labels = labels
         self._on_change = on_change
+        self._on_end = on_end
         self._reduce = reduce
         self._dropped: set[str] = set()
         self._version = ""
@@ -48,7 +50,7 @@ class Mirror:
     async def start(self) -> None:
         """Returns when all objects are known. Raises Unavailable and Refused."""
         await self._list()
-        self._task = asyncio.create_task(self._follow(), name=f"watch {self._kind.plural}")
+        self._task = asyncio.create_task(self._run(), name=f"watch {self._kind.plural}")
 
     async def stop(self) -> None:
         if self._task:
@@ -68,13 +70,24 @@ class Mirror:
 
     async def _list(self) -> None:
         found, self._version = await self._api.list(self._kind, self._labels)
-        self.lists += 1
-        self._dropped.clear()
+        self._dropped &= {one["metadata"]["uid"] for one in found}
         there = {one["metadata"]["name"] for one in found}
-        for name in [name for name in self.objects if name not in there]:
+        # What is newer than the list was made while it was read: the watch goes on from before that.
+        as_of = int(self._version)
+        for name in [
+            name for name, one in self.objects.items() if name not in there and _version(one) <= as_of
+        ]:
             self._remove(name)
         for one in found:
             self._put(one)
+
+    async def _run(self) -> None:
+        try:
+            await self._follow()
+        except Exception:
+            log.exception("The watch of %s has ended", self._kind.plural)
+            self.is_current = False
+            self._on_end()
 
     async def _follow(self) -> None:
         pause = BACKOFF_FIRST_SECONDS
@@ -112,7 +125,7 @@ class Mirror:
         if known and _is_same_object(known, one) and _version(known) >= _version(one):
             return  # it is known already, or something newer is
         self.objects[name] = self._reduce(one)
-        self._on_change(name, self.objects[name])
+        self._tell(name, self.objects[name])
 
     def _remove(self, name: str, one: Document | None = None) -> None:
         known = self.objects.get(name)
@@ -121,7 +134,14 @@ class Mirror:
         if known is None or (one is not None and not _is_same_object(known, one)):
             return  # another one of that name has been made since
         del self.objects[name]
-        self._on_change(name, None)
+        self._tell(name, None)
+
+    def _tell(self, name: str, one: Document | None) -> None:
+        """Anybody may have written it. One that is of no use must not end what is done for others."""
+        try:
+            self._on_change(name, one)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            log.exception("%s %s is passed over: nothing can be made of it", self._kind.name, name)
 
 
 def _is_same_object(one: Document, other: Document) -> bool:

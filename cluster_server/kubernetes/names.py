@@ -9,7 +9,8 @@ from typing import Final
 from cluster_server.kubernetes.api import GROUP
 
 LABEL_CHARACTERS_MAX: Final = 63
-OBJECT_CHARACTERS_MAX: Final = 230  # 253, less what is put before and behind
+OBJECT_NAME_CHARACTERS_MAX: Final = 253
+OBJECT_CHARACTERS_MAX: Final = 230  # less what is put before and behind
 DIGEST_CHARACTERS: Final = 16
 _LABEL: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _OBJECT: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
@@ -24,8 +25,10 @@ GRACE: Final = f"{GROUP}/grace-seconds"
 POD_UID: Final = f"{GROUP}/pod-uid"
 OUTCOME: Final = f"{GROUP}/outcome"
 SUBMITTED_AT: Final = f"{GROUP}/submitted-at"
+SIGNATURE: Final = f"{GROUP}/signature"
 FINALIZER: Final = f"{GROUP}/wsjob"
 BOX_PREFIX: Final = f"box.{GROUP}/"
+BY_HAND: Final = "wsjob/"  # no job that is submitted by gRPC has such a name
 
 
 def label(text: str) -> str:
@@ -60,6 +63,20 @@ def workload_map(workload: str) -> str:
 def instance_map(instance: str) -> str:
     """Of its ConfigMap and of its Secret. Its pod is called as it is."""
     return f"instance-{instance}"
+
+
+def is_object(text: str) -> bool:
+    return len(text) <= OBJECT_NAME_CHARACTERS_MAX and _OBJECT.fullmatch(text) is not None
+
+
+def made_by_hand(wsjob: str) -> str:
+    """The name of a job that was not submitted, by that of its object."""
+    return f"{BY_HAND}{wsjob}"
+
+
+def wsjob(job: str) -> str:
+    """The name of the object of a job."""
+    return job.removeprefix(BY_HAND) if job.startswith(BY_HAND) else object_name(job)
 
 
 def job_map(job: str) -> str:

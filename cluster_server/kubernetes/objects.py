@@ -22,14 +22,16 @@ import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
+from cluster_server.checks import INSTANCES_MAX, SECONDS_MAX, Wrong, check_name
 from cluster_server.kubernetes import names
 from cluster_server.kubernetes.api import GROUP, MANAGER, Document
 from cluster_server.pod.runner import KEY
-from cluster_server.processes.core import CANCEL_SECONDS
+from cluster_server.processes.core import CANCEL_SECONDS, Goal
 from cluster_server.proto import cluster_pb2 as pb
 from telemetry.decoder import Limits, Malformed, decode
 
@@ -49,14 +51,24 @@ GENERATION: Final = "generation"
 STORED: Final = Limits(2 << 20)  # an object in etcd has less
 SECRET_MODE: Final = 0o440
 READY_SECONDS: Final = 2  # between two looks of the kubelet
+USER: Final = 10001  # of the image
+POD_SECURITY: Final = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+NAMED_BY_HAND: Final = "wsjob-secret"  # the part of a Secret that wsjobs made by hand may name
 
 
 class Known(msgspec.Struct, frozen=True):
     """What the ConfigMap of a workload says of an instance. `digest`: of all that never changes."""
 
     name: str
-    goal: str
-    grace_seconds: int
+    goal: Goal
+    grace_seconds: Annotated[int, Meta(ge=1, le=SECONDS_MAX)]
     digest: str
 
 
@@ -100,6 +112,11 @@ class PodSettings:
         """Of something with secrets in it, which is stored where those must not be."""
         return hmac.new(self.key, b"digest " + raw, hashlib.sha256).hexdigest()
 
+    def signature(self, what: str, *said: object) -> str:
+        """Of what only a server writes: who else may write into the namespace cannot make it."""
+        raw = msgspec.json.encode([what, *said], order="sorted")
+        return hmac.new(self.key, b"signature " + raw, hashlib.sha256).hexdigest()
+
 
 # Workloads
 
@@ -115,7 +132,7 @@ def known_of(one: pb.Instance, settings: PodSettings) -> Known:
     bare.ClearField("goal")
     bare.ClearField("grace_seconds")
     digest = settings.digest(bare.SerializeToString(deterministic=True))
-    return Known(one.name, pb.Goal.Name(one.goal), one.grace_seconds, digest)
+    return Known(one.name, Goal(pb.Goal.Name(one.goal)), one.grace_seconds, digest)
 
 
 def workload_document(desired: Desired) -> Document:
@@ -136,15 +153,22 @@ def workload_document(desired: Desired) -> Document:
 
 
 def read_workload(document: Document) -> Desired:
-    """Raises ValueError for one that was not written by this backend."""
+    """Raises ValueError for one that was not written by this backend: anybody may have labeled it."""
     metadata, data = document["metadata"], document.get("data", {})
+    name = metadata["name"].removeprefix(names.workload_map(""))
     try:
+        check_name("workload", name)
         known = decode(data[INSTANCES].encode(), list[Known], STORED)
-        generation = int(data[GENERATION])
-    except (KeyError, Malformed) as error:
+        for one in known:
+            check_name("instance", one.name)
+        generation = decode(data[GENERATION].encode(), int, STORED)  # of 64 bits at most
+        labeled = metadata["labels"][names.WORKLOAD]
+    except (KeyError, Malformed, Wrong) as error:
         raise ValueError(f"ConfigMap {metadata['name']} is damaged: {error}") from None
+    if labeled != name or generation < 1 or len(known) > INSTANCES_MAX:
+        raise ValueError(f"ConfigMap {metadata['name']} is damaged: it says what nobody could ask for")
     return Desired(
-        metadata["labels"][names.WORKLOAD],
+        name,
         generation,
         {one.name: one for one in known},
         metadata["resourceVersion"],
@@ -152,11 +176,15 @@ def read_workload(document: Document) -> Desired:
     )
 
 
+def service_labels(workload: str) -> dict[str, Any]:
+    return _labels("service", workload=workload)
+
+
 def service_document(desired: Desired) -> Document:
     return {
         "metadata": {
             "name": names.service_name(desired.name),
-            "labels": _labels("service", workload=desired.name),
+            "labels": service_labels(desired.name),
             "ownerReferences": [
                 _owner("v1", "ConfigMap", names.workload_map(desired.name), desired.uid)
             ],
@@ -227,7 +255,10 @@ def instance_pod_document(one: Known, about: About, owner_uid: str, settings: Po
         "failureThreshold": 3,
     }
     if limits := _limits(about):
-        container["resources"] = {"limits": limits, "requests": limits}
+        # What the template says of others stays: a GPU, for example.
+        resources = container.setdefault("resources", {})
+        for name in ("limits", "requests"):
+            resources[name] = {**resources.get(name, {}), **limits}
     return {
         "metadata": {
             "name": one.name,
@@ -249,35 +280,51 @@ def wsjob_document(spec: pb.JobSpec, now: float, settings: PodSettings) -> Docum
     document: Document = {
         "kind": pb.JobKind.Name(spec.kind).capitalize(),
         "configMap": names.job_map(spec.name),
-        "secret": names.job_map(spec.name),
     }
+    if spec.secrets:
+        document["secret"] = names.job_map(spec.name)
     if spec.boxes:
         document["boxes"] = list(spec.boxes)
     if spec.deadline_seconds:
         document["deadlineSeconds"] = spec.deadline_seconds
-    return {
+    said = {
+        names.NAME: spec.name,
+        names.DIGEST: settings.digest(spec.SerializeToString(deterministic=True)),
+        names.SUBMITTED_AT: f"{now:.6f}",
+    }
+    made: Document = {
         "metadata": {
             "name": names.object_name(spec.name),
             "labels": _labels("wsjob", job=spec.name),
-            "annotations": {
-                names.NAME: spec.name,
-                names.DIGEST: settings.digest(spec.SerializeToString(deterministic=True)),
-                names.SUBMITTED_AT: f"{now:.6f}",
-            },
+            "annotations": said,
             "finalizers": [names.FINALIZER],
         },
         "spec": document,
     }
+    said[names.SIGNATURE] = _signature_of_job(made, settings)
+    return made
 
 
-def job_map_document(spec: pb.JobSpec, uid: str) -> Document:
+def _signature_of_job(document: Document, settings: PodSettings) -> str:
+    """Of all that a server has written there; a person may cancel it all the same."""
+    metadata, spec = document["metadata"], document["spec"]
+    said = [metadata["annotations"].get(one) for one in (names.NAME, names.DIGEST, names.SUBMITTED_AT)]
+    fixed = {name: value for name, value in spec.items() if name != "cancelled"}
+    return settings.signature("wsjob", metadata["name"], said, fixed)
+
+
+def job_map_document(spec: pb.JobSpec, uid: str, settings: PodSettings) -> Document:
+    """Nobody can change what it says, and the signature tells that it is of this job."""
+    said = spec.spec.decode()
     return {
         "metadata": {
             "name": names.job_map(spec.name),
             "labels": _labels("wsjob-inputs", job=spec.name),
+            "annotations": {names.SIGNATURE: settings.signature("inputs", uid, said)},
             "ownerReferences": [_job_owner(names.object_name(spec.name), uid)],
         },
-        "data": {SPEC: spec.spec.decode()},
+        "data": {SPEC: said},
+        "immutable": True,
     }
 
 
@@ -306,9 +353,9 @@ def job_result_document(wsjob: WsJob, result: str) -> Document:
 
 
 def job_pod_document(wsjob: WsJob, settings: PodSettings) -> Document:
-    sources: list[Document] = [{"secret": {"name": names.job_key(wsjob.object)}}]
+    sources = [_key_of_secret(names.job_key(wsjob.object), KEY)]
     if wsjob.secret:
-        sources.append({"secret": {"name": wsjob.secret}})
+        sources.append(_key_of_secret(wsjob.secret, SECRETS_FILE))
     secrets: Document = {"projected": {"sources": sources, "defaultMode": SECRET_MODE}}
     spec = _pod_spec(
         wsjob.config_map, secrets, (pb.JobKind.Name(wsjob.kind).lower(), "wsjob"), wsjob.boxes, settings
@@ -327,10 +374,12 @@ def job_pod_document(wsjob: WsJob, settings: PodSettings) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class WsJob:
-    """A wsjob as its object says it."""
+    """A wsjob as its object says it. `is_submitted`: by gRPC, to this server or one before it. Others
+    were made by hand, and have names that cannot be submitted."""
 
     name: str
     object: str
+    is_submitted: bool
     uid: str
     version: str
     kind: pb.JobKind
@@ -340,7 +389,7 @@ class WsJob:
     deadline_seconds: int
     is_cancelled: bool
     is_deleted: bool
-    has_finalizer: bool
+    finalizers: tuple[str, ...]
     digest: str
     submitted_at: float
     status: Document = field(hash=False)
@@ -349,19 +398,28 @@ class WsJob:
     def has_ended(self) -> bool:
         return bool(self.status.get("endedAt"))
 
+    @property
+    def has_finalizer(self) -> bool:
+        return names.FINALIZER in self.finalizers
 
-def read_wsjob(document: Document) -> WsJob:
+
+def read_wsjob(document: Document, settings: PodSettings) -> WsJob:
     """Its schema was checked by the API server."""
     metadata, spec = document["metadata"], document["spec"]
     said = metadata.get("annotations", {})
-    created = datetime.fromisoformat(metadata["creationTimestamp"]).timestamp()
-    try:
-        submitted_at = float(said.get(names.SUBMITTED_AT, created))
-    except ValueError:
-        submitted_at = created
+    signature = said.get(names.SIGNATURE, "").encode()
+    is_submitted = bool(signature) and hmac.compare_digest(
+        signature, _signature_of_job(document, settings).encode()
+    )
+    if is_submitted:
+        name, submitted_at = said[names.NAME], float(said[names.SUBMITTED_AT])
+    else:
+        name = names.made_by_hand(metadata["name"])
+        submitted_at = datetime.fromisoformat(metadata["creationTimestamp"]).timestamp()
     return WsJob(
-        name=said.get(names.NAME, metadata["name"]),
+        name=name,
         object=metadata["name"],
+        is_submitted=is_submitted,
         uid=metadata["uid"],
         version=metadata["resourceVersion"],
         kind=pb.JobKind.Value(spec["kind"].upper()),
@@ -371,11 +429,41 @@ def read_wsjob(document: Document) -> WsJob:
         deadline_seconds=spec.get("deadlineSeconds", 0),
         is_cancelled=spec.get("cancelled", False),
         is_deleted="deletionTimestamp" in metadata,
-        has_finalizer=names.FINALIZER in metadata.get("finalizers", ()),
-        digest=said.get(names.DIGEST, ""),
+        finalizers=tuple(metadata.get("finalizers", ())),
+        digest=said[names.DIGEST] if is_submitted else "",
         submitted_at=submitted_at,
         status=document.get("status", {}),
     )
+
+
+def why_no_inputs(wsjob: WsJob, found: Document | None, settings: PodSettings) -> str:
+    """Why it cannot have this ConfigMap: a sentence, or nothing."""
+    named = f"ConfigMap {wsjob.config_map}"
+    if found is None:
+        return f"There is no {named}."
+    said = found.get("data", {}).get(SPEC)
+    if said is None:
+        return f"{named} has no {SPEC}."
+    signature = found["metadata"].get("annotations", {}).get(names.SIGNATURE, "")
+    expected = settings.signature("inputs", wsjob.uid, said)
+    if wsjob.is_submitted and not hmac.compare_digest(signature.encode(), expected.encode()):
+        return f"{named} is not what was submitted."
+    return ""
+
+
+def why_no_secret(wsjob: WsJob, found: Document | None) -> str:
+    """As `why_no_inputs`, of the Secret that it names. Else whoever may make a wsjob could read every
+    Secret of the namespace."""
+    named = f"Secret {wsjob.secret}"
+    if found is None:
+        return f"There is no {named}."
+    metadata = found["metadata"]
+    if wsjob.is_submitted:
+        if not is_owned(found, wsjob.uid):
+            return f"{named} is not of this wsjob."
+    elif metadata.get("labels", {}).get(names.PART) != NAMED_BY_HAND:
+        return f"{named} is not for wsjobs: it has no label {names.PART}={NAMED_BY_HAND}."
+    return "" if SECRETS_FILE in found.get("data", {}) else f"{named} has no {SECRETS_FILE}."
 
 
 # Parts
@@ -392,8 +480,10 @@ def _pod_spec(
     kind, folder = runs
     spec: Document = copy.deepcopy(dict(settings.template))
     spec.setdefault("automountServiceAccountToken", False)
+    spec.setdefault("securityContext", copy.deepcopy(POD_SECURITY))
     spec["enableServiceLinks"] = False
     container = _container(spec)
+    container.setdefault("securityContext", copy.deepcopy(CONTAINER_SECURITY))
     container.setdefault("image", settings.image)
     container["command"] = list(settings.runner)
     container["args"] = [
@@ -426,15 +516,26 @@ def _pod_spec(
         {"name": "secrets", "mountPath": SECRETS, "readOnly": True},
     ]
     if boxes:
-        # One term for each box: a node that reaches any of them will do.
-        terms = [
-            {"matchExpressions": [{"key": names.box_label(box), "operator": "Exists"}]} for box in boxes
-        ]
-        affinity = spec.setdefault("affinity", {})
-        affinity["nodeAffinity"] = {
-            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
-        }
+        _reach_any(boxes, spec)
     return spec
+
+
+def _reach_any(boxes: Sequence[str], spec: Document) -> None:
+    """Require a node that reaches any of the boxes, beside what the template requires: of its terms one
+    has to hold, so each of them is completed by each box."""
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    required["nodeSelectorTerms"] = [
+        {
+            **term,
+            "matchExpressions": [
+                *term.get("matchExpressions", []),
+                {"key": names.box_label(box), "operator": "Exists"},
+            ],
+        }
+        for term in required.get("nodeSelectorTerms") or [{}]
+        for box in boxes
+    ]
 
 
 def _container(spec: Document) -> Document:
@@ -470,6 +571,11 @@ def _secret(
     }
 
 
+def _key_of_secret(name: str, key: str) -> Document:
+    """A source of a volume: no other key of it."""
+    return {"secret": {"name": name, "items": [{"key": key, "path": key}]}}
+
+
 def _labels(part: str, **of: str) -> dict[str, Any]:
     keys = {"workload": names.WORKLOAD, "instance": names.INSTANCE, "job": names.JOB}
     return {
@@ -477,6 +583,10 @@ def _labels(part: str, **of: str) -> dict[str, Any]:
         names.PART: part,
         **{keys[what]: names.label(value) for what, value in of.items()},
     }
+
+
+def is_owned(document: Document, uid: str) -> bool:
+    return uid in [one["uid"] for one in document["metadata"].get("ownerReferences", ())]
 
 
 def _owner(version: str, kind: str, name: str, uid: str, *, is_controller: bool = False) -> Document:

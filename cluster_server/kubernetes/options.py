@@ -19,6 +19,12 @@ class LeaseTimes:
     give_up_seconds: float = 10.0
     renew_seconds: float = 2.0
 
+    @property
+    def unsent_seconds(self) -> float:
+        """How long a request may wait for the network: what a holder has sent before it gives up reaches
+        the API server before another one may begin, or never."""
+        return self.lease_seconds - self.give_up_seconds
+
     @classmethod
     def of(cls, lease_seconds: float) -> Self:
         """In the proportions that they have by default."""

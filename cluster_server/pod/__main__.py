@@ -20,7 +20,6 @@ def main() -> int:
         folder=parsed.folder,
         inputs=parsed.inputs,
         secrets=parsed.secrets,
-        goal=parsed.goal,
         port=parsed.port,
         key=(parsed.secrets / KEY).read_text(),
         silent_seconds=parsed.silent_seconds,
@@ -38,7 +37,6 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--folder", type=Path, required=True, help="its folder, which is made")
     made.add_argument("--inputs", type=Path, required=True, help="the mounted ConfigMap")
     made.add_argument("--secrets", type=Path, required=True, help="the mounted Secret")
-    made.add_argument("--goal", default="RUN", help="the goal until a server tells another one")
     made.add_argument("--port", type=int, default=7070, help="where the server and probes ask")
     made.add_argument("--silent-seconds", type=float, default=60.0)
     made.add_argument("command", nargs="+")

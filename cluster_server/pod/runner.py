@@ -32,13 +32,15 @@ from cluster_server.processes.kernel import MARK
 from cluster_server.processes.manager_status import ManagerStatus, ProgressStatus, ask
 from kvss_agent.process.durable_file import write_durably
 from telemetry.decoder import MESSAGE, Limits, Malformed, decode, excerpt
+from telemetry.units import size
 
 KEY: Final = "runner.key"
 WAIT_SECONDS_MAX: Final = 60.0
 ASK_AGAIN_SECONDS: Final = 0.05
 ASK_AGAIN_SECONDS_MAX: Final = 2.0
 PROGRESS_SECONDS: Final = 0.5
-RESULT_BYTES_MAX: Final = 1 << 20
+RESULT_BYTES_MAX: Final = (1 << 20) - 64  # a ConfigMap has 1 MiB, of which names are a part
+TOO_LARGE: Final = "ResultTooLarge"
 LINE_BYTES_MAX: Final = 4096
 SIGNAL_STATUS: Final = 128  # as a shell says it
 
@@ -65,9 +67,7 @@ class Report(msgspec.Struct, frozen=True):
     runner before it in the same pod."""
 
     version: int
-    told: str = ""  # the goal that the manager was told
     manager: ManagerStatus | None = None
-    answered_at: float = 0.0  # when the manager has answered last, by the clock of its node
     job: JobReport | None = None
 
 
@@ -77,7 +77,6 @@ class RunnerSettings:
     folder: Path
     inputs: Path
     secrets: Path
-    goal: str
     port: int
     key: str = field(repr=False)
     silent_seconds: float
@@ -110,7 +109,7 @@ class Runner:
     # What it runs
 
     async def _run_manager(self) -> int:
-        goal = self._told() or Goal(self._settings.goal)
+        goal = self._told() or Goal.RUN
         self._tell(goal)
         if self._is_done.is_set() or goal is Goal.DRAIN:
             return 0  # what it drained has ended with the container before this one
@@ -185,12 +184,8 @@ class Runner:
 
     def _tell(self, goal: Goal) -> None:
         """A goal never leaves DRAIN."""
-        told = self._told()
-        if told not in (goal, Goal.DRAIN):
+        if self._told() not in (goal, Goal.DRAIN):
             write_durably(self._folder / "goal", goal.encode())
-            told = goal
-        if told and self._report.told != told:
-            self._show(told=told.value)
 
     # What it reports
 
@@ -206,7 +201,7 @@ class Runner:
                 continue
             version, pause = said.version, ASK_AGAIN_SECONDS
             self._answered_at = time.monotonic()
-            self._show(manager=said, answered_at=time.time())
+            self._show(manager=said)
 
     async def _look_at_progress(self) -> None:
         while True:
@@ -216,12 +211,20 @@ class Runner:
             await asyncio.sleep(PROGRESS_SECONDS)
 
     def _ended(self, status: int, said_last: str) -> JobReport:
-        result = self._bytes("result.json", RESULT_BYTES_MAX)
         error = self._read("error.json", _Error) or _Error()
+        result = None
+        try:
+            if (raw := self._bytes("result.json", RESULT_BYTES_MAX)) is not None:
+                result = raw.decode()
+            elif (self._folder / "result.json").exists():
+                sentence = f"Its result has more than {size(RESULT_BYTES_MAX)}."
+                error = _Error(TOO_LARGE, sentence)
+        except UnicodeDecodeError:
+            error = _Error("ResultUnusable", "Its result is not UTF-8.")
         return JobReport(
             exit_status=status,
             progress=self._read("progress.json", ProgressStatus),
-            result=result.decode(errors="replace") if result is not None else None,
+            result=result,
             reason=excerpt(error.reason, 100),
             sentence=excerpt(error.sentence, 500),
             said_last=excerpt(said_last, 300),

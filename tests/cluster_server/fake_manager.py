@@ -10,7 +10,8 @@ What it does beside that is in its specification:
     {"children": 2}         so many processes of its own, one of them in a session of its own
     {"dies": 3}             it ends with this status at once
     {"lines": 1000}         so many lines of log
-    {"result": {…}}         of a job: what it makes; {"fails": {…}} is its error; {"waits": true} lasts
+    {"result": {…}}         of a job: what it makes; {"fails": {…}} is its error; {"waits": true} lasts;
+                            {"raw_result": [255, 9]} are nine bytes
 
 It writes one line into `started` at each start, with its number.
 """
@@ -130,6 +131,10 @@ def job(folder: Path) -> int:
     if "fails" in spec:
         _write(folder / "error.json", spec["fails"])
         return 1
+    if "raw_result" in spec:
+        byte, count = spec["raw_result"]
+        (folder / "result.json").write_bytes(bytes([byte]) * count)
+        return 0
     if "result" not in spec:
         return 3
     _write(folder / "result.json", spec["result"])

@@ -144,7 +144,7 @@ class HollowNode:
                 await asyncio.sleep(asked.wait)
             url = f"http://{writer.get_extra_info('sockname')[0]}:8000"
             manager = ManagerStatus("ready", version=1, since=self._began, url=url)
-            told = Report(VERSION, told=asked.goal, manager=manager, answered_at=time.time())
+            told = Report(VERSION, manager=manager)
             body = msgspec.json.encode(told)
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
             await writer.drain()

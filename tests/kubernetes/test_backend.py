@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lightkube import ApiError
+from lightkube.types import PatchType
 
+from cluster_server.backend import Conflict
 from cluster_server.client import Away, ClusterClient
-from cluster_server.kubernetes import objects
+from cluster_server.kubernetes import job as job_module
+from cluster_server.kubernetes import names, objects
 from cluster_server.kubernetes.api import Unavailable
 from cluster_server.kubernetes.backend import KubernetesBackend
 from cluster_server.proto import cluster_pb2 as pb
@@ -85,6 +89,36 @@ async def test_ready_instances_are_endpoints_of_the_workload(world: Kubernetes) 
     await world.backend.delete("chat")
     await world.until("its service is gone", lambda: found(world, Service, "chat") is None)
     await world.until("its secret is gone", lambda: found(world, Secret, "instance-chat-0-a") is None)
+
+
+async def test_a_service_of_others_stays_and_one_of_a_server_before_is_taken_over(
+    world: Kubernetes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the rights of the manifests, which have none to get Services."""
+    ports = [{"name": "redis", "port": 6379}]
+    spec = {"clusterIP": "None", "selector": {"app": "redis"}, "ports": ports}
+    theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "redis"}, "spec": spec}
+    with world.bed.client() as client:
+        put(client, theirs, world.namespace)
+    with pytest.raises(Conflict, match="There is a Service redis"):
+        await world.backend.apply(workload("redis", 1, instance("redis-0-a")))
+    await world.backend.apply(workload("chat", 1, instance("chat-0-a")))
+    await world.until("its Service is made", lambda: found(world, Service, "chat") is not None)
+    before = found(world, Service, "chat")
+    assert before
+    with world.bed.client() as client:
+        stale = {"metadata": {"ownerReferences": None}}
+        client.patch(Service, "chat", stale, namespace=world.namespace, patch_type=PatchType.MERGE)
+    await world.restart()
+
+    def is_owned() -> bool:
+        made = found(world, Service, "chat") or before
+        same = ("uid", "ownerReferences")
+        return all(made["metadata"].get(one) == before["metadata"][one] for one in same)
+
+    await world.until("it is taken over", is_owned)
+    assert found(world, Service, "redis")["spec"]["selector"] == {"app": "redis"}  # type: ignore[index]
+    assert "cannot be made" not in caplog.text
 
 
 async def test_an_instance_whose_node_is_drained_is_gone_and_says_so(world: Kubernetes) -> None:
@@ -173,6 +207,30 @@ async def test_one_of_two_servers_works_and_the_other_takes_over(world: Kubernet
     assert world.starts("chat-0-a") == 1
 
 
+async def test_a_former_leader_overwrites_nothing(world: Kubernetes) -> None:
+    """It has not seen what the one after it has stored, and finishes what it was asked before."""
+    backend = world.backend
+    await backend.apply(workload("chat", 1, instance("chat-0-a")))
+    late = objects.desired_of(workload("chat", 1, instance("chat-9-z")), backend._cluster.settings)
+    with pytest.raises(Conflict, match="changed by others"):
+        await backend._commit(late, None)
+    stored = found(world, resource("ConfigMap"), "workload-chat")
+    assert stored
+    assert list(objects.read_workload(stored).instances) == ["chat-0-a"]
+
+    before, after = await backend.inventory(["box-1"]), await backend.inventory(["box-1"])
+    await after.lock("new", ["box-1"])
+    with pytest.raises(OSError, match="changed by others"):
+        await before.lock("old", ["box-1"])
+    assert backend.lost.is_set()
+    assert [one.holder for one in (await backend.inventory(["box-1"])).boxes()] == ["new"]
+    await after.unlock("new", ["box-1"])
+    before = await backend.inventory(["box-1"])
+    await before.lock("old", ["box-1"])
+    with pytest.raises(OSError, match="changed by others"):
+        await after.lock("new", ["box-1"])
+
+
 async def test_a_partition_from_the_api_server(world: Kubernetes) -> None:
     """What runs goes on, what is known is answered, what cannot be done is refused; and when it is over
     all goes on, with nothing twice."""
@@ -216,6 +274,42 @@ async def test_a_server_that_cannot_renew_its_lease_stops(world: Kubernetes) -> 
     await world.open()
 
 
+async def test_configmaps_of_strangers_stop_no_server(world: Kubernetes) -> None:
+    """While it runs, and when it starts."""
+    await world.backend.apply(workload("chat", 1, instance("chat-0-a")))
+    await world.until_state("chat", "chat-0-a", pb.READY)
+    data = {"generation": "9" * 30, "instances.json": "[]"}
+    strange: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+        "workload-bare": ({}, {}),
+        "workload-evil": ({names.WORKLOAD: "chat"}, {}),
+        "workload-large": ({names.WORKLOAD: "large"}, {}),
+        "instance-evil": ({}, {names.GRACE: "9" * 400}),
+        "instance-late": ({}, {names.GRACE: "9" * 5000}),
+    }
+    with world.bed.client() as client:
+        for name, (labels, annotations) in strange.items():
+            metadata = {
+                "name": name,
+                "labels": {**objects.MANAGED, **labels},
+                "annotations": annotations,
+            }
+            one = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+            put(client, one, world.namespace)
+    gone = resource("ConfigMap")
+    await world.until("it is passed over", lambda: found(world, gone, "instance-late") is None)
+    await world.backend.apply(workload("chat", 2, instance("chat-0-a"), instance("chat-1-b")))
+    await world.until_state("chat", "chat-1-b", pb.READY)
+    await world.restart()
+    assert [one.name for one in world.backend.workloads()[0]] == ["chat"]
+    service = found(world, Service, "chat")
+    assert service
+    assert [one["name"] for one in service["metadata"]["ownerReferences"]] == ["workload-chat"]
+    (owner,) = service["metadata"]["ownerReferences"]
+    chat = found(world, resource("ConfigMap"), "workload-chat")
+    assert chat
+    assert owner["uid"] == chat["metadata"]["uid"]
+
+
 async def test_a_wsjob_that_was_made_by_hand(world: Kubernetes) -> None:
     document = {
         "apiVersion": "tidegate.dev/v1",
@@ -240,7 +334,80 @@ async def test_a_wsjob_that_was_made_by_hand(world: Kubernetes) -> None:
         wrong = {**document, "metadata": {"name": "wrong"}, "spec": {"kind": "Guess", "configMap": "x"}}
         with pytest.raises(ApiError, match=r"spec\.kind"):
             put(client, wrong, world.namespace)
-    assert json.loads(world.backend.job("by-hand").result) == {"layout": 7}
+    await world.until("the server knows", lambda: world.backend.job("wsjob/by-hand").ended_at > 0)
+    assert json.loads(world.backend.job("wsjob/by-hand").result) == {"layout": 7}
+
+
+async def test_a_wsjob_that_was_made_by_hand_gets_no_secret_of_others(
+    world: Kubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor can it pass for one of the orchestrator's."""
+    monkeypatch.setattr(job_module, "INPUTS_SECONDS", 3.0)
+    real = await world.backend.submit(job("compile-1", result={"layout": 7}))
+    name = "compile-w-r1-1-0"
+    spec = {"spec.json": json.dumps({"result": {"evil": True}})}
+    labels = {"tidegate.dev/part": "wsjob-secret"}
+    values = {"DATABASE_URL": "x", "secrets.json": "{}"}
+    wanted = {"kind": "Execute", "configMap": "inputs"}
+    with world.bed.client() as client:
+        for kind, called, more in (
+            ("ConfigMap", "inputs", {"data": spec}),
+            ("ConfigMap", f"wsjob-{name}", {"data": spec}),  # where that of the real one will be
+            ("Secret", "tidegate", {"stringData": values}),
+            ("Secret", "mine", {"stringData": values}),
+            (
+                "WsJob",
+                "evil",
+                {"spec": {**wanted, "secret": "tidegate"}},
+            ),
+            ("WsJob", "good", {"spec": {**wanted, "secret": "mine"}}),
+        ):
+            version = "tidegate.dev/v1" if kind == "WsJob" else "v1"
+            metadata: dict[str, Any] = {"name": called}
+            if called == "mine":
+                metadata["labels"] = labels
+            if kind == "WsJob":
+                metadata["annotations"] = {names.NAME: "compile-1"}
+            about = {"apiVersion": version, "kind": kind, "metadata": metadata}
+            put(client, {**about, **more}, world.namespace)
+    await world.backend.submit(job(name, result={"layout": 8}))
+
+    def has_ended(one: str) -> Callable[[], bool]:
+        return lambda: world.backend.job(one).ended_at > 0
+
+    await world.until("that with a secret of its own has ended", has_ended("wsjob/good"))
+    (work,) = [folder.volume("secrets") for folder in world.folders("good")]
+    assert {one.name for one in work.iterdir()} == {"runner.key", "secrets.json"}
+    await world.until("that with a secret of others has failed", has_ended("wsjob/evil"))
+    assert "no label tidegate.dev/part=wsjob-secret" in world.backend.job("wsjob/evil").sentence
+    assert world.starts("evil") == 0
+    await world.until("the one with the inputs of others has failed", has_ended(name))
+    assert world.backend.job(name).sentence == f"ConfigMap wsjob-{name} is not what was submitted."
+    assert world.starts(name) == 0
+    await world.until("the real one has ended", has_ended(real.name))
+    assert json.loads(world.backend.job(real.name).result) == {"layout": 7}
+
+
+async def test_a_job_whose_result_cannot_be_stored_has_failed(world: Kubernetes) -> None:
+    """That it is too large, or no text, its runner says; that the API server refuses it, the server."""
+    immutable = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "wsjob-refused-result"},
+        "data": {"result.json": "another"},
+        "immutable": True,
+    }
+    with world.bed.client() as client:
+        put(client, immutable, world.namespace)
+    reasons = {"large": "ResultTooLarge", "bytes": "ResultUnusable", "refused": "ResultRefused"}
+    await world.backend.submit(job("large", raw_result=[0x20, 1 << 20]))
+    await world.backend.submit(job("bytes", raw_result=[0xFF, 100]))
+    await world.backend.submit(job("refused", result={}))
+    for name, reason in reasons.items():
+        ended = functools.partial(lambda one: world.backend.job(one).ended_at > 0, name)
+        await world.until(f"{name} has ended", ended)
+        done = world.backend.job(name)
+        assert (done.state, done.reason) == (pb.JOB_FAILED, reason)
 
 
 async def test_deleting_a_wsjob_ends_it_first(world: Kubernetes) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from tidegate_host import (
@@ -102,6 +104,47 @@ def test_a_join_token_is_for_its_own_kind_of_process() -> None:
 def test_redis_has_the_users_of_one_server_and_no_others() -> None:
     for server, users in (("broker", redis_users.BROKER), ("telemetry", redis_users.TELEMETRY)):
         assert set(settings.redis_users(server)) == {user.name for user in users}
+
+
+def test_each_process_has_the_redis_users_that_the_docs_say() -> None:
+    """Those of *Redis by role*, where every process of a console has its row."""
+    passwords = {
+        f"{server}_{user}".upper(): "x"
+        for server in ("broker", "telemetry")
+        for user in settings.redis_users(server)
+    }
+    made = settings.settings(ALL, NOTHING, {"DATABASE_OWNER": "x", **passwords})
+    shared = _redis_users(made["console"].missing)
+    found = {
+        {"schedule": "beat"}.get(name, name): {**shared, **its}
+        for name, one in made.items()
+        if "REDIS_URL" in (its := _redis_users(one.missing))
+    }
+    assert {"web", "worker", "beat", "ingest", "rollup", "orchestrator", "prepare"} == found.keys()
+    assert found == _redis_by_role()
+
+
+def _redis_users(its: Mapping[str, str]) -> dict[str, str]:
+    """By setting, of those that are addresses of Redis."""
+    return {
+        name: urlsplit(value).username or ""
+        for name, value in its.items()
+        if urlsplit(value).scheme in ("redis", "rediss")
+    }
+
+
+def _redis_by_role() -> dict[str, dict[str, str]]:
+    text = (PROJECT / "docs" / "production.md").read_text()
+    rows = text.partition("## Redis by role")[2].partition("\n## ")[0].splitlines()
+    found = {}
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        if not row.startswith("|") or not re.fullmatch(r"`\w+`", cells[1]) or cells[0] == "process":
+            continue
+        users = {"REDIS_URL": cells[1].strip("`"), "TIDEGATE_TELEMETRY_URL": cells[2].strip("`")}
+        users |= dict(re.findall(r"`(TIDEGATE_\w+)`,? as `(\w+)`", cells[3]))
+        found[cells[0].strip("`")] = users
+    return found
 
 
 def test_what_is_wanted_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

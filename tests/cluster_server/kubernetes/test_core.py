@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster_server.checks import SECONDS_MAX
+from cluster_server.kubernetes import names
 from cluster_server.kubernetes.core import (
     Outcome,
     PodSeen,
@@ -16,6 +19,7 @@ from cluster_server.kubernetes.core import (
     outcome,
     own_word,
     read_pod,
+    read_record,
 )
 from cluster_server.processes.core import Goal
 
@@ -161,6 +165,16 @@ def test_why_an_instance_does_not_run() -> None:
     assert sentence == "Kubernetes' scheduler finds no node: 0/3 nodes are available"
 
 
+def test_a_grace_period_that_nobody_could_have_asked_for() -> None:
+    def read(said: str) -> int:
+        record = {"metadata": {"uid": "u", "annotations": {names.GRACE: said}}}
+        return read_record(record).grace_seconds
+
+    assert read("77") == 77
+    assert read("999999") == SECONDS_MAX
+    assert [read(one) for one in ("", "-5", "x", "9" * 400, "9" * 5000)] == [0] * 5
+
+
 def test_reading_a_pod_that_was_started_again() -> None:
     ended = {"exitCode": 137, "reason": "Error", "finishedAt": "2026-01-01T00:00:07Z"}
     pod = read_pod(
@@ -190,3 +204,30 @@ def test_reading_a_pod_that_was_started_again() -> None:
     assert pod.is_running
     assert pod.is_deleted
     assert pod.exited_at - pod.deleted_at == 7 - 30
+
+
+@pytest.mark.parametrize(
+    ("policy", "exit_code", "expected"),
+    [
+        ("OnFailure", 0, Step.SETTLE),
+        ("OnFailure", 1, Step.WAIT),
+        ("Never", 0, Step.SETTLE),
+        ("Never", 137, Step.SETTLE),
+    ],
+)
+def test_a_pod_whose_template_has_another_container_ends_with_its_own(
+    policy: str, exit_code: int, expected: Step
+) -> None:
+    states = [
+        {"name": "sidecar", "state": {"running": {}}},
+        {"name": "manager", "state": {"terminated": {"exitCode": exit_code}}},
+    ]
+    pod = read_pod(
+        {
+            "metadata": {"uid": "u"},
+            "spec": {"restartPolicy": policy},
+            "status": {"phase": "Running", "containerStatuses": states},
+        }
+    )
+    assert pod.has_others
+    assert next_step(Goal.RUN, RecordSeen("record", pod_uid="u"), pod) is expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster_server.checks import Wrong, check_job_name
 from cluster_server.kubernetes import names, objects
-from cluster_server.kubernetes.objects import About, PodSettings
+from cluster_server.kubernetes.objects import About, PodSettings, WsJob
 from cluster_server.processes.core import Goal
 from cluster_server.proto import cluster_pb2 as pb
 from console.environment import PROJECT
+from tests.cluster_server.kubernetes.unconnected import SETTINGS, stored
 from tests.cluster_server.requests import SECRET, instance, job, with_goal, workload
 
-SETTINGS = PodSettings(b"k" * 32)
 MANIFESTS = PROJECT / "deploy" / "kubernetes"
 
 
@@ -59,11 +61,40 @@ def test_a_workload_is_read_as_it_was_written() -> None:
     desired = objects.desired_of(request, SETTINGS)
     document = objects.workload_document(desired)
     document["metadata"] |= {"uid": "u", "resourceVersion": "7"}
-    read = objects.read_workload(document)
-    assert (read.name, read.generation, read.instances) == ("chat", 3, desired.instances)
+    there = objects.read_workload(document)
+    assert (there.name, there.generation, there.instances) == ("chat", 3, desired.instances)
     document["data"]["instances.json"] = "[{"
     with pytest.raises(ValueError, match="ConfigMap workload-chat is damaged"):
         objects.read_workload(document)
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no label": lambda one: one["metadata"]["labels"].clear(),
+    "the label of another": lambda one: one["metadata"]["labels"].update({names.WORKLOAD: "victim"}),
+    "another name": lambda one: one["metadata"].update(name="workload-a.b"),
+    "no data": lambda one: one.pop("data"),
+    "a generation of 30 digits": lambda one: one["data"].update(generation="9" * 30),
+    "a generation of 5000 digits": lambda one: one["data"].update(generation="9" * 5000),
+    "a generation below 1": lambda one: one["data"].update(generation="0"),
+    "a goal that does not exist": lambda one: _change(one, goal="WIN"),
+    "a grace period that is too long": lambda one: _change(one, grace_seconds=10**12),
+    "an instance that has no name": lambda one: _change(one, name="../secrets/x"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_configmap_that_somebody_has_labeled_is_no_workload(what: str) -> None:
+    desired = objects.desired_of(workload("chat", 3, instance("chat-0-a")), SETTINGS)
+    document = stored(objects.workload_document(desired))
+    objects.read_workload(document)
+    HOSTILE[what](document)
+    with pytest.raises(ValueError, match=r"ConfigMap workload-\S+ is damaged"):
+        objects.read_workload(document)
+
+
+def _change(document: dict[str, Any], **values: Any) -> None:
+    (known,) = json.loads(document["data"]["instances.json"])
+    document["data"]["instances.json"] = json.dumps([known | values])
 
 
 def test_secrets_are_in_a_secret_and_nowhere_else() -> None:
@@ -77,6 +108,84 @@ def test_secrets_are_in_a_secret_and_nowhere_else() -> None:
         assert SETTINGS.runner_key("chat-0-a") not in json.dumps(document)
     secret = objects.instance_secret_document(one, "u", SETTINGS)
     assert set(secret["data"]) == {"runner.key", "secrets.json"}
+
+
+def read(document: dict[str, Any], uid: str = "u") -> WsJob:
+    return objects.read_wsjob(stored(document, uid), SETTINGS)
+
+
+def by_hand(name: str, **spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"kind": "Execute", "configMap": "inputs", **spec}}
+
+
+def test_a_wsjob_that_was_submitted_is_told_from_one_that_says_so() -> None:
+    submitted = objects.wsjob_document(job("compile-w-r1-17-0"), 123.0, SETTINGS)
+    read_back = read(submitted)
+    assert (read_back.name, read_back.is_submitted) == ("compile-w-r1-17-0", True)
+    assert read_back.submitted_at == 123.0
+    cancelled = {**submitted, "spec": {**submitted["spec"], "cancelled": True}}
+    assert read(cancelled).is_submitted
+    for changed in (
+        {**submitted, "spec": {**submitted["spec"], "configMap": "another"}},
+        {**submitted, "spec": {**submitted["spec"], "secret": "tidegate"}},
+        {**submitted, "metadata": {**submitted["metadata"], "name": "evil"}},
+    ):
+        found = read(changed)
+        assert not found.is_submitted
+        assert found.name == f"wsjob/{found.object}"
+        assert (found.digest, found.submitted_at) == ("", 1767225600.0)
+    said = {names.NAME: "compile-w-r1-17-0", names.DIGEST: "d", names.SUBMITTED_AT: "nan"}
+    evil = by_hand("evil")
+    evil["metadata"]["annotations"] = {**said, names.SIGNATURE: ""}
+    assert read(evil).name == "wsjob/evil"
+    with pytest.raises(Wrong):
+        check_job_name("wsjob/evil")  # so nobody can submit it
+
+
+def test_a_wsjob_gets_no_secret_of_others() -> None:
+    secret = objects._secret("tidegate", {}, {"uid": "other"}, {"key": b'"x"'}, "")
+    mine = read(by_hand("mine", secret="tidegate"))
+    assert "no label tidegate.dev/part=wsjob-secret" in objects.why_no_secret(mine, secret)
+    assert objects.why_no_secret(mine, None) == "There is no Secret tidegate."
+    secret["metadata"]["labels"] = {names.PART: "wsjob-secret"}
+    assert objects.why_no_secret(mine, secret) == ""
+    bare = {**secret, "data": {"DATABASE_URL": "eA=="}}
+    assert objects.why_no_secret(mine, bare) == "Secret tidegate has no secrets.json."
+
+    one = instance("chat-0-a")
+    assert objects.why_no_secret(mine, objects.instance_secret_document(one, "u", SETTINGS))
+    submitted = read(objects.wsjob_document(job("compile-1"), 1.0, SETTINGS))
+    assert objects.why_no_secret(submitted, objects.job_secret_document(job("compile-1"), "u")) == ""
+    assert objects.why_no_secret(submitted, objects.job_secret_document(job("compile-1"), "v"))
+    assert objects.why_no_secret(submitted, secret) == "Secret wsjob-compile-1 is not of this wsjob."
+
+
+def test_a_pod_of_a_wsjob_has_two_keys_of_secrets_and_no_more() -> None:
+    pod = objects.job_pod_document(read(by_hand("mine", secret="tidegate")), SETTINGS)
+    (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == "secrets"]
+    items = [one["secret"]["items"] for one in volume["projected"]["sources"]]
+    assert [[one["key"] for one in keys] for keys in items] == [["runner.key"], ["secrets.json"]]
+    nothing = job("compile-1")
+    nothing.secrets.clear()
+    assert "secret" not in objects.wsjob_document(nothing, 1.0, SETTINGS)["spec"]
+
+
+def test_a_submitted_wsjob_runs_nothing_but_what_was_submitted() -> None:
+    spec = job("compile-1", result={})
+    submitted = read(objects.wsjob_document(spec, 1.0, SETTINGS))
+    inputs = objects.job_map_document(spec, "u", SETTINGS)
+    assert objects.why_no_inputs(submitted, inputs, SETTINGS) == ""
+    assert inputs["immutable"]
+    squatted = {**inputs, "data": {"spec.json": '{"engine": {"kind": "command"}}'}}
+    wrong = "ConfigMap wsjob-compile-1 is not what was submitted."
+    assert objects.why_no_inputs(submitted, squatted, SETTINGS) == wrong
+    assert objects.why_no_inputs(submitted, {**inputs, "metadata": {}}, SETTINGS) == wrong
+    replayed = read(objects.wsjob_document(spec, 1.0, SETTINGS), uid="v")
+    assert objects.why_no_inputs(replayed, inputs, SETTINGS) == wrong
+    mine = read(by_hand("mine"))
+    assert objects.why_no_inputs(mine, squatted, SETTINGS) == ""
+    assert objects.why_no_inputs(mine, None, SETTINGS) == "There is no ConfigMap inputs."
+    assert objects.why_no_inputs(mine, {}, SETTINGS) == "ConfigMap inputs has no spec.json."
 
 
 def test_the_pod_of_an_instance() -> None:
@@ -108,12 +217,85 @@ def test_the_pod_of_an_instance() -> None:
     ]  # it is as it was
 
 
+def test_what_the_template_says_stays() -> None:
+    one = instance("chat-0-a")
+    about = About("chat", ("box-1", "box-2"), memory_bytes=1 << 30)
+    gpu = {"key": "gpu", "operator": "In", "values": ["h100", "h200"]}
+    metal, large = {"key": "metal", "operator": "Exists"}, {"key": "large", "operator": "Exists"}
+    preferred = [{"weight": 1, "preference": {"matchExpressions": [large]}}]
+    field = {"key": "metadata.name", "operator": "NotIn", "values": ["node-9"]}
+    template = {
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {"matchExpressions": [gpu], "matchFields": [field]},
+                        {"matchExpressions": [metal]},
+                    ]
+                },
+                "preferredDuringSchedulingIgnoredDuringExecution": preferred,
+            }
+        },
+        "containers": [
+            {
+                "name": "manager",
+                "resources": {
+                    "limits": {"nvidia.com/gpu": 1, "memory": "1"},
+                    "requests": {"ephemeral-storage": "1Gi"},
+                },
+            }
+        ],
+    }
+    settings = PodSettings(b"k", template=template)
+    spec = objects.instance_pod_document(objects.known_of(one, settings), about, "u", settings)["spec"]
+    memory = str(1 << 30)
+    assert spec["containers"][0]["resources"] == {
+        "limits": {"nvidia.com/gpu": 1, "memory": memory},
+        "requests": {"ephemeral-storage": "1Gi", "memory": memory},
+    }
+    affinity = spec["affinity"]["nodeAffinity"]
+    assert affinity["preferredDuringSchedulingIgnoredDuringExecution"] == preferred
+    boxes = [{"key": f"box.tidegate.dev/box-{number}", "operator": "Exists"} for number in (1, 2)]
+    assert affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"] == [
+        *({"matchExpressions": [gpu, box], "matchFields": [field]} for box in boxes),
+        *({"matchExpressions": [metal, box]} for box in boxes),
+    ]
+
+
+def test_pods_run_without_rights_unless_the_template_says_so() -> None:
+    one = instance("chat-0-a")
+
+    def pods(**template: Any) -> list[dict[str, Any]]:
+        settings = PodSettings(b"k", template=template)
+        known = objects.known_of(one, settings)
+        return [
+            objects.instance_pod_document(known, About("chat"), "u", settings)["spec"],
+            objects.job_pod_document(read(by_hand("mine")), settings)["spec"],
+        ]
+
+    for spec in pods():
+        said = spec["securityContext"]
+        assert said["runAsNonRoot"]
+        assert {said[name] for name in ("runAsUser", "runAsGroup", "fsGroup")} == {10001}
+        assert said["seccompProfile"] == {"type": "RuntimeDefault"}
+        (container,) = spec["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    own = {"runAsUser": 0}
+    for spec in pods(securityContext=own, containers=[{"name": "manager", "securityContext": own}]):
+        assert spec["securityContext"] == own
+        assert spec["containers"][0]["securityContext"] == own
+
+
 def test_the_manifests_name_what_the_backend_uses() -> None:
     crd = yaml.safe_load((MANIFESTS / "wsjobs.crd.yaml").read_text())
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     asked = job("compile-1", deadline=5)
     asked.boxes.append("box-1")
     made = objects.wsjob_document(asked, 1.0, SETTINGS)["spec"]
+    assert objects.NAMED_BY_HAND in spec["properties"]["secret"]["description"]
     assert set(made) <= set(spec["properties"])
     assert made["kind"] in spec["properties"]["kind"]["enum"]
     policies = _documents(MANIFESTS / "network-policies.yaml")
@@ -121,7 +303,7 @@ def test_the_manifests_name_what_the_backend_uses() -> None:
         port["port"]
         for policy in policies
         for rule in policy["spec"]["ingress"]
-        for port in rule["ports"]
+        for port in rule.get("ports", ())
     }
     assert {objects.RUNNER_PORT, objects.MANAGER_PORT} <= ports
     (role,) = [one for one in _documents(MANIFESTS / "rbac.yaml") if one["kind"] == "Role"]

@@ -1,0 +1,168 @@
+"""What a second process adds: `scale.web.2` and `scale.ingest.2`, times one.
+
+    make bench NAME=scale
+
+All share the processors of one machine, so throughput says little here. What is measured is what a
+request, or a record, takes of a processor (web or ingest, and PostgreSQL with them) with one process and
+with two, by turns: with processors to spare two do twice as much as one, over what each piece then costs
+more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import httpx
+import psutil
+import redis
+
+from benchmarks import telemetry
+from benchmarks.availability import token
+from benchmarks.harness import Row, options, progress, show
+from benchmarks.telemetry import AGENTS, cpu_seconds, let_wait, ours, postgres_cpu
+from console.environment import PROJECT
+from console.stack.embedded import Embedded, embedded_servers
+from console.stack.endpoint import free_port
+from telemetry.records import STREAM
+
+GOAL: Final = 1.7
+CONNECTIONS: Final = 8
+PATH: Final = "/api/v1/orgs"
+READY_SECONDS_MAX: Final = 60.0
+
+
+def scale_row(name: str, what: str, cost: Callable[[int], float], turns: int) -> Row:
+    """`cost`: microseconds of a processor for each piece, with so many processes."""
+    costs: dict[int, list[float]] = {1: [], 2: []}
+    for turn in range(turns):
+        for count, found in costs.items():
+            progress(f"{name}, {count}, turn {turn + 1} of {turns}")
+            found.append(cost(count))
+    one, two = (statistics.median(costs[count]) for count in (1, 2))
+    scale = 2 * one / two
+    more = {f"µs for a {what}, one": one, "two": two, "turns": float(turns)}
+    return Row(name, scale, "times one", f"{GOAL:g} times", scale / GOAL, 1.0, more)
+
+
+# Web
+
+
+@contextlib.contextmanager
+def webs(count: int, directory: Path) -> Iterator[list[tuple[str, psutil.Process]]]:
+    with contextlib.ExitStack() as running:
+        made = []
+        for number in range(count):
+            port = free_port()
+            output = running.enter_context((directory / f"web-{number}.log").open("ab"))
+            process = subprocess.Popen(
+                [sys.executable, "-m", "console.serve", "--host", "127.0.0.1", "--port", str(port)],
+                cwd=PROJECT,
+                env=dict(os.environ),
+                stdout=output,
+                stderr=output,
+            )
+            running.callback(process.wait, 30)
+            running.callback(process.terminate)
+            made.append((f"http://127.0.0.1:{port}", psutil.Process(process.pid)))
+        for address, _ in made:
+            _until_ready(address)
+        yield made
+
+
+def _until_ready(address: str) -> None:
+    until = time.monotonic() + READY_SECONDS_MAX
+    while time.monotonic() < until:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{address}/-/health/live").is_success:
+                return
+        time.sleep(0.05)
+    raise TimeoutError(f"{address} does not serve")
+
+
+async def ask(addresses: Sequence[str], bearer: str, count: int) -> None:
+    """So many requests, of some clients for each address that never pause."""
+    left = iter(range(count))
+    headers = {"Authorization": f"Bearer {bearer}"}
+
+    async def client(session: aiohttp.ClientSession, address: str) -> None:
+        for _ in left:
+            async with session.get(f"{address}{PATH}", headers=headers) as response:
+                await response.read()
+                response.raise_for_status()
+
+    async with aiohttp.ClientSession() as session:
+        clients = [client(session, one) for one in addresses for _ in range(CONNECTIONS)]
+        await asyncio.gather(*clients)
+
+
+def web_row(servers: Embedded, directory: Path, bearer: str, turns: int, requests: int) -> Row:
+    def cost(count: int) -> float:
+        with webs(count, directory) as made:
+            addresses = [address for address, _ in made]
+            asyncio.run(ask(addresses, bearer, requests // 10))  # as it is after a while
+            before = sum(cpu_seconds(one) for _, one in made) + postgres_cpu(servers)
+            asyncio.run(ask(addresses, bearer, requests))
+            after = sum(cpu_seconds(one) for _, one in made) + postgres_cpu(servers)
+        return 1e6 * (after - before) / requests
+
+    return scale_row("scale.web.2", "request", cost, turns)
+
+
+# Ingest
+
+
+def ingest_row(servers: Embedded, directory: Path, turns: int, batches: int) -> Row:
+    client = redis.Redis.from_url(servers.redis_url)
+
+    def cost(count: int) -> float:
+        let_wait(client, batches)
+        with contextlib.ExitStack() as running:
+            each = [running.enter_context(ours("ingest", directory)) for _ in range(count)]
+            _until_left(client, AGENTS * batches * 0.9)  # all have begun
+            left = client.xlen(STREAM)
+            before = sum(map(cpu_seconds, each)) + postgres_cpu(servers)
+            _until_left(client, AGENTS)
+            after = sum(map(cpu_seconds, each)) + postgres_cpu(servers)
+            return 1e6 * (after - before) / (left - client.xlen(STREAM))
+
+    return scale_row("scale.ingest.2", "record", cost, turns)
+
+
+def _until_left(client: redis.Redis, count: float) -> None:
+    while not client.exists(STREAM) or client.xlen(STREAM) > count:
+        time.sleep(0.01)
+
+
+def main() -> None:
+    given = options(__doc__ or "")
+    with (
+        tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name,
+        embedded_servers(Path(name), durable=True) as servers,
+    ):
+        directory = Path(name)
+        telemetry._set_up(servers)  # noqa: SLF001 - a benchmark of its own
+        bearer = token()
+        from django.db import connections
+
+        connections.close_all()
+        turns, requests, batches = (2, 1_000, 10) if given.quick else (5, 5_000, 30)
+        rows = [
+            web_row(servers, directory, bearer, turns, requests),
+            ingest_row(servers, directory, turns, batches),
+        ]
+    show("Scale", rows, given.json)
+
+
+if __name__ == "__main__":
+    main()

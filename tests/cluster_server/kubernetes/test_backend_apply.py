@@ -1,0 +1,95 @@
+"""What Apply, Delete and Submit leave where the API server refuses a part of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cluster_server.backend import Conflict
+from cluster_server.kubernetes import backend as module
+from cluster_server.kubernetes.api import Unavailable
+from cluster_server.kubernetes.backend import KubernetesBackend
+from cluster_server.kubernetes.options import KubernetesOptions
+from tests.cluster_server.kubernetes.api_server import NAMESPACE, ApiServer, kubeconfig, until
+from tests.cluster_server.requests import instance, job, workload
+
+
+@pytest.fixture
+async def backend(server: ApiServer, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
+    options = KubernetesOptions(NAMESPACE, kubeconfig(server, tmp_path), jobs_kept=1)
+    made = KubernetesBackend(options)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def test_what_an_apply_has_prepared_that_was_not_stored_is_removed_after_the_next(
+    server: ApiServer, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COMMIT_SECONDS", 0.1)
+    await backend.apply(workload("chat", 1, instance("chat-0-a")))
+    server.refusals["PATCH", "configmaps"] = 503
+    with pytest.raises(Unavailable):
+        await backend.apply(workload("chat", 2, instance("chat-0-a"), instance("chat-1-b")))
+    assert server.get("configmaps", "instance-chat-1-b")
+    del server.refusals["PATCH", "configmaps"]
+    await backend.apply(workload("chat", 3, instance("chat-0-a"), instance("chat-1-c")))
+    await until("it is removed", lambda: server.get("configmaps", "instance-chat-1-b") is None)
+    for name in ("instance-chat-0-a", "instance-chat-1-c"):
+        assert server.get("configmaps", name)
+
+
+async def test_a_workload_that_is_named_as_a_service_of_others_is_refused(
+    server: ApiServer, backend: KubernetesBackend
+) -> None:
+    server.put("services", "redis", {"spec": {"selector": {"app": "redis"}}})
+    with pytest.raises(Conflict, match="There is a Service redis"):
+        await backend.apply(workload("redis", 1, instance("redis-0-a")))
+    assert server.get("configmaps", "instance-redis-0-a") is None
+
+
+async def test_a_delete_that_is_refused_says_so(server: ApiServer, backend: KubernetesBackend) -> None:
+    await backend.apply(workload("chat", 1, instance("chat-0-a")))
+    server.refusals["DELETE", "configmaps"] = 403
+    with pytest.raises(Conflict, match="the test refuses it"):
+        await backend.delete("chat")
+
+
+async def test_inputs_that_are_refused_are_why_a_job_has_none(
+    server: ApiServer, backend: KubernetesBackend
+) -> None:
+    server.refusals["POST", "configmaps"] = 403
+    with pytest.raises(OSError, match="the test refuses it"):
+        await backend.submit(job("compile-1"))
+    await until("it is shown", lambda: "the test refuses it" in backend.job("compile-1").sentence)
+    assert backend.job("compile-1").sentence.startswith("There is no ConfigMap")
+    server.refusals["PATCH", "wsjobs"] = 403
+    with pytest.raises(OSError, match="the test refuses it"):
+        await backend.cancel("compile-1")
+
+
+async def test_a_job_that_could_not_be_deleted_is_deleted_later(
+    server: ApiServer, backend: KubernetesBackend
+) -> None:
+    """And is known until then."""
+
+    async def end(name: str) -> None:
+        await backend.submit(job(name))
+        await until("its pod is made", lambda: server.get("pods", f"wsjob-{name}-run"))
+        made = server.objects["pods", f"wsjob-{name}-run"]
+        server.put("pods", f"wsjob-{name}-run", {**made, "status": {"phase": "Failed"}})
+        await until("it has ended", lambda: backend.job(name).ended_at)
+
+    server.refusals["DELETE", "wsjobs"] = 503
+    await end("compile-1")
+    await end("compile-2")
+    await until("it was tried", lambda: server.count("DELETE", "wsjobs", "compile-1"))
+    names = {"compile-1", "compile-2"}
+    await until("both are known", lambda: {one.name for one in backend.jobs()} == names)
+    assert (await backend.submit(job("compile-1"))).ended_at
+    del server.refusals["DELETE", "wsjobs"]
+    await end("compile-3")
+    await until("both are deleted", lambda: not names & {name for _, name in server.objects})
+    assert [one.name for one in backend.jobs()] == ["compile-3"]
