@@ -4,11 +4,8 @@ it can be started again beside them. Without it nobody looks after them: they ar
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
 import select
-import signal
 import time
 from pathlib import Path
 from typing import Final
@@ -26,18 +23,10 @@ def end(machine: Machine) -> None:
     if not machine.is_booted or not _is_populated(GROUP):
         return
     machine.tell("end all instances of workloads on this machine")
-    if machine.dry_run:
-        return
-    # Not by `systemctl kill`, which gives up where a process of the group is just ending.
-    for pid in _members(GROUP):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-    if is_empty_within(GROUP, TERM_SECONDS):
-        return
-    with contextlib.suppress(FileNotFoundError):
-        (GROUP / "cgroup.kill").write_text("1")  # all at once, with what they have started meanwhile
-    if is_empty_within(GROUP, KILL_SECONDS):
-        return
+    for signal, seconds in (("SIGTERM", TERM_SECONDS), ("SIGKILL", KILL_SECONDS)):
+        machine.run("systemctl", "kill", "--kill-whom=all", f"--signal={signal}", UNIT)
+        if machine.dry_run or is_empty_within(GROUP, seconds):
+            return
     raise Failed(f"Processes in {GROUP} do not end: `systemd-cgls --unit {UNIT}` shows them.")
 
 
@@ -58,15 +47,6 @@ def is_empty_within(group: Path, seconds: float) -> bool:
         if error.errno not in (errno.ENOENT, errno.ENODEV):  # systemd has removed it
             raise
     return True
-
-
-def _members(group: Path) -> list[int]:
-    """Its processes, and those of groups in it. One that is just ending has the number 0."""
-    found: list[int] = []
-    for folder, _, _ in os.walk(group):
-        with contextlib.suppress(FileNotFoundError):
-            found += [int(line) for line in (Path(folder) / "cgroup.procs").read_text().split()]
-    return [pid for pid in found if pid]
 
 
 def _is_populated(group: Path) -> bool:
