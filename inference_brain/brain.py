@@ -187,13 +187,14 @@ class Brain:
             self.prompts.close()
             await self.client.close()
 
-    def use_redis(self, url: str) -> None:
+    def use_redis(self, url: str, reader_url: str) -> None:
         """Share limits, fairness and loads with all brains that use this Redis, and follow the cache
-        maps that drivers report there, and the endpoints of workloads. Raises ValueError."""
+        maps that drivers report there, and the endpoints of workloads. `reader_url`: the same, as the
+        user that may read endpoints. Raises ValueError."""
         self.router.admission.share(Shared(url))
         self._reader = ReaderTask(MapReader(self.maps, url))
         self.router.recalls = Recalls(url, partial(self.counts.add, metrics.PREFETCH))
-        reader = EndpointReader(self.endpoints, url, self._endpoints_changed)
+        reader = EndpointReader(self.endpoints, reader_url, self._endpoints_changed)
         self._finding = asyncio.create_task(reader.run(), name="endpoints")
 
     @property

@@ -21,7 +21,7 @@ from kvss_agent.process.membership import JoiningProcess, member
 from kvss_agent.process.state_dir import locked
 from kvss_agent.security.identity import ProcessIdentity
 from kvss_agent.security.trust import Trust
-from telemetry.credentials import own_url
+from telemetry.credentials import own_url, reader
 from telemetry.garbage import collect_less
 from telemetry.notify import notify
 from telemetry.version import tidegate_version
@@ -112,7 +112,9 @@ def _following_redis(settings: Settings, topic: str, brain: Brain) -> asyncio.Ta
                 await status.has_telemetry.wait()
                 url = status.telemetry_url
             try:
-                return brain.use_redis(own_url(url, topic, settings.token))
+                return brain.use_redis(
+                    own_url(url, topic, settings.token), own_url(url, reader(topic), settings.token)
+                )
             except ValueError as error:
                 log.warning("What brains share has no address that can be used: %s", error)
                 url = None

@@ -3,6 +3,10 @@
 A process that has joined is known by the token of its control API, which the console was told. The
 password of its Redis user follows from that on both sides, so it is handed over by nobody. An address
 with the user `own` and without a password stands for it: `rediss://own@redis.example.org:6379/0`.
+
+A brain has two users. What it shares with other brains it writes. Where replicas are it only reads, and
+before Redis 7 a user may write whatever keys it may read, if it has a command for it: so the user that
+reads endpoints has none (ADR 103).
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from telemetry.records import (
     ENDPOINTS,
+    ENDPOINTS_BEFORE,
     ENDPOINTS_CHANNEL,
     MAP_STREAM,
     OWN_STREAM,
@@ -24,6 +29,7 @@ from telemetry.records import (
 from telemetry.topics import kind_of
 
 OWN: Final = "own"
+READER: Final = "brain-reader"  # the kind of the user by which a brain reads endpoints
 CONSOLE: Final = "console"  # the user that the processes of the console share
 SHARED: Final = "shared"  # the user of those that have none of their own, as of earlier versions
 # What brains do with the keys that they share
@@ -40,39 +46,56 @@ def user_of(url: str) -> str:
     return "" if user in ("default", SHARED) else user
 
 
-def password(token: str, topic: str) -> str:
-    """Of the Redis user that is called as the topic, from the token of its control API."""
-    made = hmac.digest(token.encode(), f"tidegate telemetry 1 {topic}".encode(), hashlib.sha256)
+def users(topic: str) -> list[str]:
+    """Names of the Redis users of a process: the topic, and of a brain its reader."""
+    return [topic, reader(topic)] if kind_of(topic) == "brain" else [topic]
+
+
+def reader(topic: str) -> str:
+    """The user by which a brain reads endpoints: `brain-reader:b` of `brain:b`."""
+    return f"{READER}:{topic.partition(':')[2]}"
+
+
+def password(token: str, user: str) -> str:
+    """Of a Redis user of a process, from the token of its control API."""
+    made = hmac.digest(token.encode(), f"tidegate telemetry 1 {user}".encode(), hashlib.sha256)
     return "tgt_" + base64.urlsafe_b64encode(made).rstrip(b"=").decode()
 
 
-def own_url(url: str, topic: str, token: str) -> str:
-    """The address with the process' own user, where it asks for that; any other as it is."""
+def own_url(url: str, user: str, token: str) -> str:
+    """The address with this user of the process, where it asks for its own; any other as it is."""
     parts = urlsplit(url)
     if parts.username != OWN or parts.password:
         return url
     place = parts.netloc.rpartition("@")[2]
-    user = f"{quote(topic, safe='')}:{password(token, topic)}"
-    return urlunsplit(parts._replace(netloc=f"{user}@{place}"))
+    credentials = f"{quote(user, safe='')}:{password(token, user)}"
+    return urlunsplit(parts._replace(netloc=f"{credentials}@{place}"))
 
 
-def rules(topic: str, token: str) -> list[str]:
-    """What its user is and may do, as `ACL SETUSER` wants it. The password itself is not among it.
+def rules(user: str, token: str) -> list[str]:
+    """What a user of a process is and may do, as `ACL SETUSER` wants it. The password itself is not
+    among it.
 
     Every process adds to its own stream. A driver adds its cache map to another one of its own, and
-    reads from a third one what brains ask it for. A brain reads all cache maps and endpoints, asks all
-    drivers, and shares what it counts with other brains.
+    reads from a third one what brains ask it for. A brain reads all cache maps, asks all drivers, and
+    shares what it counts with other brains. Its second user reads endpoints.
     """
-    keys, commands, channels = [f"~{OWN_STREAM}{topic}"], ["+xadd"], []
-    match kind_of(topic):
+    keys, commands, channels = [f"~{OWN_STREAM}{user}"], ["+xadd"], []
+    match kind_of(user):
         case "driver":
-            keys += [f"~{MAP_STREAM}{topic}", f"~{RECALL_STREAM}{topic}"]
+            keys += [f"~{MAP_STREAM}{user}", f"~{RECALL_STREAM}{user}"]
             commands += ["+xtrim", "+xread"]
         case "brain":
-            keys += [f"~{MAP_STREAM}*", f"~{ROUTING}*", f"~{RECALL_STREAM}*", f"~{ENDPOINTS}*"]
-            commands += ["+xread", "+mget", "+subscribe", *_COUNTING]
+            keys += [f"~{MAP_STREAM}*", f"~{ROUTING}*", f"~{RECALL_STREAM}*"]
+            commands += ["+xread", *_COUNTING]
+            # As brains of the version before read endpoints: all keys but those of this version
+            keys.append(f"~{ENDPOINTS_BEFORE}[^{ENDPOINTS.removeprefix(ENDPOINTS_BEFORE)}]*")
+            commands += ["+mget", "+subscribe"]
             channels.append(f"&{ENDPOINTS_CHANNEL}")
-    digest = hashlib.sha256(password(token, topic).encode()).hexdigest()
+        case kind if kind == READER:
+            keys, commands = [f"~{ENDPOINTS}*"], ["+mget", "+subscribe"]
+            channels.append(f"&{ENDPOINTS_CHANNEL}")
+    digest = hashlib.sha256(password(token, user).encode()).hexdigest()
     rights = [*channels, *keys, "-@all", *commands, "+ping"]
     return ["reset", "on", f"#{digest}", "resetchannels", *rights]
 

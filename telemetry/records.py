@@ -28,8 +28,11 @@ MAP_STREAM: Final = "tidegate:map:of:"  # and the driver's topic
 ROUTING: Final = "tidegate:routing:"
 RECALL_STREAM: Final = "tidegate:recall:of:"  # and the driver's topic; brains add, the driver reads
 # And where replicas of workloads are: a key for each model, as clients name it, and a channel on which
-# the leader names those that have changed.
-ENDPOINTS: Final = "tidegate:endpoints:"
+# the leader names those that have changed. Only the leader writes these keys; brains read them.
+ENDPOINTS: Final = "tidegate:endpoints::"
+# Where brains of the version before read the same. They do so as the user that counts, which can't read
+# what it may not write. To be removed with the next release.
+ENDPOINTS_BEFORE: Final = "tidegate:endpoints:"
 ENDPOINTS_CHANNEL: Final = "tidegate:endpoints"
 ENDPOINTS_SECONDS: Final = 90  # for how long a key stays that no leader writes again
 GROUP: Final = "ingest"

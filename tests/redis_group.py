@@ -1,4 +1,5 @@
-"""A Redis with a replica and three Sentinels, for tests and measurements of failovers."""
+"""A Redis with a replica and three Sentinels, for tests and measurements of failovers. They are
+configured as docs/availability.md says, with TLS as without."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from console.stack.redis_users import User
 from tests.live import wait_until
 
 NAME: Final = "tidegate"  # by which Sentinels know the primary
+NAME_WITH_TLS: Final = "localhost"  # of all servers, in their certificates, which have no address
 PASSWORD: Final = "password-of-a-group-in-tests"  # of every user, and of the Sentinels
 SENTINELS: Final = 3
 DOWN_AFTER_MS: Final = 1500
@@ -34,18 +36,21 @@ class Node:
 
     home: Path
     port: int
-    more: tuple[str, ...] = ()
+    authority: Path | None = None  # with TLS: whose certificates it has
 
     stop_signal = signal.SIGTERM
 
     @property
     def url(self) -> str:
+        if self.authority:
+            more = f"protocol=2&ssl_ca_certs={self.authority}"
+            return f"rediss://:{PASSWORD}@{NAME_WITH_TLS}:{self.port}/0?{more}"
         return f"redis://:{PASSWORD}@{LOOPBACK}:{self.port}/0?protocol=2"
 
     @property
     def command(self) -> list[str]:
         launch = privileges.launcher(dies_with_us=self.stop_signal)
-        return [*launch, str(find_redis().path), str(self.home / "redis.conf"), *self.more]
+        return [*launch, str(find_redis().path), str(self.home / "redis.conf")]
 
     def answers(self, timeout_seconds: int = 2) -> bool:
         try:
@@ -64,10 +69,18 @@ class Node:
 
 
 class RedisGroup:
-    """Two servers, of which Sentinels make one the primary. Ends with `close`."""
+    """Two servers, of which Sentinels make one the primary. Ends with `close`. `tls`: certificate, key
+    and authorities of all of them."""
 
-    def __init__(self, directory: Path, users: tuple[User, ...] = redis_users.BROKER) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        users: tuple[User, ...] = redis_users.BROKER,
+        tls: tuple[Path, Path, Path] | None = None,
+    ) -> None:
         self._directory = directory
+        self._tls = tls
+        self._host = NAME_WITH_TLS if tls else LOOPBACK
         self._running: dict[Node, tuple[subprocess.Popen[bytes], contextlib.ExitStack]] = {}
         first, second = self._server("one", users), self._server("two", users)
         self.servers = [first, second]
@@ -88,8 +101,11 @@ class RedisGroup:
     def url(self, user: str = "", password: str = PASSWORD, options: str = "protocol=2") -> str:
         """How processes reach the primary."""
         at = f"{user}:{password}@" if password else f"{user}@"
-        places = ",".join(f"{LOOPBACK}:{one.port}" for one in self.sentinels)
-        return f"redis+sentinel://{at}{places}/{NAME}/0?sentinel_password={PASSWORD}&{options}"
+        places = ",".join(f"{self._host}:{one.port}" for one in self.sentinels)
+        scheme = "redis"
+        if self._tls:
+            scheme, options = "rediss", f"{options}&ssl_ca_certs={self._tls[2]}"
+        return f"{scheme}+sentinel://{at}{places}/{NAME}/0?sentinel_password={PASSWORD}&{options}"
 
     @property
     def primary(self) -> Node:
@@ -125,6 +141,13 @@ class RedisGroup:
     def bring_back(self, node: Node) -> None:
         """The killed server, as the replica of the other one."""
         self._start(node, follows=next(one for one in self.servers if one is not node))
+
+    def restart(self) -> None:
+        """Both servers, from nothing but their files, as Redis has written them since."""
+        for node in self.servers:
+            self._forget(node)
+        for node in self.servers:
+            self._start(node)
 
     def wait_until_whole(self) -> None:
         """One primary with a replica that has all of it, as all Sentinels see it."""
@@ -167,7 +190,7 @@ class RedisGroup:
 
     def _start(self, node: Node, *more: str, follows: Node | None = None) -> None:
         if follows:
-            more = (*more, "--replicaof", LOOPBACK, str(follows.port))
+            more = (*more, "--replicaof", self._host, str(follows.port))
         kept = contextlib.ExitStack()
         process = kept.enter_context(running(_With(node, more), node.home / "log"))
         self._running[node] = process, kept
@@ -186,6 +209,7 @@ class RedisGroup:
             f"masterauth {PASSWORD}",
             "appendonly no",
             'save ""',
+            *([f"replica-announce-ip {self._host}"] if self._tls else []),
             "repl-diskless-sync yes",
             "repl-diskless-sync-delay 0",
             *redis_users.lines(
@@ -198,10 +222,12 @@ class RedisGroup:
 
     def _sentinel(self, name: str, primary: Node) -> Node:
         node = self._node(name)
+        by_name = ["sentinel resolve-hostnames yes", "sentinel announce-hostnames yes"]
         lines = [
             f"requirepass {PASSWORD}",
             f"sentinel sentinel-pass {PASSWORD}",
-            f"sentinel monitor {NAME} {LOOPBACK} {primary.port} 2",
+            *(by_name if self._tls else []),
+            f"sentinel monitor {NAME} {self._host} {primary.port} 2",
             f"sentinel auth-user {NAME} sentinel",
             f"sentinel auth-pass {NAME} {PASSWORD}",
             f"sentinel down-after-milliseconds {NAME} {DOWN_AFTER_MS}",
@@ -214,11 +240,21 @@ class RedisGroup:
     def _node(self, name: str) -> Node:
         home = self._directory / name
         home.mkdir(parents=True)
-        return Node(home, free_port())
+        return Node(home, free_port(), self._tls[2] if self._tls else None)
 
     def _write(self, node: Node, lines: list[str]) -> None:
-        common = [f"bind {LOOPBACK}", f"port {node.port}", f'dir "{node.home}"', "daemonize no"]
+        common = [f"bind {LOOPBACK}", f'dir "{node.home}"', "daemonize no", *self._listening(node.port)]
         (node.home / "redis.conf").write_text("\n".join([*common, *lines]) + "\n")
+
+    def _listening(self, port: int) -> list[str]:
+        if self._tls is None:
+            return [f"port {port}"]
+        certificate, key, authorities = self._tls
+        return [
+            *("port 0", f"tls-port {port}", "tls-replication yes", "tls-auth-clients no"),
+            *(f'tls-cert-file "{certificate}"', f'tls-key-file "{key}"'),
+            f'tls-ca-cert-file "{authorities}"',
+        ]
 
 
 class _With:
@@ -238,8 +274,12 @@ class _With:
 
 
 @contextlib.contextmanager
-def redis_group(directory: Path, users: tuple[User, ...] = redis_users.BROKER) -> Iterator[RedisGroup]:
-    made = RedisGroup(directory, users)
+def redis_group(
+    directory: Path,
+    users: tuple[User, ...] = redis_users.BROKER,
+    tls: tuple[Path, Path, Path] | None = None,
+) -> Iterator[RedisGroup]:
+    made = RedisGroup(directory, users, tls)
     try:
         made.start()
         yield made

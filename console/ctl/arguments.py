@@ -209,6 +209,9 @@ def _change(commands: Any) -> None:
         commands, "apply", "create what manifests describe, or change it to that", epilog=_applied()
     )
     _files(one)
+    one.add_argument(
+        "-y", "--yes", action="store_true", help="do not ask before nodes that are alive are removed"
+    )
     _changing(one)
     one = _command(
         commands,

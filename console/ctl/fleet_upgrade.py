@@ -71,6 +71,17 @@ def left(fleet: Fleet, version: str, failed: Collection[str]) -> list[str]:
     ]
 
 
+def elsewhere(fleet: Fleet, version: str) -> dict[str, str]:
+    """Nodes whose running upgrade waits for another version, and what to do. None of those that wait for
+    any new version."""
+    return {
+        name: f"its upgrade to {other} is running. "
+        f"Cancel it first: `tidegatectl cancel {operation['id']}`."
+        for name, operation in sorted(fleet.running.items())
+        if (other := operation["parameters"]["version"]) not in ("", version)
+    }
+
+
 @dataclass
 class Upgrade:
     """One run of the command."""
@@ -103,12 +114,16 @@ class Upgrade:
                     f"Not all nodes were upgraded within {duration(self.given.timeout)}. {AGAIN}"
                 )
             time.sleep(LOOK_SECONDS)
-        if self.failed:
-            raise Failed(f"{'; '.join(f'{name}: {why}' for name, why in self.failed.items())} {AGAIN}")
+        self.check()
         lost = sorted(name for name, node in fleet.nodes.items() if node.version != self.given.version)
         self.screen.say(f"{len(fleet.nodes) - len(lost)} nodes run {self.given.version}.")
         if lost:
             self.screen.say(f"Left out, because they are lost: {', '.join(lost)}.")
+
+    def check(self) -> None:
+        """Raises Failed where any has failed."""
+        if self.failed:
+            raise Failed(f"{'; '.join(f'{name}: {why}' for name, why in self.failed.items())} {AGAIN}")
 
     def look(self) -> Fleet:
         chosen = {name: getattr(self.given, name) for name in ("stamp", "label")}
@@ -143,6 +158,7 @@ class Upgrade:
 
     def _settle(self, fleet: Fleet) -> None:
         """Say how far those are that run, also of an earlier run, and note how the others have ended."""
+        self.failed = elsewhere(fleet, self.given.version) | self.failed
         for name, operation in fleet.running.items():
             if operation["state"] == STUCK:
                 self.failed.setdefault(name, f"stuck: {operation['progress']['message']}")
@@ -171,6 +187,8 @@ class Upgrade:
             if fleet.nodes[name].state != AWAITS_SOFTWARE or not self.given.run:
                 continue
             if identity not in self._commands:
+                if name in self.failed:
+                    continue
                 words = [word.replace(PLACE, name) for word in shlex.split(self.given.run)]
                 self._say(name, f"runs {shlex.join(words)}")
                 self._commands[identity] = self._started(words)
@@ -210,7 +228,10 @@ def upgrade_fleet(client: Client, given: argparse.Namespace, screen: Screen) -> 
     """Upgrade all nodes that run another version."""
     upgrade = Upgrade(client, given, screen)
     if given.dry_run:
-        for name in left(upgrade.look(), given.version, ()):
+        fleet = upgrade.look()
+        upgrade.failed = elsewhere(fleet, given.version)
+        upgrade.check()
+        for name in left(fleet, given.version, ()):
             screen.say(f"node/{name} upgraded (dry run)")
         return
     try:

@@ -34,7 +34,8 @@ class Call:
     """A request that changes something. `path` begins at the item's own. `body` is sent as it is,
     `fields` as they are given, of which some are `needed`. `match`: whose ETag it names. `dry`: whether
     the console can check it without doing it. `wrap`: the field of the body that the fields go into, but
-    for the reason."""
+    for the reason. `ends`: the field of a dry run's answer that names nodes that are alive and would be
+    removed, to which a person has to agree."""
 
     method: str
     path: str = ""
@@ -44,6 +45,7 @@ class Call:
     match: Literal["", "self", "parent"] = ""
     dry: bool = False
     wrap: str = ""
+    ends: str = ""
 
 
 @dataclass(frozen=True)
@@ -583,7 +585,7 @@ RESOURCES: Final = (
         (C("yaml", "DESCRIPTION"),),
         "Stamps, leaves, nodes and boxes, as one description.",
         single=True,
-        update=Call("PUT", fields=("yaml", "reason"), match="self", dry=True),
+        update=Call("PUT", fields=("yaml", "reason"), match="self", dry=True, ends="alive_removed"),
     ),
     Resource(
         "alert",

@@ -11,9 +11,9 @@ from console.ctl import waits
 from console.ctl.arguments import FIELDS
 from console.ctl.catalogue import Reference, fetch, references
 from console.ctl.cells import spoken
-from console.ctl.changes import body_of, make, operation_of, planned, send
+from console.ctl.changes import Change, body_of, make, operation_of, planned, send
 from console.ctl.client import Answer, Client
-from console.ctl.failures import Exit, Failed, Usage
+from console.ctl.failures import Exit, Failed, Refused, Usage
 from console.ctl.manifests import Fields, Manifest, difference, load
 from console.ctl.output import Screen
 from console.ctl.resources import with_action
@@ -42,6 +42,10 @@ def apply(client: Client, given: argparse.Namespace, screen: Screen) -> None:
         if change.body is None:
             _say(screen, given, manifest.reference, Answer(200, None), change.verb)
             return
+        if ended := _ended(client, change):
+            sys.stderr.write(spoken(_warning(change, ended), sys.stderr.encoding))
+            if not given.yes and not given.dry_run:
+                _confirm("Apply it?", "Nothing was changed.")
         answer = make(client, change, dry_run=given.dry_run)
         is_same = bool(change.etag) and answer.etag == change.etag  # 10m is 600 to the console as well
         verb = "unchanged" if is_same else change.verb
@@ -51,13 +55,35 @@ def apply(client: Client, given: argparse.Namespace, screen: Screen) -> None:
 
 
 def diff(client: Client, given: argparse.Namespace, screen: Screen) -> int:
-    """Exits with 1 where anything differs."""
+    """Exits with 1 where anything differs. Says which nodes that are alive it would remove."""
     differs = False
     for manifest in load(given.filename):
         change = planned(client, manifest, given.reason)
         _say_lines(screen, str(change))
         differs = differs or change.body is not None
+        try:
+            if change.body is not None and (ended := _ended(client, change)):
+                sys.stderr.write(spoken(_warning(change, ended), sys.stderr.encoding))
+        except Refused as error:  # who may only read gets no dry run
+            sys.stderr.write(
+                spoken(
+                    f"Whether it removes nodes that are alive is not known: {error}\n",
+                    sys.stderr.encoding,
+                )
+            )
     return Exit.FAILED if differs else Exit.OK
+
+
+def _ended(client: Client, change: Change) -> list[str]:
+    """Nodes that are alive and would be removed by it."""
+    if not change.call.ends:
+        return []
+    answer = make(client, change, dry_run=True)
+    return [str(name) for name in answer.body[change.call.ends]]
+
+
+def _warning(change: Change, ended: list[str]) -> str:
+    return f"{change.manifest.reference} removes nodes that are alive: {', '.join(ended)}.\n"
 
 
 def _difference(client: Client, reference: Reference, answer: Answer) -> str:
@@ -88,7 +114,7 @@ def delete(client: Client, given: argparse.Namespace, screen: Screen) -> None:
         if reference.resource.delete is None:
             raise Usage(f"A {reference.resource.name} can't be deleted.")
     if not given.yes and not given.dry_run:
-        _confirm("Delete " + ", ".join(map(str, found)) + "?")
+        _confirm("Delete " + ", ".join(map(str, found)) + "?", "Nothing was deleted.")
 
     def one(reference: Reference) -> None:
         call = reference.resource.delete
@@ -175,13 +201,14 @@ def _say(
                 screen.say(f"  {answer.body[name]}")
 
 
-def _confirm(question: str) -> None:
+def _confirm(question: str, otherwise: str) -> None:
+    """Raises Failed with `otherwise` if a person says no, and Usage where there is no person."""
     if not sys.stdin.isatty():
         raise Usage("Nobody is there to be asked. Say --yes.")
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise Failed("Nothing was deleted.")
+        raise Failed(otherwise)
 
 
 def _each(all_of_them: Iterable[T], one: Callable[[T], Any]) -> None:

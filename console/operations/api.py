@@ -20,6 +20,7 @@ from console.api.routes import Router, answers
 from console.api.shown import OR_NULL
 from console.operations import services
 from console.operations.core import State
+from console.operations.machines import is_known, machine_of
 from console.operations.models import Operation
 from console.visibility import without_places
 
@@ -45,6 +46,9 @@ class OperationOut(Schema):
     kind: str
     target: str = Field(description="Its target, as a topic.", examples=["session:chat"])
     sentence: str
+    parameters: dict[str, Any] = Field(
+        description="What was asked for beside the target.", examples=[{"version": "0.2.0"}]
+    )
     state: State
     done: bool
     progress: ProgressOut
@@ -60,6 +64,11 @@ class OperationOut(Schema):
     created_at: datetime
     updated_at: datetime
     done_at: datetime | None
+
+    @staticmethod
+    def resolve_parameters(operation: Operation) -> dict[str, Any]:
+        kind = operation.kind
+        return machine_of(kind).parameters(operation) if is_known(kind) else {}
 
     @staticmethod
     def resolve_progress(operation: Operation) -> Operation:

@@ -50,6 +50,11 @@ class Machine:
     names_places: ClassVar[bool] = False  # its messages name nodes and drivers of anybody
 
     @staticmethod
+    def parameters(_operation: Operation) -> dict[str, Any]:
+        """What was asked for beside the target, for all who see the operation."""
+        return {}
+
+    @staticmethod
     def response(_operation: Operation) -> dict[str, Any]:
         """What the operation answers with when it has succeeded."""
         return {}

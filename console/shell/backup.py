@@ -1,26 +1,24 @@
 """Backups: one file with all that PostgreSQL has and the uploaded tokenizers, and back from it.
 
-The file is a tar of `manifest.json`, `database` (of pg_dump) and `tokenizers/…`. Secrets in it stay
-sealed: without TIDEGATE_SECRET_KEY, which is not in it, nobody can open them. Redis is in no backup:
-what it has can be told again.
+`backup_file` reads and writes it. Secrets in it stay sealed: without TIDEGATE_SECRET_KEY, which is not
+in it, nobody can open them. Redis is in no backup: what it has can be told again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
+import filecmp
 import os
+import re
 import shutil
 import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import psycopg
 from django.apps import apps
@@ -30,81 +28,63 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from console.database_address import parse
+from console.shell import backup_file
+from console.shell.backup_file import DATABASE, FORMAT, TOKENIZERS, CannotBackUp, Manifest
 from console.shell.sealed import CannotUnseal, SealedBytes
-from console.stack.binaries import postgres_installations
-from telemetry.decoder import Limits, Malformed, decode
+from console.stack.binaries import postgres_programs
+from telemetry.decoder import excerpt
+from workload_manager.tokenizers import TokenizerStore
 
-FORMAT: Final = 1
-MANIFEST: Final = "manifest.json"
-DATABASE: Final = "database"
-TOKENIZERS: Final = "tokenizers"
-MANIFEST_LIMITS: Final = Limits(4 << 20)
-PIECE_BYTES: Final = 1 << 20
 # Numbers of every ten seconds, minute and hour: most of the bytes, and not what a console needs to work.
 NUMBERS: Final = ("telemetry_fresh", "telemetry_10s*", "telemetry_1m*", "telemetry_1h*")
+# How pg_restore begins and ends the rows of a table, each of which is one line.
+_COPY: Final = re.compile(rb'COPY public\.(?:"([^"]+)"|(\w+)) .*FROM stdin;\n')
+_COPY_END: Final = b"\\.\n"
 
 
-class CannotBackUp(Exception):
-    """Why there is no backup, or nothing was restored: a sentence."""
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a backup says of itself."""
-
-    format: int
-    tidegate: str
-    postgres: int
-    at: float
-    migrations: list[str]
-    rows: dict[str, int]  # by table, at the moment of the backup
-    sha256: str  # of `database`
-    has_numbers: bool
-
-
-def back_up(target: Path, *, has_numbers: bool = True) -> Manifest:
+def back_up(target: Path, *, has_numbers: bool = True, has_tokenizers: bool = True) -> Manifest:
     """Write a backup, of one moment, to a file that only this user can read. Processes may go on
-    meanwhile. Raises CannotBackUp."""
+    meanwhile. Raises CannotBackUp, also where tokenizers are missing that the database knows."""
     if target.exists():
         raise CannotBackUp(f"{target} exists. Name a file that does not.")
-    with _sentences(), tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as folder:
-        dump, draft = Path(folder, DATABASE), Path(folder, "backup")
-        manifest = _dump(dump, has_numbers=has_numbers)
-        with _created(draft) as file:
-            with tarfile.open(fileobj=file, mode="w") as archive:
-                _add_text(archive, MANIFEST, json.dumps(asdict(manifest), indent=1))
-                archive.add(dump, DATABASE, filter=_anonymous)
-                for path in _tokenizer_files():
-                    name = f"{TOKENIZERS}/{path.relative_to(settings.TOKENIZERS)}"
-                    archive.add(path, name, recursive=False, filter=_anonymous)
+    with _sentences(), tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as name:
+        folder, draft = Path(name), Path(name, "backup")
+        manifest = _collect(folder, has_numbers=has_numbers, has_tokenizers=has_tokenizers)
+        with backup_file.created(draft) as file:
+            backup_file.write(file, manifest, folder)
             file.flush()
             os.fsync(file.fileno())
         os.link(draft, target)  # all of it or nothing, and over nobody's file
     return manifest
 
 
-def restore(source: Path) -> Manifest:
-    """Fill an empty database from a backup. All of it is there afterwards, or nothing. Raises
-    CannotBackUp."""
+def restore(source: Path, *, must_be_signed: bool = True) -> Manifest:
+    """Fill an empty database from a backup. Raises CannotBackUp.
+
+    All of the file is checked before anything is changed. Tokenizers come first: without the database
+    nothing reads them, and a second try finds them there. The database then has all of it, or nothing.
+    """
     with _sentences(), tarfile.open(source) as archive:
-        manifest = _manifest(archive)
+        manifest = backup_file.read_manifest(archive, must_be_signed=must_be_signed)
         _check_fits(manifest)
-        with tempfile.TemporaryDirectory(dir=source.parent, prefix=".restore-") as folder:
-            dump = Path(folder, DATABASE)
-            _extract(archive, dump, manifest.sha256)
+        with tempfile.TemporaryDirectory(dir=source.parent, prefix=".restore-") as name:
+            folder = Path(name)
+            backup_file.extract(archive, manifest, folder)
+            _check_rows(folder / DATABASE, manifest)
+            _restore_tokenizers(folder / TOKENIZERS)
             _run(
                 "pg_restore",
                 *("--single-transaction", "--exit-on-error", "--no-owner", "--no-privileges"),
-                *("--dbname", _address(), str(dump)),
+                *("--dbname", _address(), str(folder / DATABASE)),
             )
         connection.close()
-        missing = {
-            table: count for table, count in manifest.rows.items() if _counts([table])[table] != count
-        }
-        if missing:
-            raise CannotBackUp(f"Rows are missing after it was restored: {', '.join(sorted(missing))}.")
-        _restore_tokenizers(archive)
     return manifest
+
+
+def missing_tokenizers() -> int:
+    """How many tokenizers the database knows whose files are not there, or are damaged."""
+    with psycopg.connect(_address(with_password=True)) as reading:
+        return len(_missing(reading, settings.TOKENIZERS))
 
 
 def sealed_with_another_key() -> int:
@@ -125,49 +105,69 @@ def sealed_with_another_key() -> int:
 # Inside
 
 
-def _dump(target: Path, *, has_numbers: bool) -> Manifest:
-    """The database and the counts of its rows, of the same moment."""
+def _collect(folder: Path, *, has_numbers: bool, has_tokenizers: bool) -> Manifest:
+    """Put the database and the files of tokenizers, of one moment, into a folder."""
+    dump = folder / DATABASE
     with psycopg.connect(_address(with_password=True)) as reading:
         reading.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         [snapshot] = reading.execute("SELECT pg_export_snapshot()").fetchone() or [""]
+        # Before the dump, which may take long: they may be deleted any time.
+        tokenizers = _collect_tokenizers(reading, folder / TOKENIZERS) if has_tokenizers else {}
+        # Counted first: what was read is locked until the end, so no day of numbers is dropped.
+        names = [name for name in _tables(reading) if has_numbers or not _is_number(name)]
+        rows = {name: _count(reading, name) for name in names}
         left_out = [] if has_numbers else [f"--exclude-table-data={name}" for name in NUMBERS]
         _run(
             "pg_dump",
             *("--format=custom", "--no-owner", "--no-privileges", f"--snapshot={snapshot}"),
-            *("--file", str(target), "--dbname", _address(), *left_out),
+            *("--file", str(dump), "--dbname", _address(), *left_out),
         )
-        tables = _tables(reading)
-        rows = {table: _count(reading, table) for table in tables}
-        if not has_numbers:
-            rows = {name: n for name, n in rows.items() if not _is_number(name)}
         migrations = [
             f"{app}.{name}"
             for app, name in reading.execute("SELECT app, name FROM django_migrations ORDER BY id")
         ]
         version = reading.info.server_version
-    with target.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return Manifest(
-        FORMAT, settings.VERSION, version, time.time(), migrations, rows, sha256, has_numbers
+        FORMAT,
+        settings.VERSION,
+        version,
+        time.time(),
+        migrations,
+        rows,
+        backup_file.sha256_of(dump),
+        has_numbers,
+        tokenizers,
     )
+
+
+def _collect_tokenizers(reading: psycopg.Connection[Any], folder: Path) -> dict[str, str]:
+    """Copy them, since others may change them. Returns SHA-256 by path. Raises CannotBackUp."""
+    found = {}
+    for path in sorted(settings.TOKENIZERS.rglob("*")):
+        relative = path.relative_to(settings.TOKENIZERS)
+        is_draft = any(part.startswith(".") for part in relative.parts)
+        if path.is_file() and not path.is_symlink() and not is_draft:
+            copy = folder / relative
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+            found[str(relative)] = backup_file.sha256_of(copy)
+    if missing := _missing(reading, folder):
+        raise CannotBackUp(
+            f"{len(missing)} tokenizers that the database knows are not in {settings.TOKENIZERS}, or "
+            f"are damaged: {missing[0][:16]}…. Set TIDEGATE_TOKENIZERS_DIR to the folder that webs "
+            "write, or leave all tokenizers out with --without-tokenizers."
+        )
+    return found
+
+
+def _missing(reading: psycopg.Connection[Any], folder: Path) -> list[str]:
+    store = TokenizerStore(folder)
+    known = reading.execute("SELECT DISTINCT sha256 FROM workloads_tokenizer ORDER BY sha256")
+    return [sha256 for [sha256] in known if sha256 not in store]
 
 
 def _is_number(table: str) -> bool:
     return any(table.startswith(name[:-1]) if name.endswith("*") else table == name for name in NUMBERS)
-
-
-def _manifest(archive: tarfile.TarFile) -> Manifest:
-    first = archive.next()
-    if first is None or first.name != MANIFEST or first.size > MANIFEST_LIMITS.bytes_max:
-        raise CannotBackUp("It is no backup of Tidegate.")
-    file = archive.extractfile(first)
-    try:
-        found = decode(file.read() if file else b"", Manifest, MANIFEST_LIMITS)
-    except Malformed as error:
-        raise CannotBackUp(f"It is no backup of Tidegate: {error}") from None
-    if found.format != FORMAT:
-        raise CannotBackUp(f"It is a backup of format {found.format}; this version reads {FORMAT}.")
-    return found
 
 
 def _check_fits(manifest: Manifest) -> None:
@@ -194,42 +194,48 @@ def _check_fits(manifest: Manifest) -> None:
         )
 
 
-def _extract(archive: tarfile.TarFile, target: Path, sha256: str) -> None:
-    member = archive.next()
-    file = archive.extractfile(member) if member and member.name == DATABASE else None
-    if file is None:
-        raise CannotBackUp("The backup has no database in it.")
-    digest = hashlib.sha256()
-    with _created(target) as into:
-        while piece := file.read(PIECE_BYTES):
-            digest.update(piece)
-            into.write(piece)
-    if digest.hexdigest() != sha256:
-        raise CannotBackUp("The backup is damaged: its database is not what was written.")
+def _check_rows(dump: Path, manifest: Manifest) -> None:
+    """Raises CannotBackUp unless the dump has the rows that the manifest counts. Runs nothing of it."""
+    rows: Counter[str] = Counter()
+    with tempfile.TemporaryFile() as errors:
+        reading = subprocess.Popen(
+            [str(_program("pg_restore")), "--data-only", "--file=-", str(dump)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        )
+        table = ""
+        with reading:
+            for line in reading.stdout or ():
+                if table and line == _COPY_END:
+                    table = ""
+                elif table:
+                    rows[table] += 1
+                elif begun := _COPY.fullmatch(line):
+                    table = (begun[1] or begun[2]).decode()
+                    rows[table] += 0
+        if reading.returncode:
+            errors.seek(0)
+            raise CannotBackUp(_failure("pg_restore", errors.read().decode(errors="replace")))
+    if different := sorted({name for name, _ in rows.items() ^ manifest.rows.items()}):
+        raise CannotBackUp(
+            "The backup is damaged: its database has not the rows that it should have, in "
+            f"{excerpt(', '.join(different))}."
+        )
 
 
-def _restore_tokenizers(archive: tarfile.TarFile) -> None:
-    """Files are named by the hash of what is in them, so one that is there is the same."""
-    while member := archive.next():
-        path = Path(member.name)
-        if path.parts[:1] != (TOKENIZERS,) or ".." in path.parts or not member.isreg():
-            raise CannotBackUp(f"The backup has something else in it: {member.name[:200]}")
-        target = settings.TOKENIZERS.joinpath(*path.parts[1:])
-        file = archive.extractfile(member)
-        if target.exists() or file is None:
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(f".{target.name}.restored")
-        with draft.open("wb") as into:
-            shutil.copyfileobj(file, into, PIECE_BYTES)
-        draft.rename(target)
-
-
-def _tokenizer_files() -> Iterator[Path]:
-    if settings.TOKENIZERS.is_dir():
-        for path in sorted(settings.TOKENIZERS.rglob("*")):
-            if path.is_file() and not path.is_symlink() and not path.name.startswith("."):
-                yield path
+def _restore_tokenizers(folder: Path) -> None:
+    """Put files where they belong, unless they are there. Raises CannotBackUp before any is written."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    targets = {path: settings.TOKENIZERS / path.relative_to(folder) for path in files}
+    for path, target in targets.items():
+        if target.exists() and not filecmp.cmp(path, target, shallow=False):
+            raise CannotBackUp(f"{target} is there, and another one is in the backup. Move it away.")
+    for path, target in targets.items():
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            draft = target.with_name(f".{target.name}.restored")
+            shutil.copyfile(path, draft)
+            draft.rename(target)
 
 
 def _tables(reading: psycopg.Connection[Any]) -> list[str]:
@@ -238,11 +244,6 @@ def _tables(reading: psycopg.Connection[Any]) -> list[str]:
         "ORDER BY relname"
     )
     return [name for [name] in found]
-
-
-def _counts(tables: list[str]) -> Mapping[str, int]:
-    with psycopg.connect(_address(with_password=True)) as reading:
-        return {table: _count(reading, table) for table in tables}
 
 
 def _count(reading: psycopg.Connection[Any], table: str) -> int:
@@ -273,8 +274,12 @@ def _run(program: str, *arguments: str) -> None:
         check=False,
     )
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise CannotBackUp(f"{program} failed: {said[-1] if said else 'it does not say why'}")
+        raise CannotBackUp(_failure(program, done.stderr))
+
+
+def _failure(program: str, said: str) -> str:
+    lines = said.strip().splitlines()
+    return f"{program} failed: {lines[-1] if lines else 'it does not say why'}"
 
 
 def _program(name: str) -> Path:
@@ -282,38 +287,18 @@ def _program(name: str) -> Path:
     newer ones may write what older servers do not take."""
     with psycopg.connect(_address(with_password=True)) as asking:
         major = asking.info.server_version // 10_000
-    found = [
-        (installation.version, installation.directory / name)
-        for installation in postgres_installations()
-        if installation.major >= major and (installation.directory / name).is_file()
-    ]
+    found = [program for program in postgres_programs(name) if program.version[0] >= major]
     if found:
-        return min(found)[1]
+        return min(found, key=lambda program: program.version).path
     raise CannotBackUp(
-        f"{name} of PostgreSQL {major} or newer is not installed. It comes with PostgreSQL's programs."
+        f"{name} of PostgreSQL {major} or newer is not installed. It comes with PostgreSQL's client "
+        f"programs; on Debian: apt install postgresql-client-{major}"
     )
-
-
-def _add_text(archive: tarfile.TarFile, name: str, text: str) -> None:
-    member = tarfile.TarInfo(name)
-    member.size, member.mode = len(text.encode()), 0o600
-    archive.addfile(member, io.BytesIO(text.encode()))
-
-
-def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member
-
-
-def _created(path: Path) -> IO[bytes]:
-    """A new file that only this user can read."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 @contextmanager
 def _sentences() -> Iterator[None]:
     try:
         yield
-    except (OSError, tarfile.TarError, psycopg.Error) as error:
+    except (OSError, UnicodeError, tarfile.TarError, psycopg.Error) as error:
         raise CannotBackUp(f"It can't be done: {error}".strip()) from error

@@ -47,6 +47,14 @@ class Postgres:
 
 
 @dataclass(frozen=True)
+class Program:
+    """One program of PostgreSQL, such as pg_dump, of one version; its server need not be installed."""
+
+    path: Path
+    version: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Redis:
     """One `redis-server`, or the `valkey-server` that took its place."""
 
@@ -80,30 +88,48 @@ def postgres_installations() -> Iterator[Postgres]:
     yield from wheel_postgres()
 
 
+def postgres_programs(name: str) -> Iterator[Program]:
+    """Every installed program of this name, also where only PostgreSQL's client programs are."""
+    for directory in dict.fromkeys([*_system_directories(name), *_wheel_directories()]):
+        if version := _postgres_version(directory / name):
+            yield Program(directory / name, version)
+
+
 def system_postgres() -> Iterator[Postgres]:
     """What the machine has: first whatever is on the PATH, then the newest."""
-    on_path = shutil.which("postgres")
-    first = [Path(on_path).resolve().parent] if on_path else []
-    others = [path for pattern in SYSTEM_POSTGRES for path in Path("/").glob(pattern[1:])]
-    found = dict.fromkeys(first + sorted(others, key=_numbers, reverse=True))
-    yield from _usable_postgres(found)
+    yield from _usable_postgres(_system_directories("postgres"))
 
 
 def wheel_postgres() -> Iterator[Postgres]:
     """What this environment has, the newest first."""
+    yield from _usable_postgres(_wheel_directories())
+
+
+def _system_directories(program: str) -> Iterable[Path]:
+    on_path = shutil.which(program)
+    first = [Path(on_path).resolve().parent] if on_path else []
+    others = [path for pattern in SYSTEM_POSTGRES for path in Path("/").glob(pattern[1:])]
+    return dict.fromkeys(first + sorted(others, key=_numbers, reverse=True))
+
+
+def _wheel_directories() -> Iterable[Path]:
     directories = [
         directory for package in WHEELS_WITH_POSTGRES for directory in _inside(package, "pginstall*/bin")
     ]
-    yield from _usable_postgres(sorted(directories, key=_numbers, reverse=True))
+    return sorted(directories, key=_numbers, reverse=True)
 
 
 def _usable_postgres(directories: Iterable[Path]) -> Iterator[Postgres]:
     for directory in directories:
         if not (directory / "initdb").is_file():
             continue
-        version = _version(directory / "postgres", r"\(PostgreSQL\) (\d+)(?:\.(\d+))?")
+        version = _postgres_version(directory / "postgres")
         if version and version[0] >= POSTGRES_MAJOR_MIN:
             yield Postgres(directory, version)
+
+
+def _postgres_version(program: Path) -> tuple[int, ...] | None:
+    return _version(program, r"\(PostgreSQL\) (\d+)(?:\.(\d+))?")
 
 
 def find_redis() -> Redis:

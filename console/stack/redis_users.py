@@ -14,7 +14,7 @@ from typing import Final
 
 from telemetry.credentials import CONSOLE, SHARED
 from telemetry.records import (
-    ENDPOINTS,
+    ENDPOINTS_BEFORE,
     ENDPOINTS_CHANNEL,
     MAP_STREAM,
     OWN_STREAM,
@@ -89,7 +89,7 @@ TELEMETRY: Final = (
         "leader",
         "orchestrators: the leader writes where replicas of workloads are",
         (
-            *(f"~{ENDPOINTS}*", f"&{ENDPOINTS_CHANNEL}", "-@all", *_CONNECTED),
+            *(f"~{ENDPOINTS_BEFORE}*", f"&{ENDPOINTS_CHANNEL}", "-@all", *_CONNECTED),
             *("+get", "+mget", "+set", "+del", "+publish", "+eval", "+evalsha"),
         ),
     ),
@@ -137,7 +137,8 @@ def acl_file(users: tuple[User, ...]) -> str:
     """For an operator, who puts passwords in."""
     text = [
         "# Users of this Redis. Written by `make docs` from console/stack/redis_users.py.",
-        "# Put a long password in the place of each PASSWORD_… and include the file in redis.conf.",
+        "# Put a long password in the place of each PASSWORD_…, and these lines into redis.conf itself:",
+        "# when Redis writes that anew, it would have users of an included file twice.",
         "user default off",
     ]
     for user in users:

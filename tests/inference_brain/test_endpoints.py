@@ -20,13 +20,14 @@ from inference_brain.endpoints import Endpoint, EndpointDocument, EndpointReader
 from inference_brain.upstream.fleet import Fleet
 from inference_brain.upstream.health import State
 from kvss_agent.documents import Invalid
-from telemetry.credentials import own_url, rules
-from telemetry.records import ENDPOINTS, ENDPOINTS_CHANNEL
+from telemetry.credentials import own_url, reader, rules, users
+from telemetry.records import ENDPOINTS, ENDPOINTS_BEFORE, ENDPOINTS_CHANNEL, MAP_STREAM
 from tests.inference_brain.brains import RunningBrain, model, org, told
 from tests.inference_brain.engines import FakeEngine
 from tests.live import wait_until
 
 TOKEN = "token-of-the-control-api"
+BRAIN = "brain:b"
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +41,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.Re
 
 @pytest.fixture
 def leader(server: redis_server.RedisServer) -> Iterator[redis.Redis]:
-    """As the user that the leader has; the brain's user is there too."""
+    """As the user that the leader has; the brain's users are there too."""
     with redis.Redis.from_url(server.url) as admin:
         admin.flushall()
-        admin.execute_command("ACL", "SETUSER", "brain:b", *rules("brain:b", TOKEN))
+        for user in users(BRAIN):
+            admin.execute_command("ACL", "SETUSER", user, *rules(user, TOKEN))
     with redis.Redis.from_url(server.url_of("leader"), driver_info=None) as client:
         yield client
 
 
-def url_of_brain(server: redis_server.RedisServer) -> str:
-    return own_url(server.url_of("own", ""), "brain:b", TOKEN)
+def urls_of_brain(server: redis_server.RedisServer) -> tuple[str, str]:
+    """As it counts, and as it reads endpoints."""
+    own = server.url_of("own", "")
+    return own_url(own, BRAIN, TOKEN), own_url(own, reader(BRAIN), TOKEN)
 
 
 def put(leader: redis.Redis, *endpoints: Endpoint, name: str = "m", version: int = 1) -> None:
@@ -124,7 +128,7 @@ def test_requests_go_where_the_leader_says_and_wait_while_it_says_nothing(
     server: redis_server.RedisServer, leader: redis.Redis
 ) -> None:
     with FakeEngine() as old, FakeEngine() as new, RunningBrain(document("r0")) as brain:
-        brain.call(lambda: brain.brain.use_redis(url_of_brain(server)))
+        brain.call(lambda: brain.brain.use_redis(*urls_of_brain(server)))
 
         def ask() -> httpx.Response:
             body = {"model": "m", "prompt": "x", "max_tokens": 1}
@@ -141,11 +145,72 @@ def test_requests_go_where_the_leader_says_and_wait_while_it_says_nothing(
         assert time.monotonic() - began < 1.0
 
 
+# What a brain could do to others
+
+
+def script(key: str) -> tuple[str, ...]:
+    return "EVAL", "return redis.call('SET', KEYS[1], ARGV[1])", "1", key, "evil"
+
+
+def writes(key: str) -> list[tuple[str, ...]]:
+    """What a user of a brain would do it with. Of all other commands it has none."""
+    return [("SET", key, "evil"), script(key), ("HSET", key, "a", "b"), ("EXPIRE", key, "1")]
+
+
+def is_refused(url: str, *command: str) -> bool:
+    """Whether Redis lets its user not do this."""
+    with redis.Redis.from_url(url, driver_info=None) as client:
+        try:
+            client.execute_command(*command)
+        except redis.ResponseError as error:
+            return "permission" in str(error) or "The user executing the script" in str(error)
+    return False
+
+
+def test_a_brain_can_not_write_where_replicas_are(
+    server: redis_server.RedisServer, leader: redis.Redis
+) -> None:
+    put(leader, ready("r0", "http://a"))
+    counting, reading = urls_of_brain(server)
+    key, before = ENDPOINTS + "m", leader.get(ENDPOINTS + "m")
+    for url in (counting, reading):
+        for command in writes(key):
+            assert is_refused(url, *command), command
+        assert is_refused(url, "PUBLISH", ENDPOINTS_CHANNEL, "m")
+        assert is_refused(url, "DEL", key)
+    assert leader.get(key) == before
+    # One user reads them, and nothing else
+    assert not is_refused(reading, "MGET", key)
+    for other in (MAP_STREAM + "driver:d", "tidegate:routing:x", ENDPOINTS_BEFORE + "m"):
+        assert is_refused(reading, "MGET", other)
+    assert is_refused(counting, "MGET", key)
+
+
+def test_a_brain_that_is_taken_over_does_not_say_where_others_send_prompts(
+    server: redis_server.RedisServer, leader: redis.Redis
+) -> None:
+    with FakeEngine() as good, FakeEngine() as evil, RunningBrain(document("r0")) as brain:
+        brain.call(lambda: brain.brain.use_redis(*urls_of_brain(server)))
+        raw = msgspec.json.encode(EndpointDocument(0.0, (1 << 63) - 1, (ready("r0", evil.url),)))
+        with redis.Redis.from_url(urls_of_brain(server)[0], driver_info=None) as taken_over:
+            taken_over.set(ENDPOINTS_BEFORE + "m", raw)  # where brains of the version before read
+        put(leader, ready("r0", good.url))
+        body = {"model": "m", "prompt": "x", "max_tokens": 1}
+        for _ in range(3):
+            answer = httpx.post(
+                f"{brain.url}/v1/completions", headers=brain.headers, json=body, timeout=20
+            )
+            assert answer.status_code == 200
+            leader.publish(ENDPOINTS_CHANNEL, "m")  # so that it reads again
+        assert len(good.asked) == 3
+        assert not evil.asked
+
+
 def test_a_brain_that_was_told_of_no_redis_says_so(server: redis_server.RedisServer) -> None:
     with RunningBrain(document("r0")) as brain:
         [problem] = brain.brain.observed()["problems"]
         assert "TIDEGATE_OWN_TELEMETRY_URL" in problem
-        brain.call(lambda: brain.brain.use_redis(url_of_brain(server)))
+        brain.call(lambda: brain.brain.use_redis(*urls_of_brain(server)))
         assert brain.brain.observed()["problems"] == []
 
 
@@ -153,7 +218,7 @@ def test_with_no_endpoint_a_request_is_refused_with_the_reason(
     server: redis_server.RedisServer, leader: redis.Redis
 ) -> None:
     with RunningBrain(document("r0", "r1", wait_seconds=0.3)) as brain:
-        brain.call(lambda: brain.brain.use_redis(url_of_brain(server)))
+        brain.call(lambda: brain.brain.use_redis(*urls_of_brain(server)))
         answer = httpx.post(
             f"{brain.url}/v1/completions",
             headers=brain.headers,

@@ -33,10 +33,12 @@ class Authority:
         (directory / f"{name}.pem").write_bytes(_pem(made.certificate))
         return made
 
-    def issue(self, name: str, *, ends: datetime.datetime = NOW + DAY) -> tuple[Path, Path, Path]:
-        """Certificate, key and authorities, as files."""
+    def issue(
+        self, name: str, *, ends: datetime.datetime = NOW + DAY, has_address: bool = True
+    ) -> tuple[Path, Path, Path]:
+        """Certificate, key and authorities, as files. `has_address`: it is for 127.0.0.1, too."""
         key = ec.generate_private_key(ec.SECP256R1())
-        signed = _certificate(name, key, self.name, self.key, ends=ends)
+        signed = _certificate(name, key, self.name, self.key, ends=ends, has_address=has_address)
         stem = self.directory / f"{name}-{ends:%Y%m%d}"
         stem.with_suffix(".crt").write_bytes(_pem(signed))
         stem.with_suffix(".key").write_bytes(
@@ -61,8 +63,11 @@ def _certificate(
     *,
     authority: bool = False,
     ends: datetime.datetime = NOW + DAY,
+    has_address: bool = True,
 ) -> x509.Certificate:
-    names = [x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    names: list[x509.GeneralName] = [x509.DNSName(name)]
+    if has_address:
+        names.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
     return (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))

@@ -16,6 +16,7 @@ from tests.live import wait_until
 from tests.packaging import debian
 from tests.packaging.debian import HOST, Machine
 from tests.packaging.wheels import build
+from tests.workload_manager.tokenizers.archives import FILES, tarred
 
 WHY_NOT = debian.why_not()
 pytestmark = [
@@ -26,6 +27,7 @@ pytestmark = [
 
 INSTALLER: Final = "/root/deploy/debian/tidegate-host"
 AUTHORITY: Final = "/etc/tidegate/tls/authority.pem"
+BRAIN_HOST: Final = "brain-1.tidegate.test"
 CONSOLE: Final = f"https://{HOST}"
 ROLES: Final = "console,orchestrator,cluster,brain,agent,driver"
 UNITS: Final = {
@@ -68,9 +70,18 @@ import httpx
 method, url, token, body = sys.argv[1:]
 trusted = ssl.create_default_context(cafile="/etc/tidegate/tls/authority.pem")
 headers = {"authorization": f"Bearer {token}"} if token else {}
-with httpx.Client(verify=trusted, headers=headers, timeout=30) as client:
-    answer = client.request(method, url, json=json.loads(body) if body else None)
+content = open(body[1:], "rb").read() if body.startswith("@") else body.encode()
+headers["content-type"] = "application/octet-stream" if body.startswith("@") else "application/json"
+with httpx.Client(verify=trusted, headers=headers, timeout=60) as client:
+    answer = client.request(method, url, content=content)
 print(json.dumps({"status": answer.status_code, "text": answer.text, "headers": dict(answer.headers)}))
+"""
+
+
+CONNECT: Final = """
+import grpc
+from console.workloads.leader import cluster
+grpc.channel_ready_future(cluster.channel()).result(timeout=30)
 """
 
 
@@ -91,8 +102,8 @@ class Box:
         return done.stdout
 
     def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """A request to the console, over TLS and by its name."""
-        text = json.dumps(body) if body is not None else ""
+        """A request to the console, over TLS and by its name. The body: JSON, or the file of a path."""
+        text = f"@{body}" if isinstance(body, Path) else json.dumps(body) if body is not None else ""
         python = "/opt/tidegate/current/bin/python"
         url = f"{CONSOLE}{path}"
         found: dict[str, Any] = json.loads(
@@ -188,7 +199,7 @@ def test_secrets_are_for_root_and_for_who_needs_them(console: Box) -> None:
     for path, mode in modes.items():
         if path.startswith("/etc/tidegate/") and path.endswith((".env", ".key")):
             shown = path.endswith("/console.key")  # which the console itself shows the Cluster Server
-            assert mode == ("-rw-r----- root:tidegate" if shown else "-rw------- root:root"), path
+            assert mode == ("-r-------- tidegate:tidegate" if shown else "-rw------- root:root"), path
     secret = re.search(
         r"^TIDEGATE_SECRET_KEY='(.+)'$",
         console.machine.does("cat", "/etc/tidegate/console.env"),
@@ -198,6 +209,50 @@ def test_secrets_are_for_root_and_for_who_needs_them(console: Box) -> None:
     arguments = console.machine.run("sh", "-c", "cat /proc/[0-9]*/cmdline").stdout  # some end meanwhile
     assert "console.celery" in arguments
     assert secret[1] not in arguments
+
+
+def test_brains_and_engines_read_tokenizers_and_nothing_else_of_the_console(console: Box) -> None:
+    """Engines run as the Cluster Server does: what it reads, tenants read."""
+    machine = console.machine
+    (machine.root / "root" / "tokenizer.tar").write_bytes(tarred(FILES))
+    answer = console.ask("POST", "/api/v1/tokenizers?name=bytes", Path("/root/tokenizer.tar"))
+    assert answer["status"] == 201, answer
+    folder = f"/var/lib/tidegate/tokenizers/sha256/{json.loads(answer['text'])['sha256']}"
+    machine.does("sh", "-c", "umask 027; echo 1 > /var/lib/tidegate/backup", user="tidegate")
+    for unit in ("tidegate-brain.service", "tidegate-cluster.service"):
+        # As one of its processes: with its user, its groups and what systemd has handed to it.
+        pid = str(running(machine)[unit])
+        groups = re.search(r"^Groups:(.*)$", machine.does("cat", f"/proc/{pid}/status"), re.MULTILINE)
+        user = machine.does("stat", "--format", "%U", f"/proc/{pid}").strip()
+        assert groups
+        enter = ["setpriv", f"--reuid={user}", f"--regid={user}", "--groups"]
+        enter += [",".join(groups[1].split()), "--"]
+
+        def reads(path: str, enter: list[str] = enter) -> bool:
+            return machine.run(*enter, "cat", path).returncode == 0
+
+        assert reads(f"{folder}/tokenizer.json")
+        keys = ("authority", "brain", "cluster", "console", "host")
+        for path in (*(f"/etc/tidegate/tls/{name}.key" for name in keys), "/var/lib/tidegate/backup"):
+            assert not reads(path), (unit, path)
+        assert machine.run(*enter, "ls", "/var/lib/tidegate").returncode
+        handed = machine.does("ls", f"/run/credentials/{unit}").split()
+        own = unit.removeprefix("tidegate-").removesuffix(".service")
+        assert handed == [f"{own}.key", f"{own}.pem"]
+    machine.does("rm", "/var/lib/tidegate/backup")
+
+
+def test_a_key_that_engines_can_read_is_for_no_name_of_the_console(console: Box) -> None:
+    machine = console.machine
+    said = machine.does(
+        *("openssl", "x509", "-in", "/etc/tidegate/tls/cluster.pem", "-noout", "-ext", "subjectAltName")
+    )
+    assert said.splitlines()[1].strip() == "IP Address:127.0.0.1"
+    keys = [
+        machine.does("cat", f"/etc/tidegate/tls/{name}.key") for name in ("host", "brain", "cluster")
+    ]
+    assert len(set(keys)) == len(keys)
+    machine.does("tidegate-manage", "shell", "-v", "0", "-c", CONNECT)
 
 
 def test_the_processes_do_not_own_the_tables(console: Box) -> None:
@@ -245,6 +300,9 @@ def test_numbers_of_the_agent_reach_the_console(fleet: Box) -> None:
 def test_a_release_is_installed_beside_the_one_in_use_and_rolled_back(fleet: Box, wheel: Path) -> None:
     machine = fleet.machine
     before = machine.does("readlink", "/opt/tidegate/current").strip()
+    fleet.install("--roles", ROLES.replace(",driver", ""))
+    # The same version for other roles is nothing to go back from.
+    assert "no release before" in machine.run(INSTALLER, "rollback").stderr
     newer = machine.root / "root" / "newer" / wheel.name
     newer.parent.mkdir()
     shutil.copy(wheel, newer)
@@ -258,10 +316,13 @@ def test_a_release_is_installed_beside_the_one_in_use_and_rolled_back(fleet: Box
     assert {unit for unit, pid in running(machine).items() if processes[unit] == pid} == set()
     executed = machine.does("readlink", f"/proc/{running(machine)['tidegate-web.service']}/cwd")
     assert executed.strip() == "/var/lib/tidegate"
-    machine.does(INSTALLER, "rollback")
+    said = fleet.install("--roles", ROLES, "--driver", "job-7")
+    assert "prepare" not in said
+    said = machine.does(INSTALLER, "rollback", "--wheelhouse", "/root/wheels")
+    assert f"install release {Path(before).name} with " in said  # with the driver's packages
     assert machine.does("readlink", "/opt/tidegate/current").strip() == before
     assert fleet.get("/me")["username"] == "admin"
-    running(machine)
+    assert set(running(machine)) == UNITS
 
 
 def test_a_setting_that_was_changed_by_hand_is_kept_and_restarts_who_reads_it(fleet: Box) -> None:
@@ -272,10 +333,42 @@ def test_a_setting_that_was_changed_by_hand_is_kept_and_restarts_who_reads_it(fl
     assert "PROCESSES='1'" in path.read_text()
 
 
+def start_engine(machine: Machine) -> int:
+    """A process as a manager leaves it, in a control group of its own in that of the Cluster Server."""
+    group = "/sys/fs/cgroup/system.slice/tidegate-cluster.service/engine"
+    user = "setpriv --reuid=tidegate-cluster --regid=tidegate-cluster --clear-groups"
+    machine.does("mkdir", group)
+    started = f"echo $$ > {group}/cgroup.procs; echo $$ > /run/engine; exec {user} sleep 100000"
+    machine.does("sh", "-c", f"setsid sh -c '{started}' </dev/null >/dev/null 2>&1 &")
+    wait_until("it runs", lambda: machine.run("cat", "/run/engine").returncode == 0, JOIN_SECONDS_MAX)
+    return int(machine.does("cat", "/run/engine"))
+
+
+def is_running(machine: Machine, pid: int) -> bool:
+    return machine.run("test", "-d", f"/proc/{pid}").returncode == 0
+
+
+def test_instances_outlive_a_restart_of_the_cluster_server_and_end_with_its_role(fleet: Box) -> None:
+    machine = fleet.machine
+    engine = start_engine(machine)
+    machine.does("systemctl", "restart", "tidegate-cluster.service")
+    assert is_running(machine, engine)
+    said = machine.does(INSTALLER, "uninstall", "--dry-run")
+    assert "would end all instances of workloads on this machine" in said
+    assert is_running(machine, engine)
+
+
 def test_it_is_uninstalled_and_leaves_data_and_with_purge_nothing(fleet: Box) -> None:
     machine = fleet.machine
+    engine = int(machine.does("cat", "/run/engine"))
+    (machine.root / "srv" / "kv" / "column").write_text("of an org")
+    machine.does(INSTALLER, "certificate", "--host", BRAIN_HOST, "--out", "/root")
+    machine.does("cp", AUTHORITY, "/root")
     said = machine.does(INSTALLER, "uninstall")
+    assert "end all instances of workloads on this machine" in said.splitlines()
+    assert not is_running(machine, engine)
     assert said.splitlines()[-1].startswith("Kept: /etc/tidegate, /var/lib/tidegate")
+    assert "/srv/kv" in said.splitlines()[-1]
     left = {path: about for path, about in machine.files().items() if fleet.fresh.get(path) != about}
     of_debian = ("/var/lib/postgresql", "/var/lib/redis", "/var/lib/systemd", "/var/lib/private")
     ours = {path for path in left if not path.startswith(of_debian)}
@@ -289,6 +382,35 @@ def test_it_is_uninstalled_and_leaves_data_and_with_purge_nothing(fleet: Box) ->
     )
     assert {path for path in ours if not path.startswith(kept)} == set()
     assert not machine.does("systemctl", "list-units", "--all", "--plain", "--no-legend", "tidegate-*")
-    machine.does(INSTALLER, "uninstall", "--purge")
+    other = machine.does("sh", "-c", "setpriv --reuid=tidegate-node sleep 100000 >&- 2>&- & echo $!")
+    failed = machine.run(INSTALLER, "uninstall", "--purge")
+    assert "userdel" in failed.stderr  # somebody works as one of the users
+    machine.does("sh", "-c", f"kill {other}")
+    # Another run still knows what there was to remove.
+    again = machine.does(INSTALLER, "uninstall", "--purge")
+    assert "drop database tidegate and its roles" in again
     assert not [path for path in machine.files() if "tidegate" in path]
-    assert "tidegate" not in machine.does("getent", "passwd")
+    assert machine.run("test", "-e", "/srv/kv").returncode
+    for database in ("passwd", "group"):
+        assert "tidegate" not in machine.does("getent", database)
+
+
+def test_a_brain_on_another_machine_serves_with_a_certificate_of_the_first(
+    fleet: Box, wheel: Path
+) -> None:
+    """The machine of the tests above, of which nothing is left but the files that are copied."""
+    machine = fleet.machine
+    options = ["--wheel", f"/root/{wheel.name}", "--roles", "brain", "--host", BRAIN_HOST]
+    options += ["--console", CONSOLE, "--wheelhouse", "/root/wheels"]
+    without = machine.run(INSTALLER, "install", *options)
+    assert f"`tidegate-host certificate --host {BRAIN_HOST}`" in without.stderr
+    files = [f"/root/{name}" for name in ("authority.pem", f"{BRAIN_HOST}.pem", f"{BRAIN_HOST}.key")]
+    names = ("--tls-authority", "--tls-certificate", "--tls-key")
+    fleet.install(*options, *(one for pair in zip(names, files, strict=True) for one in pair))
+    assert set(running(machine)) == {"tidegate-brain.service"}
+    check = ["openssl", "s_client", "-connect", "127.0.0.1:8440", "-CAfile", files[0]]
+    machine.does(*check, "-verify_return_error", "-verify_hostname", BRAIN_HOST)
+    settings = machine.does("cat", "/etc/tidegate/brain.env")
+    assert f"BRAIN_CONSOLE_CA='{AUTHORITY}'" in settings
+    assert machine.does("cat", AUTHORITY) == machine.does("cat", files[0])
+    assert machine.run("test", "-e", AUTHORITY.replace(".pem", ".key")).returncode

@@ -5,17 +5,30 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
-from tidegate_host import cli, env_files, options, releases, roles, services, settings
-from tidegate_host.machine import Failed, Machine
+from tidegate_host import (
+    certificates,
+    cli,
+    env_files,
+    host,
+    options,
+    releases,
+    roles,
+    services,
+    settings,
+)
+from tidegate_host.machine import Failed, Machine, ask
 from tidegate_host.options import Wanted
 from tidegate_host.settings import Secrets
 
 from console.environment import PROJECT, Environment
 from console.stack import redis_users
+from tests.packaging.wheels import LOCK
 
 ALL = Wanted(
     roles=tuple(roles.ROLES), host="box.example.org", drivers=("job-7", "job-8"), local_servers=True
@@ -93,6 +106,47 @@ def test_redis_has_the_users_of_one_server_and_no_others() -> None:
         assert set(settings.redis_users(server)) == {user.name for user in users}
 
 
+def test_each_process_has_the_redis_users_that_the_docs_say() -> None:
+    """Those of *Redis by role*, where every process of a console has its row."""
+    passwords = {
+        f"{server}_{user}".upper(): "x"
+        for server in ("broker", "telemetry")
+        for user in settings.redis_users(server)
+    }
+    made = settings.settings(ALL, NOTHING, {"DATABASE_OWNER": "x", **passwords})
+    shared = _redis_users(made["console"].missing)
+    found = {
+        {"schedule": "beat"}.get(name, name): {**shared, **its}
+        for name, one in made.items()
+        if "REDIS_URL" in (its := _redis_users(one.missing))
+    }
+    assert {"web", "worker", "beat", "ingest", "rollup", "orchestrator", "prepare"} == found.keys()
+    assert found == _redis_by_role()
+
+
+def _redis_users(its: Mapping[str, str]) -> dict[str, str]:
+    """By setting, of those that are addresses of Redis."""
+    return {
+        name: urlsplit(value).username or ""
+        for name, value in its.items()
+        if urlsplit(value).scheme in ("redis", "rediss")
+    }
+
+
+def _redis_by_role() -> dict[str, dict[str, str]]:
+    text = (PROJECT / "docs" / "production.md").read_text()
+    rows = text.partition("## Redis by role")[2].partition("\n## ")[0].splitlines()
+    found = {}
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        if not row.startswith("|") or not re.fullmatch(r"`\w+`", cells[1]) or cells[0] == "process":
+            continue
+        users = {"REDIS_URL": cells[1].strip("`"), "TIDEGATE_TELEMETRY_URL": cells[2].strip("`")}
+        users |= dict(re.findall(r"`(TIDEGATE_\w+)`,? as `(\w+)`", cells[3]))
+        found[cells[0].strip("`")] = users
+    return found
+
+
 def test_what_is_wanted_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "REMEMBERED", tmp_path / "host.json")
     assert options.remembered() == Wanted()
@@ -137,9 +191,103 @@ def test_a_release_is_named_by_what_it_is_made_of(tmp_path: Path) -> None:
     source = releases.Source(wheel, lock, ("agent",))
     assert source.name.startswith("0.2.0-")
     before = source.name
-    assert before != replace(source, extras=("agent", "brain")).name
+    of_other_roles = replace(source, extras=("agent", "brain")).name
+    assert before != of_other_roles
+    assert releases.software(Path(before)) == releases.software(Path(of_other_roles))
     lock.write_bytes(b"another")
-    assert before != source.name
+    assert releases.software(Path(before)) != releases.software(Path(source.name))
+
+
+def test_another_role_leaves_the_release_to_go_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CURRENT", "PREVIOUS"):
+        monkeypatch.setattr(releases, name, tmp_path / name.lower())
+    first, second, with_brain = (tmp_path / one for one in ("0.1.0-a-x", "0.2.0-b-x", "0.2.0-b-y"))
+    for release in (first, second, with_brain):
+        release.mkdir()
+        assert releases.switch(Machine(dry_run=False), release)
+    assert (releases.current(), releases.previous()) == (with_brain, first)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        # Its own authority would be one that the console does not know.
+        (Wanted(roles=("brain",), host="b-1", console_url="https://c"), "certificate --host b-1"),
+        (Wanted(roles=("cluster",), host="c-1"), "certificate --host c-1"),
+    ],
+)
+def test_a_machine_that_is_no_console_gets_a_certificate_of_its_consoles_authority(
+    wanted: Wanted, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Failed, match=sentence):
+        install_dry(wanted, tmp_path)
+
+
+def test_a_cluster_server_beside_a_console_gets_no_key_of_it(tmp_path: Path) -> None:
+    wanted = Wanted(roles=("web", "orchestrator", "cluster"), host="box")
+    with pytest.raises(Failed, match="Engines can read the key"):
+        install_dry(wanted, tmp_path, (tmp_path / "pem", tmp_path / "key"))
+
+
+def test_local_servers_go_with_no_certificate_of_others(tmp_path: Path) -> None:
+    wanted = Wanted(roles=("web",), host="box", local_servers=True)
+    with pytest.raises(Failed, match="reached as localhost"):
+        install_dry(wanted, tmp_path, (tmp_path / "pem", tmp_path / "key"))
+
+
+def install_dry(wanted: Wanted, folder: Path, given: tuple[Path, Path] | None = None) -> None:
+    """Which ends with what a machine of this kind is missing."""
+    machine = Machine(dry_run=True)
+    source = releases.Source(folder / "tidegate-0.2.0-py3-none-any.whl", folder / "run.txt", ())
+    host.install(
+        *(machine, wanted, NOTHING, source, given, None), start=False, wait_for_migrations=False
+    )
+
+
+def test_a_certificate_for_another_machine_is_of_the_authority_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "TLS", tmp_path)
+    monkeypatch.setattr(certificates, "AUTHORITY", tmp_path / "authority.pem")
+    monkeypatch.setattr(certificates, "AUTHORITY_KEY", tmp_path / "authority.key")
+    machine = Machine(dry_run=False)
+    with pytest.raises(Failed, match="run this on the first machine"):
+        certificates.for_another(machine, "brain-1.example.org", tmp_path)
+    certificates.local(machine, "box.example.org", (), is_cluster_here=False, for_console=False)
+    made = certificates.for_another(machine, "brain-1.example.org", tmp_path)
+    assert certificates.key_of(made).stat().st_mode & 0o777 == 0o600
+    names = ask("openssl", "x509", "-in", str(made), "-noout", "-ext", "subjectAltName")
+    assert names.splitlines()[1].strip() == "DNS:brain-1.example.org"
+    ask("openssl", "verify", "-CAfile", str(tmp_path / "authority.pem"), str(made))
+    before = machine.changes
+    certificates.for_another(machine, "brain-1.example.org", tmp_path)
+    assert machine.changes == before
+    with pytest.raises(Failed, match="no name of a machine"):
+        certificates.for_another(machine, "a,DNS:console.example.org", tmp_path)
+
+
+def test_what_is_mounted_is_emptied_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "column").write_text("of an org")
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path)
+    machine = Machine(dry_run=False)
+    machine.absent(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    machine.absent(tmp_path)
+    assert machine.changes == 1
+
+
+def test_a_package_with_a_version_for_each_python_keeps_the_hashes_of_all() -> None:
+    text = LOCK.read_text()
+    found = releases.locked(text)
+    lines = re.findall(r"^[a-z0-9]\S*==\S+", text, re.MULTILINE)
+    assert len(lines) > len(found)  # the lock has such a package
+    assert sorted(lines) == sorted(one.split()[0] for blocks in found.values() for one in blocks)
+    assert {"python_full_version < '3.12'", "python_full_version >= '3.12'"} == {
+        one.partition("\n")[0].partition(" ; ")[2].rstrip(" \\") for one in found["scipy"]
+    }
+    assert all("--hash=sha256:" in one for blocks in found.values() for one in blocks)
 
 
 def test_who_is_not_root_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:

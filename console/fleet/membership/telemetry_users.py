@@ -1,5 +1,5 @@
 """A Redis user for each agent, driver and brain that has joined, so that each can report numbers and a
-cache map of itself only.
+cache map of itself only; and a second one for each brain, which reads endpoints.
 
 Level-triggered: what is there is compared with what should be, so that a Redis that was emptied or
 restarted, a process that joined anew with another token, and one that was removed all come right within
@@ -17,7 +17,7 @@ from django.conf import settings
 
 from console.fleet.models import MODELS, ProcessKind, topic
 from console.redis_client import connected
-from telemetry.credentials import rules
+from telemetry.credentials import READER, rules, users
 from telemetry.records import MAP_STREAM, OWN_STREAM, RECALL_STREAM
 from telemetry.topics import kind_of
 
@@ -26,7 +26,7 @@ _STREAMS: Final = (OWN_STREAM, MAP_STREAM, RECALL_STREAM)  # of one process each
 
 REDIS_SECONDS_MAX: Final = 5.0
 USERS_AT_ONCE: Final = 200
-_KINDS: Final = frozenset(ProcessKind.values)
+_KINDS: Final = frozenset({*ProcessKind.values, READER})
 _ORDERS: Final = frozenset({"reset"})  # what is done and not told again
 _UNASKED: Final = frozenset({"sanitize-payload"})  # what Redis tells by itself
 # Some versions tell commands back as categories. So what a server tells right after it was given rules
@@ -48,7 +48,8 @@ def _wanted() -> Iterator[tuple[str, list[str]]]:
         joined = model.objects.exclude(joined_at=None).only("name", "control_token")
         for one in joined.iterator():
             if one.control_token:
-                yield topic(one), rules(topic(one), one.control_token)
+                for user in users(topic(one)):
+                    yield user, rules(user, one.control_token)
 
 
 def _apply(client: redis.Redis) -> int:

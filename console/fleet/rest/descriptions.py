@@ -44,10 +44,14 @@ class FleetChangeOut(Schema):
 class DifferenceOut(Schema):
     applied: bool
     changes: list[FleetChangeOut]
+    alive_removed: list[str] = Field(
+        description="With `validate_only`: nodes that it would remove while their agents are alive."
+    )
 
 
 def _shown(found: Difference, *, applied: bool) -> dict[str, object]:
-    return {"applied": applied, "changes": found.changes}
+    alive = [] if applied else changes.alive_but_removed(found)
+    return {"applied": applied, "changes": found.changes, "alive_removed": alive}
 
 
 @router.get("/fleet/description", response=answers(DescriptionOut, 404))

@@ -192,6 +192,10 @@ class Upgrade(Machine):
     )
 
     @staticmethod
+    def parameters(operation: Operation) -> dict[str, Any]:
+        return {"version": operation.plan["version"]}
+
+    @staticmethod
     def response(operation: Operation) -> dict[str, Any]:
         node = Node.objects.get(name=operation.plan["node"])
         return {"node": node.name, "software_version": node.software_version}

@@ -40,6 +40,7 @@ STALE_SECONDS: Final = 15.0  # without a watch, after which what it said is not 
 WORKLOADS_MAX: Final = 10_000  # that are known; more are left out
 COUNT_MAX: Final = (1 << 31) - 1
 BYTES_MAX: Final = 1 << 62
+GENERATION_MAX: Final = 1 << 62
 MOMENT_MAX: Final = float(1 << 33)  # the year 2242
 _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 5_000),
@@ -403,7 +404,8 @@ class ClusterLink:
 
 def _known(told: pb.Workload) -> Known:
     found = {one.name: storable(one) for one in told.instances}
-    return Known(told.generation, {name: status_of(one) for name, one in found.items()}, found)
+    generation = min(told.generation, GENERATION_MAX)
+    return Known(generation, {name: status_of(one) for name, one in found.items()}, found)
 
 
 def _why(error: grpc.RpcError) -> str:

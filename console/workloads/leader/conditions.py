@@ -140,6 +140,8 @@ def _published(seen: Seen) -> Condition:
             CLUSTER_UNKNOWN,
             "The Cluster Server has not been heard from; endpoints stay.",
         )
+    if seen.refusal:
+        return Condition(PUBLISHED, False, "RedisRefuses", seen.refusal)
     if not seen.can_publish:
         return Condition(
             PUBLISHED, False, "RedisAway", "Redis takes no endpoints; brains go on with those they know."

@@ -329,11 +329,13 @@ class Orchestrator:
         began = time.perf_counter()
         self._looked_at[name] = self._clock()
         assert self._link is not None  # noqa: S101 - the leader has one
-        known = self._link.known(name)
+        is_stale, known = self._link.is_stale, self._link.known(name)
         with self._election.acting():
             loaded = store.load(name)
             if loaded is None:
                 return
+            if not is_stale:
+                store.recover(loaded, known)
             refused = self._refused.get(name, {})
             loaded.homes = tuple(replace(one, refused=refused.get(one.home, "")) for one in loaded.homes)
             self._models[name] = loaded.workload.model
@@ -343,8 +345,9 @@ class Orchestrator:
                 self._writer.published(loaded.workload.model),
                 self._compiled(loaded),
                 self._traffic_of(loaded),
-                is_stale=self._link.is_stale,
+                is_stale=is_stale,
                 can_publish=self._writer.is_connected,
+                refusal=self._writer.refusal,
             )
             decision = decide(loaded.intent, seen, self._clock())
             serving = {one.instance for one in decision.endpoints if not one.is_draining}

@@ -55,6 +55,7 @@ ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 START_JOB: Final = "session.start-job"
 JOB_KINDS: Final = (START_JOB, "session.end-job")
 ENDED: Final = "It ended by itself."  # where nobody has said more
+ENDED_MEANWHILE: Final = "It had ended by the time at which lost changes were noticed."
 ENGINES: Final = {"vllm": Engine.VLLM, "sglang": Engine.SGLANG}
 
 
@@ -82,6 +83,7 @@ class Loaded:
         *,
         is_stale: bool,
         can_publish: bool,
+        refusal: str,
     ) -> Seen:
         """`known`: of the cluster. An instance that it has been told of and does not list is gone."""
         names = {
@@ -103,10 +105,11 @@ class Loaded:
             places=self.places,
             is_stale=is_stale,
             can_publish=can_publish,
+            refusal=refusal,
         )
 
     def _is_lost(self, row: Instance, known: Known) -> bool:
-        is_told = known.generation >= self.workload.cluster_generation > 0
+        is_told = known.generation == self.workload.cluster_generation > 0
         return is_told and row.name not in known.statuses
 
     def apply_request(self) -> list[pb.Instance]:
@@ -384,6 +387,33 @@ def _with(of: world.Instance, **more: Any) -> world.Instance:
 # Writing, in a transaction of the leader
 
 
+def recover(loaded: Loaded, known: Known) -> None:
+    """Make what is stored the cluster's next generation, where the cluster has a later one: transactions
+    were lost, by a restored backup or a failover of PostgreSQL.
+
+    An instance that it does not list was ended there after that. It is replaced: with its name and its
+    join token, which may be used up, it could not be started again. One that was told to drain there
+    can't be told anything else, and is drained here as well.
+    """
+    workload = loaded.workload
+    for row in loaded.rows.values():
+        status = known.statuses.get(row.name)
+        if status is not None and status.goal is Goal.DRAIN and row.goal != Goal.DRAIN.value:
+            _set_goal(row, Goal.DRAIN)
+    if known.generation <= workload.cluster_generation:
+        return
+    for name in loaded.rows.keys() - known.statuses.keys():
+        _end(loaded.rows.pop(name), ENDED_MEANWHILE, has_failed=False)
+    sentence = (
+        f"The console had lost its last changes of {workload.name}'s instances: the cluster had "
+        f"generation {known.generation} of them, the console {workload.cluster_generation}. What the "
+        "console has stored is applied."
+    )
+    loaded.news.append(("workload.recovered", sentence))
+    workload.cluster_generation = known.generation + 1
+    workload.save(update_fields=["cluster_generation"])
+
+
 def perform(loaded: Loaded, actions: Iterable[object]) -> bool:
     """Write what was decided of instances. Returns whether the cluster has to be told."""
     has_changed = False
@@ -392,9 +422,7 @@ def perform(loaded: Loaded, actions: Iterable[object]) -> bool:
             case Create():
                 _create(loaded, action)
             case SetGoal(name, goal):
-                row = loaded.rows[name]
-                row.goal, row.goal_at = goal.value, timezone.now()
-                row.save(update_fields=["goal", "goal_at"])
+                _set_goal(loaded.rows[name], goal)
             case Remove(name, has_failed, sentence):
                 row = loaded.rows.pop(name)
                 _end(row, sentence, has_failed=has_failed)
@@ -433,6 +461,11 @@ def _create(loaded: Loaded, action: Create) -> None:
     row.secrets = rendering.instance_secrets(row, str(place.api_key))
     row.save()
     loaded.rows[row.name] = row
+
+
+def _set_goal(row: Instance, goal: Goal) -> None:
+    row.goal, row.goal_at = goal.value, timezone.now()
+    row.save(update_fields=["goal", "goal_at"])
 
 
 def _end(row: Instance, sentence: str, *, has_failed: bool) -> None:

@@ -253,7 +253,7 @@ class Published:
 class Seen:
     """Everything that is known. `instances`: all that have not been left out yet. `places`: replicas
     that brains know, with the epoch of their driver. `is_stale`: nobody has heard of the cluster lately.
-    `can_publish`: Redis takes endpoints."""
+    `can_publish`: Redis takes endpoints; if it refuses them to us, `refusal` says so in a sentence."""
 
     instances: tuple[Instance, ...] = ()
     failures: tuple[Failure, ...] = ()
@@ -266,6 +266,7 @@ class Seen:
     places: Mapping[int, int | None] = field(default_factory=dict)
     is_stale: bool = False
     can_publish: bool = True
+    refusal: str = ""
 
     def leaves(self, one: Instance) -> bool:
         """Whether it has a cache, and is on boxes that are to be left."""

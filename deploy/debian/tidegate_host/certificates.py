@@ -6,8 +6,9 @@ here, readable by root only; other machines get `authority.pem` and believe it.
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,20 +21,37 @@ HOST: Final = TLS / "host.pem"
 HOST_KEY: Final = TLS / "host.key"
 CONSOLE: Final = TLS / "console.pem"  # what the console shows the Cluster Server
 CONSOLE_KEY: Final = TLS / "console.key"
+BRAIN: Final = TLS / "brain.pem"
+CLUSTER: Final = TLS / "cluster.pem"  # whose key engines can read: they run as the same user
+SHOWN: Final = {"web": HOST, "brain": BRAIN, "cluster": CLUSTER}  # by role, to who connects to it
 AUTHORITY_DAYS: Final = 3650
 DAYS: Final = 397
 RENEW_SECONDS: Final = 60 * 24 * 3600  # so long before its end, a certificate is made anew
+_OWN_AUTHORITY: Final = (
+    f"This machine has an authority of its own: remove {AUTHORITY_KEY} to give it up."
+)
+HOST_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]*")
+LOOPBACK: Final = "IP:127.0.0.1"
 CURVE: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
-def given(machine: Machine, certificate: Path, key: Path, authority: Path | None) -> None:
-    """Take files of somebody else's authority."""
+def key_of(certificate: Path) -> Path:
+    return certificate.with_suffix(".key")
+
+
+def given(
+    machine: Machine, shown: Iterable[Path], certificate: Path, key: Path, authority: Path | None
+) -> None:
+    """Take files of somebody else's authority. Raises Failed."""
+    if AUTHORITY_KEY.is_file():
+        raise Failed(_OWN_AUTHORITY)
     machine.directory(TLS, 0o755)
     public = ask("openssl", "x509", "-in", str(certificate), "-noout", "-pubkey")
     if ask("openssl", "pkey", "-in", str(key), "-pubout") != public:
         raise Failed(f"{key} is not the key of {certificate}.")
-    machine.file(HOST, certificate.read_text(), 0o644)
-    machine.file(HOST_KEY, key.read_text(), 0o600)
+    for one in shown:
+        machine.file(one, certificate.read_text(), 0o644)
+        machine.file(key_of(one), key.read_text(), 0o600)
     if authority:
         believe(machine, authority)
 
@@ -43,13 +61,15 @@ def believe(machine: Machine, authority: Path) -> None:
     machine.directory(TLS, 0o755)
     ask("openssl", "x509", "-in", str(authority), "-noout")
     if AUTHORITY_KEY.is_file() and AUTHORITY.read_text() != authority.read_text():
-        raise Failed(f"This machine has an authority of its own: remove {AUTHORITY_KEY} to give it up.")
+        raise Failed(_OWN_AUTHORITY)
     machine.file(AUTHORITY, authority.read_text(), 0o644)
 
 
-def local(machine: Machine, host: str, *, for_console: bool) -> None:
+def local(
+    machine: Machine, host: str, shown: Iterable[Path], *, is_cluster_here: bool, for_console: bool
+) -> None:
     """Make the authority if there is none, and certificates where they are missing, of another name, or
-    near their end."""
+    near their end. `is_cluster_here`: only this machine's console connects to its Cluster Server."""
     machine.directory(TLS, 0o755)
     if not AUTHORITY_KEY.is_file():
         machine.tell(f"make a local authority, {AUTHORITY}")
@@ -62,24 +82,37 @@ def local(machine: Machine, host: str, *, for_console: bool) -> None:
         command += ["-out", str(AUTHORITY), *(f"-addext={one}" for one in extensions)]
         _private(machine, *command)
         _mode(machine, AUTHORITY, 0o644)
-    kind = "IP" if _is_address(host) else "DNS"
-    names = (f"{kind}:{host}", "DNS:localhost", "IP:127.0.0.1", "IP:::1")
-    _issue(machine, HOST, HOST_KEY, host, names, "serverAuth")
+    names = (_name(host), "DNS:localhost", LOOPBACK, "IP:::1")
+    for one in shown:
+        # No name of anything else: with this key an engine is no console and no Redis.
+        is_apart = one == CLUSTER and is_cluster_here
+        _issue(machine, one, host, (LOOPBACK,) if is_apart else names, "serverAuth")
     if for_console:
-        _issue(
-            machine, CONSOLE, CONSOLE_KEY, "console", (f"URI:tidegate://console/{host}",), "clientAuth"
-        )
+        _issue(machine, CONSOLE, "console", (f"URI:tidegate://console/{host}",), "clientAuth")
 
 
-def _issue(
-    machine: Machine, certificate: Path, key: Path, common: str, names: Sequence[str], usage: str
-) -> None:
+def for_another(machine: Machine, host: str, folder: Path) -> Path:
+    """Issue a certificate for another machine, into `host.pem` and `host.key` by its name. Returns it.
+    Raises Failed where there is no authority."""
+    if not AUTHORITY_KEY.is_file():
+        raise Failed(f"There is no {AUTHORITY_KEY} here: run this on the first machine, which has it.")
+    if not HOST_NAME.fullmatch(host):
+        raise Failed(f"“{host}” is no name of a machine.")
+    if not folder.is_dir():
+        raise Failed(f"There is no directory {folder}.")
+    certificate = folder.absolute() / f"{host}.pem"
+    _issue(machine, certificate, host, (_name(host),), "serverAuth")
+    return certificate
+
+
+def _issue(machine: Machine, certificate: Path, common: str, names: Sequence[str], usage: str) -> None:
+    key = key_of(certificate)
     if _is_good(certificate, key, names):
         return
     machine.tell(f"issue {certificate} for {', '.join(names)}")
     if machine.dry_run:
         return
-    with tempfile.TemporaryDirectory(dir=TLS, prefix=".new-") as folder:
+    with tempfile.TemporaryDirectory(dir=certificate.parent, prefix=".new-") as folder:
         request, made, made_key = (Path(folder) / name for name in ("request", "pem", "key"))
         extensions = Path(folder) / "extensions"
         extensions.write_text(
@@ -121,6 +154,10 @@ def _normal(name: str) -> str:
     kind, _, value = name.strip().partition(":")
     short = {"IP Address": "IP"}.get(kind, kind)
     return f"{short}:{'::1' if value == '0:0:0:0:0:0:0:1' else value}"
+
+
+def _name(host: str) -> str:
+    return f"{'IP' if _is_address(host) else 'DNS'}:{host}"
 
 
 def _is_address(host: str) -> bool:

@@ -16,6 +16,11 @@ from tidegate_host.options import Wanted
 from tidegate_host.settings import PREFIXES, Secrets
 
 LOCK: Final = Path(__file__).resolve().parent.parent.parent.parent / "requirements" / "run.txt"
+WHEELHOUSE: Final[dict[str, Any]] = {
+    "metavar": "DIR",
+    "type": Path,
+    "help": "wheels of packages, where there is no index",
+}
 EPILOG: Final = """\
 roles:
 {roles}
@@ -51,7 +56,9 @@ def main(arguments: Sequence[str]) -> int:
                 case "install":
                     _install(machine, chosen)
                 case "rollback":
-                    host.rollback(machine)
+                    host.rollback(machine, chosen.wheelhouse)
+                case "certificate":
+                    host.certificate(machine, chosen.host, chosen.out)
                 case _:
                     host.uninstall(machine, purge=chosen.purge)
     except Failed as failed:
@@ -98,15 +105,17 @@ def _wanted(before: Wanted, chosen: argparse.Namespace) -> Wanted:
             said["roles"] = tuple(role.name for role in roles.chosen(chosen.roles))
         except ValueError as error:
             raise Failed(str(error)) from None
+        if "driver" not in said["roles"]:
+            said.setdefault("drivers", ())
     return replace(before, **said)
 
 
 def _source(wanted: Wanted, chosen: argparse.Namespace) -> releases.Source:
     if chosen.wheel is None:
-        kept = host.kept_source(wanted.extras, chosen.wheelhouse)
-        if kept is None:
+        in_use = releases.current()
+        if in_use is None:
             raise Failed("Say with --wheel what to install; `make wheel` builds it.")
-        return kept
+        return releases.kept(in_use, wanted.extras, chosen.wheelhouse)
     for path in (chosen.wheel, chosen.lock):
         if not path.is_file():
             raise Failed(f"There is no {path}.")
@@ -122,12 +131,27 @@ def _parser() -> argparse.ArgumentParser:
     verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB")
     _install_parser(verbs)
     rollback = verbs.add_parser("rollback", help="use the release before, and start everything with it")
+    rollback.add_argument("--wheelhouse", **WHEELHOUSE)
+    certificate = verbs.add_parser(
+        "certificate",
+        help="issue a certificate for another machine, on the one with the authority's key",
+    )
+    certificate.add_argument(
+        "--host", metavar="NAME", required=True, help="how others call that machine"
+    )
+    certificate.add_argument(
+        *("--out",),
+        metavar="DIR",
+        type=Path,
+        default=Path(),
+        help="where to write NAME.pem and NAME.key (default: here)",
+    )
     uninstall = verbs.add_parser("uninstall", help="remove what was installed; data and settings stay")
     uninstall.add_argument(
         "--purge", action="store_true", help="remove data, settings, users and the own database as well"
     )
     verbs.add_parser("status", help="show the release and the units; exit code 3 if one does not run")
-    for one in (rollback, uninstall):
+    for one in (rollback, certificate, uninstall):
         one.add_argument("--dry-run", action="store_true", help="print what would be done")
     return made
 
@@ -151,7 +175,7 @@ def _install_parser(verbs: Any) -> None:
         default=LOCK,
         help="packages, with their hashes (default: %(default)s)",
     )
-    add("--wheelhouse", metavar="DIR", type=Path, help="wheels of packages, where there is no index")
+    add("--wheelhouse", **WHEELHOUSE)
     add("--host", metavar="NAME", help="how other machines call this one (default: its full name)")
     add("--https-port", metavar="PORT", type=int, help="port of the console (default: 443)")
     add("--workers", metavar="N", type=int, help="workers on this machine (default: 1)")

@@ -71,6 +71,9 @@ def install(
     if own:
         servers.configure_redis(machine, of_servers)
     services.write(machine, wanted)
+    for place in options.remembered().tier2:
+        if place not in wanted.tier2 and Path(place).exists():
+            print(f"Kept: {place}, which the agent no longer uses.")
     machine.file(options.REMEMBERED, options.as_text(wanted))
     is_startable = start and machine.is_booted
     if own and is_startable:
@@ -90,15 +93,30 @@ def install(
         print("Nothing to change.")
 
 
-def rollback(machine: Machine) -> None:
+def rollback(machine: Machine, wheelhouse: Path | None) -> None:
     """Use the release before, and start everything with it. The database stays as it is: a release works
-    with the tables of the next one."""
+    with the tables of the next one. Roles that were added since get their packages first."""
     wanted, before = options.remembered(), releases.previous()
     if before is None:
         raise Failed("There is no release before this one.")
-    releases.switch(machine, before)
+    source = releases.kept(before, wanted.extras, wheelhouse)
+    release = releases.install(machine, source)
+    _keep(machine, source, release)
+    releases.switch(machine, release)
     if machine.is_booted:
-        _bring_up(machine, wanted, before)
+        _bring_up(machine, wanted, release)
+    releases.prune(machine, (release, releases.current(), releases.previous()))
+
+
+def certificate(machine: Machine, name: str, folder: Path) -> None:
+    """Issue one for another machine, and print what to do with it. Raises Failed."""
+    made = certificates.for_another(machine, name, folder)
+    key = certificates.key_of(made)
+    print(
+        f"Copy {made}, {key} and {certificates.AUTHORITY} to {name}, and give them to its "
+        "`tidegate-host install` with --tls-certificate, --tls-key and --tls-authority. "
+        "Then remove the key here."
+    )
 
 
 def uninstall(machine: Machine, *, purge: bool) -> None:
@@ -114,17 +132,20 @@ def uninstall(machine: Machine, *, purge: bool) -> None:
     if wanted.local_servers:
         services.servers_down(machine)
     states = [Path("/var/lib") / name for name in roles.STATES]
+    tier2 = [Path(place).resolve() for place in wanted.tier2]
     if not purge:
-        kept = [str(path) for path in (ETC, *states) if path.exists()]
+        kept = [str(path) for path in (ETC, *states, *tier2) if path.exists()]
         kept += ["the database tidegate in PostgreSQL"] if wanted.local_servers else []
         print(f"Kept: {', '.join(kept) or 'nothing'}.")
         return
     if wanted.local_servers and machine.is_booted:
         servers.drop_database(machine)
-    for path in (ETC, *states):
+    for path in (*states, *tier2):
         machine.absent(path)
     for user in roles.USERS:
         machine.no_user(user)
+    machine.no_group(roles.TOKENIZERS_GROUP)
+    machine.absent(ETC)  # last: another run knows from it what there is to remove
 
 
 def status() -> int:
@@ -142,15 +163,6 @@ def status() -> int:
     return 0 if set(found.values()) == {"active"} else NOT_RUNNING
 
 
-def kept_source(extras: tuple[str, ...], wheelhouse: Path | None) -> releases.Source | None:
-    """What the release in use was installed from, for other roles."""
-    release = releases.current()
-    if release is None:
-        return None
-    [wheel] = (release / "source").glob("*.whl")
-    return releases.Source(wheel, release / "source" / "run.txt", extras, wheelhouse)
-
-
 def _bring_up(machine: Machine, wanted: Wanted, release: Path) -> None:
     units = services.wanted_units(wanted)
     services.bring_up(
@@ -159,13 +171,18 @@ def _bring_up(machine: Machine, wanted: Wanted, release: Path) -> None:
 
 
 def _users_and_directories(machine: Machine, wanted: Wanted) -> None:
-    for user in dict.fromkeys((roles.CONSOLE_USER, *(role.user for role in wanted.all_roles))):
+    machine.group(roles.TOKENIZERS_GROUP)
+    for user in dict.fromkeys(role.user for role in wanted.all_roles):
         machine.user(user)
     machine.directory(releases.ROOT, 0o755)
     for state, role in {role.state: role for role in wanted.all_roles}.items():
         # Systemd makes it with the same modes; who migrates wants it before.
-        mode = 0o750 if role.is_console else 0o700
+        # Through the console's, others get to what they may read in it, and see nothing else.
+        mode = 0o751 if role.is_console else 0o700
         machine.directory(Path("/var/lib") / state, mode, role.user, role.user)
+    if wanted.is_console:  # what is made in it gets its group
+        tokenizers = Path(settings.CONSOLE_STATE) / "tokenizers"
+        machine.directory(tokenizers, 0o2750, roles.CONSOLE_USER, roles.TOKENIZERS_GROUP)
     for place in wanted.tier2:
         machine.directory(Path(place), 0o700, "tidegate-node", "tidegate-node")
 
@@ -174,20 +191,45 @@ def _tls(
     machine: Machine, wanted: Wanted, given: tuple[Path, Path] | None, authority: Path | None
 ) -> None:
     """Certificates of this machine, where a role needs them. Raises Failed."""
+    shown = {path for role, path in certificates.SHOWN.items() if wanted.has(role)}
+    if wanted.local_servers and wanted.is_console:
+        shown.add(certificates.HOST)
+    missing = sorted(str(path) for path in shown if not path.is_file())
+    has_cluster_beside = wanted.is_console and wanted.has("cluster")
     if given:
-        certificates.given(machine, *given, authority)
-    elif authority:
+        if wanted.local_servers and wanted.is_console:
+            raise Failed(
+                "The Redis of --local-servers is reached as localhost, which --tls-certificate does not "
+                "name: leave one of the two out. A proxy in front can have that certificate instead."
+            )
+        if has_cluster_beside:
+            raise Failed(
+                "Engines can read the key of a Cluster Server, so beside a console it gets none of "
+                "--tls-key: leave that out, or take the role cluster on another machine."
+            )
+        certificates.given(machine, sorted(shown), *given, authority)
+        return
+    if authority:
         certificates.believe(machine, authority)
-    if any(wanted.has(name) for name in ("web", "brain", "cluster")) or wanted.local_servers:
-        if certificates.AUTHORITY_KEY.is_file() or not certificates.AUTHORITY.is_file():
-            if not certificates.HOST.is_file() or certificates.AUTHORITY_KEY.is_file():
-                for_console = wanted.is_console and wanted.has("cluster")
-                certificates.local(machine, wanted.host, for_console=for_console)
-        elif not certificates.HOST.is_file():
-            raise Failed("This machine believes another authority: give it a --tls-certificate of that.")
+    is_first = wanted.is_console and not certificates.AUTHORITY.is_file() and len(missing) == len(shown)
+    if shown and (certificates.AUTHORITY_KEY.is_file() or is_first):
+        certificates.local(
+            machine,
+            wanted.host,
+            sorted(shown),
+            is_cluster_here=has_cluster_beside and wanted.has("orchestrator"),
+            for_console=has_cluster_beside,
+        )
+    elif missing:
+        raise Failed(
+            f"There is no {', no '.join(missing)}, and no authority of this machine's own to issue it. "
+            f"`tidegate-host certificate --host {wanted.host}` does that on the console's machine: give "
+            "this one its files with --tls-certificate, --tls-key and --tls-authority."
+        )
     if certificates.CONSOLE_KEY.is_file():
         text = certificates.CONSOLE_KEY.read_text()
-        machine.file(certificates.CONSOLE_KEY, text, 0o640, "root", roles.CONSOLE_USER)
+        user = roles.CONSOLE_USER
+        machine.file(certificates.CONSOLE_KEY, text, 0o400, user, user)
 
 
 def _keep(machine: Machine, source: releases.Source, release: Path) -> None:
@@ -205,7 +247,8 @@ def _prepare(machine: Machine, release: Path, *, wait: bool) -> None:
     """Migrate, collect static files and make the first admin: by the new release, while the one before
     still runs."""
     prepared = PREPARED.read_text().splitlines() if PREPARED.is_file() else []
-    if release.name in prepared:  # also one that was gone back to
+    software = releases.software(release)
+    if software in prepared:  # also one that was gone back to
         return
     machine.tell(f"prepare the database for {release.name}")
     if machine.dry_run:
@@ -221,8 +264,8 @@ def _prepare(machine: Machine, release: Path, *, wait: bool) -> None:
         if admin := json.loads(line).get("admin"):
             print(f"First admin: {admin['username']}, password: {admin['password']} (shown only once)")
     PREPARED.parent.mkdir(parents=True, exist_ok=True)
-    names = [name for name in prepared if (releases.RELEASES / name).is_dir()]
-    PREPARED.write_text("\n".join([*names, release.name]) + "\n")
+    installed = {releases.software(one) for one in releases.RELEASES.iterdir()}
+    PREPARED.write_text("\n".join([*(one for one in prepared if one in installed), software]) + "\n")
 
 
 def _commands(machine: Machine, wanted: Wanted) -> None:

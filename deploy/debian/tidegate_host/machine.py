@@ -82,15 +82,20 @@ class Machine:
         return True
 
     def absent(self, path: Path) -> None:
+        """Remove it with all that is in it. A mount point stays, and is empty."""
         if not path.exists() and not path.is_symlink():
             return
-        self.tell(f"remove {path}")
+        removed = list(path.iterdir()) if path.is_mount() else [path]
+        if not removed:
+            return
+        self.tell(f"remove {'what is in ' if removed != [path] else ''}{path}")
         if self.dry_run:
             return
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        for one in removed:
+            if one.is_dir() and not one.is_symlink():
+                shutil.rmtree(one)
+            else:
+                one.unlink()
 
     # Users and packages
 
@@ -102,6 +107,22 @@ class Machine:
         self.tell(f"make user {name}")
         flags = ["--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
         self.run("useradd", *flags, "--shell", "/usr/sbin/nologin", name)
+
+    def group(self, name: str) -> None:
+        """A system group without members: units name it."""
+        with contextlib.suppress(KeyError):
+            grp.getgrnam(name)
+            return
+        self.tell(f"make group {name}")
+        self.run("groupadd", "--system", name)
+
+    def no_group(self, name: str) -> None:
+        try:
+            grp.getgrnam(name)
+        except KeyError:
+            return
+        self.tell(f"remove group {name}")
+        self.run("groupdel", name)
 
     def no_user(self, name: str) -> None:
         try:

@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,14 +37,26 @@ class Source:
 
     @property
     def name(self) -> str:
-        """By its contents: the same name is the same release."""
+        """By its contents: the same name is the same release. Up to the last dash it is the same for the
+        same software with packages of other roles."""
         match = WHEEL_NAME.fullmatch(self.wheel.name)
         if not match:
             raise Failed(f"{self.wheel.name} is no wheel of Tidegate.")
         made_of = hashlib.sha256(self.wheel.read_bytes())
         made_of.update(self.lock.read_bytes())
-        made_of.update(",".join(self.extras).encode())
-        return f"{match[1]}-{made_of.hexdigest()[:10]}"
+        extras = hashlib.sha256(",".join(self.extras).encode())
+        return f"{match[1]}-{made_of.hexdigest()[:10]}-{extras.hexdigest()[:6]}"
+
+
+def software(release: Path) -> str:
+    """Which wheel and lock it is of, whatever the roles."""
+    return release.name.rpartition("-")[0]
+
+
+def kept(release: Path, extras: tuple[str, ...], wheelhouse: Path | None) -> Source:
+    """What it was installed from, for these roles."""
+    [wheel] = (release / "source").glob("*.whl")
+    return Source(wheel, release / "source" / "run.txt", extras, wheelhouse)
 
 
 def current() -> Path | None:
@@ -74,8 +86,8 @@ def install(machine: Machine, source: Source) -> Path:
         # pip takes hashes for all or for nothing, and a wheel that was built here has none. So it says
         # which packages belong to these extras, and then installs those by the hashes of the lock.
         report, versions, hashes = (Path(folder) / name for name in ("report", "versions", "hashes"))
-        blocks = dict(_blocks(source.lock.read_text()))
-        first_lines = [block.partition("\n")[0].rstrip(" \\") for block in blocks.values()]
+        blocks = locked(source.lock.read_text())
+        first_lines = [one.partition("\n")[0].rstrip(" \\") for of in blocks.values() for one in of]
         versions.write_text("\n".join(first_lines))
         machine.run(
             *(*pip, *where, "--dry-run", "--ignore-installed", "--report", str(report)),
@@ -86,7 +98,7 @@ def install(machine: Machine, source: Source) -> Path:
         } - {"tidegate"}
         if unknown := sorted(names - set(blocks)):
             raise Failed(f"{source.lock} has no hashes of {', '.join(unknown)}.")
-        hashes.write_text("".join(blocks[name] for name in sorted(names)))
+        hashes.write_text("".join(one for name in sorted(names) for one in blocks[name]))
         machine.run(*pip, *where, "--no-deps", "--require-hashes", "--requirement", str(hashes))
         machine.run(*pip, "--no-index", "--no-deps", wanted)
     (release / WHOLE).touch()
@@ -94,11 +106,12 @@ def install(machine: Machine, source: Source) -> Path:
 
 
 def switch(machine: Machine, release: Path) -> bool:
-    """Use it from now on; what was used becomes the previous one. Returns whether it was another."""
+    """Use it from now on; what was used becomes the previous one, if it is other software and not this
+    one for other roles. Returns whether it was another."""
     before = current()
     if before == release:
         return False
-    if before is not None:
+    if before is not None and software(before) != software(release):
         machine.link(PREVIOUS, before)
     return machine.link(CURRENT, release)
 
@@ -114,11 +127,15 @@ def _behind(link: Path) -> Path | None:
     return link.readlink() if link.is_symlink() and link.exists() else None
 
 
-def _blocks(lock: str) -> Iterator[tuple[str, str]]:
-    """Of each package its name and its lines."""
+def locked(lock: str) -> dict[str, list[str]]:
+    """By name of a package its lines: several times where versions of Python get different ones, of
+    which pip takes the one for its own."""
+    found: dict[str, list[str]] = {}
     for block in re.split(r"^(?=[a-z0-9])", lock, flags=re.MULTILINE)[1:]:
         lines = [line for line in block.splitlines() if not line.strip().startswith("#")]
-        yield _normal(re.split(r"[=\[ ;]", lines[0])[0]), "\n".join(lines) + "\n"
+        name = _normal(re.split(r"[=\[ ;]", lines[0])[0])
+        found.setdefault(name, []).append("\n".join(lines) + "\n")
+    return found
 
 
 def _normal(name: str) -> str:

@@ -8,6 +8,8 @@ from typing import Final
 
 UNITS: Final = Path(__file__).resolve().parent.parent / "units"
 CONSOLE_USER: Final = "tidegate"
+# Whose members read uploaded tokenizers, and nothing else of the console.
+TOKENIZERS_GROUP: Final = "tidegate-tokenizers"
 
 
 @dataclass(frozen=True)

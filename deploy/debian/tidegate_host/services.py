@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tidegate_host import certificates, servers
+from tidegate_host import certificates, servers, workloads
 from tidegate_host.machine import Failed, Machine, ask
 from tidegate_host.options import ETC, Wanted
 from tidegate_host.roles import UNITS, Role
@@ -59,6 +59,8 @@ def write(machine: Machine, wanted: Wanted) -> None:
     for link in _enabled():
         if link.name not in names:
             _stop(machine, link.name)
+    if workloads.UNIT not in names:
+        workloads.end(machine)
     for path, text in texts.items():
         machine.file(path, text)
     for path in _installed():
@@ -72,9 +74,10 @@ def write(machine: Machine, wanted: Wanted) -> None:
 
 
 def remove(machine: Machine) -> None:
-    """All units of ours."""
+    """All units of ours, with what they have started."""
     for link in _enabled():
         _stop(machine, link.name)
+    workloads.end(machine)
     for path in (*_installed(), *SYSTEMD.glob("tidegate-*.d")):
         machine.absent(path)
     if machine.is_booted:
@@ -128,8 +131,8 @@ def files_of(wanted: Wanted, unit: str, role: Role, release: Path) -> list[Path]
         found += [ETC / f"driver-{name}.env", ETC / f"driver-{name}.json"]
     specific = SYSTEMD / f"{template}.d"
     found += sorted(specific.glob("*.conf")) or sorted((SYSTEMD / "tidegate-.service.d").glob("*.conf"))
-    if role.name in ("web", "brain", "cluster"):
-        found.append(certificates.HOST)
+    if shown := certificates.SHOWN.get(role.name):
+        found.append(shown)
     if role.is_console and wanted.has("cluster"):
         found.append(certificates.CONSOLE)
     return found

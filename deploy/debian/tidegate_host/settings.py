@@ -152,7 +152,7 @@ def _console(files: dict[str, Settings], wanted: Wanted, told: Secrets) -> None:
     files["worker"].missing["TIDEGATE_WORKER_PROCESSES"] = "2"
     if wanted.has("cluster"):
         console.missing |= {
-            "TIDEGATE_CLUSTER_URL": f"https://localhost:{CLUSTER_PORT}",
+            "TIDEGATE_CLUSTER_URL": f"https://127.0.0.1:{CLUSTER_PORT}",
             "TIDEGATE_CLUSTER_CA": str(certificates.AUTHORITY),
             "TIDEGATE_CLUSTER_CERTIFICATE": str(certificates.CONSOLE),
             "TIDEGATE_CLUSTER_KEY": str(certificates.CONSOLE_KEY),

@@ -172,7 +172,12 @@ def furnished(console: LiveConsole) -> None:
     """An org, a fleet of two nodes that have joined, and a box."""
     with api_of(console) as api:
         api.put("/fleet/description", json={"yaml": FLEET}).raise_for_status()
-        for name in ("ax-1", "ax-2"):
+    join(console, "ax-1", "ax-2")
+
+
+def join(console: LiveConsole, *nodes: str) -> None:
+    with api_of(console) as api:
+        for name in nodes:
             token = api.post("/join-tokens", json={"kind": "node"}).json()["token"]
             joined = httpx.post(
                 f"{api.base_url}nodes/{name}/join",

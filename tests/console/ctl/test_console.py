@@ -15,7 +15,7 @@ import yaml
 
 from console.ctl import changes, client, writes
 from console.ctl.resources import RESOURCES
-from tests.console.ctl.shelf import Person, furnished
+from tests.console.ctl.shelf import FLEET, Person, furnished, join
 from tests.live import LiveConsole, live_console, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -298,6 +298,53 @@ def test_a_person_at_a_terminal_is_asked(person: Person) -> None:
         assert "Nothing was deleted." in terminal.all()
         assert terminal.process.returncode == 1
     assert person.run("get", "org", slug).code == 0
+
+
+WITHOUT_AX_2 = yaml.safe_dump(
+    {"kind": "fleet", "yaml": FLEET.replace(", ax-2: {nics: {eth0: {leaf: leaf-2}}}", "")}
+)
+REMOVES = "fleet removes nodes that are alive: ax-2.\n"
+
+
+def nodes(person: Person) -> list[str]:
+    return person.run("get", "nodes", "-o", "name").lines
+
+
+def test_a_description_that_removes_nodes_that_are_alive_asks_or_is_told_yes(
+    person: Person, console: LiveConsole, token: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(WITHOUT_AX_2)
+    there, whole = nodes(person), yaml.safe_dump({"kind": "fleet", "yaml": FLEET})
+    done = person.run("apply", "-f", str(path))
+    assert done.code == 2
+    assert done.errors == f"{REMOVES}tidegatectl: Nobody is there to be asked. Say --yes.\n"
+    done = person.run("apply", "-f", str(path), "--dry-run")
+    assert (done.code, done.errors, done.lines[0]) == (0, REMOVES, "fleet configured (dry run)")
+    done = person.run("diff", "-f", str(path))
+    assert (done.code, done.errors) == (1, REMOVES)
+    reader = Person(tmp_path / "reader")
+    reader.output_of("login", console.address, told=f"{console.token(read_only=True)}\n")
+    done = reader.run("diff", "-f", str(path))
+    assert (done.code, done.output[:3]) == (1, "---")
+    assert done.errors.startswith("Whether it removes nodes that are alive is not known: ")
+    with person.terminal("apply", "-f", str(path)) as terminal:
+        terminal.until("Apply it? [y/N]")
+        terminal.type("n\n")
+        assert "Nothing was changed." in terminal.all()
+        assert terminal.process.returncode == 1
+    assert nodes(person) == there == ["node/ax-1", "node/ax-2"]
+    try:
+        done = person.run("apply", "-f", str(path), "--yes")
+        assert (done.code, done.errors, done.output) == (0, REMOVES, "fleet configured\n")
+        assert nodes(person) == ["node/ax-1"]
+        # Of a node that has not joined nothing is lost, and nobody is asked.
+        assert person.output_of("apply", "-f", "-", told=whole) == "fleet configured\n"
+        assert person.output_of("apply", "-f", str(path)) == "fleet configured\n"
+    finally:
+        person.output_of("apply", "-f", "-", told=whole)
+        join(console, "ax-2")
+    assert nodes(person) == there
 
 
 def test_nodes_are_cordoned_and_their_conditions_waited_for(person: Person) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from console.ctl.fleet_upgrade import Fleet, Node, due, left
+from console.ctl.fleet_upgrade import Fleet, Node, due, elsewhere, left
 from tests.console.ctl.shelf import Person
 from tests.live import LiveConsole, live_console, wait_until
 
@@ -42,6 +42,17 @@ def test_an_alert_a_failure_and_the_time_of_observing_hold_it_up() -> None:
 def test_who_is_lost_is_left_out() -> None:
     one = Fleet({"a": Node("a", OLD, "lost")}, {}, ())
     assert left(one, NEW, ()) == []
+
+
+def test_an_upgrade_to_another_version_is_named_and_one_to_any_is_followed() -> None:
+    running = {
+        name: {"id": f"id-{name}", "parameters": {"version": version}}
+        for name, version in (("a", "0.1.5"), ("b", NEW), ("c", ""))
+    }
+    nodes = {name: Node(name, OLD, "maintenance") for name in running}
+    assert elsewhere(Fleet(nodes, running, ()), NEW) == {
+        "a": "its upgrade to 0.1.5 is running. Cancel it first: `tidegatectl cancel id-a`."
+    }
 
 
 FLEET = """
@@ -134,6 +145,29 @@ def test_a_fleet_is_upgraded_goes_on_after_being_killed_and_after_a_failure(
     assert set(versions(person).values()) == {(NEW, "ready")}
     assert {path.name for path in tmp_path.iterdir()} == set(names)
     assert person.run(*run).output == f"{len(names)} nodes run {NEW}.\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_node_that_is_being_upgraded_to_another_version_is_left_alone(
+    person: Person, console: LiveConsole, tmp_path: Path
+) -> None:
+    """Its operation would wait for that version for a day, whatever was installed."""
+    begun = person.run("upgrade", "ax1", "--version", "0.1.5", "--no-wait", "-o", "json").value
+    console.manage(SWEEP)
+    assert versions(person)["ax1"][1] == "maintenance"
+    run = f'{sys.executable} -c \'open("{tmp_path}/" + "{{node}}", "w")\''
+    command = ("upgrade-fleet", "--version", NEW, "--observe", "100ms", "--run", run)
+    cancel = f"tidegatectl cancel {begun['id']}"
+    why = f"tidegatectl: ax1: its upgrade to 0.1.5 is running. Cancel it first: `{cancel}`."
+    for done in (person.run(*command), person.run(*command, "--dry-run")):
+        assert (done.code, done.output) == (1, "")
+        assert done.errors.splitlines()[-1] == f"{why} Run the command again to go on."
+    assert not list(tmp_path.iterdir())
+    assert {state for name, (_, state) in versions(person).items() if name != "ax1"} == {"ready"}
+    person.output_of(*cancel.split()[1:], "--no-wait")
+    console.manage(SWEEP)
+    assert versions(person)["ax1"][1] == "ready"
 
 
 def test_a_command_that_there_is_not_is_an_error_of_usage(person: Person) -> None:

@@ -20,7 +20,7 @@ from telemetry.credentials import own_url
 from telemetry.emit.emitter import Emitter
 from telemetry.ingest.service import Ingest
 from telemetry.models import Source
-from telemetry.records import OWN_STREAM
+from telemetry.records import ENDPOINTS, OWN_STREAM
 
 pytestmark = pytest.mark.django_db
 
@@ -42,12 +42,22 @@ def _registrar(server: redis_server.RedisServer, settings: Any) -> Iterator[None
     with redis.Redis.from_url(server.url) as admin:
         admin.flushall()
         for name in admin.acl_users():
-            if name.startswith(("driver:", "brain:")):
+            if name.startswith(("driver:", "brain")):
                 admin.acl_deluser(name)
 
 
 def driver(name: str, token: str) -> Driver:
     return Driver.objects.create(
+        name=name,
+        control_token=token,
+        control_url="http://127.0.0.1:1",
+        heartbeat_sha256=b"x" * 32,
+        joined_at=timezone.now(),
+    )
+
+
+def brain(name: str, token: str) -> Brain:
+    return Brain.objects.create(
         name=name,
         control_token=token,
         control_url="http://127.0.0.1:1",
@@ -134,6 +144,21 @@ def test_numbers_of_own_users_arrive(server: redis_server.RedisServer) -> None:
     assert Source.objects.get(name__contains="driver").topic == "driver:job3"
 
 
+def test_a_brain_has_a_second_user_that_ends_with_it(server: redis_server.RedisServer) -> None:
+    """It reads where replicas are, which the first one must not do: it could write there."""
+    joined = brain("brain-1", "token of brain-1")
+    assert keep_users() == 2
+    url = own_url(server.url_of("own", ""), "brain-reader:brain-1", "token of brain-1")
+    with redis.Redis.from_url(url, driver_info=None) as client:
+        assert client.mget([ENDPOINTS + "m"]) == [None]
+        joined.delete()
+        assert keep_users() == 4  # with what may be left of their streams
+        with pytest.raises(redis.RedisError):
+            client.mget([ENDPOINTS + "m"])
+    with redis.Redis.from_url(server.url) as admin:
+        assert not [name for name in admin.acl_users() if "brain" in name]
+
+
 def test_roles_of_the_console_are_left_alone(server: redis_server.RedisServer) -> None:
     keep_users()
     with redis.Redis.from_url(server.url_of("observer"), driver_info=None) as client:
@@ -148,12 +173,6 @@ def test_without_an_address_nothing_is_done(settings: Any) -> None:
 
 def test_users_that_the_server_tells_back_in_other_words_are_made_once() -> None:
     """Brains may run scripts: Redis 6.2 tells that back as a category of commands."""
-    Brain.objects.create(
-        name="brain-1",
-        control_token="t" * 40,
-        control_url="http://127.0.0.1:1",
-        heartbeat_sha256=b"x" * 32,
-        joined_at=timezone.now(),
-    )
-    assert keep_users() == 1
+    brain("brain-1", "t" * 40)
+    assert keep_users() == 2
     assert keep_users() == 0

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection, transaction
 from django.utils import timezone
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from console.accounts.principal import SYSTEM
 from console.audit.services import Subject, record
 from console.environment import PROJECT
 from console.fleet.models import Driver
-from console.shell import backup
+from console.shell import backup, backup_file
+from console.shell.backup_file import CannotBackUp
+from console.stack import binaries
+from console.stack.binaries import find_postgres
+from console.workloads.models import Tokenizer
 from tests.conftest import People
+from tests.console.shell import backups
 from tests.prepared import database
+from workload_manager.tokenizers.archive import digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
+PG_DUMP = find_postgres().directory / "pg_dump"
 SECRET = "a-token-that-nobody-may-read"
-SHA256 = "ab" * 32
+TOKENIZER = b"{}"
+SHA256 = digest({"tokenizer.json": TOKENIZER})
 
 
 @pytest.fixture
@@ -36,7 +50,8 @@ def tokenizer(settings: Any, tmp_path: Path) -> Path:
     settings.TOKENIZERS = tmp_path / "tokenizers"
     file: Path = settings.TOKENIZERS / "sha256" / SHA256 / "tokenizer.json"
     file.parent.mkdir(parents=True)
-    file.write_text("{}")
+    file.write_bytes(TOKENIZER)
+    Tokenizer.objects.create(sha256=SHA256, name="small", size_bytes=len(TOKENIZER))
     return file
 
 
@@ -70,9 +85,11 @@ def written(people: People, tokenizer: Path, tmp_path: Path) -> Path:
     return target
 
 
-def restored(url: str, file: Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def restored(
+    url: str, file: Path, folder: Path, *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "manage.py", "restore", str(file)],
+        [sys.executable, "manage.py", "restore", str(file), *options],
         cwd=PROJECT,
         env={
             **os.environ,
@@ -84,6 +101,14 @@ def restored(url: str, file: Path, folder: Path, **environment: str) -> subproce
         text=True,
         check=False,
     )
+
+
+@contextmanager
+def into(url: str) -> Iterator[None]:
+    """This process restores into another database."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(connection.settings_dict, "NAME", conninfo_to_dict(url)["dbname"])
+        yield
 
 
 def contents(url: str) -> dict[str, list[str]]:
@@ -112,6 +137,7 @@ def test_everything_is_there_after_it_was_restored(written: Path, tmp_path: Path
         done = restored(url, written, tmp_path / "elsewhere")
         assert done.returncode == 0, done.stderr
         assert "Restored" in done.stdout
+        assert done.stderr == ""
         assert contents(url) == before
         copied = tmp_path / "elsewhere" / "sha256" / SHA256 / "tokenizer.json"
         assert copied.read_text() == "{}"
@@ -140,10 +166,112 @@ def test_secrets_stay_sealed_and_another_key_is_noticed(written: Path, tmp_path:
     assert SECRET.encode() not in text
     assert os.environ["TIDEGATE_SECRET_KEY"].encode() not in text
     with database("template1") as url:
-        done = restored(url, written, tmp_path / "t", TIDEGATE_SECRET_KEY="another-" * 10)
+        key = {"TIDEGATE_SECRET_KEY": "another-" * 10}
+        done = restored(url, written, tmp_path / "t", **key)
+        assert done.returncode
+        assert "made with another TIDEGATE_SECRET_KEY" in done.stderr
+        assert contents(url) == {}
+        done = restored(url, written, tmp_path / "t", "--unverified", **key)
         assert done.returncode
         assert "TIDEGATE_SECRET_KEY_FALLBACKS" in done.stderr
         assert "1 rows" in done.stderr
+
+
+def test_what_somebody_has_changed_is_not_restored(written: Path, tmp_path: Path) -> None:
+    """Another database, with its hash and rows in the manifest: pg_restore would run what is in it."""
+    found = backups.members(written)
+    other = tmp_path / "other"
+    subprocess.run(
+        [
+            str(PG_DUMP),
+            *("--format=custom", "--table=orgs_org", "--file", str(other), "--dbname", own_url()),
+        ],
+        check=True,
+    )
+    told = {"rows": {"orgs_org": 2}, "sha256": backup_file.sha256_of(other)}
+    found = {
+        **backups.with_manifest(found, lambda one: one.update(told)),
+        "database": other.read_bytes(),
+    }
+    changed = backups.write(tmp_path / "changed", found)
+    with database("template1") as url:
+        with into(url), pytest.raises(CannotBackUp, match="The backup was changed"):
+            backup.restore(changed)
+        assert contents(url) == {}
+
+
+def test_all_is_checked_before_anything_is_changed(written: Path, tmp_path: Path, settings: Any) -> None:
+    found = backups.members(written)
+    rows = json.loads(found["manifest.json"])["rows"]
+    member = f"tokenizers/sha256/{SHA256}/tokenizer.json"
+    here = settings.TOKENIZERS = tmp_path / "here"
+    with database("template1") as url:
+        for number, (changed, said) in enumerate(
+            [
+                (backups.unsigned(found, rows={"x": 1}), "has not the rows"),
+                (
+                    backups.unsigned(found, rows={**rows, "x": 0}),
+                    "has not the rows that it should have, in x",
+                ),
+                (backups.unsigned(found, rows={**rows, "orgs_org": 1_000}), "should have, in orgs_org"),
+                ({**backups.unsigned(found), "tokenizers/../x": b""}, "something else"),
+                ({**found, member: b"[]"}, "damaged: its tokenizers"),
+            ]
+        ):
+            file = backups.write(tmp_path / str(number), changed)
+            with into(url), pytest.raises(CannotBackUp, match=said):
+                backup.restore(file, must_be_signed=False)
+            assert contents(url) == {}
+            assert not here.exists()
+        other = here / "sha256" / SHA256 / "tokenizer.json"
+        other.parent.mkdir(parents=True)
+        other.write_bytes(b"[]")
+        with into(url), pytest.raises(CannotBackUp, match="is there, and another one is in"):
+            backup.restore(written)
+        assert contents(url) == {}
+        other.write_bytes(TOKENIZER)  # as after a try that was killed
+        former = backups.write(tmp_path / "former", backups.unsigned(found))
+        with into(url), pytest.raises(CannotBackUp, match="--unverified"):
+            backup.restore(former)
+        done = restored(url, former, here, "--unverified")
+        assert done.returncode == 0, done.stderr
+        assert contents(url) == contents(own_url())
+
+
+def test_tokenizers_that_are_not_where_they_should_be_are_missed(
+    tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tokenizer.parent.parent / ".draft").mkdir()
+    (tokenizer.parent.parent / ".draft" / "tokenizer.json").touch()
+    call_command("backup", str(tmp_path / "whole"))
+    assert " 1 tokenizers, " in capsys.readouterr().out
+    for damage in (lambda: tokenizer.write_bytes(b"[]"), lambda: shutil.rmtree(settings.TOKENIZERS)):
+        damage()
+        with pytest.raises(CommandError, match="1 tokenizers that the database knows are not in"):
+            call_command("backup", str(tmp_path / "none"))
+        assert not (tmp_path / "none").exists()
+    call_command("backup", str(tmp_path / "without"), "--without-tokenizers")
+    assert " 0 tokenizers, " in capsys.readouterr().out
+    with database("template1") as url:
+        done = restored(url, tmp_path / "without", tmp_path / "t")
+        assert done.returncode == 0
+        assert "1 tokenizers that the database knows are not in" in done.stderr
+
+
+def test_the_client_programs_of_postgresql_will_do(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Debian's postgresql-client has them: no server, and a script on the PATH that chooses one."""
+    monkeypatch.setattr(binaries, "WHEELS_WITH_POSTGRES", ())
+    monkeypatch.setattr(binaries, "SYSTEM_POSTGRES", (str(tmp_path / "*" / "bin"),))
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    with pytest.raises(CommandError, match=r"pg_dump of PostgreSQL \d+ or newer is not installed"):
+        call_command("backup", str(tmp_path / "backup"))
+    installed = tmp_path / "99" / "bin"
+    installed.mkdir(parents=True)
+    (installed / "pg_dump").symlink_to(PG_DUMP)
+    call_command("backup", str(tmp_path / "backup"), verbosity=0)
+    assert (tmp_path / "backup").stat().st_size
 
 
 def test_what_is_damaged_is_not_restored(written: Path, tmp_path: Path) -> None:

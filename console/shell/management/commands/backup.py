@@ -9,6 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from console.shell import backup
+from console.shell.backup_file import CannotBackUp
 from telemetry.units import exact_size
 
 
@@ -25,13 +26,24 @@ class Command(BaseCommand):
             action="store_true",
             help="leave out telemetry, which is most of the bytes",
         )
+        parser.add_argument(
+            "--without-tokenizers",
+            action="store_true",
+            help="leave out uploaded tokenizers, where their folder can't be read",
+        )
 
     def handle(self, *_args: Any, **options: Any) -> None:
         file: Path = options["file"]
         try:
-            made = backup.back_up(file.absolute(), has_numbers=not options["without_numbers"])
-        except backup.CannotBackUp as error:
+            made = backup.back_up(
+                file.absolute(),
+                has_numbers=not options["without_numbers"],
+                has_tokenizers=not options["without_tokenizers"],
+            )
+        except CannotBackUp as error:
             raise CommandError(str(error)) from None
         rows = sum(made.rows.values())
         size = exact_size(file.stat().st_size)
-        self.stdout.write(f"{file}: {rows} rows of {len(made.rows)} tables, {size}")
+        self.stdout.write(
+            f"{file}: {rows} rows of {len(made.rows)} tables, {made.tokenizer_count} tokenizers, {size}"
+        )

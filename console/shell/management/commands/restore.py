@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from console.shell import backup
+from console.shell.backup_file import CannotBackUp
 
 
 class Command(BaseCommand):
@@ -23,16 +25,27 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("file", type=Path, help="what `backup` has written")
+        parser.add_argument(
+            "--unverified",
+            action="store_true",
+            help="also what nobody has signed with TIDEGATE_SECRET_KEY or one of its fallbacks. Whoever "
+            "wrote such a file runs SQL as the owner of the database.",
+        )
 
     def handle(self, *_args: Any, **options: Any) -> None:
         try:
-            found = backup.restore(options["file"].absolute())
-        except backup.CannotBackUp as error:
+            found = backup.restore(options["file"].absolute(), must_be_signed=not options["unverified"])
+        except CannotBackUp as error:
             raise CommandError(str(error)) from None
         call_command("migrate", interactive=False, verbosity=0, stdout=io.StringIO())
         at = datetime.fromtimestamp(found.at, UTC).strftime("%Y-%m-%d %H:%M UTC")
         rows = sum(found.rows.values())
         self.stdout.write(f"Restored {rows} rows of {len(found.rows)} tables, as they were at {at}.")
+        if missing := backup.missing_tokenizers():
+            self.stderr.write(
+                f"{missing} tokenizers that the database knows are not in {settings.TOKENIZERS}, or are "
+                "damaged: copy them there from where they are, or upload them again."
+            )
         if sealed := backup.sealed_with_another_key():
             raise CommandError(
                 f"{sealed} rows have secrets that can't be opened: they were sealed with another "

@@ -39,6 +39,8 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         self.applies = 0
         self.watches = 0
         self.fails_apply = False
+        self.refused: list[str] = []  # why an apply was
+        self.drains_slowly = False  # until a test says that it is gone
         self.silent: tuple[str, str] | None = None  # a method, and a part of whom it is asked about:
         self.asked_in_vain = threading.Event()  # there is no answer
         self.answers = threading.Event()  # until this
@@ -79,6 +81,20 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
                         self._set(one, **facts)
                         self._tell(workload.name)
 
+    def be_ahead(self, generation: int, instances: list[pb.Instance], workload: str = "talk") -> None:
+        """As after applies that the console knows nothing of any more."""
+        with self.changed:
+            told = self.workloads[workload]
+            there = {one.name: one for one in told.instances}
+            told.generation = generation
+            del told.instances[:]
+            for one in instances:
+                self.specs[one.name] = one
+                status = there.get(one.name) or pb.InstanceStatus(name=one.name, since=time.time())
+                self._follow(status, one)
+                told.instances.append(status)
+            self._tell(workload)
+
     # The services
 
     def Apply(self, request: pb.ApplyRequest, context: Any) -> pb.Workload:  # noqa: N802
@@ -88,11 +104,12 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
                 context.abort(grpc.StatusCode.UNAVAILABLE, "It is away.")
             self.applies += 1
             known = self.workloads.setdefault(request.workload, pb.Workload(name=request.workload))
-            if request.generation < known.generation:
-                context.abort(grpc.StatusCode.FAILED_PRECONDITION, "It is older.")
-            known.generation = request.generation
             wanted = {one.name: one for one in request.instances}
             there = {one.name: one for one in known.instances}
+            if why := self._why_not(request, known, there):
+                self.refused.append(why)
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+            known.generation = request.generation
             made = []
             for name, one in wanted.items():
                 self.specs[name] = one
@@ -103,6 +120,16 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
             known.instances.extend(made)
             self._tell(request.workload)
             return known
+
+    def _why_not(
+        self, request: pb.ApplyRequest, known: pb.Workload, there: dict[str, pb.InstanceStatus]
+    ) -> str:
+        if request.generation < known.generation:
+            return "It is older."
+        for one in request.instances:
+            if one.name in there and self.specs[one.name].goal == pb.DRAIN != one.goal:
+                return f"Instance {one.name} drains."
+        return ""
 
     def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteResponse:  # noqa: N802
         self._wait_if_silent("Delete", request.workload)
@@ -194,7 +221,9 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
     def _follow(self, status: pb.InstanceStatus, told: pb.Instance) -> None:
         status.goal = told.goal
         spec = msgspec.json.decode(told.spec)
-        if told.goal == pb.DRAIN:
+        if told.goal == pb.DRAIN and self.drains_slowly:
+            self._set(status, state=pb.DRAINING)
+        elif told.goal == pb.DRAIN:
             self._set(status, state=pb.GONE, url="", cache=pb.CACHE_STATE_UNSPECIFIED)
         elif spec["revision"] in self.bad:
             self._set(status, state=pb.GONE, sentence="It ran out of memory.")

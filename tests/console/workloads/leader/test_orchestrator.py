@@ -9,6 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 from unittest import mock
+from urllib.parse import urlsplit, urlunsplit
 
 import grpc
 import pytest
@@ -304,6 +305,79 @@ def test_another_leader_goes_on_where_the_first_was_killed(
         other.orchestrator.stop()
 
 
+def test_after_lost_changes_what_runs_is_kept_and_the_cluster_is_told_at_once(
+    leader: Leader, cluster: FakeCluster, redis_url: str
+) -> None:
+    """A backup was restored, or a failover of PostgreSQL lost transactions."""
+    make_workload(replicas=2, **WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    before = set(cluster.statuses())
+    cluster.be_ahead(40, [cluster.specs[name] for name in before])
+    changes.scale(SYSTEM, locked(SYSTEM), 3)
+    leader.until("a third one is there", lambda: len(cluster.statuses()) == 3)
+    leader.until("it is complete", lambda: is_complete() and len(told(redis_url)) == 3)
+    assert before < set(cluster.statuses())
+    assert Instance.objects.count() == 3
+    assert Workload.objects.get().cluster_generation > 40
+    assert "workload.recovered" in events("talk")
+    assert cluster.refused == []
+
+
+@pytest.mark.parametrize("is_begun", [True, False], ids=["begun", "not begun"])
+def test_after_lost_changes_instances_that_the_cluster_has_ended_are_replaced_once(
+    leader: Leader,
+    cluster: FakeCluster,
+    redis_url: str,
+    is_begun: bool,  # noqa: FBT001
+) -> None:
+    """And those that only the cluster knows are ended. Nothing has failed."""
+    make_workload(**WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    [old] = cluster.statuses()
+    late = pb.Instance(name="talk-0-r9-late", spec=cluster.specs[old].spec, goal=pb.RUN)
+    cluster.be_ahead(40, [late])
+    if not is_begun:
+        Instance.objects.all().delete()
+        Workload.objects.update(cluster_generation=0)
+    leader.until("others are there", lambda: not {old, late.name} & set(cluster.statuses()))
+    leader.until("one serves", lambda: len(told(redis_url)) == 1)
+    [new] = cluster.statuses()
+    assert set(told(redis_url).values()) == {f"http://{new}:80"}
+    assert set(Instance.objects.values_list("name", flat=True)) == {new, *([old] if is_begun else [])}
+    assert not Instance.objects.filter(failed=True).exists()
+    assert "workload.instance-ended" not in events("talk")
+    assert cluster.refused == []
+
+
+def test_after_lost_changes_what_drains_is_drained(
+    leader: Leader, cluster: FakeCluster, redis_url: str
+) -> None:
+    """A Cluster Server lets nothing come back from that, and would refuse whatever asks for it."""
+    make_workload(**WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    [old] = cluster.statuses()
+    cluster.drains_slowly = True
+    draining = pb.Instance(name=old, spec=cluster.specs[old].spec, goal=pb.DRAIN)
+    cluster.be_ahead(40, [draining])
+    leader.until("there is another one", lambda: len(cluster.statuses()) == 2)
+    assert Instance.objects.get(name=old).goal == "drain"
+    cluster.say(old, state=pb.GONE)
+    leader.until("it is gone", lambda: old not in cluster.statuses())
+    assert not Instance.objects.filter(failed=True).exists()
+    assert cluster.refused == []
+
+
+def test_no_generation_of_a_cluster_ends_a_leader(
+    leader: Leader, cluster: FakeCluster, redis_url: str
+) -> None:
+    make_workload(**WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    cluster.be_ahead((1 << 64) - 1, list(cluster.specs.values()))
+    leader.until("it is told in vain", lambda: cluster.refused)
+    assert set(cluster.refused) == {"It is older."}
+    assert leader.orchestrator.figures.led == 1
+
+
 LIES: tuple[dict[str, Any], ...] = (
     {"restarts": (1 << 32) - 1},
     {"sentence": "busy", "running_requests": (1 << 32) - 1},
@@ -481,6 +555,30 @@ def test_no_result_of_a_compile_job_ends_a_leader(
     make_workload(**WITHOUT_CACHE, **QUICK)
     leader.until("it is refused", lambda: condition("Ready")[1] == "CompileFailed")
     assert leader.orchestrator.figures.led == 1
+
+
+def test_a_redis_that_refuses_endpoints_is_not_one_that_is_away(
+    cluster: FakeCluster, redis_url: str, db: None
+) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        rights = ("reset", "on", ">half", "resetchannels", "-@all", "+ping")
+        client.execute_command("ACL", "SETUSER", "half", *rights)
+        place = urlsplit(redis_url)
+        at = f"half:half@{place.netloc.rpartition('@')[2]}"
+        leader = Leader(cluster, urlunsplit(place._replace(netloc=at)))
+        make_workload(replicas=1, **WITHOUT_CACHE, **QUICK)
+        refused = ("False", "RedisRefuses")
+        leader.until("it is said", lambda: _has("EndpointsPublished", refused))
+        assert "to the user half" in Condition.objects.get(type="EndpointsPublished").message
+        client.execute_command("ACL", "SETUSER", "half", "allkeys", "allchannels", "+@all")
+        leader.until("it is rolled out", is_complete)
+        client.execute_command("ACL", "DELUSER", "half")
+    leader.orchestrator.stop()
+
+
+def _has(kind: str, wanted: tuple[str, str]) -> bool:
+    found = Condition.objects.filter(type=kind).values_list("status", "reason")
+    return wanted in set(found)
 
 
 def test_a_deleted_workload_leaves_nothing(leader: Leader, cluster: FakeCluster, redis_url: str) -> None:
