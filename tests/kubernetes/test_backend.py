@@ -95,7 +95,7 @@ async def test_a_service_of_others_stays_and_one_of_a_server_before_is_taken_ove
     world: Kubernetes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With the rights of the manifests, which have none to get Services."""
-    ports = [{"name": "redis", "port": 6379}]
+    ports = [{"name": "redis", "port": 6379, "protocol": "TCP"}]
     spec = {"clusterIP": "None", "selector": {"app": "redis"}, "ports": ports}
     theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "redis"}, "spec": spec}
     with world.bed.client() as client:
