@@ -337,7 +337,7 @@ def start_engine(machine: Machine) -> int:
     """A process as a manager leaves it, in a control group of its own in that of the Cluster Server."""
     group = "/sys/fs/cgroup/system.slice/tidegate-cluster.service/engine"
     user = "setpriv --reuid=tidegate-cluster --regid=tidegate-cluster --clear-groups"
-    machine.does("mkdir", group)
+    machine.does("mkdir", "-p", group)  # an earlier machine may have left it
     started = f"echo $$ > {group}/cgroup.procs; echo $$ > /run/engine; exec {user} sleep 100000"
     machine.does("sh", "-c", f"setsid sh -c '{started}' </dev/null >/dev/null 2>&1 &")
     wait_until("it runs", lambda: machine.run("cat", "/run/engine").returncode == 0, JOIN_SECONDS_MAX)

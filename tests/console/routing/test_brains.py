@@ -90,8 +90,9 @@ def test_a_silent_brain_is_lost_and_comes_back(brain: FakeBrain) -> None:
     assert Brain.objects.get().lost_at is None
 
 
-def test_a_brain_has_a_redis_user_of_its_own(brain: FakeBrain) -> None:
-    assert [name for name, _ in telemetry_users._wanted()] == ["brain:east"]
+def test_a_brain_has_redis_users_of_its_own(brain: FakeBrain) -> None:
+    users = [name for name, _ in telemetry_users._wanted()]
+    assert users == ["brain:east", "brain-reader:east"]
 
 
 def test_a_removed_brain_is_forgotten_and_does_not_come_back_by_itself(
