@@ -132,7 +132,9 @@ def _late_at(pod: PodSeen) -> float:
 def deadline_of(job: WsJob, pod: PodSeen | None) -> float:
     """From when it runs, or its pod was made. While it waits for its turn it has none: others would use
     it up."""
-    started_at = _seconds(job.status.get("startedAt")) or (pod.created_at if pod else 0.0)
+    # Of when a pod was made Kubernetes says whole seconds, cut off.
+    made_at = pod.created_at + 1.0 if pod and pod.created_at else 0.0
+    started_at = _seconds(job.status.get("startedAt")) or made_at
     return started_at + job.deadline_seconds if started_at and job.deadline_seconds else float("inf")
 
 

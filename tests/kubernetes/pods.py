@@ -40,7 +40,8 @@ def folders(nodes: Path, namespace: str, name: str) -> Iterator[PodFolder]:
     found = []
     for about in [*nodes.glob("*/pods/*/pod.json"), *nodes.glob("*/removed/*/pod.json")]:
         with contextlib.suppress(FileNotFoundError):
-            if json.loads(about.read_text()) == {"namespace": namespace, "name": name}:
+            said = about.read_text()  # nothing yet, where the kubelet is just writing it
+            if said and json.loads(said) == {"namespace": namespace, "name": name}:
                 found.append((about.stat().st_mtime, PodFolder(about.parent)))
     for _, one in sorted(found, key=lambda pair: pair[0], reverse=True):
         yield one

@@ -89,7 +89,7 @@ def test_it_waits_for_its_turn_and_for_its_inputs() -> None:
     assert (waits.step, waits.wake_at) == (Step.WAIT, 110.0)  # to look again
     assert next_step(JOB, None, None, 160.0, may_start=True, has_inputs=False).step is Step.SETTLE
     assert step(replace(JOB, deadline_seconds=9), None, may_start=False).wake_at == float("inf")
-    assert step(replace(JOB, deadline_seconds=9), replace(NEW, created_at=104.0)).wake_at == 113.0
+    assert step(replace(JOB, deadline_seconds=9), replace(NEW, created_at=104.0)).wake_at == 114.0
 
 
 def test_how_it_has_ended() -> None:
