@@ -43,6 +43,10 @@ class Refused(Exception):
     """The API server does not accept it: a sentence of its own."""
 
 
+class Forbidden(Refused):
+    """By rights or a quota, which may change: an API server knows no rights at first."""
+
+
 class TooOld(Exception):
     """The changes since then are not known any more (410): list anew."""
 
@@ -228,6 +232,8 @@ def _of_status(error: ApiError) -> Exception:
     status = error.status
     sentence = status.message or status.reason or "no reason given"
     match status.code:
+        case 401 | 403:
+            return Forbidden(f"Kubernetes refuses it: {sentence}")
         case 404:
             return Missing(sentence)
         case 409:

@@ -19,6 +19,7 @@ from cluster_server.kubernetes.api import (
     SECRET,
     WSJOB,
     Document,
+    Forbidden,
     Kind,
     Missing,
     Refused,
@@ -44,6 +45,7 @@ INPUTS_SECONDS: Final = 60.0  # from its creation until its ConfigMap and its Se
 INPUTS_AGAIN_SECONDS: Final = 5.0  # between two looks for them
 LET_GO_SECONDS: Final = 60.0  # from its end until a pod whose runner does not answer is deleted
 START_SECONDS: Final = 900.0  # from when its pod has a node until its container has to run
+FORBIDDEN_SECONDS: Final = 60.0  # for which a result may be refused by rights, which change
 STATES: Final = {
     "Pending": pb.JOB_PENDING,
     "Running": pb.JOB_RUNNING,
@@ -202,6 +204,7 @@ class JobWorker:
         self._pod: PodSeen | None = None
         self._report: JobReport | None = None
         self._has_let_go = False
+        self._withheld_since = 0.0  # when its result was refused first
         self._lacks = ""
         self._refused = ""  # why its inputs could not be stored
         self._problem = ""
@@ -400,7 +403,10 @@ class JobWorker:
             document = objects.job_result_document(job, result)
             try:
                 await api.apply(CONFIG_MAP, document)
-            except Refused as error:  # it will not be accepted later either, and the job has ended
+            except Refused as error:  # the job has ended, and waits for nothing that will not come
+                self._withheld_since = self._withheld_since or now
+                if isinstance(error, Forbidden) and now < self._withheld_since + FORBIDDEN_SECONDS:
+                    raise
                 how_ended = Ending("Failed", "ResultRefused", excerpt(str(error), 500))
             else:
                 self._result = result.encode()

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from cluster_server.kubernetes.api import CONFIG_MAP, POD, Api, Document
 from cluster_server.kubernetes.instance import Cluster
 from cluster_server.kubernetes.jobs import Jobs
 from cluster_server.kubernetes.mirror import Mirror
+from cluster_server.kubernetes.objects import RUNNER_PORT
+from cluster_server.pod.runner import JobReport, Report
 from tests.cluster_server.kubernetes.api_server import ApiServer, until
 from tests.cluster_server.kubernetes.unconnected import SETTINGS
 
-NOWHERE = "127.0.0.77"  # nobody listens there
+NOWHERE, RUNS = "127.0.0.77", "127.0.0.78"  # nobody listens at the first
 LONG_AGO = "2026-01-01T00:00:00Z"
 SPEC = {"kind": "Compile", "configMap": "inputs"}
 DONE = {"state": "Succeeded", "startedAt": LONG_AGO, "endedAt": LONG_AGO}
@@ -158,6 +163,29 @@ async def test_the_end_of_a_wsjob_is_written_once(server: ApiServer, api: Api) -
         await until("it is known", lambda: jobs.all()[0].ended_at)
         server.silent = False
     assert status(server) == ("Succeeded", None, "as another server has seen it")
+
+
+async def test_a_result_is_stored_though_rights_are_missing_at_first(
+    server: ApiServer, api: Api
+) -> None:
+    """An API server that has just started has not read them yet."""
+    made = server.put(
+        "wsjobs", "one", {"spec": SPEC, "status": {"state": "Running", "startedAt": LONG_AGO}}
+    )
+    report = msgspec.json.encode(Report(1, job=JobReport(exit_status=0, result="{}")))
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(report), report))
+        await writer.drain()
+        writer.close()
+
+    pod(server, made, **running(RUNS))
+    server.refusals["PATCH", "configmaps"] = 403
+    async with await asyncio.start_server(answer, RUNS, RUNNER_PORT), working(api):
+        await until("it was tried", lambda: server.count("PATCH", "configmaps"))
+        del server.refusals["PATCH", "configmaps"]
+        await until("it has succeeded", lambda: status(server)[0] == "Succeeded")
 
 
 async def test_logs_are_of_its_own_container(server: ApiServer, api: Api) -> None:
