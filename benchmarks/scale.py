@@ -156,7 +156,7 @@ def main() -> None:
         from django.db import connections
 
         connections.close_all()
-        turns, requests, batches = (2, 1_000, 10) if given.quick else (5, 5_000, 30)
+        turns, requests, batches = (1, 1_000, 10) if given.quick else (3, 2_000, 30)
         rows = [
             web_row(servers, directory, bearer, turns, requests),
             ingest_row(servers, directory, turns, batches),
