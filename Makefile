@@ -114,7 +114,7 @@ audit-offline: run-environment ## known vulnerabilities, from a copy of OSV's ad
 	$(IN) -m console.supply.audit $(OSV)
 
 test-debian: dev-environment ## the tests of installing on Debian, on a machine with its own systemd; as root, some ten minutes
-	$(IN) -m pytest -m debian tests/packaging $(ARGS)
+	$(IN) -m pytest -m debian -p no:randomly tests/packaging $(ARGS)
 
 contract: dev-environment ## test the API with more generated requests: make contract EXAMPLES=50 SEED=7
 	EXAMPLES=$(or $(EXAMPLES),25) SEED=$(or $(SEED),1) $(IN) -m pytest -n 2 tests/console/api/test_contract.py $(ARGS)

@@ -164,23 +164,16 @@ def test_a_replica_that_falls_silent_after_its_head_is_given_up(
         silent.wait(25)
 
     replica.script = script
-    brain.set_desired(told([replica.url, other.url], generation=2))
     answers: list[httpx.Response] = []
-
-    def ask_one() -> None:
-        answers.append(ask(brain, stream=True))
-
-    asked: list[threading.Thread] = []
-    while not replica.requests:
-        assert len(asked) < 100
-        asked.append(threading.Thread(target=ask_one, daemon=True))
-        asked[-1].start()
-        wait_until("somebody is asked", lambda: replica.requests or len(answers) == len(asked))
+    asked = threading.Thread(target=lambda: answers.append(ask(brain, stream=True)), daemon=True)
+    asked.start()
+    wait_until("it is asked, since there is no other one", lambda: replica.requests)
+    brain.set_desired(told([replica.url, other.url], generation=2))
     hung = next(one for one in brain.brain.fleet if one.spec.url == replica.url)
     brain.call(lambda: brain.brain.fleet.fell_silent(hung))
-    wait_until("the other one has answered", lambda: len(answers) == len(asked), seconds=20)
+    wait_until("the other one has answered", lambda: answers, seconds=20)
     silent.set()
-    assert {one.status_code for one in answers} == {200}
+    assert [one.status_code for one in answers] == [200]
     other.close()
 
 
