@@ -97,16 +97,18 @@ def next_step(wanted: Goal | None, record: RecordSeen | None, pod: PodSeen | Non
 
 def outcome(wanted: Goal, pod: PodSeen | None, last: PodSeen | None, now: float) -> Outcome:
     """Of one that has ended. `last`: its pod as it was seen last, by a server that saw it."""
-    if pod and pod.phase == "Failed":
+    is_deleted = pod is None or pod.is_deleted  # by others, who let it end first
+    if pod and pod.phase == "Failed" and (pod.failed_for[0] or not is_deleted):
         reason, sentence = pod.failed_for
         if not reason:
             reason, sentence = "PodFailed", f"Its pod has failed{how(pod.exit_status)}."
         return Outcome(excerpt(reason, 100), excerpt(sentence, 500), pod.exited_at or now)
     if wanted is Goal.DRAIN:
         return Outcome("Drained", "It has drained and ended.", (pod and pod.exited_at) or now)
-    if pod:
+    if pod and not is_deleted:
         return Outcome("Ended", "Its manager has given up: see its log.", pod.exited_at or now)
-    where = f" on node {last.node}" if last and last.node else ""
+    seen = pod or last
+    where = f" on node {seen.node}" if seen and seen.node else ""
     sentence = f"Its pod{where} was deleted by others, as a drain of a node does."
     return Outcome(EVICTED, sentence, now)
 

@@ -137,6 +137,10 @@ def test_how_an_instance_has_ended() -> None:
     gone = outcome(Goal.RUN, None, PodSeen("pod", node="node-7"), 9.0)
     assert (gone.reason, gone.ended_at) == ("Evicted", 9.0)
     assert "on node node-7" in gone.sentence
+    for ends in (replace(ended, phase="Running", has_exited=True), replace(ended, phase="Failed")):
+        evicted = outcome(Goal.RUN, replace(ends, is_deleted=True, node="node-7"), None, 9.0)
+        assert evicted.reason == "Evicted", "its manager has ended because its pod was deleted"
+        assert "on node node-7" in evicted.sentence
     failed = PodSeen("pod", phase="Failed", failed_for=("Evicted", "Its pod has failed: DiskPressure"))
     assert outcome(Goal.RUN, failed, None, 9.0).sentence == "Its pod has failed: DiskPressure"
 
