@@ -214,7 +214,7 @@ def bed(plane: Callable[[Path, str], ControlPlane] = control_plane.from_environm
             finally:
                 made.stop()
                 if kept := os.environ.get("KEEP_BED"):
-                    ignored = shutil.ignore_patterns("root", "etcd")
+                    ignored = shutil.ignore_patterns("root", "etcd", "*.sock")
                     shutil.copytree(folder, kept, symlinks=True, dirs_exist_ok=True, ignore=ignored)
     finally:
         ip("link", "delete", bridge)
