@@ -142,7 +142,7 @@ def _plain(secrets: str) -> dict[str, Any]:
 def compile_name(revision: Revision) -> str:
     """Of its job. What has failed is compiled again for another revision, also for one that is equal,
     when the workload is restarted, and with other credentials for the bucket of its weights. A database
-    that was restored gives numbers and keys again that were given: so when it was made is in the name."""
+    that was restored gives numbers and keys again: so when it was made is in the name."""
     workload, made_at = revision.workload, int(1000 * revision.made_at.timestamp())
     name = f"compile-{workload.name}-r{revision.number}-{made_at}-{workload.restarts}"
     bucket = buckets.bucket_for(workload.org_id, revision.template_read().weights)
