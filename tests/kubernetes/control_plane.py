@@ -154,7 +154,9 @@ class Given(ControlPlane):
         return Path(found) if found else None
 
     def start(self) -> None:
-        at = urlsplit(yaml.safe_load(self._path.read_text())["clusters"][0]["cluster"]["server"])
+        chosen = KubeConfig.from_file(self._path).get()  # of its current context
+        assert chosen
+        at = urlsplit(chosen.cluster.server)
         assert at.hostname
         self._way = Proxy((at.hostname, at.port or 443))
         self.api_port = self._way.port
