@@ -37,7 +37,9 @@ PROCESSES, KUBERNETES = "processes", "kubernetes"
 BACKENDS: Final = {PROCESSES: PROCESSES, KUBERNETES: KUBERNETES}
 TEMPLATE_BYTES_MAX: Final = 1 << 20
 IMAGE: Final = "tidegate"
-OF_KUBERNETES: Final = ("namespace", "kubeconfig", "image", "runner", "pod_template", "lease_time")
+OF_KUBERNETES: Final = (
+    *("namespace", "kubeconfig", "image", "runner", "pod_template", "own_folder", "lease_time"),
+)
 OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -185,6 +187,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--runner", help="command line that begins there (default: python -m cluster_server.pod)")
     add("--pod-template", metavar="FILE", help="JSON: what else the specification of a pod there has")
     add(
+        "--own-folder",
+        metavar="yes|no",
+        help="whether a container of root gives a pod its folder of the node first (default: yes)",
+    )
+    add(
         "--lease-time",
         metavar="TIME",
         help="after so long without a word of the server that leads, another one does (default: 15s)",
@@ -211,6 +218,7 @@ def _kubernetes(given: Options) -> KubernetesOptions:
         command=take("command", KubernetesOptions.command, _command, "a command line"),
         runner=take("runner", KubernetesOptions.runner, _command, "a command line"),
         template=take("pod_template", {}, _template, "a file with the specification of a pod, in JSON"),
+        owns_folder=take("own_folder", True, YES_OR_NO.__getitem__, "yes or no"),
         jobs_at_once=take("jobs_at_once", 4, _count_to(1000), "a number from 1 to 1000"),
         jobs_kept=take("jobs_kept", 200, _count_to(100_000), "a number from 1 to 100000"),
         silent_seconds=take("silent_time", 60.0, _seconds, f"from 45s, such as {DURATION_FORMS}"),

@@ -98,6 +98,7 @@ class KubernetesBackend:
             options.command,
             options.runner,
             options.template,
+            options.owns_folder,
             options.silent_seconds,
         )
         self._publisher = Publisher(leadership.life, self._all, self.workload)

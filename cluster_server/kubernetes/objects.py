@@ -95,13 +95,15 @@ class Desired:
 @dataclass(frozen=True)
 class PodSettings:
     """`template`: the specification of a pod, which the backend completes; its container `manager` too.
-    `key`: from which the keys of runners are made."""
+    `owns_folder`: its folder of the node is given to its user first. `key`: from which the keys of
+    runners are made."""
 
     key: bytes = field(repr=False)
     image: str = "tidegate"
     command: Sequence[str] = ("python", "-m", "workload_manager")
     runner: Sequence[str] = ("python", "-m", "cluster_server.pod")
     template: Mapping[str, Any] = field(default_factory=dict)
+    owns_folder: bool = True
     silent_seconds: float = 60.0
 
     def runner_key(self, name: str) -> str:
@@ -503,6 +505,8 @@ def _pod_spec(
         volumes.append(
             {"name": "shared", "hostPath": {"path": "/var/lib/tidegate", "type": "DirectoryOrCreate"}}
         )
+        if settings.owns_folder:
+            spec["initContainers"] = [_owns(spec, container), *spec.get("initContainers", ())]
     volumes += [
         {"name": "work", "emptyDir": {}},
         {"name": "inputs", "configMap": {"name": inputs, "items": [{"key": SPEC, "path": SPEC}]}},
@@ -518,6 +522,29 @@ def _pod_spec(
     if boxes:
         _reach_any(boxes, spec)
     return spec
+
+
+def _owns(spec: Document, container: Document) -> Document:
+    """The kubelet makes folders of a node for root: this one is given to whoever the pod runs as. What
+    the template leaves to its image we don't know."""
+    runs = POD_SECURITY | spec["securityContext"] | container["securityContext"]
+    return {
+        "name": "own",
+        "image": container["image"],
+        "command": ["chown", f"{runs['runAsUser']}:{runs['runAsGroup']}", SHARED],
+        "securityContext": {
+            "runAsNonRoot": False,
+            "runAsUser": 0,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]},
+        },
+        "resources": {
+            "requests": {"cpu": "10m", "memory": "16Mi"},
+            "limits": {"cpu": "1", "memory": "64Mi"},
+        },
+        "volumeMounts": [{"name": "shared", "mountPath": SHARED}],
+    }
 
 
 def _reach_any(boxes: Sequence[str], spec: Document) -> None:

@@ -41,6 +41,7 @@ class KubernetesOptions:
     command: Sequence[str] = ("python", "-m", "workload_manager")
     runner: Sequence[str] = ("python", "-m", "cluster_server.pod")
     template: Mapping[str, Any] = field(default_factory=dict)
+    owns_folder: bool = True
     identity: str = field(default_factory=lambda: f"{socket.gethostname()}_{secrets.token_hex(4)}")
     lease: LeaseTimes = field(default_factory=LeaseTimes)
     jobs_at_once: int = 4

@@ -143,8 +143,7 @@ class Bed:
             self.apply(MANIFESTS / "rbac.yaml", namespace=name)
             if isinstance(self.control, Given):
                 self.control.allow(client, name)
-            if self.control.has_accounts:
-                self._wait(f"accounts of {name}", lambda: self._has_accounts(client, name))
+            self._wait(f"accounts of {name}", lambda: self._has_accounts(client, name))
 
     def drop_namespace(self, name: str) -> None:
         with self.client() as client, contextlib.suppress(ApiError):
@@ -176,6 +175,12 @@ class Bed:
         node = self.nodes[name] = NodeProcess(name, folder, process)
         self.until_ready(name)
         return node
+
+    def remove_node(self, name: str) -> None:
+        """It loses its power and does not come back. Of the last that was added."""
+        self.nodes.pop(name).stop()
+        with self.client() as client:
+            client.delete(resource("Node"), name)
 
     def until_ready(self, name: str) -> None:
         with self.client() as client:

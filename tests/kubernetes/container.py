@@ -1,5 +1,7 @@
 """One run of a container: a process in namespaces of its own for mounts and processes, in the network of
-its pod. Its image is this machine: it sees its files, and its volumes beside them."""
+its pod. Its image is this machine: it sees its files, and its volumes beside them. Where a folder of
+this machine keeps others out of what the tests run (the home of root, say) it sees that part alone, and
+whoever it runs as may enter."""
 
 from __future__ import annotations
 
@@ -8,11 +10,15 @@ import contextlib
 import os
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kubernetes.users import User
+
 RUN = Path("/run")
+MAY_ENTER = 0o001
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ for one in /*; do
         case $one in /dev|/sys) ;; *) {seal} $name;; esac
     fi
 done
+{opened}
 {mounts}
 {seal_root} {root}
 cd {root}
@@ -53,8 +60,9 @@ exec chroot {root} /usr/bin/env -i -C {folder} {command}
 
 
 class Container:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, user: User) -> None:
         self._process = process
+        self._user = user
         self.pid = 0  # of its process 1, as this machine counts
         self._is_killed = False
 
@@ -69,6 +77,7 @@ class Container:
         log: Path,
         folder: Path,
         hosts: Path,
+        user: User,
         *,
         is_read_only: bool = False,
     ) -> Container:
@@ -76,13 +85,17 @@ class Container:
         `hosts`: its /etc/hosts.
         `is_read_only`: all but its volumes, /dev, /proc and /sys."""
         _check(root, mounts)
+        seal = "mount -o remount,bind,ro" if is_read_only else ":"
         text = ROOT.format(
             root=root,
-            seal="mount -o remount,bind,ro" if is_read_only else ":",
+            seal=seal,
+            opened="\n".join(_opened(root, folder, seal)),
             seal_root="mount -o remount,ro" if is_read_only else ":",
             folder=folder,
             mounts="\n".join(_mount(root, one) for one in (Mount(hosts, "/etc/hosts", True), *mounts)),
-            command=shlex.join([*(f"{name}={value}" for name, value in environment.items()), *command]),
+            command=shlex.join(
+                [*(f"{name}={value}" for name, value in environment.items()), *user.command(), *command]
+            ),
         )
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
@@ -93,7 +106,7 @@ class Container:
                 stderr=output,
                 start_new_session=True,
             )
-        made = cls(process)
+        made = cls(process, user)
         await made._find()
         return made
 
@@ -113,7 +126,7 @@ class Container:
         """Whether a command in it does, such as that of a probe."""
         made = await asyncio.create_subprocess_exec(
             *("nsenter", "--target", str(self.pid), "--mount", "--pid", "--net", "--root", "--wd"),
-            *("--", *command),
+            *("--", *self._user.command(), *command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
@@ -156,6 +169,23 @@ def _child(pid: int) -> int:
         return int((Path(f"/proc/{pid}/task/{pid}/children").read_text().split() or ["0"])[0])
     except (FileNotFoundError, ProcessLookupError):
         return 0
+
+
+def _opened(root: Path, folder: Path, seal: str) -> Iterator[str]:
+    """In place of folders that only their owner enters: folders with nothing but what we run."""
+    closed: dict[Path, set[Path]] = {}
+    interpreter = Path(sys.executable).resolve().parents[1]
+    for needed in {interpreter, Path(sys.base_prefix), Path(sys.prefix), folder}:
+        for above in reversed(needed.parents):
+            if not above.stat().st_mode & MAY_ENTER:
+                closed.setdefault(above, set()).add(needed)
+                break
+    for above, parts in closed.items():
+        yield f"mount -t tmpfs -o mode=755 opened {root}{above}"
+        for needed in sorted(parts):
+            at = f"{root}{needed}"
+            yield f"mkdir -p {at}; mount --rbind {needed} {at}; {seal} {at}"
+        yield f"{seal} {root}{above}"
 
 
 def _mount(root: Path, one: Mount) -> str:

@@ -55,10 +55,9 @@ OWN_NAMESPACE: Final = "tidegate-bed"  # of accounts of the bed in a cluster tha
 
 class ControlPlane(ABC):
     """`kubectl`: the program that goes with it, if there is one. `why_no_custom_resources`: empty, if
-    wsjobs work. `has_accounts`: pods wait for the service account of their namespace."""
+    wsjobs work."""
 
     why_no_custom_resources = ""
-    has_accounts = False
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -141,8 +140,6 @@ class Given(ControlPlane):
     has no other nodes that take pods: its scheduler would give them those of tests, whose images exist
     nowhere. What tests make there they remove."""
 
-    has_accounts = True
-
     def __init__(self, folder: Path, path: Path) -> None:
         super().__init__(folder)
         self._path = path
@@ -184,11 +181,10 @@ class Given(ControlPlane):
 
 
 class Own(ControlPlane):
-    """From the binaries in a folder, on the loopback. `has_accounts`: as other clusters have them."""
+    """From the binaries in a folder, on the loopback."""
 
-    def __init__(self, folder: Path, assets: Path, host: str, *, has_accounts: bool = False) -> None:
+    def __init__(self, folder: Path, assets: Path, host: str) -> None:
         super().__init__(folder)
-        self.has_accounts = has_accounts
         self._assets = assets
         self._host = host
         self._etcd_port = 0
@@ -272,13 +268,11 @@ class Own(ControlPlane):
 
     def _start_api_server(self) -> None:
         plain = ["--insecure-port=0"] if self._is_old() else []
-        accounts = [] if self.has_accounts else ["--disable-admission-plugins=ServiceAccount"]
         self._run(
             "kube-apiserver",
             f"--etcd-servers=http://{LOOPBACK}:{self._etcd_port}",
             f"--secure-port={self.api_port}",
             *plain,
-            *accounts,
             f"--bind-address={LOOPBACK}",
             f"--advertise-address={self._host}",
             f"--cert-dir={self.folder / 'certificates'}",

@@ -2,11 +2,10 @@
 
 It does what Kubernetes documents of a kubelet, where this is needed: pods of its node as processes with
 addresses of their own; volumes (configMap, secret, projected with tokens, emptyDir, hostPath,
-downwardAPI);
-environment (of Secrets and ConfigMaps too); read-only root file systems; restartPolicy with back-off;
-grace periods; probes (httpGet, tcpSocket, exec; startup, liveness, readiness); logs; the status of pods,
-the node and its Lease. `tests/kubernetes/test_kubelet.py` holds it to that. What it does not do: images,
-users, limits, hooks.
+downwardAPI); environment (of Secrets and ConfigMaps too); users, groups and capabilities; read-only
+root file systems; restartPolicy with back-off; grace periods; probes (httpGet, tcpSocket, exec; startup,
+liveness, readiness); logs; the status of pods, the node and its Lease.
+`tests/kubernetes/test_kubelet.py` holds it to that. What it does not do: images, limits, hooks.
 
 Nobody plays kube-proxy and DNS: pods know the names of Services by their /etc/hosts, which leads to the
 ready pods of a Service themselves. So a Service is reached where its port is that of its pods.
@@ -39,9 +38,6 @@ import httpx2
 import uvicorn
 from lightkube import ApiError, AsyncClient, KubeConfig
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
-from lightkube.models.authentication_v1 import TokenRequestSpec
-from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import ServiceAccountToken
 from lightkube.types import PatchType
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -49,12 +45,12 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tests.console.sessions.network import Namespace, ip
-from tests.kubernetes.container import Container, Mount
+from tests.kubernetes.container import Container
+from tests.kubernetes.users import User
+from tests.kubernetes.volumes import ConfigMap, Secret, Volumes
 
 log = logging.getLogger("kubelet")
 Pod: Any = create_namespaced_resource("", "v1", "Pod", "pods")
-ConfigMap = create_namespaced_resource("", "v1", "ConfigMap", "configmaps")
-Secret = create_namespaced_resource("", "v1", "Secret", "secrets")
 Lease = create_namespaced_resource("coordination.k8s.io", "v1", "Lease", "leases")
 Endpoints: Any = create_namespaced_resource("", "v1", "Endpoints", "endpoints")
 Node: Any = create_global_resource("", "v1", "Node", "nodes")
@@ -312,6 +308,9 @@ class PodWorker:
         self._reported: Document = {}
         self._reporting = asyncio.Lock()
         self._started_at = now()
+        self._volumes = Volumes(
+            pod, kubelet.client, self._folder / "volumes", kubelet.folder / "host", self._field
+        )
         if "deletionTimestamp" in pod["metadata"]:
             self._stopping.set()
 
@@ -372,7 +371,7 @@ class PodWorker:
         self._network, self._address = _plugged(self.kubelet)
         while not self._stopping.is_set():
             try:
-                await self._make_volumes()
+                await self._volumes.make()
             except ApiError as error:
                 # The kubelet tries again, and the pod stays in ContainerCreating.
                 log.warning("%s: %s", self.name, error)
@@ -478,30 +477,44 @@ class PodWorker:
         folder = self._folder / "containers" / name
         folder.mkdir(parents=True, exist_ok=True)
         self.logs[name] = folder / f"{restarts}.log"
-        environment = await self._environment(spec)
+        user = await self._user(spec)
+        environment = await self._environment(spec, user)
         command = [_expanded(one, environment) for one in (*spec["command"], *spec.get("args", ()))]
         assert self._network
         self.running[name] = await Container.start(
             command,
             environment,
-            self._mounts(spec),
+            self._volumes.mounts(spec),
             folder / "root",
             f"/proc/{os.getpid()}/fd/{self._network.file}",
             self.logs[name],
             self.kubelet.options.image,
             self.kubelet.hosts.path(self.pod["metadata"]["namespace"]),
+            user,
             is_read_only=spec.get("securityContext", {}).get("readOnlyRootFilesystem", False),
         )
         (folder / "pid").write_text(str(self.running[name].pid))
         return self.running[name]
 
-    async def _environment(self, spec: Document) -> dict[str, str]:
+    async def _user(self, spec: Document) -> User:
+        """As whom it runs. One that may not stays as it is."""
+        try:
+            return User.of(self.pod["spec"], spec)
+        except PermissionError as error:
+            why = {"reason": "CreateContainerConfigError", "message": str(error)}
+            self.statuses[spec["name"]] = self._status(spec, {"waiting": why})
+            await self._report("Pending")
+            await self._stopping.wait()
+            raise Stopping from None
+
+    async def _environment(self, spec: Document, user: User) -> dict[str, str]:
         """Its image has the interpreter of the tests, in which we are installed."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         host, port = self.kubelet.options.api.split(":")
         found = {
             "PATH": path,
             "PYTHONPATH": str(self.kubelet.options.image),
+            "HOME": user.home,
             "HOSTNAME": self.pod["spec"].get("hostname", self.name),
             "KUBERNETES_SERVICE_HOST": host,
             "KUBERNETES_SERVICE_PORT": port,
@@ -554,69 +567,6 @@ class PodWorker:
             "metadata.uid": self.pod["metadata"]["uid"],
         }
         return str(known[path])
-
-    # Volumes
-
-    async def _make_volumes(self) -> None:
-        for volume in self.pod["spec"].get("volumes", ()):
-            folder = self._folder / "volumes" / volume["name"]
-            if "hostPath" in volume:
-                continue
-            folder.mkdir(parents=True, exist_ok=True)
-            sources = volume.get("projected", {}).get("sources", [volume])
-            for source in sources:
-                await self._fill(folder, source)
-
-    async def _fill(self, folder: Path, source: Document) -> None:
-        namespace = self.pod["metadata"]["namespace"]
-        files: dict[str, bytes] = {}
-        of: Document = {}
-        if of := source.get("configMap", {}):
-            found = await self.kubelet.client.get(ConfigMap, of["name"], namespace=namespace)
-            files = {key: value.encode() for key, value in (found.get("data") or {}).items()}
-        elif of := source.get("secret", {}):
-            name = of.get("secretName") or of["name"]
-            found = await self.kubelet.client.get(Secret, name, namespace=namespace)
-            files = {key: base64.b64decode(raw) for key, raw in (found.get("data") or {}).items()}
-        elif token := source.get("serviceAccountToken", {}):
-            files = {token["path"]: await self._account_token(token)}
-        elif of := source.get("downwardAPI", {}):
-            files = {
-                one["path"]: self._field(one["fieldRef"]["fieldPath"]).encode() for one in of["items"]
-            }
-            of = {}
-        wanted = {one["key"]: one["path"] for one in of.get("items", ())} or {key: key for key in files}
-        for key, path in wanted.items():
-            (folder / path).write_bytes(files[key])
-            (folder / path).chmod(0o440 if "secret" in source else 0o644)
-
-    async def _account_token(self, wanted: Document) -> bytes:
-        """Of the service account of the pod, as the API server makes it."""
-        spec = TokenRequestSpec(
-            audiences=[wanted["audience"]] if "audience" in wanted else [],
-            expirationSeconds=wanted.get("expirationSeconds", 3600),
-        )
-        made = await self.kubelet.client.create(
-            ServiceAccountToken(metadata=ObjectMeta(), spec=spec),
-            self.pod["spec"].get("serviceAccountName", "default"),
-            namespace=self.pod["metadata"]["namespace"],
-        )
-        assert made.status
-        assert made.status.token
-        return made.status.token.encode()
-
-    def _mounts(self, spec: Document) -> list[Mount]:
-        volumes = {one["name"]: one for one in self.pod["spec"].get("volumes", ())}
-        mounts = []
-        for one in spec.get("volumeMounts", ()):
-            volume = volumes[one["name"]]
-            source = self._folder / "volumes" / one["name"]
-            if host_path := volume.get("hostPath"):
-                # Each node has files of its own.
-                source = self.kubelet.folder / "host" / host_path["path"].lstrip("/")
-                source.mkdir(parents=True, exist_ok=True)
-            mounts.append(Mount(source, one["mountPath"], one.get("readOnly", False)))
-        return mounts
 
     # Probes
 

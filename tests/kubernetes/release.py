@@ -16,7 +16,6 @@ from lightkube import ApiError, Client
 from tests.kubernetes.bed import Bed
 from tests.kubernetes.chart import NAME, Document
 from tests.kubernetes.control_plane import ADMIN
-from tests.kubernetes.proxy import LOOPBACK
 from tests.kubernetes.resources import put, resource
 from tests.live import wait_until
 
@@ -119,11 +118,8 @@ def platform_token(address: str, username: str, password: str) -> str:
         return str(made.json()["token"])
 
 
-def values(address: str, bed: Bed, kubeconfig: Any) -> Document:
-    """One small process of each kind. `address`: of the console. `kubeconfig`: the path of a new file,
-    by which the Cluster Server in its pod reaches the API server."""
-    at, by = f"{LOOPBACK}:{bed.api_port}", f"{bed.host}:{bed.for_pods.port}"
-    kubeconfig.write_text(bed.kubeconfig().read_text().replace(at, by))
+def values(address: str, bed: Bed) -> Document:
+    """One small process of each kind. `address`: of the console."""
     one: Document = {"replicas": 1, "resources": SMALL}
     return {
         "console": {
@@ -135,11 +131,5 @@ def values(address: str, bed: Bed, kubeconfig: Any) -> Document:
         **dict.fromkeys(("web", "beat", "ingest", "rollup", "orchestrator"), one),
         "worker": {**one, "processes": 1},
         "brain": {**one, "persistence": {"enabled": False}},
-        "clusterServer": {
-            "settings": {
-                "CLUSTER_SERVER_KUBECONFIG": str(kubeconfig),
-                "CLUSTER_SERVER_NAMESPACE": NAME,
-            },
-        },
         "agents": {"resources": SMALL},
     }

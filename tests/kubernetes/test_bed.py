@@ -22,12 +22,11 @@ LABEL = "box.tidegate.dev/box-chat-0-a"
 
 @pytest.fixture(scope="module")
 def theirs() -> Iterator[Own]:
-    """It gives accounts to pods, as most clusters do."""
     folder = Path(os.environ.get(ASSETS, ""))
     if not all((folder / name).exists() for name in BINARIES):
         pytest.skip(f"{ASSETS} names no folder with {', '.join(BINARIES)}")
     with tempfile.TemporaryDirectory(prefix="tidegate-theirs-") as directory:
-        made = Own(Path(directory), folder, "127.0.0.1", has_accounts=True)
+        made = Own(Path(directory), folder, "127.0.0.1")
         try:
             made.start()
             if made.why_no_custom_resources:

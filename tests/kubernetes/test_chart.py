@@ -246,17 +246,13 @@ def pod_template(values: Document) -> Document:
     return template
 
 
-def test_pods_of_instances_own_their_folder_and_are_no_more_than_others() -> None:
+def test_pods_of_instances_are_no_more_than_others() -> None:
     template = pod_template(EXTERNAL)
     assert template["securityContext"]["runAsUser"] == 10001
-    [own] = template["initContainers"]
-    assert own["command"][1] == "10001:10001"
-    assert own["volumeMounts"] == [{"name": "shared", "mountPath": "/tidegate/state"}]
     # What its image needs is said in the template.
     root = {"securityContext": {"runAsUser": 0}, "volumes": [{"name": "shared", "emptyDir": {}}]}
     asked = pod_template({**EXTERNAL, "clusterServer": {"podTemplate": root}})
     assert asked["securityContext"] == {"runAsUser": 0}
-    assert "initContainers" not in asked
 
 
 def test_all_pods_have_the_authorities_that_are_to_be_trusted() -> None:

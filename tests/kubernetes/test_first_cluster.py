@@ -19,7 +19,7 @@ from tests.kubernetes.chart import NAME
 from tests.kubernetes.control_plane import ADMIN
 from tests.kubernetes.proxy import LOOPBACK, Proxy
 from tests.kubernetes.release import Release, platform_token, released, values
-from tests.prepared import database
+from tests.kubernetes.servers import for_pods
 
 pytestmark = [pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
 TEXT = (PROJECT / "docs" / "first-cluster.md").read_text()
@@ -59,14 +59,14 @@ def test_from_an_empty_cluster_to_a_served_token(release: Release, tmp_path: Pat
     """Services have no addresses here (nobody plays kube-proxy), so proxies stand for the Ingresses."""
     bed = release.bed
     with (
-        database() as database_url,
+        for_pods(bed) as (database_url, redis_url),
         contextlib.closing(Proxy((LOOPBACK, 9), bed.host)) as console,  # as pods reach it
         contextlib.closing(Proxy((LOOPBACK, 9))) as reader,  # for whom plain HTTP ends at this machine
         contextlib.closing(Proxy((LOOPBACK, 9), bed.host)) as brain,
     ):
         address = f"http://{bed.host}:{console.port}"
         more = tmp_path / "more.yaml"
-        here = values(address, bed, tmp_path / "kubeconfig") | {
+        here = values(address, bed) | {
             "image": {},
             "ingress": {"enabled": False},
         }
@@ -82,8 +82,8 @@ def test_from_an_empty_cluster_to_a_served_token(release: Release, tmp_path: Pat
             "https://tidegate.example.org": f"http://{LOOPBACK}:{reader.port}",
             "https://models.example.org": f"http://{bed.host}:{brain.port}",
             "postgresql://…": database_url,
-            "redis://own@redis.example.org:6379/0": as_own(os.environ["REDIS_URL"]),
-            "redis://…": os.environ["REDIS_URL"],
+            "redis://own@redis.example.org:6379/0": as_own(redis_url),
+            "redis://…": redis_url,
             "deploy/helm/tidegate": str(PROJECT / "deploy" / "helm" / "tidegate"),
             "rack1-host1": "node-a",
             "rack1-host2": "node-b",

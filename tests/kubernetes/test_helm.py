@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -36,8 +35,8 @@ from tests.kubernetes.release import (
     values,
 )
 from tests.kubernetes.resources import put, resource
+from tests.kubernetes.servers import for_pods
 from tests.live import wait_until
-from tests.prepared import database
 
 pytestmark = [pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
 DRY = "default"  # the namespace of what is never stored
@@ -155,14 +154,12 @@ def revisions(cluster: helm.Config) -> list[tuple[int, str]]:
 
 
 @pytest.mark.timeout(900)
-def test_a_release_is_installed_upgraded_rolled_back_and_removed(
-    release: Release, tmp_path: Path
-) -> None:
+def test_a_release_is_installed_upgraded_rolled_back_and_removed(release: Release) -> None:
     """Against PostgreSQL and Redis of the tests, as an external database is. Services have no addresses
     here (nobody plays kube-proxy), so a proxy stands for the Ingress."""
     bed = release.bed
     with (
-        database() as database_url,
+        for_pods(bed) as (database_url, redis_url),
         contextlib.closing(Proxy((LOOPBACK, 9), bed.host)) as ingress,
         config(bed) as cluster,
     ):
@@ -171,11 +168,11 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(
             "tidegate",
             {
                 "DATABASE_URL": database_url,
-                "REDIS_URL": os.environ["REDIS_URL"],
+                "REDIS_URL": redis_url,
                 "TIDEGATE_SECRET_KEY": SECRET_KEY,
             },
         )
-        small = values(address, bed, tmp_path / "kubeconfig")
+        small = values(address, bed)
         cluster.install(CHART, NAME, small, timeout=int(READY_SECONDS_MAX))
         assert revisions(cluster) == [(1, "deployed")]
         (migrated,) = release.pods("prepare")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import psutil
 import pytest
 from lightkube import ApiError, Client
 
@@ -240,6 +241,79 @@ def test_a_read_only_root_has_volumes_that_may_be_written_to(space: Namespace) -
     space.until("writes", lambda pod: phase(pod) == "Succeeded")
     said = [line for line in space.log("writes").splitlines() if not line.startswith("touch")]
     assert said == ["kept", "refused", "refused"]
+
+
+def test_users_groups_and_whose_volumes_are(space: Namespace) -> None:
+    """fsGroup gives a pod what is its own, and no folder of the node. A Secret has its mode."""
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "secret"}}
+    space.put({**secret, "stringData": {"a": "kept"}})
+    volumes: list[Document] = [
+        {"name": "own", "emptyDir": {}},
+        {"name": "secret", "secret": {"secretName": "secret", "defaultMode": 0o400}},
+        {"name": "node", "hostPath": {"path": "/var/lib/some", "type": "DirectoryOrCreate"}},
+    ]
+    mounts = [{"name": one["name"], "mountPath": f"/{one['name']}-volume"} for one in volumes]
+    say = (
+        "id -u; id -G; cat /secret-volume/a; echo; touch /own-volume/a; stat -c '%u %g' /own-volume/a;"
+        "touch /node-volume/a 2>/dev/null || echo refused; kill -0 1 && echo same"
+    )
+    as_user = {"runAsNonRoot": True, "runAsUser": 10001, "runAsGroup": 10002}
+    space.pod(
+        "grouped",
+        say,
+        restartPolicy="Never",
+        volumes=volumes,
+        securityContext={**as_user, "fsGroup": 10003},
+        container={"volumeMounts": mounts},
+    )
+    space.pod(
+        "alone",
+        "cat /secret-volume/a 2>/dev/null || echo refused; touch /own-volume/a && echo kept",
+        restartPolicy="Never",
+        volumes=volumes,
+        securityContext=as_user,
+        container={"volumeMounts": mounts},
+    )
+    for name in ("grouped", "alone"):
+        space.until(name, lambda pod: phase(pod) == "Succeeded")
+    said = space.log("grouped").splitlines()
+    assert said == ["10001", "10002 10003", "kept", "10001 10003", "refused", "same"]
+    assert space.log("alone").split() == ["refused", "kept"]
+
+
+def test_root_has_the_capabilities_that_are_added_and_one_who_must_not_be_root_waits(
+    space: Namespace,
+) -> None:
+    few = {"runAsUser": 0, "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]}}
+    space.pod(
+        "few",
+        "mkdir /own/b && chown 7:7 /own/b && stat -c %u /own/b;"
+        "chroot / true 2>/dev/null || echo refused",
+        restartPolicy="Never",
+        volumes=[{"name": "own", "emptyDir": {}}],
+        container={"securityContext": few, "volumeMounts": [{"name": "own", "mountPath": "/own"}]},
+    )
+    space.pod("root", "true", securityContext={"runAsNonRoot": True})
+    space.until("few", lambda pod: phase(pod) == "Succeeded")
+    assert space.log("few").split() == ["7", "refused"]
+    waits = space.until("root", lambda pod: "message" in container(pod)["state"].get("waiting", {}))
+    assert container(waits)["state"]["waiting"]["reason"] == "CreateContainerConfigError"
+
+
+def test_a_pod_of_another_user_ends_with_the_power_of_its_node(space: Namespace) -> None:
+    bed = space.bed
+    bed.add_node("node-of-users")
+    try:
+        space.pod(
+            "there", "exec sleep 1000", nodeName="node-of-users", securityContext={"runAsUser": 10001}
+        )
+        there = space.until("there", lambda pod: "containerID" in container(pod))
+        pid = int(container(there)["containerID"].removeprefix("processes://"))
+        process = psutil.Process(pid)
+        assert process.is_running()
+    finally:
+        bed.remove_node("node-of-users")
+    process.wait(SECONDS_MAX)
 
 
 def test_a_pod_finds_the_ready_pods_of_a_service_by_its_name(space: Namespace) -> None:

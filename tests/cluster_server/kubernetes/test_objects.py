@@ -217,6 +217,25 @@ def test_the_pod_of_an_instance() -> None:
     ]  # it is as it was
 
 
+def test_a_pod_is_given_the_folder_of_its_node_and_no_other_volume() -> None:
+    def spec(**options: Any) -> dict[str, Any]:
+        settings = PodSettings(b"k", **options)
+        known = objects.known_of(instance("chat-0-a"), settings)
+        made = objects.instance_pod_document(known, About("chat"), "u", settings)
+        return dict(made["spec"])
+
+    own, before = spec(template={"initContainers": [{"name": "before"}]})["initContainers"]
+    assert own["command"] == ["chown", "10001:10001", "/tidegate/shared"]
+    assert own["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+    assert before == {"name": "before"}
+    other = {"securityContext": {"runAsUser": 1000, "runAsGroup": 1001, "fsGroup": 1}}
+    (own,) = spec(template=other)["initContainers"]
+    assert own["command"][1] == "1000:1001"
+    claimed = {"volumes": [{"name": "shared", "emptyDir": {}}]}
+    for without in (spec(template=claimed), spec(owns_folder=False)):
+        assert "initContainers" not in without
+
+
 def test_what_the_template_says_stays() -> None:
     one = instance("chat-0-a")
     about = About("chat", ("box-1", "box-2"), memory_bytes=1 << 30)

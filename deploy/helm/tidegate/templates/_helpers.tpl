@@ -351,22 +351,14 @@ livenessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* What pods of instances and wsjobs have beside what the Cluster Server gives them: podTemplate, who they run as, who
-vouches for servers, and their folder of the node. */}}
+{{/* What pods of instances and wsjobs have beside what the Cluster Server gives them: podTemplate, who they run as, and
+who vouches for servers. */}}
 {{- define "tidegate.podTemplate" -}}
 {{- $server := .Values.clusterServer -}}
 {{- $template := deepCopy $server.podTemplate -}}
 {{- if not (hasKey $template "securityContext") }}{{ $_ := set $template "securityContext" .Values.podSecurityContext }}{{ end -}}
 {{- if and .Values.imagePullSecrets (not (hasKey $template "imagePullSecrets")) -}}
 {{- $_ := set $template "imagePullSecrets" .Values.imagePullSecrets -}}
-{{- end -}}
-{{- $hasFolder := false -}}
-{{- range $template.volumes }}{{ if eq .name "shared" }}{{ $hasFolder = true }}{{ end }}{{ end -}}
-{{- if and $server.ownHostPath (not $hasFolder) -}}
-{{- $user := $template.securityContext.runAsUser | default .Values.podSecurityContext.runAsUser -}}
-{{- $group := $template.securityContext.runAsGroup | default .Values.podSecurityContext.runAsGroup -}}
-{{- $own := include "tidegate.ownContainer" (dict "root" . "volume" "shared" "user" $user "group" $group) | fromYaml -}}
-{{- $_ := set $template "initContainers" (prepend ($template.initContainers | default list) $own) -}}
 {{- end -}}
 {{- if .Values.trust.configMap -}}
 {{- $_ := set $template "volumes" (append ($template.volumes | default list) (include "tidegate.trustVolume" . | fromYamlArray | first)) -}}
@@ -386,12 +378,13 @@ vouches for servers, and their folder of the node. */}}
 {{ toJson $template }}
 {{- end -}}
 
-{{/* The kubelet makes folders of a node for root: `.volume` is given to the user whose pod it is. */}}
+{{/* The kubelet makes folders of a node for root: that of an agent is given to its user. */}}
 {{- define "tidegate.ownContainer" -}}
+{{- $user := .root.Values.podSecurityContext -}}
 name: own
 image: {{ include "tidegate.image" .root }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-command: [chown, "{{ .user | int64 }}:{{ .group | int64 }}", /tidegate/state]
+command: [chown, "{{ $user.runAsUser | int64 }}:{{ $user.runAsGroup | int64 }}", /tidegate/state]
 securityContext:
   runAsNonRoot: false
   runAsUser: 0
@@ -402,7 +395,7 @@ resources:
   requests: {cpu: 10m, memory: 64Mi}
   limits: {memory: 256Mi}
 volumeMounts:
-  - {name: {{ .volume }}, mountPath: /tidegate/state}
+  - {name: state, mountPath: /tidegate/state}
 {{- end -}}
 
 {{/* Beside a Deployment or StatefulSet */}}
