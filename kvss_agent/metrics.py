@@ -89,6 +89,15 @@ TIER2_EXPIRED = _counter(
 TIER2_OVERSTAY = _gauge(
     "kvss_tier2_overstay_seconds_max", "The longest time that an expired column stayed in tier 2."
 )
+TIER2_FRONT = _gauge(
+    "kvss_tier2_front_bytes", "Bytes in the directory in front of tier 2, and their limit.", "which"
+)
+TIER2_WAITING = _gauge(
+    "kvss_tier2_front_waiting_columns", "Columns that only the front of tier 2 has so far."
+)
+TIER2_READS = _counter(
+    "kvss_tier2_reads_total", "Files read, where tier 2 has a directory in front.", "level"
+)
 TIER2_WORK = _counter("kvss_tier2_work_seconds_total", "Time spent on tier-2 requests, by verb.", "verb")
 TIER2_WORK_BYTES = _counter(
     "kvss_tier2_work_bytes_total", "Bytes moved by tier-2 requests, by verb.", "verb"
@@ -159,6 +168,10 @@ def _tier2(stats: dict[str, Any], into: Sink) -> None:
     put(into, TIER2_RECALLS, stats["recalls"])
     put(into, TIER2_FAULTS, stats["faults"])
     put(into, TIER2_EXPIRED, stats["expired"])
+    if "front_bytes" in (front := stats["properties"]):
+        put(into, TIER2_FRONT, {"held": front["front_bytes"], "cap": front["front_cap_bytes"]})
+        put(into, TIER2_WAITING, front["front_waiting"])
+        put(into, TIER2_READS, {level: front[f"read_{level}"] for level in ("front", "behind")})
     put(into, TIER2_OVERSTAY, stats["overstay_seconds_max"])
     put(into, TIER2_WORK, {verb: one["seconds"] for verb, one in stats["work"].items()})
     put(into, TIER2_WORK_BYTES, {verb: one["bytes"] for verb, one in stats["work"].items()})

@@ -25,7 +25,6 @@ from console.fleet.descriptions import tier2
 from console.fleet.models import Node, Removed, RetiringStore, topic
 from console.fleet.nodes import Impossible
 from console.fleet.services import reachable_nodes
-from kvss_agent.tier2.settings import Tier2Settings
 from telemetry import decoder
 from telemetry.decoder import Count, Malformed
 
@@ -45,7 +44,7 @@ _Said = Mapping[str, Any]
 
 def place_of(said: _Said) -> str:
     """Where the files of a described tier 2 lie."""
-    return Tier2Settings(**tier2.told(said)).place
+    return tier2.settings_of(tier2.told(said)).place
 
 
 def follow(node: Node, before: _Said | None, after: _Said | None) -> None:

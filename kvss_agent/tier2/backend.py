@@ -59,12 +59,13 @@ class Outgoing(NamedTuple):
     """A file to be.
 
     `intact` is asked after the parts have been read and before anybody can see the file. If it denies,
-    nothing is published.
+    nothing is published. `modified`: of a copy, when its original was written; kept where that can be.
     """
 
     name: str
     parts: Sequence[memoryview]
     intact: Callable[[], bool]
+    modified: float | None = None
 
 
 Incoming = tuple[str, Sequence[memoryview]]  # the name of a file, and where its bytes go
@@ -101,11 +102,21 @@ class Backend(Protocol):
     def delete(self, names: Sequence[str]) -> None:
         """Remove these files; those that are not there are none the less gone."""
 
+    def damaged(self, names: Sequence[str]) -> list[bool]:
+        """What was read of these is not what they should be: remove it from where it was read. Whether
+        there is another one, which is read next."""
+
     def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
         """All column files, and away with what dead writers left. Others may write meanwhile."""
 
     def purge(self, scope: Scope) -> Removed:
         """Remove everything that lies in this scope, half-written and unknown files too, for good."""
+
+    def own_faults(self) -> Mapping[str, int]:
+        """By Fault, those that no answer has told: of what it does by itself."""
+
+    def tidy(self) -> None:
+        """Called now and then: time to do what is left undone."""
 
     def close(self) -> None:
         """Nothing is asked of it any more."""

@@ -77,7 +77,7 @@ def _failed(error: OSError) -> Failed:
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -109,7 +109,7 @@ class Posix:
         self._calls = system_files(mover)
 
     def open(self) -> None:
-        with _translated():
+        with translated():
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for attempt in range(_ATTEMPTS):
                 try:
@@ -138,6 +138,8 @@ class Posix:
                 ready[index] = staged
         try:
             for index, (fd, unfinished, _) in [*ready.items()]:
+                if (modified := files[index].modified) is not None:
+                    os.utime(fd, (modified, modified))
                 error = _synced(fd) if self._durable else None
                 if error or not files[index].intact():
                     answers[index] = _failed(error) if error else False
@@ -165,17 +167,28 @@ class Posix:
         return answers
 
     def look(self, name: str) -> Seen | None:
-        with _translated():
+        with translated():
             return _look(f"{self._prefix}{name}")
 
     def delete(self, names: Sequence[str]) -> None:
-        with _translated():
+        with translated():
             for name in names:
                 _unlink(f"{self._prefix}{name}")
 
+    def damaged(self, names: Sequence[str]) -> list[bool]:
+        self.delete(names)
+        return [False] * len(names)
+
+    def hand_over(self, name: str, to: Posix) -> None:
+        """The file goes to another directory of this disk, as it is."""
+        path = f"{to._prefix}{name}"
+        with translated():
+            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.rename(f"{self._prefix}{name}", path)  # noqa: PTH104 - as everywhere here
+
     def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
         self._strangers = 0
-        with _translated():
+        with translated():
             folders = [
                 f"{namespace}/{tag}/{folder}"
                 for namespace in self._directories("")
@@ -189,7 +202,7 @@ class Posix:
 
     def purge(self, scope: Scope) -> Removed:
         columns = size = 0
-        with _translated():
+        with translated():
             for _ in range(_ATTEMPTS):
                 left = False
                 for folder in self._folders_of(scope):
@@ -200,6 +213,12 @@ class Posix:
                 if not left:
                     return Removed(columns, size)
         raise Failed(Fault.OTHER, "others keep writing what is being purged")
+
+    def own_faults(self) -> Mapping[str, int]:
+        return {}  # it does nothing by itself
+
+    def tidy(self) -> None:
+        """Nothing is left undone."""
 
     def close(self) -> None:
         """It holds nothing open."""

@@ -121,22 +121,22 @@ class S3:
         return {"unknown_files": self._strangers}
 
     def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
-        return [_answer(self._write, *file) for file in files]
+        return [_answer(self._write, file) for file in files]
 
     def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
         return [_answer(self._read, *file) for file in files]
 
-    def _write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
-        body = b"".join(parts)
-        if not intact():
+    def _write(self, file: Outgoing) -> bool:
+        body = b"".join(file.parts)
+        if not file.intact():
             return False
         try:
             with _translated():
-                obstore.put(self._store, name, body, use_multipart=False)
+                obstore.put(self._store, file.name, body, use_multipart=False)
         except Failed as failed:
             if failed.fault is Fault.UNREACHABLE:  # the object may be there, and only the answer is lost
                 with contextlib.suppress(Failed):  # the first fault is the one to tell
-                    self.delete([name])
+                    self.delete([file.name])
             raise
         return True
 
@@ -160,6 +160,10 @@ class S3:
         with _translated():
             if names:
                 obstore.delete(self._store, list(names))
+
+    def damaged(self, names: Sequence[str]) -> list[bool]:
+        self.delete(names)
+        return [False] * len(names)
 
     def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
         self._strangers = done = 0
@@ -189,6 +193,12 @@ class S3:
                 if not found:
                     return Removed(columns, size)
         raise Failed(Fault.OTHER, "others keep writing what is being purged")
+
+    def own_faults(self) -> Mapping[str, int]:
+        return {}  # it does nothing by itself
+
+    def tidy(self) -> None:
+        """Nothing is left undone."""
 
     def close(self) -> None:
         """The library closes its connections when nobody refers to it any more."""

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct, field
+from xxhash import xxh3_64_hexdigest
 
 from kvss_agent import native
 from kvss_agent.mover import Mover
 from kvss_agent.shard.seal import TAG_BYTES
 from kvss_agent.tier2.backend import Backend
+from kvss_agent.tier2.fronted import Fronted, Writes, give_up
 from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.parts.execution import THREADS_MAX
 from kvss_agent.tier2.posix import Posix
@@ -23,11 +25,30 @@ class NotInstalled(Exception):
     """What a backend needs is not there; a sentence says how to get it."""
 
 
+class FrontSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """A directory of the agent's own disk in front of a store: see `fronted`."""
+
+    path: str
+    cap_bytes: int
+    writes: Literal["through", "back", "displaced"] = "through"
+
+    def __post_init__(self) -> None:
+        if not Path(self.path).is_absolute():
+            raise ValueError(f"the front of tier 2 needs an absolute path, not {self.path!r}")
+        if self.cap_bytes <= 0:
+            raise ValueError("the front of tier 2 needs a cap of more than nothing")
+
+    def folder_for(self, place: str) -> Path:
+        """Each store has one of its own there: a retiring one may be beside the one in use."""
+        return Path(self.path) / xxh3_64_hexdigest(place.encode())
+
+
 class Tier2Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """One store: where, how much, how. A setting that makes no sense is refused with a sentence.
 
-    `shared`: other agents write there too, so what is not known is asked for. `durable` (posix): a spill
-    waits for the disk. Without it, a power cut may lose the last columns, and never gives wrong ones.
+    `shared`: other agents write there too, so what is not known is asked for. `durable` (posix, and what
+    waits in front): a spill waits for the disk. Without it, a power cut may lose the last columns, and
+    never gives wrong ones.
     """
 
     kind: Literal["posix", "s3"]
@@ -44,6 +65,7 @@ class Tier2Settings(Struct, frozen=True, forbid_unknown_fields=True):
     region: str = "us-east-1"  # s3
     shared: bool = True
     threads: int = 8
+    front: FrontSettings | None = None
 
     def __post_init__(self) -> None:
         if self.kind == "posix" and not Path(self.path).is_absolute():
@@ -52,8 +74,24 @@ class Tier2Settings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("tier 2 of kind s3 needs a bucket")
         if not 0 < self.threads <= THREADS_MAX:
             raise ValueError(f"tier 2 uses 1 to {THREADS_MAX} threads, not {self.threads}")
+        if self.front:
+            self._check_front(self.front)
         self.caps()
         self.limits()
+
+    def _check_front(self, front: FrontSettings) -> None:
+        if self.kind == "s3" and front.writes == "displaced":
+            raise ValueError(
+                "a bucket cannot say since when a column exists, so what is displaced to it would lie "
+                "there too long: write through or back"
+            )
+        paths = sorted((os.path.normpath(self.path), os.path.normpath(front.path)), key=len)
+        if self.kind == "posix" and Path(paths[1]).is_relative_to(paths[0]):
+            raise ValueError("the front of tier 2 and the store behind it lie within each other")
+
+    @property
+    def front_folder(self) -> Path | None:
+        return self.front.folder_for(self.place) if self.front else None
 
     @property
     def place(self) -> str:
@@ -90,7 +128,33 @@ def make(settings: Tier2Settings, caps: Caps | None = None) -> Tier2:
     return store
 
 
+def leave_front(settings: Tier2Settings) -> None:
+    """This store is going to have another front, or none: what waits in the old one is copied to the
+    store, and the rest is removed. Blocking. Raises Failed, NotInstalled and ValueError."""
+    if folder := settings.front_folder:
+        behind = _store_behind(settings, native.current())
+        behind.open()
+        give_up(folder, behind)
+        behind.close()
+
+
 def _backend(settings: Tier2Settings, mover: Mover) -> Backend:
+    behind = _store_behind(settings, mover)
+    if settings.front is None:
+        return behind
+    fronted = Fronted(
+        settings.front.folder_for(settings.place),
+        behind,
+        settings.front.cap_bytes,
+        Writes(settings.front.writes),
+        durable=settings.durable,
+        mover=mover,
+    )
+    native.follow(fronted)
+    return fronted
+
+
+def _store_behind(settings: Tier2Settings, mover: Mover) -> Backend:
     if settings.kind == "posix":
         posix = Posix(Path(settings.path), durable=settings.durable, mover=mover)
         native.follow(posix)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final
@@ -98,7 +99,7 @@ class Tier2:
         """Wait for what is under way, then let go of everything."""
         self._is_closing = True
         await self._work.close()
-        self._state.backend.close()
+        await asyncio.to_thread(self._state.backend.close)
 
     # Columns
 
@@ -211,8 +212,9 @@ class Tier2:
         return count
 
     async def expire(self) -> int:
-        """Remove what lies here for longer than its org allows; how many columns that were. Raises
-        Failed. Ends as soon as the store is being closed, which would else wait for all of it."""
+        """Remove what lies here for longer than its org allows; how many columns that were. Then the
+        backend does what it has left undone. Raises Failed. Ends as soon as the store is being closed,
+        which would else wait for all of it."""
         count = 0
         while not self._is_closing:
             expired = self._state.index.expire(self.limits, self._state.clock(), _EXPIRE_AT_ONCE)
@@ -223,6 +225,8 @@ class Tier2:
             count += len(expired)
             self._state.counts.expired += len(expired)
             self._state.counts.overstay_max = max(self._state.counts.overstay_max, *expired.values())
+        if not self._is_closing:
+            await self._work.run(self._work.writes, self._state.backend.tidy)
         return count
 
     def stats(self) -> Stats:
@@ -236,7 +240,7 @@ class Tier2:
             properties=self._state.backend.properties(),
             spills=dict(counts.spills),
             recalls=dict(counts.recalls),
-            faults=dict(counts.faults),
+            faults=dict(counts.faults + Counter(self._state.backend.own_faults())),
             last_fault=counts.last_fault,
             evicted=Removed(counts.evicted_columns, counts.evicted_bytes),
             damaged=counts.damaged,

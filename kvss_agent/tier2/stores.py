@@ -30,7 +30,7 @@ from kvss_agent.desired import Progress
 from kvss_agent.process.durable_file import write_durably
 from kvss_agent.tier2.backend import Failed
 from kvss_agent.tier2.index import Caps, Limits
-from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, make
+from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, leave_front, make
 from kvss_agent.tier2.store import Tier2
 from telemetry.decoder import Malformed, decode
 
@@ -217,12 +217,14 @@ class Stores:
     async def _opened_first(self, told: Tier2Settings) -> Tier2:
         """Written down before: from then on it may have files of ours. One that has never been opened
         has none."""
-        is_new = told.place not in self._remembered
+        before = self._remembered.get(told.place)
+        if before and before.front and before.front_folder != told.front_folder:
+            await asyncio.to_thread(leave_front, before)
         self._note_down(told)
         try:
             return await self._opened(told, told.caps(), self.progress)
         except CANNOT:
-            if is_new:
+            if before is None:
                 self._cross_out(told.place)
             raise
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kvss_agent.client import Miss, Recalled, TierAnswer, Wanted
+from kvss_agent.client import Miss, Recalled, TierAnswer
 from kvss_agent.tier2.address import Scope
 from kvss_agent.tier2.backend import Failed, Fault
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.settings import Tier2Settings
 from kvss_agent.tier2.stores import NotOpen, Stores
-from tests.kvss_agent.plane import TAG, column, kv
+from tests.kvss_agent.plane import TAG, column
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
-from tests.kvss_agent.stores import tier2
+from tests.kvss_agent.stores import files, keep, purge, recall, retiring, tier2
 from tests.kvss_agent.tier2.columns import ACME, BOLT, address_of, opened, put, put_many
 from tests.live import wait_until
 
@@ -32,41 +32,6 @@ OTHER = b"org-b".ljust(16, b"\0")
 def running(tmp_path: Path) -> Iterator[AgentProcess]:
     with agent(tmp_path / "a") as made:
         yield made
-
-
-def keep(running: AgentProcess, name: str = "x", tag: bytes = TAG) -> None:
-    """A column in the store that is in use."""
-    with running.client() as shard:
-        number = shard.evict(0, column(name).key, tag, 64, kv())
-        assert shard.spill([Wanted(0, column(name, number, tag=tag))]) == [TierAnswer.DONE]
-        shard.delete([0])
-
-
-def recall(running: AgentProcess, name: str = "x", tag: bytes = TAG) -> Recalled | Miss:
-    with running.client() as shard:
-        [found] = shard.recall([Wanted(1, column(name, tag=tag))])
-        return found
-
-
-def purge(running: AgentProcess, tag: bytes = TAG) -> int:
-    """How many files went; waits while some store is not open yet."""
-    wait_until(
-        "all stores are open",
-        lambda: running.http.post("/v1/purge", json={"tag": "f" * 32}).status_code != 503,
-    )
-    answer = running.http.post("/v1/purge", json={"tag": tag.hex()})
-    assert answer.status_code == 200, answer.text
-    return int(answer.json()["columns"])
-
-
-def files(path: Path) -> list[Path]:
-    return [one for one in path.rglob("*") if one.is_file()]
-
-
-def retiring(running: AgentProcess) -> dict[str, str]:
-    """State by path."""
-    told = running.observed()["tier2"]["retiring"]
-    return {one["place"].removeprefix("posix:"): one["state"] for one in told}
 
 
 def test_what_a_path_holds_that_is_no_longer_used_is_purged_and_never_served_again(

@@ -25,7 +25,7 @@ fleets are compared by comparing two dictionaries.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import yaml
@@ -107,10 +107,19 @@ def _in_order(said: Mapping[str, Any]) -> dict[str, Any]:
     """What is said of a node, in one order, whoever has kept it: a file that is exported again differs
     where the fleet does."""
     found = dict(said)
-    for what, order in (("tier2", list(tier2.FIELDS)), ("labels", sorted(said.get("labels", ())))):
+    for what, order in (
+        ("tier2", [*tier2.FIELDS, tier2.FRONT]),
+        ("labels", sorted(said.get("labels", ()))),
+    ):
         if what in found:
-            found[what] = {name: found[what][name] for name in order if name in found[what]}
+            found[what] = _ordered(found[what], order)
+    if front := found.get("tier2", {}).get(tier2.FRONT):
+        found["tier2"][tier2.FRONT] = _ordered(front, tier2.FRONT_FIELDS)
     return found
+
+
+def _ordered(said: Mapping[str, Any], order: Iterable[str]) -> dict[str, Any]:
+    return {name: said[name] for name in order if name in said}
 
 
 def _names(things: Iterable[Thing], kind: str) -> list[str]:
@@ -213,15 +222,31 @@ class _Reader:
 
     def _tier2(self, path: str, said: yaml.Node) -> dict[str, Any]:
         before = len(self.problems)
-        fields = self._fields(said, path, set(tier2.FIELDS))
-        names = [name for name in tier2.FIELDS if name in fields or name in tier2.REQUIRED]
-        found = {name: self._take(fields, name, path, said, tier2.FIELDS[name]) for name in names}
+        fields = self._fields(said, path, {*tier2.FIELDS, tier2.FRONT})
+        found = self._converted(fields, path, said, tier2.FIELDS, tier2.REQUIRED)
+        if (front := fields.get(tier2.FRONT)) is not None:
+            at = f"{path}.{tier2.FRONT}"
+            inner = self._fields(front, at, set(tier2.FRONT_FIELDS))
+            found[tier2.FRONT] = self._converted(
+                inner, at, front, tier2.FRONT_FIELDS, tier2.FRONT_REQUIRED
+            )
         if len(self.problems) == before:
             try:
                 tier2.told(found)
             except ValueError as error:
                 self._wrong(said, path, str(error))
         return found
+
+    def _converted(
+        self,
+        fields: Mapping[str, yaml.Node],
+        path: str,
+        around: yaml.Node,
+        converts: Mapping[str, Callable[[str], Any]],
+        required: Sequence[str],
+    ) -> dict[str, Any]:
+        names = [name for name in converts if name in fields or name in required]
+        return {name: self._take(fields, name, path, around, converts[name]) for name in names}
 
     def _box(self, path: str, name: str, said: yaml.Node, stamp: str) -> None:
         fields = self._fields(said, path, {"memory", "domains"})

@@ -2,6 +2,7 @@
 
     tier2: {kind: posix, path: /mnt/kv, cap: 2TiB}
     tier2: {kind: s3, bucket: kv, endpoint: "https://s3.example.org", cap: 20TiB}
+    tier2: {kind: s3, bucket: kv, cap: 20TiB, front: {path: /mnt/kv, cap: 2TiB, writes: back}}
 
 What orgs may have of it, and for how long, are policies; with which keys a bucket is opened, its agent's
 environment says.
@@ -14,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kvss_agent.tier2.settings import Tier2Settings
+from kvss_agent.tier2.settings import FrontSettings, Tier2Settings
 from telemetry.units import exact_size, parse_size
 
 _TEXT: Final = re.compile(r"[\x21-\x7e]{1,500}")
@@ -58,6 +59,20 @@ def _threads(text: str) -> int:
     return int(text)
 
 
+def _writes(text: str) -> str:
+    if text not in WRITES:
+        raise ValueError(f"{text[:80]!r} is no way to write: {', '.join(WRITES)}")
+    return text
+
+
+FRONT: Final = "front"
+WRITES: Final = ("through", "back", "displaced")
+FRONT_FIELDS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "path": _path,
+    "cap": memory,
+    "writes": _writes,
+}
+FRONT_REQUIRED: Final = ("path", "cap")
 FIELDS: Final[Mapping[str, Callable[[str], Any]]] = {
     "kind": _kind,
     "cap": memory,
@@ -80,8 +95,17 @@ def told(said: _Said) -> dict[str, Any]:
             raise ValueError(f"`{wrong[0]}` is of kind {kind}, and this is {said['kind']}")
     found = {name: value for name, value in said.items() if name != "cap"}
     found["cap_bytes"] = parse_size(said["cap"])
-    Tier2Settings(**found)
+    if front := said.get(FRONT):
+        found[FRONT] = {name: value for name, value in front.items() if name != "cap"}
+        found[FRONT]["cap_bytes"] = parse_size(front["cap"])
+    settings_of(found)
     return found
+
+
+def settings_of(document: _Said) -> Tier2Settings:
+    """Of what is told. Raises ValueError."""
+    front = document.get(FRONT)
+    return Tier2Settings(**{**document, FRONT: FrontSettings(**front) if front else None})
 
 
 def may_share_files(one: _Said, other: _Said) -> bool:

@@ -72,7 +72,7 @@ class Recaller:
         with self._state.counts.faults_counted():
             if removing:
                 self._state.counts.damaged += len(removing)
-                await self._remover.remove(removing)
+                await self._remover.remove_damaged(removing)
         with self._state.counts.faults_counted():
             # A cap may have been lowered while these could not be evicted.
             if any(self._state.index.exceeds(recall.address.tag) for recall in recalls):

@@ -34,6 +34,22 @@ class Remover:
             await self._delete(addresses)
         return Removed(len(gone), sum(gone))
 
+    async def remove_damaged(self, addresses: Sequence[Address]) -> None:
+        """What was read of these is not what they should be. They stay if there is another copy."""
+        for address in addresses:
+            self._state.index.begin_removal(address)
+        left: Sequence[bool] = [True] * len(addresses)
+        try:
+            names = [address.name for address in addresses]
+            left = await self._work.run(self._work.writes, self._state.backend.damaged, names)
+        finally:
+            for address, is_left in zip(addresses, left, strict=True):
+                if is_left:
+                    self._state.index.cancel_removal(address)
+                else:
+                    self._state.index.finish_removal(address)
+            self._work.changed()
+
     async def remove_leaving(self, addresses: Sequence[Address]) -> None:
         with self._leaving(addresses):
             await self._delete(addresses)

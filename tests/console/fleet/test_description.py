@@ -107,6 +107,19 @@ def test_a_description_says_what_there_is() -> None:
         (NODE.format("{kind: posix, path: /k, cap: 1T, shared: maybe}"), "should be true or false"),
         (NODE.format("{kind: posix, path: /k, cap: 1T, secret: x}"), "'secret' is not known here"),
         (
+            NODE.format("{kind: posix, path: /k, cap: 1T, front: /n}"),
+            "front: this should be a map",
+        ),
+        (NODE.format("{kind: posix, path: /k, cap: 1T, front: {path: /n}}"), "front: `cap` is missing"),
+        (
+            NODE.format("{kind: posix, path: /k, cap: 1T, front: {path: /n, cap: 1T, writes: up}}"),
+            "front.writes: 'up' is no way to write: through, back, displaced",
+        ),
+        (
+            NODE.format("{kind: posix, path: /k, cap: 1T, front: {path: /k/n, cap: 1T}}"),
+            "the front of tier 2 and the store behind it lie within each other",
+        ),
+        (
             "stamps:\n  a:\n    nodes:\n      n: {nics: {e: {leaf: far}}}",
             "line 4, stamps.a.nodes.n.nics.e: there is no leaf far",
         ),
@@ -369,6 +382,25 @@ def test_other_spellings_of_the_same_size_are_no_difference() -> None:
     spelled = FLEET.replace("512G", "512GiB").replace("2048G", str(2 << 40))
     assert preview(SYSTEM, spelled)[0].changes == []
     assert "cap: 2 TiB" in changes.export(SYSTEM)
+
+
+@pytest.mark.django_db
+def test_a_front_of_tier_2_is_described_told_and_shown(people: People, client: Client) -> None:
+    admin = people.principal("platform_admin")
+    front = "{path: /nvme/kv, cap: 512G, writes: back}"
+    text = FLEET.replace("cap: 2048G, shared: false", f"cap: 2048G, front: {front}")
+    apply(admin, text)
+    said = Node.objects.get(name="ax-1").declared["tier2"]
+    assert said["front"] == {"path": "/nvme/kv", "cap": "512 GiB", "writes": "back"}
+    told = json.loads(Compiler("node").compile("ax-1", {}).content)["tier2"]
+    assert told["front"] == {"path": "/nvme/kv", "cap_bytes": 512 << 30, "writes": "back"}
+    exported = changes.export(SYSTEM)
+    assert preview(SYSTEM, exported)[0].changes == []
+    assert parse(exported)["node", "ax-1"]["tier2"] == said
+    client.force_login(people.platform_admin)
+    page = " ".join(client.get("/fleet/nodes/ax-1", follow=True).content.decode().split())
+    assert "<code>/nvme/kv</code>" in page
+    assert "at most 512 GiB, writes back" in page
 
 
 @pytest.mark.django_db

@@ -20,7 +20,7 @@ from kvss_agent.tier2.backend import (
     Seen,
     ignore_progress,
 )
-from kvss_agent.tier2.posix import Posix, _translated
+from kvss_agent.tier2.posix import Posix, translated
 
 HELD_SECONDS_MAX: Final = 10.0
 _File = TypeVar("_File", Outgoing, Incoming)
@@ -109,15 +109,15 @@ class Faulty(OneByOne):
 
     def _maybe(self, call: str, name: str = "") -> None:
         if name and name == self._name:
-            with _translated():
+            with translated():
                 raise OSError(5, os.strerror(5))
         if self._left:
             self._left -= 1
             if not self._left:
-                with _translated():
+                with translated():
                     raise OSError(5, os.strerror(5))
         if self._number and self._only in ("", call):
-            with _translated():
+            with translated():
                 raise OSError(self._number, os.strerror(self._number))
 
     def write_one(self, file: Outgoing) -> bool | Failed:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvss_agent.shard.seal import Miss
+from kvss_agent.tier2 import fronted
 from kvss_agent.tier2.address import Address, Scope
+from kvss_agent.tier2.backend import Backend
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Outcome, Receipt, Tier2
@@ -29,6 +31,7 @@ from tests.kvss_agent.tier2.columns import (
     put,
     put_many,
 )
+from tests.live import wait_until
 
 NAMESPACES = (b"model-and-layout", b"another-model...")
 PAGES = 2
@@ -65,8 +68,15 @@ class AgainstADictionary(RuleBasedStateMachine):
         self._open()
 
     def _open(self) -> None:
-        self.store = Tier2(Posix(self.root), self.caps, threads=2)
+        self.store = Tier2(self._backend(), self.caps, threads=2)
         self.loop.run_until_complete(self.store.open())
+
+    def _backend(self) -> Backend:
+        return Posix(self.root)
+
+    def _paths(self, address: Address) -> list[Path]:
+        """Of its files: the one that counts first."""
+        return [self.root / address.name]
 
     def teardown(self) -> None:
         if hasattr(self, "loop"):
@@ -174,18 +184,21 @@ class AgainstADictionary(RuleBasedStateMachine):
 
     @rule(address=addresses, offset=st.integers(0, PAGES * PAGE - 65))
     def damage(self, address: Address, offset: int) -> None:
-        path = self.root / address.name
+        path = self._paths(address)[0]
         if path.exists():
             content = bytearray(path.read_bytes())
             content[offset] ^= 1
-            path.write_bytes(content)
+            for one in self._paths(address):
+                if one.exists():
+                    one.write_bytes(content)
             found = self.loop.run_until_complete(get(self.store, address, LENGTH))
             assert found in (Miss.CORRUPT, Miss.TORN, Miss.STALE, Miss.FOREIGN)
             assert not path.exists()
 
     @rule(address=addresses)
     def another_agent_removes(self, address: Address) -> None:
-        (self.root / address.name).unlink(missing_ok=True)
+        for path in self._paths(address):
+            path.unlink(missing_ok=True)
         assert self.loop.run_until_complete(get(self.store, address, LENGTH)) == Miss.ABSENT
 
     @rule()
@@ -204,3 +217,35 @@ class AgainstADictionary(RuleBasedStateMachine):
 
 TestAgainstADictionary = pytest.mark.slow(AgainstADictionary.TestCase)
 TestAgainstADictionary.settings = settings(max_examples=80, stateful_step_count=30)
+
+
+class Fronted(AgainstADictionary):
+    """With a directory in front that has room for a few: nobody sees that it is there."""
+
+    def _backend(self) -> Backend:
+        room = 3 * PAGES * PAGE
+        self._levels = fronted.Fronted(self._front, Posix(self.root), room, fronted.Writes.THROUGH)
+        return self._levels
+
+    @property
+    def _front(self) -> Path:
+        return self.root.with_name(f"{self.root.name}-front")
+
+    def _paths(self, address: Address) -> list[Path]:
+        return [*super()._paths(address), self._front / fronted.COPIES / address.name]
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "root"):
+            shutil.rmtree(self._front)
+
+    @invariant()
+    def what_lies_in_front_lies_behind_too(self) -> None:
+        wait_until("nothing is on its way to the front", lambda: not self._levels._promoting)
+        copies = self._front / fronted.COPIES
+        for path in copies.rglob("*"):
+            assert not path.is_file() or (self.root / path.relative_to(copies)).exists()
+
+
+TestFronted = pytest.mark.slow(Fronted.TestCase)
+TestFronted.settings = TestAgainstADictionary.settings

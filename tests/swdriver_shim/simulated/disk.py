@@ -58,6 +58,12 @@ class Disk:
     def properties(self) -> Mapping[str, bool | int]:
         return {}
 
+    def own_faults(self) -> Mapping[str, int]:
+        return {}
+
+    def tidy(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -72,12 +78,13 @@ class Disk:
             raise Failed(fault, "as chance has it")
 
     def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
-        return [_answer(self._write, *file) for file in files]
+        return [_answer(self._write, file) for file in files]
 
     def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
         return [_answer(self._read, *file) for file in files]
 
-    def _write(self, name: str, parts: Sequence[memoryview], intact: Callable[[], bool]) -> bool:
+    def _write(self, file: Outgoing) -> bool:
+        name = file.name
         self._may_fail()
         if self.is_full:
             self._judge.seen["a disk was full"] += 1
@@ -85,12 +92,12 @@ class Disk:
         folder = _folder(name)
         purged = self._purged[folder]
         raw = bytearray()
-        for part in filter(None, parts):
+        for part in filter(None, file.parts):
             half = self._turns.chance.randrange(len(part))
             raw += part[:half]
             self._turns.maybe_leave()
             raw += part[half:]
-        if not intact():
+        if not file.intact():
             return False
         self._turns.maybe_leave()
         if self._purged[folder] != purged:  # its directory has gone
@@ -116,6 +123,10 @@ class Disk:
         self._turns.maybe_leave()
         found = self.contents.get(name)
         return Seen(len(found.raw), float(found.published)) if found else None
+
+    def damaged(self, names: Sequence[str]) -> list[bool]:
+        self.delete(names)
+        return [False] * len(names)
 
     def delete(self, names: Sequence[str]) -> None:
         for name in names:

@@ -1,0 +1,127 @@
+"""A directory in front of tier 2, at an agent that is killed, or told of another front or of none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvss_agent.client import Miss, Recalled
+from kvss_agent.tier2.settings import FrontSettings, Tier2Settings
+from tests.kvss_agent.process import AgentProcess, agent, document, spec
+from tests.kvss_agent.stores import files, keep, purge, recall, retiring, tier2
+from tests.live import wait_until
+
+pytestmark = pytest.mark.slow  # each starts a process
+CAP = 1 << 30
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[AgentProcess]:
+    with agent(tmp_path / "a") as made:
+        yield made
+
+
+def fronted(tmp_path: Path, writes: str = "through", front: str = "front") -> dict[str, Any]:
+    at = {"path": str(tmp_path / front), "cap_bytes": CAP, "writes": writes}
+    return {**tier2(tmp_path / "store"), "front": at}
+
+
+@pytest.mark.parametrize("writes", ["through", "back", "displaced"])
+def test_what_waits_in_front_outlives_a_kill(running: AgentProcess, tmp_path: Path, writes: str) -> None:
+    running.tell(document(1, spec(), tier2=fronted(tmp_path, writes)))
+    keep(running)
+    running.kill()
+    running.start()
+    wait_until("it is ready", lambda: running.observed()["ready"])
+    assert isinstance(recall(running), Recalled)
+    assert purge(running) == 1
+    assert not files(tmp_path / "store")
+    assert not files(tmp_path / "front")
+
+
+@pytest.mark.parametrize("then", ["another", "none"])
+def test_another_front_or_none_leaves_nothing_behind_and_loses_nothing(
+    running: AgentProcess, tmp_path: Path, then: str
+) -> None:
+    running.tell(document(1, spec(), tier2=fronted(tmp_path, "displaced")))
+    keep(running)
+    assert not files(tmp_path / "store")
+    told = fronted(tmp_path, front="other") if then == "another" else tier2(tmp_path / "store")
+    running.tell(document(2, spec(), tier2=told))
+    assert not files(tmp_path / "front")
+    assert len(files(tmp_path / "store")) == 1
+    assert isinstance(recall(running), Recalled)
+
+
+def test_a_front_that_was_changed_while_the_agent_was_killed_is_emptied_none_the_less(
+    running: AgentProcess, tmp_path: Path
+) -> None:
+    running.tell(document(1, spec(), tier2=fronted(tmp_path, "displaced")))
+    keep(running)
+    running.kill()
+    running.start()
+    wait_until("it is ready", lambda: running.observed()["ready"])
+    running.tell(document(2, spec(), tier2=tier2(tmp_path / "store")))
+    assert not files(tmp_path / "front")
+    assert isinstance(recall(running), Recalled)
+
+
+def test_a_store_that_is_retiring_is_purged_with_its_front(
+    running: AgentProcess, tmp_path: Path
+) -> None:
+    """Also where the next store has the same directory in front."""
+    running.tell(document(1, spec(), tier2=fronted(tmp_path, "displaced")))
+    keep(running)
+    after = fronted(tmp_path, "displaced") | {"path": str(tmp_path / "new")}
+    running.tell(document(2, spec(), tier2=after))
+    assert retiring(running) == {str(tmp_path / "store"): "retiring"}
+    assert recall(running) is Miss.ABSENT
+    keep(running, "y")
+    assert purge(running) == 2
+    assert not files(tmp_path / "front")
+
+
+def test_a_front_that_cannot_be_used_says_so_and_shards_work(
+    running: AgentProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "front").write_text("a file")
+    running.tell(document(1, spec(), tier2=fronted(tmp_path)))
+    told = running.observed()["tier2"]
+    assert told["state"] == "refused"
+    assert "front" in told["reason"]
+    with running.client() as shard:
+        assert shard.evict(0, b"k" * 16, b"t" * 16, 64, memoryview(bytes(64))) == 1
+
+
+def test_metrics_tell_the_levels_apart(running: AgentProcess, tmp_path: Path) -> None:
+    running.tell(document(1, spec(), tier2=tier2(tmp_path / "store")))
+    assert "kvss_tier2_front_bytes" not in running.http.get("/metrics").text
+    running.tell(document(2, spec(), tier2=fronted(tmp_path)))
+    keep(running)
+    recall(running)
+    text = running.http.get("/metrics").text
+    assert 'kvss_tier2_front_bytes{which="cap"} 1073741824' in text
+    assert 'kvss_tier2_reads_total{level="front"} 1' in text
+    assert 'kvss_tier2_reads_total{level="behind"} 0' in text
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"kind": "posix", "path": "/kv", "front": ("/kv/front", 1, "back")}, "within each other"),
+        ({"kind": "posix", "path": "/kv/a", "front": ("/kv", 1, "back")}, "within each other"),
+        ({"kind": "s3", "bucket": "b", "front": ("/kv", 1, "displaced")}, "a bucket cannot say since"),
+        ({"kind": "s3", "bucket": "b", "front": ("kv", 1, "back")}, "needs an absolute path"),
+        ({"kind": "s3", "bucket": "b", "front": ("/kv", 0, "back")}, "more than nothing"),
+    ],
+)
+def test_fronts_that_make_no_sense_are_refused(told: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Tier2Settings(
+            **{name: value for name, value in told.items() if name != "front"},
+            cap_bytes=1,
+            front=FrontSettings(*told["front"]),
+        )

@@ -1,0 +1,376 @@
+"""A directory in front of a store: what is read where, what is copied when, and what a purge leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from kvss_agent.shard.seal import Miss
+from kvss_agent.tier2.backend import Failed, Outgoing
+from kvss_agent.tier2.fronted import COPIES, PROMOTED_BYTES_MAX, WAITING, Fronted, Writes, give_up
+from kvss_agent.tier2.index import Caps, Limits
+from kvss_agent.tier2.posix import Posix
+from kvss_agent.tier2.store import Outcome, Tier2
+from tests.kvss_agent.tier2.columns import (
+    ACME,
+    BOLT,
+    PAGE,
+    PLENTY,
+    address_of,
+    files_in,
+    get,
+    opened,
+    put,
+)
+from tests.kvss_agent.tier2.faulty import Faulty
+from tests.live import wait_until
+
+FILE = 3 * PAGE  # of a column of 10,000 bytes
+LOTS = 1 << 30
+EACH = pytest.mark.parametrize("writes", list(Writes))
+
+
+class Place:
+    """The directories of a store with a front, and what lies in them."""
+
+    def __init__(self, root: Path) -> None:
+        self.front, self.behind = root / "front", root / "behind"
+
+    def names(self, folder: Path) -> set[str]:
+        return {str(path.relative_to(folder)) for path in files_in(folder)}
+
+    @property
+    def copies(self) -> set[str]:
+        return self.names(self.front / COPIES)
+
+    @property
+    def waiting(self) -> set[str]:
+        return self.names(self.front / WAITING)
+
+    @property
+    def stored(self) -> set[str]:
+        return self.names(self.behind)
+
+    def backend(self, writes: Writes, cap: int = LOTS, behind: Posix | None = None) -> Fronted:
+        return Fronted(self.front, behind or Posix(self.behind), cap, writes)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+async def until(what: str, holds: Callable[[], bool]) -> None:
+    await asyncio.to_thread(wait_until, what, holds, 10)
+
+
+@EACH
+async def test_what_was_written_is_read_from_the_front(place: Place, writes: Writes) -> None:
+    address = address_of(1)
+    async with opened(place.backend(writes)) as store:
+        assert await put(store, address) == Outcome.STORED
+        assert await get(store, address) == "hit"
+        assert store.stats().properties["read_front"] == 1
+        assert store.stats().properties["read_behind"] == 0
+        if writes is not Writes.DISPLACED:
+            await until("it is behind", lambda: place.stored == {address.name})
+            await until("nothing waits", lambda: place.waiting == set())
+        else:
+            assert (place.stored, place.waiting) == (set(), {address.name})
+
+
+@EACH
+async def test_what_is_not_in_front_is_read_behind_and_copied_to_the_front(
+    place: Place, writes: Writes
+) -> None:
+    address = address_of(1)
+    async with opened(place.behind) as elsewhere:
+        await put(elsewhere, address)
+    async with opened(place.backend(writes)) as store:
+        assert await get(store, address) == "hit"
+        await until("it is in front", lambda: place.copies == {address.name})
+        assert await get(store, address) == "hit"
+        properties = store.stats().properties
+        assert (properties["read_behind"], properties["read_front"]) == (1, 1)
+        assert properties["promoted"] == 1
+
+
+@EACH
+async def test_a_front_that_is_full_makes_room_and_nothing_is_lost(place: Place, writes: Writes) -> None:
+    addresses = [address_of(number) for number in range(6)]
+    async with opened(place.backend(writes, cap=2 * FILE)) as store:
+        for address in addresses:
+            assert await put(store, address) == Outcome.STORED
+            assert len(place.copies | place.waiting) <= 2
+        for address in addresses:
+            assert await get(store, address) == "hit"
+    assert place.stored | place.waiting == {address.name for address in addresses}
+
+
+@EACH
+async def test_a_column_larger_than_the_front_goes_behind(place: Place, writes: Writes) -> None:
+    async with opened(place.backend(writes, cap=PAGE)) as store:
+        assert await put(store, address_of(1)) == Outcome.STORED
+        assert place.stored == {address_of(1).name}
+        assert await get(store, address_of(1)) == "hit"
+
+
+@EACH
+async def test_a_purge_reaches_all_levels_and_counts_each_column_once(
+    place: Place, writes: Writes
+) -> None:
+    mine, others = [address_of(n) for n in range(4)], address_of(9, BOLT)
+    async with opened(place.backend(writes, cap=2 * FILE)) as store:
+        for address in (*mine, others):
+            await put(store, address)
+        await get(store, mine[0])
+        receipt = await store.purge(tag=ACME)
+        assert receipt.columns == len(mine)
+        assert place.copies | place.waiting | place.stored == {others.name}
+        assert await get(store, mine[0]) == Miss.ABSENT
+        await asyncio.sleep(0.05)
+        assert place.copies | place.waiting | place.stored == {others.name}
+
+
+@EACH
+async def test_what_is_deleted_or_expires_goes_everywhere(place: Place, writes: Writes) -> None:
+    one, other = address_of(1), address_of(2)
+    now = time.time()
+    store = Tier2(place.backend(writes), PLENTY, clock=lambda: now)
+    await store.open()
+    for address in (one, other):
+        await put(store, address)
+    assert (await store.delete([one])).columns == 1
+    assert one.name not in place.copies | place.waiting | place.stored
+    store.limits = Limits(60)
+    now += 61
+    assert await store.expire() == 1
+    assert place.copies | place.waiting | place.stored == set()
+    await store.close()
+
+
+@EACH
+async def test_a_restart_finds_both_levels(place: Place, writes: Writes) -> None:
+    addresses = [address_of(number) for number in range(4)]
+    async with opened(place.backend(writes, cap=2 * FILE)) as store:
+        for address in addresses:
+            await put(store, address)
+    async with opened(place.backend(writes, cap=2 * FILE), shared=False) as store:
+        assert store.stats().columns == 4
+        for address in addresses:
+            assert await get(store, address) == "hit"
+    async with opened(place.backend(Writes.THROUGH, cap=2 * FILE), shared=False) as store:
+        await until("nothing waits", lambda: place.waiting == set())
+        assert place.stored == {address.name for address in addresses}
+
+
+async def test_a_copy_whose_original_others_removed_goes_with_the_next_listing(place: Place) -> None:
+    address = address_of(1)
+    async with opened(place.backend(Writes.THROUGH)) as store:
+        await put(store, address)
+        async with opened(place.behind) as another_agent:
+            await another_agent.delete([address])
+        await store.rebuild()
+        assert (place.copies, store.stats().columns) == (set(), 0)
+
+
+@pytest.mark.parametrize("writes", [Writes.BACK, Writes.DISPLACED])
+async def test_a_copy_behind_is_as_old_as_its_original(place: Place, writes: Writes) -> None:
+    one, other = address_of(1), address_of(2)
+    async with opened(place.backend(writes)) as store:
+        await put(store, one)
+        path = place.front / WAITING / one.name
+        if writes is Writes.DISPLACED:
+            os.utime(path, (1000, 1000))
+    cap = FILE if writes is Writes.DISPLACED else LOTS
+    async with opened(place.backend(writes, cap=cap)) as store:
+        await put(store, other)
+        await until("it is behind", lambda: one.name in place.stored)
+    if writes is Writes.DISPLACED:
+        assert (place.behind / one.name).stat().st_mtime == 1000
+    else:
+        assert abs((place.behind / one.name).stat().st_mtime - time.time()) < 60
+
+
+async def test_an_unreachable_store_costs_what_is_not_in_front_and_nothing_that_waits(
+    place: Place,
+) -> None:
+    one, other, third = (address_of(number) for number in range(3))
+    behind = Faulty(place.behind)
+    backend = place.backend(Writes.BACK, behind=behind)
+    async with opened(backend) as store:
+        await put(store, one)
+        await until("it is behind", lambda: one.name in place.stored)
+        behind.fail_with(errno.ETIMEDOUT)
+        assert await put(store, other) == Outcome.STORED
+        assert await get(store, one) == "hit"
+        assert await get(store, other) == "hit"
+        assert await get(store, third) == Miss.LOST
+        await until("it was tried", lambda: "unreachable" in backend.own_faults())
+        assert store.stats().faults["unreachable"] >= 2  # also of what was asked for and is not in front
+        assert store.stats().properties["front_waiting"] == 1
+        behind.fail_with(0)
+        await store.expire()
+        await until("it is behind", lambda: other.name in place.stored)
+        assert place.waiting == set()
+
+
+async def test_a_broken_front_costs_speed_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = address_of(1), address_of(2)
+    backend = place.backend(Writes.BACK)
+    async with opened(backend) as store:
+        await put(store, one)
+        await until("it is behind", lambda: one.name in place.stored)
+        broken = Faulty(place.front / COPIES)
+        broken.fail_with(errno.EIO, only="read")
+        monkeypatch.setattr(backend, "_copies", broken)
+        assert await get(store, one) == "hit"  # from behind
+        full = Faulty(place.front / WAITING)
+        full.fail_with(errno.ENOSPC, only="write")
+        monkeypatch.setattr(backend, "_waiting", full)
+        assert await put(store, other) == Outcome.STORED
+        assert other.name in place.stored
+
+
+async def test_a_damaged_copy_does_not_take_its_original_along(place: Place) -> None:
+    address = address_of(1)
+    async with opened(place.backend(Writes.THROUGH)) as store:
+        await put(store, address)
+        path = place.front / COPIES / address.name
+        path.write_bytes(path.read_bytes()[:-PAGE] + bytes(PAGE))
+        assert await get(store, address) in (Miss.CORRUPT, Miss.TORN)
+        assert await get(store, address) == "hit"
+        assert store.stats().damaged == 1
+        # Where the original is what is damaged, both go.
+        for path in (place.front / COPIES / address.name, place.behind / address.name):
+            await until("it is there", path.exists)
+            path.write_bytes(bytes(FILE))
+        assert await get(store, address) in (Miss.CORRUPT, Miss.TORN)
+        assert place.copies | place.stored == set()
+        assert await get(store, address) == Miss.ABSENT
+
+
+class Slow(Posix):
+    """Its writes wait until they may go on."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def write(self, files: list[Outgoing]) -> list[bool | Failed]:  # type: ignore[override]
+        self.begun.set()
+        assert self.may_go_on.wait(10)
+        return super().write(files)
+
+
+async def test_nothing_comes_back_of_what_is_being_copied_behind_while_it_is_purged(
+    place: Place,
+) -> None:
+    behind = Slow(place.behind)
+    async with opened(place.backend(Writes.BACK, behind=behind)) as store:
+        await put(store, address_of(1))
+        assert await asyncio.to_thread(behind.begun.wait, 10)
+        purging = asyncio.create_task(store.purge(tag=ACME))
+        await asyncio.sleep(0.05)
+        assert not purging.done()
+        behind.may_go_on.set()
+        await purging
+        assert place.copies | place.waiting | place.stored == set()
+        await store.expire()
+        await asyncio.sleep(0.05)
+        assert place.copies | place.waiting | place.stored == set()
+
+
+async def test_what_is_on_its_way_to_the_front_is_purged_too(place: Place) -> None:
+    address = address_of(1)
+    async with opened(place.behind) as elsewhere:
+        await put(elsewhere, address)
+    backend = place.backend(Writes.THROUGH)
+    async with opened(backend) as store:
+        held = threading.Event()
+        for _ in range(4):  # all of its threads
+            backend._threads.submit(held.wait, 10)
+        assert await get(store, address) == "hit"
+        await store.purge(tag=ACME)
+        held.set()
+        await until("its threads are idle", lambda: not backend._promoting)
+        assert place.copies | place.stored == set()
+        assert await get(store, address) == Miss.ABSENT
+
+
+async def test_what_is_on_its_way_to_the_front_takes_bounded_memory(place: Place) -> None:
+    backend = place.backend(Writes.THROUGH)
+    backend.open()
+    held = threading.Event()
+    for _ in range(4):
+        backend._threads.submit(held.wait, 10)
+    size = PROMOTED_BYTES_MAX // 2 - PAGE
+    part = memoryview(bytes(size))
+    for number in range(4):
+        backend._promote(address_of(number).name, [part], size)
+    assert len(backend._promoting) == 2
+    held.set()
+    await until("they have arrived", lambda: backend._promoting_bytes == 0)
+    assert len(place.copies) == 2
+    backend.close()
+
+
+async def test_a_front_that_is_given_up_leaves_nothing_and_loses_nothing(place: Place) -> None:
+    one, other = address_of(1), address_of(2)
+    behind = Posix(place.behind)
+    async with opened(place.backend(Writes.DISPLACED)) as store:
+        await put(store, one)
+        await put(store, other)
+    behind.open()
+    give_up(place.front, behind)
+    assert place.stored == {one.name, other.name}
+    assert files_in(place.front) == []
+    give_up(place.front, behind)  # again: there is nothing
+
+
+async def test_orgs_share_the_front_by_what_they_fill_of_it(place: Place) -> None:
+    """One that writes much displaces its own first."""
+    few = address_of(0, BOLT)
+    async with opened(place.backend(Writes.THROUGH, cap=4 * FILE)) as store:
+        await put(store, few)
+        for number in range(1, 8):
+            await put(store, address_of(number))
+        assert few.name in place.copies
+
+
+@EACH
+async def test_lower_caps_of_the_store_hold_in_front_too(place: Place, writes: Writes) -> None:
+    async with opened(place.backend(writes)) as store:
+        for number in range(4):
+            await put(store, address_of(number))
+        await store.set_caps(Caps(FILE, FILE))
+        assert len(place.copies | place.waiting | place.stored) == 1
+
+
+async def test_a_purge_that_the_front_cannot_do_has_no_receipt(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = place.backend(Writes.THROUGH)
+    async with opened(backend) as store:
+        await put(store, address_of(1))
+        broken = Faulty(place.front / COPIES)
+        broken.fail_with(errno.EIO, only="purge")
+        monkeypatch.setattr(backend, "_copies", broken)
+        with pytest.raises(Failed):
+            await store.purge(tag=ACME)
+        broken.fail_with(0)
+        assert (await store.purge(tag=ACME)).columns == 1
+        assert place.copies | place.stored == set()
+
+
+@pytest.fixture(autouse=True)
+async def _no_thread_is_left() -> AsyncIterator[None]:
+    yield
+    assert not [one for one in threading.enumerate() if one.name.startswith("tier2-front")]
