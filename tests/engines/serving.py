@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -41,6 +42,9 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            # Those that computed for it outlive one that was killed.
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def ask(self, tokens: list[int], claim: str | None, request: str = "") -> tuple[list[int], int]:
         """What it answers, and how much of the prompt it did not compute. `request`: its name."""
@@ -88,7 +92,11 @@ def serving(
     ]
     with log.open("a") as said:
         process = subprocess.Popen(
-            command, env={**os.environ, **QUIET, **(environment or {})}, stdout=said, stderr=said
+            command,
+            env={**os.environ, **QUIET, **(environment or {})},
+            stdout=said,
+            stderr=said,
+            process_group=0,
         )
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
         one = Server(http, told, log, process)
