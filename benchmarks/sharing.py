@@ -131,7 +131,10 @@ async def reads(folder: Path, *, quick: bool) -> list[Row]:
     mover = native.current()
     behind = Posix(folder / "b", mover=mover)
     chain = Fronted(folder / "f", behind, 1 << 40, Writes.THROUGH, mover=mover)
-    async with opened(Posix(folder / "p", mover=mover), plenty) as plain, opened(chain, plenty) as fronted:
+    async with (
+        opened(Posix(folder / "p", mover=mover), plenty) as plain,
+        opened(chain, plenty) as fronted,
+    ):
         seconds: dict[str, list[float]] = {"plain": [], "front": []}
         for store in (plain, fronted):
             await columns.put(store, addresses)

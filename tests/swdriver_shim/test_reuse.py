@@ -322,6 +322,20 @@ def test_tier_2_gives_back_what_memory_had_no_room_for() -> None:
     assert tiered.bytes == 20 * COLUMN_BYTES
 
 
+def test_tier_2_has_a_curve_where_it_is_used() -> None:
+    ledger = driver()
+    for now in range(200):
+        ask(ledger, path(now % 20, 1, 2, 3), float(now))
+    small = Policy(dram_bytes_max=20 * COLUMN_BYTES, displacement="lru")
+    assert foretold([sample_of(ledger, 200.0)], FOREVER, small).by_tier2_bytes == ()
+    both = msgspec.structs.replace(small, tiers=Tiers.TIER2)
+    told = foretold([sample_of(ledger, 200.0)], FOREVER, both)
+    rates = [point.hit_rate for point in told.by_tier2_bytes]
+    assert rates == sorted(rates)
+    assert told.by_tier2_bytes[0].at == 80 * COLUMN_BYTES  # what lies in memory without a quota
+    assert rates[-1] == pytest.approx(0.9)
+
+
 def test_curves_rise_and_go_through_what_is_proposed() -> None:
     ledger = driver()
     for number, asked in enumerate(zipf(1500, 300, 4, seed=4)):

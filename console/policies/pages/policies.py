@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.http import urlencode
@@ -38,17 +38,29 @@ def edit(request: SignedInRequest, slug: str) -> HttpResponse:
     return _page(request, held, model, form)
 
 
+QUOTAS: Final = ("dram_bytes_max", "tier2_bytes_max")
+
+
 def _save(request: SignedInRequest, org: Org) -> HttpResponse:
     with changing(request.principal, org.slug) as org:
         held = services.active_policy(org)
         model = _model_of(request)
-        form = EditorForm(request.POST, limits=held.cluster.policies.limits)
+        form = EditorForm(_as_asked(request), limits=held.cluster.policies.limits)
         if "look" not in request.POST and form.is_valid() and form.policy is not None:
             if form.cleaned_data["version"] != held.number:
                 form.add_error(None, _moved_on(held))
             elif _saved(request, form, held, _edited(held, model, form.policy)):
                 return redirect("policy", org.slug)
     return _page(request, held, model, form)
+
+
+def _as_asked(request: HttpRequest) -> QueryDict:
+    """What the form says, with the quota of a sweet spot in place of its own where that was chosen."""
+    said = request.POST.copy()
+    field, is_chosen, value = said.get("look", "").partition("=")
+    if is_chosen and field in QUOTAS:
+        said[field] = value
+    return said
 
 
 def _saved(
@@ -177,6 +189,7 @@ def _curves(told: Foretold, now: Policy, proposed: Policy) -> list[curves.Curve]
             now.dram_bytes_max or told.preview.now.bytes,
             proposed.dram_bytes_max or told.preview.proposed.bytes,
         ),
+        curves.by_tier2(told.preview.by_tier2_bytes, now.tier2_bytes_max, proposed.tier2_bytes_max),
     )
     return [curve for curve in drawn if curve is not None]
 

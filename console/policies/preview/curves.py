@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import Final
 
-from swdriver_shim.cache.reuse.preview import Point
+from swdriver_shim.cache.reuse.preview import Point, SweetSpot, sweet_spot
 from telemetry.units import exact_duration, size
 
 WIDTH: Final = 420
@@ -35,6 +35,18 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Sweet:
+    """Where the curve bends most, and the field of the form that this size is for."""
+
+    x: float
+    y: float
+    size: str
+    field: str
+    before: str  # per GiB
+    beyond: str
+
+
+@dataclass(frozen=True, slots=True)
 class Curve:
     """Ready to be drawn, in a box of WIDTH by HEIGHT. `rows` is the same as a table."""
 
@@ -44,6 +56,7 @@ class Curve:
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     marks: list[Mark]
+    sweet: Sweet | None
     rows: list[tuple[str, float]]
     width: int = WIDTH
     height: int = HEIGHT
@@ -58,7 +71,11 @@ def by_time(points: Sequence[Point], now: int | None, proposed: int | None) -> C
 
 
 def by_memory(points: Sequence[Point], now: int | None, proposed: int | None) -> Curve | None:
-    return _curve("Hit rate by memory", points, now, proposed, size)
+    return _curve("Hit rate by memory", points, now, proposed, size, "dram_bytes_max")
+
+
+def by_tier2(points: Sequence[Point], now: int | None, proposed: int | None) -> Curve | None:
+    return _curve("Hit rate by tier 2", points, now, proposed, size, "tier2_bytes_max")
 
 
 def _curve(
@@ -67,8 +84,10 @@ def _curve(
     now: int | None,
     proposed: int | None,
     show: Callable[[int], str],
+    field: str = "",
 ) -> Curve | None:
-    """None where there is nothing to draw a line between. A mark of None is beyond the right end."""
+    """None where there is nothing to draw a line between. A mark of None is beyond the right end.
+    `field`: of the form, for a curve over bytes, which may have a sweet spot."""
     if len(points) < 2:
         return None
     low, high = log2(max(1, points[0].at)), log2(max(2, points[-1].at))
@@ -92,6 +111,7 @@ def _curve(
             return f"{name}: {show(at)} →"
         return name
 
+    best = sweet_spot(points) if field else None
     dots = [(x(point.at), y(point.hit_rate)) for point in points]
     steps = [floor, (floor + ceiling) / 2, ceiling]
     marks = [("now", now)] if now == proposed else [("now", now), ("then", proposed)]
@@ -105,8 +125,31 @@ def _curve(
             Mark(name, x(at), text(name, at), "end" if x(at) > WIDTH / 2 else "start")
             for name, at in marks
         ],
+        sweet=_sweet(best, x, y, show, field) if best else None,
         rows=[(show(point.at), point.hit_rate) for point in points],
     )
+
+
+def _sweet(
+    best: SweetSpot,
+    x: Callable[[int], float],
+    y: Callable[[float], float],
+    show: Callable[[int], str],
+    field: str,
+) -> Sweet:
+    return Sweet(
+        x=x(best.at),
+        y=y(best.hit_rate),
+        size=show(best.at),
+        field=field,
+        before=_points_per_gib(best.before),
+        beyond=_points_per_gib(best.beyond),
+    )
+
+
+def _points_per_gib(rate_per_byte: float) -> str:
+    points = 100 * rate_per_byte * (1 << 30)
+    return f"{points:.3g}" if points >= 0.01 else "less than 0.01"
 
 
 def _bounds(lowest: float, highest: float) -> tuple[float, float]:

@@ -30,6 +30,7 @@ from console.policies.preview.routed import routed_hits
 from console.policies.rest.fields import PolicyField
 from console.policies.rollout import reach
 from console.policies.services import ActivePolicy
+from swdriver_shim.cache.reuse.preview import sweet_spot
 from swdriver_shim.policy import OrgPolicies, Policy
 
 router = Router(tags=["policies"])
@@ -160,6 +161,11 @@ class RoutedHitsOut(Schema):
     error_tokens: int = Field(description="Two standard errors of sampling.")
 
 
+class SweetSpotsOut(Schema):
+    dram_bytes: int | None = Field(description="Null where the curve has none.")
+    tier2_bytes: int | None
+
+
 class PreviewOut(Schema):
     plan_token: str
     now: EffectOut
@@ -170,6 +176,10 @@ class PreviewOut(Schema):
     expiring_bytes: int
     by_ttl: list[PointOut]
     by_bytes: list[PointOut]
+    by_tier2_bytes: list[PointOut] = Field(description="Empty unless the policy uses tier 2.")
+    sweet_spot: SweetSpotsOut = Field(
+        description="Sizes where the curves bend most: a byte beyond pays less than average."
+    )
     routed_hits: RoutedHitsOut | None = Field(description="Null without hits, or without brains.")
     drivers_asked: int
     drivers: int
@@ -249,6 +259,10 @@ def preview_policy(request: SignedInRequest, slug: Slug, payload: PreviewIn) -> 
     confidence, known = told.preview.confidence, told.known
     return {
         **asdict(told.preview),
+        "sweet_spot": {
+            "dram_bytes": (dram := sweet_spot(told.preview.by_bytes)) and dram.at,
+            "tier2_bytes": (tier2 := sweet_spot(told.preview.by_tier2_bytes)) and tier2.at,
+        },
         "routed_hits": routed_hits(held.org, told, held.policies, proposed, payload.model),
         "plan_token": tokens.token_of(held, documents.write(wanted)),
         "drivers_asked": known.asked,

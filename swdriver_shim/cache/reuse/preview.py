@@ -32,7 +32,9 @@ COLUMNS: Final = 6000  # of samples, that a policy is tried on at most
 CURVE_COLUMNS: Final = 400  # for each point of a curve,
 CURVE_USES: Final = 3  # with so many uses each, on average
 TTLS_S: Final = (60, 300, 900, 3600, 6 * 3600, 24 * 3600)
-ROOMS: Final = (1 / 16, 1 / 4, 1 / 2, 1, 2)  # parts of what the org has now
+ROOMS: Final = (1 / 16, 1 / 4, 1 / 2, 1, 2)  # parts of what the org has now in memory,
+ROOMS_BELOW: Final = (1, 2, 4, 8, 16)  # and of tier 2, in parts of that
+GAIN_MIN: Final = 0.01  # of the hit rate; a curve that rises by less has no sweet spot
 REFERENCES_MIN: Final = 500  # fewer give a warning
 RUNS_MAX: Final = 64  # results that are cached for one traffic
 INTERVAL: Final = 2.0  # standard errors: 19 of 20 samples are nearer
@@ -52,6 +54,15 @@ class Point(Struct, frozen=True):
 
     at: int
     hit_rate: float
+
+
+class SweetSpot(Struct, frozen=True, kw_only=True):
+    """Of a curve over bytes: where it bends most. What is beyond yields less than the average of all."""
+
+    at: int
+    hit_rate: float
+    before: float  # hit rate that a byte yields on the way there, from the smallest size
+    beyond: float  # and from there to the largest
 
 
 class Confidence(Struct, frozen=True, kw_only=True):
@@ -77,6 +88,7 @@ class Preview(Struct, frozen=True, kw_only=True):
     expiring_bytes: int
     by_ttl: tuple[Point, ...]
     by_bytes: tuple[Point, ...]
+    by_tier2_bytes: tuple[Point, ...] = ()  # of a policy that uses tier 2
     confidence: Confidence | None  # None: there was no traffic yet
 
 
@@ -266,6 +278,7 @@ def preview(known: Sequence[Traffic], now: Policy, proposed: Policy) -> Preview:
         expiring_bytes=expiring_bytes,
         by_ttl=_through(by_ttl(smaller, proposed), shift),
         by_bytes=_through(by_bytes(smaller, proposed), shift),
+        by_tier2_bytes=_through(by_tier2_bytes(smaller, proposed), shift),
         confidence=_confidence(traffics, now, proposed) if traffics else None,
     )
 
@@ -298,6 +311,39 @@ def by_bytes(
     in_memory = max((traffic.sample.held_bytes for traffic in traffics), default=0)
     sizes = [round(in_memory * part) for part in parts if in_memory]
     return _curve(traffics, sizes, lambda at: structs.replace(policy, dram_bytes_max=at))
+
+
+def by_tier2_bytes(
+    traffics: Sequence[Traffic], policy: Policy, parts: Sequence[int] = ROOMS_BELOW
+) -> tuple[Point, ...]:
+    """As `by_bytes`, of quotas in tier 2, where the policy uses it."""
+    if policy.tiers is not Tiers.TIER2:
+        return ()
+    in_memory = max((traffic.sample.held_bytes for traffic in traffics), default=0)
+    sizes = [in_memory * part for part in parts if in_memory]
+    return _curve(traffics, sizes, lambda at: structs.replace(policy, tier2_bytes_max=at))
+
+
+def sweet_spot(points: Sequence[Point]) -> SweetSpot | None:
+    """The size that lies highest above the straight line between the ends of the curve. None where the
+    curve hardly rises, or is as good as straight."""
+    if len(points) < 3 or points[-1].hit_rate - points[0].hit_rate < GAIN_MIN:
+        return None
+    first, last = points[0], points[-1]
+    average = (last.hit_rate - first.hit_rate) / (last.at - first.at)
+
+    def above(point: Point) -> float:
+        return point.hit_rate - first.hit_rate - average * (point.at - first.at)
+
+    best = max(points[1:-1], key=above)
+    if above(best) < GAIN_MIN:
+        return None
+    return SweetSpot(
+        at=best.at,
+        hit_rate=best.hit_rate,
+        before=(best.hit_rate - first.hit_rate) / (best.at - first.at),
+        beyond=(last.hit_rate - best.hit_rate) / (last.at - best.at),
+    )
 
 
 def _curve(
