@@ -9,16 +9,17 @@ Three ways to write: `through` is done when both have the file; `back` when the 
 it behind in the background; `displaced` copies behind what has to make room. What finds no room in
 front, or a front that fails, is written behind at once.
 
-A purge waits for what is being copied, and takes away what was about to be: nothing comes back after it.
+Whoever changes files of a column, here or behind, holds its claim (`claims`). A purge closes its scope
+to claims, and drops what was on its way to the front: nothing comes back after it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import mmap
 import shutil
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from kvss_agent.tier2.address import Address, Scope, parse
 from kvss_agent.tier2.backend import (
     Backend,
     Failed,
+    Fault,
     Found,
     Incoming,
     Outgoing,
@@ -40,7 +42,8 @@ from kvss_agent.tier2.backend import (
     Seen,
     ignore_progress,
 )
-from kvss_agent.tier2.column_file import PAGE
+from kvss_agent.tier2.claims import Claims
+from kvss_agent.tier2.column_file import plausible
 from kvss_agent.tier2.index import Caps, Index, Ticket
 from kvss_agent.tier2.posix import Posix, translated
 
@@ -49,10 +52,9 @@ log = logging.getLogger(__name__)
 COPIES: Final = "copies"
 WAITING: Final = "waiting"
 THREADS: Final = 4  # that copy
-PROMOTED_BYTES_MAX: Final = (
-    64 << 20
-)  # in memory, on their way to the front; what is beyond is not copied
-_FRONT, _BEHIND = "front", "behind"
+PROMOTED_BYTES_MAX: Final = 64 << 20  # in memory, on their way to the front; no more is copied then
+FLUSHES: Final = 256  # that are begun by one `tidy`; one, as long as the store behind fails
+LOOKS: Final = 8  # by one `tidy`: whether a copy's original is still there
 
 
 class Writes(StrEnum):
@@ -81,14 +83,17 @@ class Fronted:
         self._waiting = Posix(front / WAITING, durable=durable, mover=mover)
         self._writes = writes
         self._clock = clock
+        self._threads = ThreadPoolExecutor(THREADS, "tier2-front")
+        self._claims = Claims()
+        self._lock = self._claims.changed  # of all below
         self._index = Index(Caps(cap_bytes, cap_bytes))  # what lies in front
         self._since: dict[Address, float] = {}  # what is waiting, and when it was written
-        self._copying: set[Address] = set()
         self._promoting: dict[Address, memoryview] = {}
         self._promoting_bytes = 0
-        self._purging: list[Scope] = []
-        self._changed = threading.Condition()  # and the lock of all that is above
-        self._threads = ThreadPoolExecutor(THREADS, "tier2-front")
+        self._flushing: set[Address] = set()  # queued, or at it
+        self._is_failing = False  # what was copied behind last
+        self._originals: Iterator[Address] = iter(())  # still to be looked for in this round
+        self._looking: set[Address] = set()
         self._counts: Counter[str] = Counter()
         self._faults: Counter[str] = Counter()
 
@@ -98,24 +103,21 @@ class Fronted:
         self._waiting.use_mover(mover)
 
     def open(self) -> None:
+        """What waits is copied behind once it has been listed what lies there."""
         self._behind.open()
         for root in (self._waiting, self._copies):
             root.open()
-        for found in self._waiting.files():
-            if self._index.adopt(found.address, found.bytes, written=found.modified, beyond_caps=True):
-                self._since[found.address] = found.modified
-                self._keep(found.address)
-        for found in self._copies.files():
-            self._index.adopt(found.address, found.bytes, written=found.modified, beyond_caps=True)
-        with self._changed:
-            excess = self._leaving(self._index.trim())
-        for address in excess:
-            is_gone = self._displace([address])
-            (self._index.finish_removal if is_gone else self._index.cancel_removal)(address)
-        self.tidy()
+            for found in root.files():
+                with self._lock:
+                    is_new = self._index.adopt(
+                        found.address, found.bytes, written=found.modified, beyond_caps=True
+                    )
+                    if is_new and root is self._waiting:
+                        self._wait(found.address, found.modified)
+        self._trim()
 
     def properties(self) -> Mapping[str, bool | int]:
-        with self._changed:
+        with self._lock:
             return {
                 **self._behind.properties(),
                 "front_columns": self._index.columns,
@@ -123,14 +125,14 @@ class Fronted:
                 "front_cap_bytes": self._index.caps.total,
                 "front_waiting": len(self._since),
                 "front_direct_io": bool(self._copies.properties()["direct_io"]),
-                "read_front": self._counts[f"read {_FRONT}"],
-                "read_behind": self._counts[f"read {_BEHIND}"],
+                "read_front": self._counts["read in front"],
+                "read_behind": self._counts["read behind"],
                 "copied_behind": self._counts["copied behind"],
                 "promoted": self._counts["promoted"],
             }
 
     def own_faults(self) -> Mapping[str, int]:
-        with self._changed:
+        with self._lock:
             return dict(self._faults)
 
     def close(self) -> None:
@@ -141,98 +143,125 @@ class Fronted:
     # Writing
 
     def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
-        try:
-            self._forget([_address(file.name) for file in files])  # an earlier copy, if there is one
-        except Failed as failed:
-            self._count_fault(failed)
-        if self._writes is Writes.THROUGH:
-            answers = self._behind.write(files)
-            both = zip(files, answers, strict=True)
-            self._put(self._copies, [file for file, answer in both if answer is True])
-            return answers
-        found = self._put(self._waiting, files)
-        left = [place for place in range(len(files)) if place not in found]
-        if left:
-            found |= zip(left, self._behind.write([files[place] for place in left]), strict=True)
+        with self._claims.of([_address(file.name) for file in files]):
+            try:
+                self._forget([_address(file.name) for file in files])  # a copy of what was here before
+            except Failed as failed:
+                self._count_fault(failed)
+            if self._writes is Writes.THROUGH:
+                answers = self._behind.write(files)
+                both = zip(files, answers, strict=True)
+                self._put(self._copies, [file for file, answer in both if answer is True])
+                return answers
+            found = self._put(self._waiting, files)
+            left = [place for place in range(len(files)) if place not in found]
+            if left:
+                behind = self._behind.write([files[place] for place in left])
+                found |= zip(left, behind, strict=True)
+        if self._writes is Writes.BACK and not self._is_failing:
+            self._begin_flushes(_address(file.name) for file in files)
         return [found[place] for place in range(len(files))]
 
     def _put(self, root: Posix, files: Sequence[Outgoing]) -> dict[int, bool | Failed]:
-        """Write these in front: by place whether it was intact. Those are left out for which there is
-        no room, or which the disk did not take."""
-        tickets = {place: one for place, file in enumerate(files) if (one := self._room(file))}
-        written = root.write([files[place] for place in tickets]) if tickets else []
+        """Write these in front, whose claims we hold: by place whether it was intact. Those are left out
+        for which there is no room, or which the disk did not take."""
         answers: dict[int, bool | Failed] = {}
-        now = self._clock()
-        for (place, ticket), answer in zip(tickets.items(), written, strict=True):
-            if isinstance(answer, Failed):
-                self._count_fault(answer)
-            else:
-                answers[place] = answer
-            with self._changed:
-                if answer is not True:
-                    self._index.cancel(ticket)
+        tickets: dict[int, Ticket] = {}
+        try:
+            for place, file in enumerate(files):
+                if ticket := self._room(file):
+                    tickets[place] = ticket
+            written = root.write([files[place] for place in tickets]) if tickets else []
+            for place, answer in zip([*tickets], written, strict=True):
+                if isinstance(answer, Failed):
+                    self._count_fault(answer)
                     continue
-                self._index.commit(ticket, now)
-                if root is self._waiting:
-                    self._since[ticket.address] = now
-                    self._keep(ticket.address)
-            if root is self._waiting and self._writes is Writes.BACK:
-                self._submit(self._flush, ticket.address)
+                answers[place] = answer
+                if answer:
+                    self._has_come(tickets.pop(place), is_waiting=root is self._waiting)
+        finally:
+            with self._lock:
+                for ticket in tickets.values():
+                    self._index.cancel(ticket)
         return answers
 
+    def _has_come(self, ticket: Ticket, *, is_waiting: bool) -> None:
+        now = self._clock()
+        with self._lock:
+            self._index.commit(ticket, now)
+            if is_waiting:
+                self._wait(ticket.address, now)
+
     def _room(self, file: Outgoing) -> Ticket | None:
-        """For this file in front, where it is not yet."""
+        """For this file in front, where it is not."""
         address = _address(file.name)
-        with self._changed:
-            if self._is_purging(address) or self._index.knows(address) or self._index.is_busy(address):
+        with self._lock:
+            if self._index.knows(address) or self._index.is_busy(address):
                 return None
             ticket = self._index.reserve(address, sum(len(part) for part in file.parts))
-            victims = self._leaving(ticket.victims) if ticket else []
-        if ticket is None:
-            return None
-        is_free = self._displace(victims)
-        with self._changed:
-            if is_free and self._index.start(ticket):
-                return ticket
-            self._index.cancel(ticket)
-            return None
-
-    def _leaving(self, victims: Iterable[Address]) -> list[Address]:
-        """With the lock held: who deletes or purges these waits from now on until they have left."""
-        leaving = list(victims)
-        self._copying.update(leaving)
-        return leaving
-
-    def _displace(self, victims: Sequence[Address]) -> bool:
-        """Remove from the front what is `_leaving`; what is nowhere else is copied behind first. Whether
-        all have left."""
-        have_left = [self._has_left(address) for address in victims]  # of each, whatever the others do
-        return all(have_left)
+            if ticket is None:
+                return None
+            if not self._claims.take(ticket.victims):  # one is being read behind, deleted or purged
+                self._index.cancel(ticket)
+                return None
+        victims = [*ticket.victims]
+        left: set[Address] = set()
+        is_free = False
+        try:
+            left.update(address for address in victims if self._has_left(address))
+        finally:
+            with self._lock:
+                self._conclude(victims, left)
+                ticket.victims.clear()
+                is_free = len(left) == len(victims) and self._index.start(ticket)
+                if not is_free:
+                    self._index.cancel(ticket)
+        return ticket if is_free else None
 
     def _has_left(self, address: Address) -> bool:
+        """Remove from the front what we have claimed; what is nowhere else is copied behind first."""
         since = self._since.get(address)
         try:
             if since is not None:
                 self._copy_behind(address, since)
                 self._waiting.delete([address.name])
             self._copies.delete([address.name])
-            with self._changed:
-                self._since.pop(address, None)
         except Failed as failed:
             self._count_fault(failed)
             return False
-        finally:
-            with self._changed:
-                self._copying.discard(address)
-                self._changed.notify_all()
         return True
+
+    def _conclude(self, victims: Iterable[Address], left: set[Address]) -> None:
+        """With the lock held: their removal was begun, and these have left."""
+        for address in victims:
+            if address in left:
+                self._since.pop(address, None)
+                self._index.finish_removal(address)
+            else:
+                self._index.cancel_removal(address)
+        self._claims.release([*victims])
+
+    def _trim(self) -> None:
+        """A cap was lowered, or what waited lies in front beyond it."""
+        with self._lock:
+            victims = [*self._index.trim()]
+            free = [address for address in victims if self._claims.take([address])]
+            for address in victims:
+                if address not in free:
+                    self._index.cancel_removal(address)
+        left: set[Address] = set()
+        try:
+            left.update(address for address in free if self._has_left(address))
+        finally:
+            with self._lock:
+                self._conclude(free, left)
 
     # Reading
 
     def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
         answers: list[int | Failed | None] = [None] * len(files)
         there: dict[int, bool] = {}  # by place: whether it is waiting
-        with self._changed:
+        with self._lock:
             for place, (name, _) in enumerate(files):
                 address = _address(name)
                 if self._index.knows(address) or address in self._since:
@@ -246,8 +275,8 @@ class Fronted:
                     if isinstance(answer, Failed):
                         self._count_fault(answer)
         left = [place for place, answer in enumerate(answers) if not isinstance(answer, int)]
-        with self._changed:
-            self._counts[f"read {_FRONT}"] += len(files) - len(left)
+        with self._lock:
+            self._counts["read in front"] += len(files) - len(left)
         if left:
             self._read_behind(files, left, answers)
         return answers
@@ -256,7 +285,7 @@ class Fronted:
         self, files: Sequence[Incoming], places: Sequence[int], answers: list[int | Failed | None]
     ) -> None:
         for place, answer in zip(places, self._behind.read([files[p] for p in places]), strict=True):
-            if not answer and isinstance(answers[place], Failed):
+            if answer is None and isinstance(answers[place], Failed):
                 continue  # it is in front alone, where it cannot be read now
             answers[place] = answer
             if isinstance(answer, int):
@@ -265,186 +294,223 @@ class Fronted:
     def _promote(self, name: str, parts: Sequence[memoryview], size: int) -> None:
         """Copy to the front what has been read from behind, as long as it lies here as it was read."""
         address = _address(name)
-        with self._changed:
-            self._counts[f"read {_BEHIND}"] += 1
+        with self._lock:
+            self._counts["read behind"] += 1
             if (
                 self._promoting_bytes + size > PROMOTED_BYTES_MAX
-                or size % PAGE
+                or not plausible(size)
                 or size > self._index.caps.total
                 or address in self._promoting
                 or self._index.knows(address)
-                or self._is_purging(address)
+                or not self._claims.is_free(address)
             ):
                 return
             self._promoting_bytes += size
-            self._promoting[address] = memoryview(b"".join(parts))[:size]
+            self._promoting[address] = _first(parts, size)
         self._submit(self._put_promoted, address)
 
     def _put_promoted(self, address: Address) -> None:
-        with self._changed:
+        is_there = False
+        with self._lock:
             content = self._promoting.get(address)
             if content is None:
                 return  # it was purged or deleted meanwhile
-            self._copying.add(address)
-        try:
-            stored = self._put(self._copies, [Outgoing(address.name, [content], lambda: True)])
-        finally:
-            with self._changed:
-                self._counts["promoted"] += bool(stored)
-                self._copying.discard(address)
+            if not self._claims.take([address]):
                 self._drop_promotion(address)
-                self._changed.notify_all()
+                return
+        try:
+            file = Outgoing(address.name, [content], lambda: True)
+            is_there = self._put(self._copies, [file]).get(0) is True
+        finally:
+            with self._lock:
+                self._counts["promoted"] += is_there
+                self._drop_promotion(address)
+                self._claims.release([address])
 
     # Copying behind
 
     def tidy(self) -> None:
-        """Try again what could not be copied behind."""
+        """Copy behind what is left waiting; hold the cap; look whether originals are still there."""
+        self._trim()
         if self._writes is not Writes.DISPLACED:
-            with self._changed:
-                left = [address for address in self._since if address not in self._copying]
-            for address in left:
-                self._submit(self._flush, address)
+            with self._lock:
+                left = [one for one in self._since if one not in self._flushing]
+            self._begin_flushes(itertools.islice(left, 1 if self._is_failing else FLUSHES))
+        if not self._is_failing and not self._looking:
+            self._begin_looks()
         self._behind.tidy()
 
+    def _begin_flushes(self, addresses: Iterable[Address]) -> None:
+        for address in addresses:
+            with self._lock:
+                if address not in self._since or address in self._flushing:
+                    continue
+                self._flushing.add(address)
+            self._submit(self._flush, address)
+
     def _flush(self, address: Address) -> None:
-        with self._changed:
+        with self._lock:
             since = self._since.get(address)
-            if since is None or address in self._copying or self._is_purging(address):
-                return
-            self._copying.add(address)
-        is_behind = False
+            if since is None or not self._claims.take([address]):
+                self._flushing.discard(address)
+                return  # it is gone, or its turn comes with the next `tidy`
+        is_behind = is_lost = False
         try:
-            self._copy_behind(address, since)
-            self._waiting.hand_over(address.name, self._copies)
-            is_behind = True
+            is_lost = not self._copy_behind(address, since)
+            if not is_lost:
+                self._waiting.hand_over(address.name, self._copies)
+                is_behind = True
+            self._is_failing = False
         except Failed as failed:
+            self._is_failing = True
             self._count_fault(failed)
         finally:
-            with self._changed:
-                self._copying.discard(address)
+            with self._lock:
+                self._flushing.discard(address)
                 if is_behind:
-                    del self._since[address]
-                    self._index.end_read(address)
-                self._changed.notify_all()
+                    self._waits_no_more(address)
+                elif is_lost:
+                    self._lose(address)
+                self._claims.release([address])
 
-    def _copy_behind(self, address: Address, since: float) -> None:
-        """Raises Failed."""
-        _copy(self._waiting, self._behind, address, since)
-        with self._changed:
-            self._counts["copied behind"] += 1
+    def _copy_behind(self, address: Address, since: float) -> bool:
+        """False: there is nothing that could be copied. Raises Failed."""
+        is_there = _copy(self._waiting, self._behind, address, since)
+        with self._lock:
+            self._counts["copied behind"] += is_there
+        return is_there
+
+    def _begin_looks(self) -> None:
+        """Some copies in turn: those go whose originals others have removed."""
+        with self._lock:
+            looking = [*itertools.islice(self._originals, LOOKS)]
+            if not looking:
+                self._originals = iter([one for one, _ in self._index.sizes()])
+            self._looking.update(looking)
+        for address in looking:
+            self._submit(self._look_for_original, address)
+
+    def _look_for_original(self, address: Address) -> None:
+        is_claimed = self._claims.take([address])
+        try:
+            if is_claimed and address not in self._since and not self._behind.look(address.name):
+                self._forget([address])
+        except Failed as failed:
+            self._is_failing = True
+            self._count_fault(failed)
+        finally:
+            with self._lock:
+                self._looking.discard(address)
+                if is_claimed:
+                    self._claims.release([address])
 
     # Removing
 
     def look(self, name: str) -> Seen | None:
-        address = _address(name)
-        with self._changed:
-            is_waiting = address in self._since
-        if is_waiting and (seen := self._waiting.look(name)):
+        if _address(name) in self._since and (seen := self._waiting.look(name)):
             return seen
         return self._behind.look(name)
 
     def delete(self, names: Sequence[str]) -> None:
-        self._forget([_address(name) for name in names])
-        self._behind.delete(names)
+        addresses = [_address(name) for name in names]
+        with self._claims.of(addresses):
+            self._behind.delete(names)  # first: if that fails, what is only in front is not lost
+            self._forget(addresses)
 
     def damaged(self, names: Sequence[str]) -> list[bool]:
-        """It may be a copy in front: then that goes, and the file behind is read next."""
-        elsewhere = {name for name in names if self._is_only_in_front(name)}
-        self._forget([_address(name) for name in names])
-        left = [name for name in names if name not in elsewhere]
-        answers = dict(zip(left, self._behind.damaged(left), strict=True))
-        return [name in elsewhere or answers[name] for name in names]
+        """What was read in front says nothing of a file behind, unless that is the same."""
+        with self._claims.of([_address(name) for name in names]):
+            return [self._is_left(name) for name in names]
 
-    def _is_only_in_front(self, name: str) -> bool:
-        """Whether there is a file behind that differs from the damaged copy here."""
+    def _is_left(self, name: str) -> bool:
         address = _address(name)
-        with self._changed:
-            if address in self._since or not self._index.knows(address):
-                return False
-        copies = [_content(root, name) for root in (self._copies, self._behind)]
-        return copies[1] is not None and copies[0] != copies[1]
+        if not self._index.knows(address):
+            self._forget([address])
+            return self._behind.damaged([name])[0]
+        root = self._waiting if address in self._since else self._copies
+        try:
+            here, behind = _content(root, name), _content(self._behind, name)
+        except Failed as failed:
+            self._count_fault(failed)  # nobody can tell: the one behind stays
+            self._forget([address])
+            return True
+        self._forget([address])
+        if behind is None:
+            return False
+        return here != behind or self._behind.damaged([name])[0]
 
     def _forget(self, addresses: Sequence[Address]) -> None:
-        """Remove from the front what is there of these, once nobody copies it. Raises Failed."""
-        with self._changed:
+        """Remove from the front what is there of these, whose claims we hold. Raises Failed."""
+        with self._lock:
             for address in addresses:
                 self._drop_promotion(address)
-            self._changed.wait_for(lambda: not self._copying.intersection(addresses))
             known = [address for address in addresses if self._index.knows(address)]
-            waiting = [address for address in known if address in self._since]
         if not known:
             return
-        self._waiting.delete([address.name for address in waiting])
+        self._waiting.delete([address.name for address in known if address in self._since])
         self._copies.delete([address.name for address in known])
-        with self._changed:
+        with self._lock:
             for address in known:
                 self._lose(address)
 
     def purge(self, scope: Scope) -> Removed:
-        with self._closed_to(scope):
+        with self._claims.closed_to(scope):
+            with self._lock:
+                for address in [one for one in self._promoting if scope.covers(one)]:
+                    self._drop_promotion(address)
             lone = self._waiting.purge(scope)
             self._copies.purge(scope)
-            with self._changed:
+            with self._lock:
                 for address in [one for one, _ in self._index.sizes() if scope.covers(one)]:
                     self._lose(address)
             behind = self._behind.purge(scope)
         return Removed(lone.columns + behind.columns, lone.bytes + behind.bytes)
 
-    @contextlib.contextmanager
-    def _closed_to(self, scope: Scope) -> Iterator[None]:
-        with self._changed:
-            self._purging.append(scope)
-            for address in [one for one in self._promoting if scope.covers(one)]:
-                self._drop_promotion(address)
-            self._changed.wait_for(lambda: not any(map(scope.covers, self._copying)))
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._purging.remove(scope)
-
     # Listing
 
     def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
-        with self._changed:
+        with self._lock:
             before = {address for address, _ in self._index.sizes()}
-        seen = set()
         for found in self._behind.files(progress):
-            if found.address in before:
-                seen.add(found.address)
+            before.discard(found.address)
             yield found
-        with self._changed:
-            lone = [address for address in before - seen if address in self._since]
-            gone = [address for address in before - seen if address not in self._since]
-        for address in lone:
-            if there := self._waiting.look(address.name):
+        for address in before:  # not there, or not yet when that folder was listed
+            if there := self.look(address.name):
                 yield Found(address, *there)
-        self._forget(gone)  # others have removed them behind
+            elif self._claims.take([address]):
+                try:
+                    self._forget([address])  # others have removed it behind
+                finally:
+                    self._claims.release([address])
 
     # Inside. With the lock held:
 
-    def _keep(self, address: Address) -> None:
+    def _wait(self, address: Address, since: float) -> None:
         """What is to be copied behind makes no room before."""
+        self._since[address] = since
         if self._writes is not Writes.DISPLACED:
             self._index.begin_read(address)
+
+    def _waits_no_more(self, address: Address) -> None:
+        if self._since.pop(address, None) is not None and self._writes is not Writes.DISPLACED:
+            self._index.end_read(address)
 
     def _lose(self, address: Address) -> None:
         """Its file is gone from the front."""
         self._index.remove(address)
-        if self._since.pop(address, None) is not None and self._writes is not Writes.DISPLACED:
-            self._index.end_read(address)
+        self._waits_no_more(address)
 
     def _drop_promotion(self, address: Address) -> None:
-        content = self._promoting.pop(address, None)
-        self._promoting_bytes -= len(content or b"")
+        if (content := self._promoting.pop(address, None)) is not None:
+            self._promoting_bytes -= len(content)
 
-    def _is_purging(self, address: Address) -> bool:
-        return any(scope.covers(address) for scope in self._purging)
+    # Without
 
     def _count_fault(self, failed: Failed) -> None:
-        with self._changed:
+        with self._lock:
             self._faults[failed.fault] += 1
-        log.warning("The front of tier 2: %s", failed)
+            is_first = self._faults[failed.fault] == 1
+        log.log(logging.WARNING if is_first else logging.DEBUG, "The front of tier 2: %s", failed)
 
     def _submit(self, work: Callable[[Address], None], address: Address) -> None:
         with contextlib.suppress(RuntimeError):  # it is closed
@@ -463,25 +529,50 @@ def give_up(front: Path, behind: Backend) -> None:
                 shutil.rmtree(front / name)
 
 
-def _copy(one: Backend, other: Backend, address: Address, since: float) -> None:
-    """Raises Failed. A file that is not there any more is not missed: its reader will see."""
+def _copy(one: Backend, other: Backend, address: Address, since: float) -> bool:
+    """False: there is no such file, or it is half of one. Raises Failed.
+
+    A file of this name and size that is there already stays: it is the same column, and it may be of
+    others, while nobody has looked at the content of ours.
+    """
     content = _content(one, address.name)
-    if content is not None:
-        (stored,) = other.write([Outgoing(address.name, [content], lambda: True, since)])
-        if isinstance(stored, Failed):
-            raise stored
+    if content is None or not plausible(len(content)):
+        return False
+    there = other.look(address.name)
+    if there is not None and there.bytes == len(content):
+        return True
+    (stored,) = other.write([Outgoing(address.name, [content], lambda: True, since)])
+    if isinstance(stored, Failed):
+        raise stored
+    return True
 
 
 def _content(backend: Backend, name: str) -> memoryview | None:
-    """Of a whole file. Raises Failed."""
+    """Of a whole file; empty if it has no size that a column's file has. Raises Failed."""
     seen = backend.look(name)
     if seen is None:
         return None
-    content = memoryview(mmap.mmap(-1, -(-max(1, seen.bytes) // PAGE) * PAGE))
+    if not plausible(seen.bytes):
+        return memoryview(b"")
+    try:
+        content = memoryview(mmap.mmap(-1, seen.bytes))
+    except (OSError, OverflowError) as error:
+        raise Failed(Fault.OTHER, f"no memory for {seen.bytes} bytes: {error}") from error
     (size,) = backend.read([(name, [content])])
     if isinstance(size, Failed):
         raise size
     return None if size is None else content[:size]
+
+
+def _first(parts: Sequence[memoryview], size: int) -> memoryview:
+    """So many bytes of these, in memory of their own."""
+    found = bytearray(size)
+    filled = 0
+    for part in parts:
+        piece = part[: size - filled]
+        found[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    return memoryview(found)
 
 
 def _address(name: str) -> Address:

@@ -138,9 +138,9 @@ class Posix:
                 ready[index] = staged
         try:
             for index, (fd, unfinished, _) in [*ready.items()]:
-                if (modified := files[index].modified) is not None:
-                    os.utime(fd, (modified, modified))
-                error = _synced(fd) if self._durable else None
+                error = _dated(fd, files[index].modified)
+                if self._durable:
+                    error = error or _synced(fd)
                 if error or not files[index].intact():
                     answers[index] = _failed(error) if error else False
                     discard(fd, unfinished)
@@ -395,6 +395,16 @@ def _make_directory_of(path: str) -> OSError | None:
         return None
     except OSError as error:
         return error
+    return None
+
+
+def _dated(fd: int, modified: float | None) -> OSError | None:
+    """Why this file cannot say that it is as old as its original: then it would live too long."""
+    if modified is not None:
+        try:
+            os.utime(fd, (modified, modified))
+        except OSError as error:
+            return error
     return None
 
 

@@ -194,6 +194,7 @@ class Stores:
         if told is not None and _is_same_place(told, before):
             await store.close()  # it is opened anew, with other settings
             if told.place != before.place:
+                await _leave_front(before, told)
                 self._note_down(told)  # it has files, by this name too
                 self._cross_out(before.place)
         else:
@@ -218,8 +219,8 @@ class Stores:
         """Written down before: from then on it may have files of ours. One that has never been opened
         has none."""
         before = self._remembered.get(told.place)
-        if before and before.front and before.front_folder != told.front_folder:
-            await asyncio.to_thread(leave_front, before)
+        if before:
+            await _leave_front(before, told)
         self._note_down(told)
         try:
             return await self._opened(told, told.caps(), self.progress)
@@ -241,7 +242,7 @@ class Stores:
                 if _is_same_place(settings, used):
                     del wanted[place]
                     if place != used.place and used.place in self._remembered:
-                        self._cross_out(place)
+                        await self._forget_alias(place, used)
                     if place in names:
                         aliases[place] = Retiring(settings, progress=Progress("empty", ALIAS))
         for place in self._retiring.keys() - wanted.keys():
@@ -251,7 +252,18 @@ class Stores:
             limited = settings if place in names or not used else _with_limits_of(settings, used)
             await self._look_after(limited, is_drained=place in names and settings.cap_bytes == 0)
 
+    async def _forget_alias(self, place: str, used: Tier2Settings) -> None:
+        try:
+            if before := self._remembered.get(place):
+                await _leave_front(before, used)
+        except CANNOT as error:
+            log.warning("Tier 2: %s", error)  # with the next document once more
+        else:
+            self._cross_out(place)
+
     async def _look_after(self, settings: Tier2Settings, *, is_drained: bool) -> None:
+        if settings.place in self._remembered:  # with the front that has files of it, whoever names it
+            settings = replace(settings, front=self._remembered[settings.place].front)
         one = self._retiring.setdefault(settings.place, Retiring(settings))
         before = one.settings, one.is_drained
         one.settings, one.is_drained = settings, is_drained
@@ -281,7 +293,11 @@ class Stores:
     async def _opened(self, settings: Tier2Settings, caps: Caps, progress: Progress) -> Tier2:
         store = make(settings, caps)
         store.live = self._live
-        await store.open(progress.report)
+        try:
+            await store.open(progress.report)
+        except BaseException:
+            await store.close()  # what it does by itself ends before another one looks at these files
+            raise
         return store
 
     async def _let_go(self, one: Retiring) -> None:
@@ -357,6 +373,12 @@ class Stores:
         if noted != self._remembered or not self._note.exists():
             write_durably(self._note, msgspec.json.encode(list(noted.values())))
             self._remembered = dict(noted)
+
+
+async def _leave_front(before: Tier2Settings, after: Tier2Settings) -> None:
+    """The front of these settings is left where the next ones have another, or none. Raises CANNOT."""
+    if before.front_folder not in (None, after.front_folder):
+        await asyncio.to_thread(leave_front, before)
 
 
 async def _limit(store: Tier2, limits: Limits, caps: Caps) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kvss_agent.client import Miss, Recalled
+from kvss_agent.tier2.backend import Failed, Fault
+from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.settings import FrontSettings, Tier2Settings
+from kvss_agent.tier2.stores import Stores
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.kvss_agent.stores import files, keep, purge, recall, retiring, tier2
+from tests.kvss_agent.tier2.columns import ACME, address_of, get, put
 from tests.live import wait_until
 
 pytestmark = pytest.mark.slow  # each starts a process
@@ -125,3 +132,64 @@ def test_fronts_that_make_no_sense_are_refused(told: dict[str, Any], why: str) -
             cap_bytes=1,
             front=FrontSettings(*told["front"]),
         )
+
+
+# Documents that come while an agent is there
+
+
+async def stored_once(stores: Stores, told: Tier2Settings) -> None:
+    await stores.use(told)
+    assert stores.progress.state == "ready", stores.progress.reason
+    assert stores.current
+    assert await put(stores.current, address_of(1)) == "stored"
+
+
+def displaced(tmp_path: Path, store: str = "store") -> Tier2Settings:
+    front = FrontSettings(str(tmp_path / "front"), CAP, "displaced")
+    return Tier2Settings("posix", CAP, path=str(tmp_path / store), front=front)
+
+
+async def test_the_same_store_by_another_name_leaves_nothing_in_the_front_of_the_first(
+    tmp_path: Path,
+) -> None:
+    stores = Stores(tmp_path, lambda _: None)
+    await stored_once(stores, displaced(tmp_path))
+    (tmp_path / "alias").symlink_to(tmp_path / "store")
+    await stores.use(displaced(tmp_path, "alias"))
+    assert not files(tmp_path / "front")
+    assert stores.current
+    assert await get(stores.current, address_of(1)) == "hit"
+    await stores.close()
+
+
+async def test_a_retiring_store_keeps_its_front_whoever_names_it_without(tmp_path: Path) -> None:
+    """The description lost the front, and then the store, while its agent was away."""
+    told = displaced(tmp_path)
+    before = Stores(tmp_path, lambda _: None)
+    await stored_once(before, told)
+    await before.close()
+    stores = Stores(tmp_path, lambda _: None)
+    stores.remember()
+    await stores.use(None)
+    await stores.retire([replace(told, front=None)])
+    await asyncio.to_thread(
+        wait_until, "it is open", lambda: stores.states() == {told.place: "retiring"}
+    )
+    (one,) = stores.retiring().values()
+    assert (await one.purge(tag=ACME)).columns == 1
+    assert not files(tmp_path / "front")
+    await stores.close()
+
+
+async def test_a_store_that_does_not_open_leaves_no_threads_that_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise Failed(Fault.UNREACHABLE, "away")
+
+    monkeypatch.setattr(Posix, "files", fail)
+    stores = Stores(tmp_path, lambda _: None)
+    await stores.use(displaced(tmp_path))
+    assert stores.progress.state == "refused"
+    assert not [one for one in threading.enumerate() if one.name.startswith("tier2")]
+    await stores.close()

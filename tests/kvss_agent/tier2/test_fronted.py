@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
+import shutil
+import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kvss_agent.shard.seal import Miss
-from kvss_agent.tier2.backend import Failed, Outgoing
+from kvss_agent.tier2.backend import Failed, Found, Outgoing, Progress, ignore_progress
 from kvss_agent.tier2.fronted import COPIES, PROMOTED_BYTES_MAX, WAITING, Fronted, Writes, give_up
 from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.posix import Posix
@@ -374,3 +377,240 @@ async def test_a_purge_that_the_front_cannot_do_has_no_receipt(
 async def _no_thread_is_left() -> AsyncIterator[None]:
     yield
     assert not [one for one in threading.enumerate() if one.name.startswith("tier2-front")]
+
+
+# What threads do at the same time
+
+
+async def test_a_column_that_makes_room_while_it_is_purged_does_not_come_back(place: Place) -> None:
+    """Whose room it makes is another org's."""
+    behind = Slow(place.behind)
+    backend = place.backend(Writes.DISPLACED, cap=FILE, behind=behind)
+    async with opened(backend) as store:
+        await put(store, address_of(1))
+        putting = asyncio.create_task(put(store, address_of(2, BOLT)))
+        assert await asyncio.to_thread(behind.begun.wait, 10)
+        purging = asyncio.create_task(store.purge(tag=ACME))
+        await asyncio.sleep(0.05)
+        assert not purging.done()
+        behind.may_go_on.set()
+        assert await putting == Outcome.STORED
+        await purging
+        assert place.copies | place.waiting | place.stored == {address_of(2, BOLT).name}
+
+
+@pytest.mark.parametrize("how", ["deleted", "evicted"])
+async def test_what_is_being_copied_behind_is_gone_for_good_when_it_is_removed(
+    place: Place, how: str
+) -> None:
+    behind = Slow(place.behind)
+    async with opened(place.backend(Writes.BACK, behind=behind)) as store:
+        await put(store, address_of(1))
+        assert await asyncio.to_thread(behind.begun.wait, 10)
+        going = store.delete([address_of(1)]) if how == "deleted" else store.set_caps(Caps(0, 0))
+        removing = asyncio.ensure_future(going)
+        await asyncio.sleep(0.05)
+        assert not removing.done()
+        behind.may_go_on.set()
+        await removing
+        await store.purge(tag=BOLT)  # nobody holds what is to be released
+        assert place.copies | place.waiting | place.stored == set()
+        assert await get(store, address_of(1)) == Miss.ABSENT
+
+
+class Lists(Posix):
+    """Others go on while it has listed, and has not said so yet."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.listed, self.may_go_on = threading.Event(), threading.Event()
+
+    def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
+        found = list(super().files(progress))
+        self.listed.set()
+        assert self.may_go_on.wait(10)
+        return iter(found)
+
+
+async def test_what_is_copied_behind_while_that_is_listed_is_known(place: Place) -> None:
+    behind = Lists(place.behind)
+    backend = place.backend(Writes.DISPLACED, behind=behind)
+    async with opened_meanwhile(backend, behind) as store:
+        assert store.stats().columns == 1
+        assert await get(store, address_of(1)) == "hit"
+
+
+@contextlib.asynccontextmanager
+async def opened_meanwhile(backend: Fronted, behind: Lists) -> AsyncIterator[Tier2]:
+    """One column moves from the front to behind while it opens."""
+    store = Tier2(backend, PLENTY, shared=False)
+    waits = place_of(backend) / address_of(1).name
+    waits.parent.mkdir(parents=True)
+    slot_file(waits)
+    opening = asyncio.create_task(store.open())
+    assert await asyncio.to_thread(behind.listed.wait, 10)
+    assert backend._claims.take([address_of(1)])
+    backend._copy_behind(address_of(1), 1.0)
+    backend._waiting.hand_over(address_of(1).name, backend._copies)
+    backend._waits_no_more(address_of(1))
+    backend._claims.release([address_of(1)])
+    behind.may_go_on.set()
+    await opening
+    yield store
+    await store.close()
+
+
+def place_of(backend: Fronted) -> Path:
+    return backend._waiting._root
+
+
+def slot_file(path: Path) -> None:
+    """A column file as a spill makes it."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+
+        async def make() -> None:
+            async with opened(root) as store:
+                await put(store, address_of(1))
+
+        thread = threading.Thread(target=lambda: asyncio.run(make()))
+        thread.start()
+        thread.join()
+        shutil.copy(root / address_of(1).name, path)
+
+
+# What goes wrong
+
+
+async def test_a_damaged_column_that_waits_does_not_take_that_of_others_along(place: Place) -> None:
+    address = address_of(1)
+    async with opened(place.backend(Writes.DISPLACED)) as store:
+        await put(store, address)
+        async with opened(place.behind) as another_agent:
+            await put(another_agent, address)
+        path = place.front / WAITING / address.name
+        path.write_bytes(bytes(FILE))
+        assert await get(store, address) in (Miss.CORRUPT, Miss.TORN)
+        assert place.waiting == set()
+        assert await get(store, address) == "hit"
+
+
+async def test_what_waits_and_is_half_a_file_is_dropped_and_copied_nowhere(place: Place) -> None:
+    async with opened(place.backend(Writes.BACK)) as store:
+        pass
+    half = place.front / WAITING / address_of(1).name
+    half.parent.mkdir(parents=True)
+    half.write_bytes(bytes(5000))
+    async with opened(place.backend(Writes.BACK)) as store:
+        await store.expire()
+        await until("it is dropped", lambda: not store.stats().properties["front_waiting"])
+        assert place.stored == set()
+        assert await get(store, address_of(1)) == Miss.ABSENT
+
+
+async def test_a_disk_that_dates_no_files_costs_no_column_and_holds_nothing_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "not here")
+
+    one, other = address_of(1), address_of(2, BOLT)
+    async with opened(place.backend(Writes.DISPLACED, cap=FILE)) as store:
+        await put(store, one)
+        monkeypatch.setattr("kvss_agent.tier2.posix.os.utime", refuse)
+        assert await put(store, other) == Outcome.STORED
+        assert (place.waiting, place.stored) == ({one.name}, {other.name})
+        assert store.stats().faults["denied"] == 1
+        assert (await store.purge(tag=ACME)).columns == 1
+
+
+async def test_a_store_that_is_full_and_unreachable_loses_nothing_that_waits(place: Place) -> None:
+    behind = Faulty(place.behind)
+    addresses = [address_of(number) for number in range(4)]
+    caps = Caps(2 * FILE, 2 * FILE)
+    async with opened(place.backend(Writes.BACK, behind=behind), caps) as store:
+        behind.fail_with(errno.ETIMEDOUT)
+        assert [await put(store, address) for address in addresses] == ["stored"] * 2 + ["failed"] * 2
+        behind.fail_with(0)
+        assert [await get(store, address) for address in addresses[:2]] == ["hit"] * 2
+        await until_flushed(store, place)
+
+
+async def until_flushed(store: Tier2, place: Place) -> None:
+    async with asyncio.timeout(10):
+        while place.waiting:
+            await store.expire()
+            await asyncio.sleep(0.01)
+
+
+async def test_a_front_that_became_smaller_holds_its_cap_once_nothing_waits(place: Place) -> None:
+    behind = Faulty(place.behind)
+    addresses = [address_of(number) for number in range(3)]
+    async with opened(place.backend(Writes.BACK, behind=behind)) as store:
+        behind.fail_with(errno.ETIMEDOUT)
+        for address in addresses:
+            await put(store, address)
+    behind.fail_with(0)
+    async with opened(place.backend(Writes.BACK, cap=FILE, behind=behind)) as store:
+        await until_flushed(store, place)
+        await store.expire()
+        assert len(place.copies) == 1
+        assert store.stats().properties["front_bytes"] == FILE
+        assert [await get(store, address) for address in addresses] == ["hit"] * 3
+
+
+async def test_a_file_that_vanished_from_the_front_takes_no_room(place: Place) -> None:
+    behind = Faulty(place.behind)
+    async with opened(place.backend(Writes.BACK, behind=behind)) as store:
+        behind.fail_with(errno.ETIMEDOUT)
+        await put(store, address_of(1))
+        (place.front / WAITING / address_of(1).name).unlink()
+        behind.fail_with(0)
+        async with asyncio.timeout(10):
+            while store.stats().properties["front_bytes"]:
+                await store.expire()
+                await asyncio.sleep(0.01)
+        assert store.stats().properties["front_waiting"] == 0
+
+
+async def test_a_copy_whose_original_is_gone_is_noticed_in_time(place: Place) -> None:
+    async with opened(place.backend(Writes.THROUGH)) as store:
+        await put(store, address_of(1))
+        (place.behind / address_of(1).name).unlink()
+        async with asyncio.timeout(10):
+            while place.copies:
+                await store.expire()
+                await asyncio.sleep(0.01)
+        assert await get(store, address_of(1)) == Miss.ABSENT
+
+
+async def test_what_waits_is_queued_once_however_long_the_store_fails(place: Place) -> None:
+    behind = Faulty(place.behind)
+    backend = place.backend(Writes.BACK, behind=behind)
+    async with opened(backend) as store:
+        behind.fail_with(errno.ETIMEDOUT)
+        for number in range(20):
+            await put(store, address_of(number))
+        held = threading.Event()
+        for _ in range(4):
+            backend._threads.submit(held.wait, 10)
+        for _ in range(100):
+            await store.expire()
+        assert backend._threads._work_queue.qsize() <= 20
+        held.set()
+        behind.fail_with(0)
+        await until_flushed(store, place)
+
+
+def test_of_a_large_slot_only_the_file_is_held_in_memory(place: Place) -> None:
+    backend = place.backend(Writes.THROUGH)
+    backend.open()
+    held = threading.Event()
+    for _ in range(4):
+        backend._threads.submit(held.wait, 10)
+    backend._promote(address_of(1).name, [memoryview(bytes(64)), memoryview(bytes(8 << 20))], PAGE)
+    (content,) = backend._promoting.values()
+    assert isinstance(content.obj, bytearray)
+    assert len(content.obj) == PAGE
+    held.set()
+    backend.close()
