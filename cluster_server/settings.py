@@ -38,7 +38,13 @@ BACKENDS: Final = {PROCESSES: PROCESSES, KUBERNETES: KUBERNETES}
 TEMPLATE_BYTES_MAX: Final = 1 << 20
 IMAGE: Final = "tidegate"
 OF_KUBERNETES: Final = (
-    *("namespace", "kubeconfig", "image", "runner", "pod_template", "own_folder", "lease_time"),
+    "namespace",
+    "kubeconfig",
+    "image",
+    "runner",
+    "pod_template",
+    "own_folder",
+    "lease_time",
 )
 OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -189,7 +195,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--own-folder",
         metavar="yes|no",
-        help="whether a container of root gives a pod its folder of the node first (default: yes)",
+        help="an init container, as root, chowns /var/lib/tidegate of the node to the pod's user "
+        "(default: yes)",
     )
     add(
         "--lease-time",

@@ -19,7 +19,7 @@ import base64
 import copy
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -52,6 +52,8 @@ STORED: Final = Limits(2 << 20)  # an object in etcd has less
 SECRET_MODE: Final = 0o440
 READY_SECONDS: Final = 2  # between two looks of the kubelet
 USER: Final = 10001  # of the image
+WHOSE: Final = ("runAsUser", "runAsGroup")
+OWN: Final = "own"  # the container that gives a pod its folder of the node
 POD_SECURITY: Final = {
     "runAsNonRoot": True,
     "runAsUser": USER,
@@ -505,8 +507,9 @@ def _pod_spec(
         volumes.append(
             {"name": "shared", "hostPath": {"path": "/var/lib/tidegate", "type": "DirectoryOrCreate"}}
         )
-        if settings.owns_folder:
-            spec["initContainers"] = [_owns(spec, container), *spec.get("initContainers", ())]
+        before = spec.get("initContainers", [])
+        if settings.owns_folder and not any(one["name"] == OWN for one in before):
+            spec["initContainers"] = [*_own_folder(spec, container), *before]
     volumes += [
         {"name": "work", "emptyDir": {}},
         {"name": "inputs", "configMap": {"name": inputs, "items": [{"key": SPEC, "path": SPEC}]}},
@@ -524,14 +527,18 @@ def _pod_spec(
     return spec
 
 
-def _owns(spec: Document, container: Document) -> Document:
-    """The kubelet makes folders of a node for root: this one is given to whoever the pod runs as. What
-    the template leaves to its image we don't know."""
-    runs = POD_SECURITY | spec["securityContext"] | container["securityContext"]
-    return {
-        "name": "own",
+def _own_folder(spec: Document, container: Document) -> Iterator[Document]:
+    """The kubelet makes folders of a node for root: this one is given to whoever the pod runs as. Not
+    where the template leaves that to its image."""
+    runs = spec["securityContext"] | container["securityContext"]
+    if "runAsUser" not in runs:
+        return
+    pulled = {key: container[key] for key in ("imagePullPolicy",) if key in container}
+    yield {
+        "name": OWN,
         "image": container["image"],
-        "command": ["chown", f"{runs['runAsUser']}:{runs['runAsGroup']}", SHARED],
+        **pulled,
+        "command": ["chown", ":".join(str(runs[key]) for key in WHOSE if key in runs), SHARED],
         "securityContext": {
             "runAsNonRoot": False,
             "runAsUser": 0,

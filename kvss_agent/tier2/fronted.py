@@ -73,6 +73,7 @@ class Fronted:
         cap_bytes: int,
         writes: Writes,
         *,
+        shared: bool = True,
         durable: bool = False,
         mover: Mover = PYTHON,
         clock: Callable[[], float] = time.time,
@@ -82,6 +83,7 @@ class Fronted:
         self._copies = Posix(front / COPIES, mover=mover)
         self._waiting = Posix(front / WAITING, durable=durable, mover=mover)
         self._writes = writes
+        self._is_shared = shared  # others remove files behind
         self._clock = clock
         self._threads = ThreadPoolExecutor(THREADS, "tier2-front")
         self._claims = Claims()
@@ -91,7 +93,9 @@ class Fronted:
         self._promoting: dict[Address, memoryview] = {}
         self._promoting_bytes = 0
         self._flushing: set[Address] = set()  # queued, or at it
-        self._is_failing = False  # what was copied behind last
+        self._is_failing = False  # what was copied behind last,
+        self._are_looks_failing = False  # and what was looked for there
+        self._said: set[str] = set()  # faults that the log has, since something went well
         self._originals: Iterator[Address] = iter(())  # still to be looked for in this round
         self._looking: set[Address] = set()
         self._counts: Counter[str] = Counter()
@@ -336,8 +340,8 @@ class Fronted:
             with self._lock:
                 left = [one for one in self._since if one not in self._flushing]
             self._begin_flushes(itertools.islice(left, 1 if self._is_failing else FLUSHES))
-        if not self._is_failing and not self._looking:
-            self._begin_looks()
+        if self._is_shared and not self._looking:
+            self._begin_looks(1 if self._are_looks_failing else LOOKS)
         self._behind.tidy()
 
     def _begin_flushes(self, addresses: Iterable[Address]) -> None:
@@ -356,11 +360,14 @@ class Fronted:
                 return  # it is gone, or its turn comes with the next `tidy`
         is_behind = is_lost = False
         try:
-            is_lost = not self._copy_behind(address, since)
-            if not is_lost:
+            if self._copy_behind(address, since):
                 self._waiting.hand_over(address.name, self._copies)
                 is_behind = True
+            else:
+                self._waiting.delete([address.name])
+                is_lost = True
             self._is_failing = False
+            self._said.clear()
         except Failed as failed:
             self._is_failing = True
             self._count_fault(failed)
@@ -380,10 +387,10 @@ class Fronted:
             self._counts["copied behind"] += is_there
         return is_there
 
-    def _begin_looks(self) -> None:
+    def _begin_looks(self, count: int) -> None:
         """Some copies in turn: those go whose originals others have removed."""
         with self._lock:
-            looking = [*itertools.islice(self._originals, LOOKS)]
+            looking = [*itertools.islice(self._originals, count)]
             if not looking:
                 self._originals = iter([one for one, _ in self._index.sizes()])
             self._looking.update(looking)
@@ -393,10 +400,12 @@ class Fronted:
     def _look_for_original(self, address: Address) -> None:
         is_claimed = self._claims.take([address])
         try:
-            if is_claimed and address not in self._since and not self._behind.look(address.name):
-                self._forget([address])
+            if is_claimed and address not in self._since:
+                if self._behind.look(address.name) is None:
+                    self._forget([address])
+                self._are_looks_failing = False
         except Failed as failed:
-            self._is_failing = True
+            self._are_looks_failing = True
             self._count_fault(failed)
         finally:
             with self._lock:
@@ -475,13 +484,19 @@ class Fronted:
             before.discard(found.address)
             yield found
         for address in before:  # not there, or not yet when that folder was listed
-            if there := self.look(address.name):
+            if (there := self.look(address.name)) or (there := self._forgotten(address)):
                 yield Found(address, *there)
-            elif self._claims.take([address]):
-                try:
-                    self._forget([address])  # others have removed it behind
-                finally:
-                    self._claims.release([address])
+
+    def _forgotten(self, address: Address) -> Seen | None:
+        """Others have removed it behind. What can be seen of it if it has come again meanwhile."""
+        if self._claims.take([address]):
+            try:
+                if there := self.look(address.name):
+                    return there
+                self._forget([address])
+            finally:
+                self._claims.release([address])
+        return None
 
     # Inside. With the lock held:
 
@@ -509,7 +524,8 @@ class Fronted:
     def _count_fault(self, failed: Failed) -> None:
         with self._lock:
             self._faults[failed.fault] += 1
-            is_first = self._faults[failed.fault] == 1
+            is_first = failed.fault not in self._said
+            self._said.add(failed.fault)
         log.log(logging.WARNING if is_first else logging.DEBUG, "The front of tier 2: %s", failed)
 
     def _submit(self, work: Callable[[Address], None], address: Address) -> None:

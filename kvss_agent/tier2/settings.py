@@ -30,7 +30,7 @@ class FrontSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str
     cap_bytes: int
-    writes: Literal["through", "back", "displaced"] = "through"
+    writes: Writes = Writes.THROUGH
 
     def __post_init__(self) -> None:
         if not Path(self.path).is_absolute():
@@ -80,7 +80,7 @@ class Tier2Settings(Struct, frozen=True, forbid_unknown_fields=True):
         self.limits()
 
     def _check_front(self, front: FrontSettings) -> None:
-        if self.kind == "s3" and front.writes == "displaced":
+        if self.kind == "s3" and front.writes == Writes.DISPLACED:
             raise ValueError(
                 "a bucket cannot say since when a column exists, so what is displaced to it would lie "
                 "there too long: write through or back"
@@ -147,6 +147,7 @@ def _backend(settings: Tier2Settings, mover: Mover) -> Backend:
         behind,
         settings.front.cap_bytes,
         Writes(settings.front.writes),
+        shared=settings.shared,
         durable=settings.durable,
         mover=mover,
     )

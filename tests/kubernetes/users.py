@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 Document = dict[str, Any]
-NOBODY_SAYS = 0  # our image has no user of its own
+OF_IMAGE = 0  # this machine is the image, and has no user of its own
 SET_GROUP = stat.S_ISGID
 
 
@@ -30,7 +30,7 @@ class User:
         """By their specs. Raises PermissionError if it says that it must not be root, and is."""
         of_pod, of_container = (one.get("securityContext", {}) for one in (pod, container))
         both = of_pod | of_container
-        user = both.get("runAsUser", NOBODY_SAYS)
+        user = both.get("runAsUser", OF_IMAGE)
         if both.get("runAsNonRoot") and user == 0:
             raise PermissionError("container has runAsNonRoot and image will run as root")
         groups = [*of_pod.get("supplementalGroups", ())]
@@ -38,6 +38,8 @@ class User:
             groups.append(of_pod["fsGroup"])
         changes = of_container.get("capabilities", {})
         drops_all = "ALL" in changes.get("drop", ())
+        if changes and not drops_all:
+            raise NotImplementedError(f"capabilities {changes}: only those without any other")
         return cls(
             user,
             both.get("runAsGroup", 0),

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from kvss_agent.client import Miss, Recalled
 from kvss_agent.tier2.backend import Failed, Fault
+from kvss_agent.tier2.fronted import Writes
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.settings import FrontSettings, Tier2Settings
 from kvss_agent.tier2.stores import Stores
@@ -145,7 +146,7 @@ async def stored_once(stores: Stores, told: Tier2Settings) -> None:
 
 
 def displaced(tmp_path: Path, store: str = "store") -> Tier2Settings:
-    front = FrontSettings(str(tmp_path / "front"), CAP, "displaced")
+    front = FrontSettings(str(tmp_path / "front"), CAP, Writes.DISPLACED)
     return Tier2Settings("posix", CAP, path=str(tmp_path / store), front=front)
 
 

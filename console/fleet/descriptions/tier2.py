@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from kvss_agent.tier2.fronted import Writes
 from kvss_agent.tier2.settings import FrontSettings, Tier2Settings
 from telemetry.units import exact_size, parse_size
 
@@ -61,12 +62,12 @@ def _threads(text: str) -> int:
 
 def _writes(text: str) -> str:
     if text not in WRITES:
-        raise ValueError(f"{text[:80]!r} is no way to write: {', '.join(WRITES)}")
+        raise ValueError(f"{text[:80]!r} should be one of {', '.join(WRITES)}")
     return text
 
 
 FRONT: Final = "front"
-WRITES: Final = ("through", "back", "displaced")
+WRITES: Final = tuple(one.value for one in Writes)
 FRONT_FIELDS: Final[Mapping[str, Callable[[str], Any]]] = {
     "path": _path,
     "cap": memory,

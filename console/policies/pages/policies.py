@@ -23,7 +23,7 @@ from console.policies.preview.estimates import Foretold
 from console.policies.preview.routed import routed_hits
 from console.policies.services import ActivePolicy
 from console.shell.pages import Refusing
-from swdriver_shim.policy import OrgPolicies, Policy
+from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 
 
 @form_page
@@ -189,7 +189,12 @@ def _curves(told: Foretold, now: Policy, proposed: Policy) -> list[curves.Curve]
             now.dram_bytes_max or told.preview.now.bytes,
             proposed.dram_bytes_max or told.preview.proposed.bytes,
         ),
-        curves.by_tier2(told.preview.by_tier2_bytes, now.tier2_bytes_max, proposed.tier2_bytes_max),
+        curves.by_tier2(
+            told.preview.by_tier2_bytes,
+            now.tier2_bytes_max,
+            proposed.tier2_bytes_max,
+            is_used_now=now.tiers is Tiers.TIER2,
+        ),
     )
     return [curve for curve in drawn if curve is not None]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 from typing import Final
 
@@ -16,6 +16,7 @@ LEFT: Final = 40
 RIGHT: Final = 12
 TOP: Final = 36
 BOTTOM: Final = 26
+WHAT: Final = {"dram_bytes_max": "memory", "tier2_bytes_max": "tier 2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,14 @@ class Sweet:
 
     x: float
     y: float
+    at: int
     size: str
+    what: str  # it is a size of
     field: str
-    before: str  # per GiB
-    beyond: str
+    first: str  # the ends of the curve, and the points of hit rate from and to them
+    last: str
+    before: float
+    beyond: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class Curve:
     y_ticks: list[Tick]
     marks: list[Mark]
     sweet: Sweet | None
-    rows: list[tuple[str, float]]
+    rows: list[tuple[str, float, bool]]  # and whether it is the sweet spot
     width: int = WIDTH
     height: int = HEIGHT
     left: int = LEFT
@@ -74,8 +79,13 @@ def by_memory(points: Sequence[Point], now: int | None, proposed: int | None) ->
     return _curve("Hit rate by memory", points, now, proposed, size, "dram_bytes_max")
 
 
-def by_tier2(points: Sequence[Point], now: int | None, proposed: int | None) -> Curve | None:
-    return _curve("Hit rate by tier 2", points, now, proposed, size, "tier2_bytes_max")
+def by_tier2(
+    points: Sequence[Point], now: int | None, proposed: int | None, *, is_used_now: bool
+) -> Curve | None:
+    drawn = _curve("Hit rate by tier 2", points, now, proposed, size, "tier2_bytes_max")
+    if drawn and not is_used_now:
+        return replace(drawn, marks=[mark for mark in drawn.marks if mark.name != "now"])
+    return drawn
 
 
 def _curve(
@@ -125,31 +135,25 @@ def _curve(
             Mark(name, x(at), text(name, at), "end" if x(at) > WIDTH / 2 else "start")
             for name, at in marks
         ],
-        sweet=_sweet(best, x, y, show, field) if best else None,
-        rows=[(show(point.at), point.hit_rate) for point in points],
+        sweet=_sweet(best, points, x(best.at), y(best.hit_rate), field) if best else None,
+        rows=[(show(point.at), point.hit_rate, bool(best and point.at == best.at)) for point in points],
     )
 
 
-def _sweet(
-    best: SweetSpot,
-    x: Callable[[int], float],
-    y: Callable[[float], float],
-    show: Callable[[int], str],
-    field: str,
-) -> Sweet:
+def _sweet(best: SweetSpot, points: Sequence[Point], x: float, y: float, field: str) -> Sweet:
+    first, last = points[0], points[-1]
     return Sweet(
-        x=x(best.at),
-        y=y(best.hit_rate),
-        size=show(best.at),
+        x=x,
+        y=y,
+        at=best.at,
+        size=size(best.at),
+        what=WHAT[field],
         field=field,
-        before=_points_per_gib(best.before),
-        beyond=_points_per_gib(best.beyond),
+        first=size(first.at),
+        last=size(last.at),
+        before=best.hit_rate - first.hit_rate,
+        beyond=last.hit_rate - best.hit_rate,
     )
-
-
-def _points_per_gib(rate_per_byte: float) -> str:
-    points = 100 * rate_per_byte * (1 << 30)
-    return f"{points:.3g}" if points >= 0.01 else "less than 0.01"
 
 
 def _bounds(lowest: float, highest: float) -> tuple[float, float]:

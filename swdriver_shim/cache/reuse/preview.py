@@ -61,8 +61,6 @@ class SweetSpot(Struct, frozen=True, kw_only=True):
 
     at: int
     hit_rate: float
-    before: float  # hit rate that a byte yields on the way there, from the smallest size
-    beyond: float  # and from there to the largest
 
 
 class Confidence(Struct, frozen=True, kw_only=True):
@@ -338,12 +336,7 @@ def sweet_spot(points: Sequence[Point]) -> SweetSpot | None:
     best = max(points[1:-1], key=above)
     if above(best) < GAIN_MIN:
         return None
-    return SweetSpot(
-        at=best.at,
-        hit_rate=best.hit_rate,
-        before=(best.hit_rate - first.hit_rate) / (best.at - first.at),
-        beyond=(last.hit_rate - best.hit_rate) / (last.at - best.at),
-    )
+    return SweetSpot(at=best.at, hit_rate=best.hit_rate)
 
 
 def _curve(

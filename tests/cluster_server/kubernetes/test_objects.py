@@ -231,6 +231,13 @@ def test_a_pod_is_given_the_folder_of_its_node_and_no_other_volume() -> None:
     other = {"securityContext": {"runAsUser": 1000, "runAsGroup": 1001, "fsGroup": 1}}
     (own,) = spec(template=other)["initContainers"]
     assert own["command"][1] == "1000:1001"
+    container = {"name": "manager", "imagePullPolicy": "Never"}
+    (own,) = spec(template={**other, "containers": [container]})["initContainers"]
+    assert own["imagePullPolicy"] == "Never"
+    (theirs,) = spec(template={"initContainers": [{"name": "own"}]})["initContainers"]
+    assert theirs == {"name": "own"}
+    of_image = {"securityContext": {"runAsNonRoot": True}}
+    assert spec(template=of_image)["initContainers"] == []  # whose it should be nobody says
     claimed = {"volumes": [{"name": "shared", "emptyDir": {}}]}
     for without in (spec(template=claimed), spec(owns_folder=False)):
         assert "initContainers" not in without

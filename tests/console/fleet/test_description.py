@@ -113,7 +113,7 @@ def test_a_description_says_what_there_is() -> None:
         (NODE.format("{kind: posix, path: /k, cap: 1T, front: {path: /n}}"), "front: `cap` is missing"),
         (
             NODE.format("{kind: posix, path: /k, cap: 1T, front: {path: /n, cap: 1T, writes: up}}"),
-            "front.writes: 'up' is no way to write: through, back, displaced",
+            "front.writes: 'up' should be one of through, back, displaced",
         ),
         (
             NODE.format("{kind: posix, path: /k, cap: 1T, front: {path: /k/n, cap: 1T}}"),

@@ -84,7 +84,7 @@ def test_a_curve_has_a_table_and_marks_where_the_policy_stands() -> None:
     points = [Point(60, 0.31), Point(600, 0.42), Point(3600, 0.47)]
     curve = curves.by_time(points, now=3600, proposed=600)
     assert curve is not None
-    assert curve.rows == [("1 min", 0.31), ("10 min", 0.42), ("1 h", 0.47)]
+    assert curve.rows == [("1 min", 0.31, False), ("10 min", 0.42, False), ("1 h", 0.47, False)]
     assert [tick.text for tick in curve.y_ticks] == ["30 %", "40 %", "50 %"]
     assert [mark.name for mark in curve.marks] == ["now", "then"]
     assert curve.marks[0].x == curve.dots[-1][0]

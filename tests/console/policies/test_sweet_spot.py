@@ -27,8 +27,6 @@ def test_it_is_where_the_curve_bends_most() -> None:
     found = sweet_spot(BENT)
     assert found
     assert (found.at, found.hit_rate) == (4 * GIB, 0.55)
-    assert found.before == pytest.approx(0.15 / GIB)
-    assert found.beyond == pytest.approx(0.07 / 12 / GIB)
 
 
 @pytest.mark.parametrize("points", [(), BENT[:2], STRAIGHT, FLAT])
@@ -42,7 +40,9 @@ def test_the_curve_shows_it_with_what_a_gib_pays() -> None:
     assert curve.sweet
     sweet = curve.sweet
     assert (sweet.size, sweet.field) == ("4 GiB", "dram_bytes_max")
-    assert (sweet.before, sweet.beyond) == ("15", "0.583")
+    assert (sweet.first, sweet.last) == ("1 GiB", "16 GiB")
+    assert [sweet.before, sweet.beyond] == pytest.approx([0.45, 0.07])
+    assert [is_sweet for _, _, is_sweet in curve.rows] == [False, False, True, False, False]
     assert (sweet.x, sweet.y) in curve.dots
     times = curves.by_time(
         tuple(Point(at, rate) for at, rate in ((60, 0.1), (300, 0.5), (900, 0.5))), 60, 60
@@ -78,6 +78,8 @@ def test_one_click_takes_it_over_and_saves_nothing(
     page = compact(browser.get("/orgs/acme/policy/"))
     assert "Sweet spot: <strong>4 GiB</strong>" in page
     assert "Hit rate by tier 2" in page
+    assert "From 1 GiB to there the hit rate rises by 45" in page
+    assert "Use 4 GiB for tier 2" in page
     assert 'value="tier2_bytes_max=4 GiB"' in page
     form = {"version": 0, "ttl_last_use_seconds": "10 min", "tiers": "dram", "share": 1, "priority": 50}
     form |= {"displacement": "default", "model": "", "reason": ""}
@@ -88,6 +90,16 @@ def test_one_click_takes_it_over_and_saves_nothing(
     stranger = compact(browser.post("/orgs/acme/policy/", form | {"look": "share=9"}))
     assert 'name="share" value="1"' in stranger
     assert not people.acme.policy_versions.exists()
+
+
+def test_an_org_without_tier_2_has_no_mark_there_now() -> None:
+    proposed = 4 * GIB
+    curve = curves.by_tier2(BENT, None, proposed, is_used_now=False)
+    assert curve
+    assert [mark.name for mark in curve.marks] == ["then"]
+    curve = curves.by_tier2(BENT, None, proposed, is_used_now=True)
+    assert curve
+    assert [mark.name for mark in curve.marks] == ["now", "then"]
 
 
 @pytest.mark.django_db
