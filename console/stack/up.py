@@ -58,6 +58,7 @@ ANY_OTHER = "*"
 BRAIN_AFTER = 40  # its port, after the console's
 PORT_LAST = 65_000
 ASKING_ORG = "lighthouse"  # of the demo
+DEMO = "true"  # unless it is turned off
 NEEDED_BY_BRAINS = ("granian", "tokenizers", "jinja2")
 
 
@@ -94,7 +95,7 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
         "TIDEGATE_MODE": Mode.EMBEDDED.value,
         "TIDEGATE_SECRET_KEY": keys.kept(folders.state / "secret_key"),
         "TIDEGATE_STATIC_DIR": str(folders.state / "static"),
-        "TIDEGATE_DEMO": "true",
+        "TIDEGATE_DEMO": DEMO,
         "PYTHONUNBUFFERED": "1",
         **servers.urls,
         **given,
@@ -248,6 +249,7 @@ def _settings(given: Mapping[str, str]) -> Environment:
         "REDIS_URL": "redis://made-later/",
         "TIDEGATE_SECRET_KEY": "made-later-" * 10,
         "TIDEGATE_MODE": Mode.EMBEDDED.value,
+        "TIDEGATE_DEMO": DEMO,
     }
     return Environment.read({**made_later, **given})
 

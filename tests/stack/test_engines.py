@@ -32,7 +32,7 @@ def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 @pytest.mark.usefixtures("nothing_installed")
 def test_it_is_refused_where_it_cannot_be_started(given: dict[str, str], named: str) -> None:
-    given = {"TIDEGATE_DEMO": "1", **given}
+    """The demo is on unless somebody turns it off."""
     with pytest.raises(StackError, match=named):
         engines.check(given, _settings(given))
 
