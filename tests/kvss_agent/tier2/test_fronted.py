@@ -224,9 +224,8 @@ async def test_an_unreachable_store_costs_what_is_not_in_front_and_nothing_that_
         assert store.stats().faults["unreachable"] >= 2  # also of what was asked for and is not in front
         assert store.stats().properties["front_waiting"] == 1
         behind.fail_with(0)
-        await store.expire()
-        await until("it is behind", lambda: other.name in place.stored)
-        assert place.waiting == set()
+        await until_flushed(store, place)
+        assert other.name in place.stored
 
 
 async def test_a_broken_front_costs_speed_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
