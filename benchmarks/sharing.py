@@ -123,7 +123,7 @@ async def chains(folder: Path, *, quick: bool) -> list[Row]:
 
 
 async def reads(folder: Path, *, quick: bool) -> list[Row]:
-    """Seconds for a batch of columns, of the fastest half of rounds, in turns."""
+    """How fast a batch of columns is recalled: the median of rounds, in turns."""
     progress("reads in front, and of a plain store")
     plenty = Caps(1 << 40, 1 << 40)
     addresses = [address_of(number) for number in range(COLUMNS)]

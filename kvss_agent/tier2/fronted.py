@@ -205,7 +205,7 @@ class Fronted:
             ticket = self._index.reserve(address, sum(len(part) for part in file.parts))
             if ticket is None:
                 return None
-            if not self._claims.take(ticket.victims):  # one is being read behind, deleted or purged
+            if not self._claims.take(ticket.victims):  # one is being deleted, purged or looked for
                 self._index.cancel(ticket)
                 return None
         victims = [*ticket.victims]
@@ -404,6 +404,7 @@ class Fronted:
                 if self._behind.look(address.name) is None:
                     self._forget([address])
                 self._are_looks_failing = False
+                self._said.clear()
         except Failed as failed:
             self._are_looks_failing = True
             self._count_fault(failed)
