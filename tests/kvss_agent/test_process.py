@@ -211,7 +211,6 @@ def test_columns_go_to_tier_2_and_come_back_into_any_slot(
         assert shard.exists([column("x")]) == [False]
     text = running.http.get("/metrics").text
     assert "kvss_tier2_columns 0" in text
-    assert {metric.name for metric in METRICS} == set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
 
 
 def test_tier_2_that_cannot_be_opened_is_said_and_refused(running: AgentProcess, tmp_path: Path) -> None:
@@ -377,14 +376,17 @@ def test_64_idle_shards_cost_next_to_nothing(running: AgentProcess) -> None:
     assert used / seconds < 0.05
 
 
-def test_metrics_are_what_prometheus_reads(running: AgentProcess) -> None:
-    running.tell(document(1, spec()))
+def test_metrics_are_what_prometheus_reads(running: AgentProcess, tmp_path: Path) -> None:
+    """All of them, where tier 2 has a front."""
+    front = {"path": str(tmp_path / "front"), "cap_bytes": 64 << 20, "writes": "through"}
+    running.tell(document(1, spec(), tier2=tier2(tmp_path / "files") | {"front": front}))
     with running.client() as shard:
         shard.wait_applied(shard.evict(0, column("x").key, TAG, 64, kv()))
     text = running.http.get("/metrics").text
     assert 'kvss_shard_applied{shard="s"} 1' in text
     assert 'kvss_evict_seconds_count{shard="s"} 1' in text
     assert 'kvss_bytes_total{shard="s",direction="in"} 65536' in text
+    assert {metric.name for metric in METRICS} == set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize(
