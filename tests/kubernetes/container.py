@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.kubernetes.users import User
 
-RUN = Path("/run")
+PROC, RUN = Path("/proc"), Path("/run")
 MAY_ENTER = 0o001
 
 
@@ -35,28 +35,19 @@ class Mount:
 
 # Its root is a tmpfs into which all top-level folders of the machine are mounted: so volumes can be
 # mounted where the machine has no folder, and nothing is made on the machine. /run is its own.
+# One `mount` makes all that: a process for each would take longer than what most containers do.
 ROOT = """
 set -e
 mount --make-rprivate /
-mount -t tmpfs root {root}
-for one in /*; do
-    name={root}$one
-    case $one in
-        /proc) mkdir $name; mount -t proc proc $name; continue;;
-        /run) mkdir $name; mount -t tmpfs run $name; continue;;
-    esac
-    if [ -L $one ]; then cp -P $one $name
-    elif [ -d $one ]; then
-        mkdir $name; mount --rbind $one $name
-        case $one in /dev|/sys) ;; *) {seal} $name;; esac
-    fi
-done
-{opened}
-{mounts}
-{seal_root} {root}
+mount --all --fstab {table}
+cp --no-dereference {links} {root}
+"""
+RUN_IN = """
 cd {root}
 exec chroot {root} /usr/bin/env -i -C {folder} {command}
 """
+NEVER_SEALED = (Path("/dev"), Path("/sys"))
+LINE = "{source} {at} {kind} {options},X-mount.mkdir 0 0\n"  # of fstab
 
 
 class Container:
@@ -85,18 +76,12 @@ class Container:
         `hosts`: its /etc/hosts.
         `is_read_only`: all but its volumes, /dev, /proc and /sys."""
         _check(root, mounts)
-        seal = "mount -o remount,bind,ro" if is_read_only else ":"
-        text = ROOT.format(
-            root=root,
-            seal=seal,
-            opened="\n".join(_opened(root, folder, seal)),
-            seal_root="mount -o remount,ro" if is_read_only else ":",
-            folder=folder,
-            mounts="\n".join(_mount(root, one) for one in (Mount(hosts, "/etc/hosts", True), *mounts)),
-            command=shlex.join(
-                [*(f"{name}={value}" for name, value in environment.items()), *user.command(), *command]
-            ),
-        )
+        making = _how_to_make(root, folder, is_read_only=is_read_only)
+        volumes = "\n".join(_mount(root, one) for one in (Mount(hosts, "/etc/hosts", True), *mounts))
+        seal_root = f"mount -o remount,ro {root}" if is_read_only else ""
+        whole = [*(f"{name}={value}" for name, value in environment.items()), *user.command(), *command]
+        run = RUN_IN.format(root=root, folder=folder, command=shlex.join(whole))
+        text = f"{making}{volumes}\n{seal_root}\n{run}"
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *("setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={network}"),
@@ -171,8 +156,41 @@ def _child(pid: int) -> int:
         return 0
 
 
-def _opened(root: Path, folder: Path, seal: str) -> Iterator[str]:
-    """In place of folders that only their owner enters: folders with nothing but what we run."""
+def _top() -> list[Path]:
+    return sorted(Path("/").iterdir())
+
+
+def _how_to_make(root: Path, folder: Path, *, is_read_only: bool) -> str:
+    table = Path(f"{root}.fstab")
+    table.write_text("".join(_table(root, folder, is_read_only=is_read_only)))
+    links = " ".join(str(one) for one in _top() if one.is_symlink())
+    return ROOT.format(root=root, table=table, links=links)
+
+
+def _table(root: Path, folder: Path, *, is_read_only: bool) -> Iterator[str]:
+    """What is mounted at first, as fstab has it."""
+    sealed = ",ro" if is_read_only else ""
+    yield LINE.format(source="root", at=root, kind="tmpfs", options="rw")
+    for one in _top():
+        at = f"{root}{one}"
+        if one == PROC:
+            yield LINE.format(source="proc", at=at, kind="proc", options="rw")
+        elif one == RUN:
+            yield LINE.format(source="run", at=at, kind="tmpfs", options="rw")
+        elif one.is_dir() and not one.is_symlink():
+            options = "rbind" if one in NEVER_SEALED else f"rbind{sealed}"
+            yield LINE.format(source=one, at=at, kind="none", options=options)
+    for above, parts in _closed(folder).items():
+        yield LINE.format(source="opened", at=f"{root}{above}", kind="tmpfs", options="mode=755")
+        for needed in sorted(parts):
+            yield LINE.format(source=needed, at=f"{root}{needed}", kind="none", options=f"rbind{sealed}")
+        if is_read_only:
+            at = f"{root}{above}"
+            yield LINE.format(source="opened", at=at, kind="none", options="remount,ro")
+
+
+def _closed(folder: Path) -> dict[Path, set[Path]]:
+    """Folders that only their owner enters, and what we need of each. There it has nothing else."""
     closed: dict[Path, set[Path]] = {}
     interpreter = Path(sys.executable).resolve().parents[1]
     for needed in {interpreter, Path(sys.base_prefix), Path(sys.prefix), folder}:
@@ -180,12 +198,7 @@ def _opened(root: Path, folder: Path, seal: str) -> Iterator[str]:
             if not above.stat().st_mode & MAY_ENTER:
                 closed.setdefault(above, set()).add(needed)
                 break
-    for above, parts in closed.items():
-        yield f"mount -t tmpfs -o mode=755 opened {root}{above}"
-        for needed in sorted(parts):
-            at = f"{root}{needed}"
-            yield f"mkdir -p {at}; mount --rbind {needed} {at}; {seal} {at}"
-        yield f"{seal} {root}{above}"
+    return closed
 
 
 def _mount(root: Path, one: Mount) -> str:
@@ -195,5 +208,4 @@ def _mount(root: Path, one: Mount) -> str:
         if one.source.is_dir()
         else f"mkdir -p {Path(at).parent}; [ -e {at} ] || touch {at}"
     )
-    said = f"{make}; mount --bind {one.source} {at}"
-    return f"{said}; mount -o remount,bind,ro {at}" if one.is_read_only else said
+    return f"{make}; mount -o {'bind,ro' if one.is_read_only else 'bind'} {one.source} {at}"
