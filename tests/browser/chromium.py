@@ -6,7 +6,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # No sandbox, because tests run as root in containers; and no calls home.
@@ -20,6 +20,9 @@ ARGUMENTS = [
 ]
 # What is waited for in a page may take as long as on a machine that has much else to do.
 SECONDS_MAX = 30
+# No faults of a page: that it is meant to be an error; that a busy machine takes longer to open a
+# WebSocket than the page waits for it, which then asks instead.
+FINE = ("status of 404", "WebSocket is closed before the connection is established")
 
 expect.set_options(timeout=SECONDS_MAX * 1000)
 
@@ -33,3 +36,16 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         yield browser
         browser.close()
+
+
+def complaints_of(page: Page) -> list[str]:
+    """What the browser complains of in it from now on."""
+    found: list[str] = []
+
+    def complain(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not any(one in message.text for one in FINE):
+            found.append(message.text)
+
+    page.on("console", complain)
+    page.on("pageerror", lambda error: found.append(str(error)))
+    return found

@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
+from playwright.sync_api import Browser, BrowserContext, Page
 
-from tests.browser.chromium import chromium
+from tests.browser.chromium import chromium, complaints_of
 from tests.browser.looking import Open, log_in
 from tests.live import LiveConsole, live_console
 
@@ -114,24 +114,18 @@ def cookies(browser: Browser, console: LiveConsole) -> Any:
 def open_page(browser: Browser, console: LiveConsole, cookies: Any) -> Iterator[Open]:
     """A page of somebody who is logged in. Whatever the browser complains of fails the test."""
     contexts: list[BrowserContext] = []
-    complaints: list[str] = []
-
-    def complain(message: ConsoleMessage) -> None:
-        # The status of a page that is meant to be an error is no fault.
-        if message.type in ("error", "warning") and "status of 404" not in message.text:
-            complaints.append(message.text)
+    complaints: list[list[str]] = []
 
     def open_page(path: str = "/", **options: Any) -> Page:
         context = browser.new_context(base_url=console.address, **options)
         contexts.append(context)
         context.add_cookies(cookies)
         page = context.new_page()
-        page.on("console", complain)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
+        complaints.append(complaints_of(page))
         page.goto(path)
         return page
 
     yield open_page
     for context in contexts:
         context.close()
-    assert complaints == []
+    assert not any(complaints), complaints

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.chromium import chromium
+from tests.browser.chromium import chromium, complaints_of
 from tests.browser.looking import NARROW, faults, log_in
 from tests.console.alerts.receivers import hook
 from tests.live import LiveConsole, live_console
@@ -52,16 +52,12 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveConsole]:
 
 
 def test_an_alert_is_acknowledged_silenced_and_told(console: LiveConsole) -> None:
-    complaints: list[str] = []
     with chromium() as browser, hook() as receiver:
         context = browser.new_context(
             base_url=console.address, viewport=NARROW, color_scheme="dark", locale="en-GB"
         )
         page = context.new_page()
-        page.on(
-            "console",
-            lambda message: complaints.append(message.text) if message.type == "error" else None,
-        )
+        complaints = complaints_of(page)
         log_in(page, console)
 
         # What fires, and what that explains; and since nobody evaluates, that as well.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.browser.chromium import complaints_of
 from tests.browser.looking import NARROW, faults, log_in
 from tests.console.control.live import Scene, scene
 from tests.live import wait_until
@@ -35,10 +36,7 @@ def test_a_policy_is_edited_previewed_saved_applied_proved_and_taken_back(
 
     context = browser.new_context(base_url=acme.console.address, viewport=NARROW)
     page = context.new_page()
-    complaints: list[str] = []
-    page.on(
-        "console", lambda message: complaints.append(message.text) if message.type == "error" else None
-    )
+    complaints = complaints_of(page)
     log_in(page, acme.console)
     page.goto("/orgs/acme/policy/")
     expect(page.get_by_text("for 1 h after their last use").first).to_be_visible()

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.browser.chromium import complaints_of
 from tests.browser.looking import NARROW, WIDE, faults, log_in
 from tests.hostile.scene import Process, Scene
 from tests.inference_brain.engines import FakeEngine
@@ -68,8 +69,7 @@ def test_a_model_is_served_asked_explained_and_limited(place: Place, browser: Br
     context = browser.new_context(base_url=place.account.address, viewport=WIDE)
     context.set_default_timeout(SECONDS)
     page = context.new_page()
-    complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    complaints = complaints_of(page)
     log_in(page, place.account)
 
     # Nothing is served yet, and the page says where to begin.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, ViewportSize, expect
 
+from tests.browser.chromium import complaints_of
 from tests.browser.looking import NARROW, WIDE, faults, log_in
 from tests.live import LiveConsole, live_console
 
@@ -39,8 +40,7 @@ def test_a_session_is_planned_made_and_grown_in_the_browser(
 ) -> None:
     context = browser.new_context(base_url=console.address, viewport=WIDE)
     page = context.new_page()
-    complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    complaints = complaints_of(page)
     log_in(page, console)
     page.goto("/sessions/")
     page.get_by_role("link", name="Create session").click()

@@ -10,6 +10,7 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect
 
+from tests.browser.chromium import complaints_of
 from tests.browser.looking import NARROW, WIDE, TakePicture, faults, log_in
 from tests.live import LiveConsole, live_console
 
@@ -58,8 +59,7 @@ def test_a_workload_is_planned_made_watched_and_rolled_back(
 ) -> None:
     context = browser.new_context(base_url=console.address, viewport=WIDE, reduced_motion="reduce")
     page = context.new_page()
-    complaints: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    complaints = complaints_of(page)
     log_in(page, console)
     page.goto("/workloads/")
     take_picture(page, "workloads-empty")
