@@ -69,6 +69,11 @@ POD: Final = Kind("v1", "Pod", "pods")
 CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps")
 SECRET: Final = Kind("v1", "Secret", "secrets")
 SERVICE: Final = Kind("v1", "Service", "services")
+# Newest first: no cluster has both for long.
+BUDGETS: Final = tuple(
+    Kind(f"policy/{version}", "PodDisruptionBudget", "poddisruptionbudgets")
+    for version in ("v1", "v1beta1")
+)
 LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
 WSJOB: Final = Kind(f"{GROUP}/v1", "WsJob", "wsjobs")
 

@@ -2,6 +2,7 @@
 
 workload-W      ConfigMap: what is desired of a workload, in one object, so that it changes as a whole
 W               Service without an address: the endpoints of its instances that are ready
+workload-W      PodDisruptionBudget: how many of its instances a drain of nodes leaves alone
 instance-I      ConfigMap: the specification of an instance. It owns the Secret and the pod
 instance-I      Secret: its secrets, and the key that the server asks its runner with
 I               Pod: its manager, below a runner
@@ -184,6 +185,11 @@ def service_labels(workload: str) -> dict[str, Any]:
     return _labels("service", workload=workload)
 
 
+def _selector(workload: str) -> dict[str, str]:
+    """Of the pods of its instances."""
+    return {names.PART: "instance", names.WORKLOAD: names.label(workload)}
+
+
 def service_document(desired: Desired) -> Document:
     return {
         "metadata": {
@@ -195,8 +201,30 @@ def service_document(desired: Desired) -> Document:
         },
         "spec": {
             "clusterIP": "None",
-            "selector": {names.PART: "instance", names.WORKLOAD: names.label(desired.name)},
+            "selector": _selector(desired.name),
             "ports": [{"name": "http", "port": MANAGER_PORT, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+
+
+def undisturbed(desired: Desired) -> int:
+    """How many instances have to be ready while nodes are drained: all but one. Of a single one none, or
+    its node could never be drained."""
+    running = sum(one.goal is Goal.RUN for one in desired.instances.values())
+    return max(0, running - 1)
+
+
+def budget_document(desired: Desired) -> Document:
+    owner = _owner("v1", "ConfigMap", names.workload_map(desired.name), desired.uid)
+    return {
+        "metadata": {
+            "name": names.workload_map(desired.name),
+            "labels": _labels("budget", workload=desired.name),
+            "ownerReferences": [owner],
+        },
+        "spec": {
+            "minAvailable": undisturbed(desired),
+            "selector": {"matchLabels": _selector(desired.name)},
         },
     }
 

@@ -1,4 +1,5 @@
-"""The headless Service of each workload: made once by each server, and tried again until it is there.
+"""What each workload has beside its instances: a headless Service, and a PodDisruptionBudget. They are
+made once by each server and whenever they change, and tried again until they are there.
 
 A workload may be named as something else in the namespace is, a Redis for example. Its Service is left
 as it is: only those that have our labels are changed.
@@ -13,7 +14,16 @@ from typing import Final
 
 from cluster_server.backend import Conflict
 from cluster_server.kubernetes import names, objects
-from cluster_server.kubernetes.api import SERVICE, Api, Document, Missing, Refused, Taken, Unavailable
+from cluster_server.kubernetes.api import (
+    BUDGETS,
+    SERVICE,
+    Api,
+    Document,
+    Missing,
+    Refused,
+    Taken,
+    Unavailable,
+)
 from cluster_server.kubernetes.objects import Desired
 
 log = logging.getLogger(__name__)
@@ -25,7 +35,8 @@ AGAIN_SECONDS_MAX: Final = 60.0
 class Services:
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._known: dict[str, str] = {}  # the UID of its owner
+        self._budgets = BUDGETS  # the versions of their API that this cluster may know
+        self._known: dict[str, tuple[str, int]] = {}  # the UID of its owner, and what its budget says
         self._wanted: dict[str, Desired] = {}
         self._problems: dict[str, str] = {}
         self._wake = asyncio.Event()
@@ -48,8 +59,9 @@ class Services:
                 raise Conflict(_taken(workload))
 
     def want(self, desired: Desired) -> None:
-        if self._known.get(desired.name) != desired.uid:
-            self._known[desired.name] = desired.uid
+        said = desired.uid, objects.undisturbed(desired)
+        if self._known.get(desired.name) != said:
+            self._known[desired.name] = said
             self._wanted[desired.name] = desired
             self._wake.set()
 
@@ -68,7 +80,8 @@ class Services:
             self._wake.clear()
             for name, desired in list(self._wanted.items()):
                 try:
-                    await self._make(desired)
+                    await self._make_service(desired)
+                    await self._make_budget(desired)
                 except (Unavailable, Refused, Taken, Missing) as error:
                     self._show_problem(name, str(error))
                 else:
@@ -77,7 +90,7 @@ class Services:
                         del self._wanted[name]
             pause = min(pause * 2, AGAIN_SECONDS_MAX)
 
-    async def _make(self, desired: Desired) -> None:
+    async def _make_service(self, desired: Desired) -> None:
         document = objects.service_document(desired)
         try:
             await self._api.create(SERVICE, document)
@@ -90,13 +103,25 @@ class Services:
             change = {**document, "metadata": {**document["metadata"], **fixed}}
             await self._api.merge(SERVICE, document["metadata"]["name"], change)
 
+    async def _make_budget(self, desired: Desired) -> None:
+        document = objects.budget_document(desired)
+        while True:
+            try:
+                await self._api.apply(self._budgets[0], document)
+            except Missing:  # the whole API, of this version
+                if len(self._budgets) == 1:
+                    raise
+                self._budgets = self._budgets[1:]
+            else:
+                return
+
     async def _found(self, workload: str) -> Document:
         """A patch that changes nothing: the server has no right to get Services. Raises Missing."""
         return await self._api.merge(SERVICE, names.service_name(workload), {})
 
     def _show_problem(self, workload: str, problem: str) -> None:
         if self._problems.get(workload) != problem:
-            log.warning("The Service of workload %s cannot be made: %s", workload, problem)
+            log.warning("What workload %s has beside its pods cannot be made: %s", workload, problem)
         self._problems[workload] = problem
 
 

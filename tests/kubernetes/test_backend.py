@@ -10,9 +10,11 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from lightkube import ApiError
 from lightkube.types import PatchType
@@ -32,6 +34,7 @@ from tests.kubernetes.world import QUICK, Kubernetes
 
 pytestmark = [pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
 Pod, Service, Secret = resource("Pod"), resource("Service"), resource("Secret")
+Budget = resource("PodDisruptionBudget")
 
 
 @pytest.fixture
@@ -121,10 +124,51 @@ async def test_a_service_of_others_stays_and_one_of_a_server_before_is_taken_ove
     assert "cannot be made" not in caplog.text
 
 
+def evicted(world: Kubernetes, pod: str) -> bool:
+    """As a drain does it, which asks again while a budget says no; it says so until it was counted."""
+    try:
+        world.bed.evict(world.namespace, pod)
+    except httpx2.HTTPStatusError as error:
+        if error.response.status_code != HTTPStatus.TOO_MANY_REQUESTS:
+            raise
+        return False
+    return True
+
+
+async def test_a_drain_takes_one_instance_of_a_workload_at_a_time(world: Kubernetes) -> None:
+    """Also where all of them are on that node."""
+    first, second = instance("chat-0-a", grace=5), instance("chat-1-b", grace=5)
+    await world.backend.apply(workload("chat", 1, first, second))
+    for one in ("chat-0-a", "chat-1-b"):
+        await world.until_state("chat", one, pb.READY)
+
+    def says(part: str, key: str, value: int) -> bool:
+        budget = found(world, Budget, "workload-chat") or {}
+        return bool(budget.get(part, {}).get(key) == value)
+
+    await world.until("its budget is made", lambda: says("spec", "minAvailable", 1))
+    await world.until("Kubernetes has counted them", lambda: says("status", "disruptionsAllowed", 1))
+    assert evicted(world, "chat-0-a")
+    assert not evicted(world, "chat-1-b")
+    await world.until_state("chat", "chat-0-a", pb.GONE)
+    assert not evicted(world, "chat-1-b")
+    await world.backend.apply(workload("chat", 2, second, instance("chat-0-c", grace=5)))
+    await world.until_state("chat", "chat-0-c", pb.READY)
+    await world.until("the other one may go", lambda: evicted(world, "chat-1-b"))
+    await world.until_state("chat", "chat-1-b", pb.GONE)
+
+    # A single one has to be let go.
+    await world.backend.apply(workload("chat", 3, instance("chat-0-c", grace=5)))
+    await world.until("none is left alone", lambda: says("spec", "minAvailable", 0))
+    await world.until("it may go", lambda: evicted(world, "chat-0-c"))
+    await world.backend.delete("chat")
+    await world.until("its budget is gone", lambda: found(world, Budget, "workload-chat") is None)
+
+
 async def test_an_instance_whose_node_is_drained_is_gone_and_says_so(world: Kubernetes) -> None:
     await world.backend.apply(workload("chat", 1, instance("chat-0-a", grace=5)))
     await world.until_state("chat", "chat-0-a", pb.READY)
-    world.bed.evict(world.namespace, "chat-0-a")
+    await world.until("it may go", lambda: evicted(world, "chat-0-a"))
     status = await world.until_state("chat", "chat-0-a", pb.GONE)
     assert status.reason == "Evicted"
     assert "on node node-a" in status.sentence
