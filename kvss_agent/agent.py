@@ -27,6 +27,7 @@ from kvss_agent.desired import Desired, Progress, ShardSpec
 from kvss_agent.documents import Conflict, Invalid
 from kvss_agent.http.api import CONTROLLER
 from kvss_agent.http.server import HttpPolicy
+from kvss_agent.limits.background import Background, Totals
 from kvss_agent.process.durable_file import write_durably
 from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.pulls import Pull, Source, run_pull
@@ -85,6 +86,8 @@ class Agent:
         self.membership_status = MembershipStatus()  # with the console
         self.progress: dict[str, Progress] = {}
         self.pulls: dict[str, Pull] = {}
+        self.background_totals = Totals()
+        self._background: dict[str, Background] = {}  # by the shard that comes
         self.limits = LabelLimits()  # of its metrics
         self.http = HttpPolicy(owners=lambda: (CONTROLLER,))
         self._has_failed = False
@@ -196,6 +199,7 @@ class Agent:
             spec = wanted.get(name)
             if spec is None or spec.identity() != shard.identity:
                 del self.shards[name]
+                self._background.pop(name, None)
                 await asyncio.to_thread(shard.end, Cause.GONE, "the shard was removed")
         for name in [name for name in self.progress if name not in wanted]:
             del self.progress[name]
@@ -329,8 +333,15 @@ class Agent:
 
     async def _run_pull(self, pull: Pull, shard: HostedShard, source: Source, slots: list[int]) -> None:
         async with self._pulling:
-            await asyncio.to_thread(run_pull, pull, shard, source, slots)
+            new = Background(partial(self._pull_budget, pull.shard), self.background_totals)
+            background = self._background.setdefault(pull.shard, new)
+            await asyncio.to_thread(run_pull, pull, shard, source, slots, background)
         log.info("Pull %s of %s: %s, %d moved", pull.id, pull.shard, pull.state, pull.moved)
+
+    def _pull_budget(self, name: str) -> int | None:
+        """By the document of this moment."""
+        specs = self.desired.shards if self.desired else ()
+        return next((one.pull_bytes_per_second for one in specs if one.name == name), None)
 
     # What it is
 

@@ -58,7 +58,10 @@ class PeerSpec(Document, frozen=True):
 
 
 class ShardSpec(Document, frozen=True):
-    """One shard. Another size is a resize; anything else that changes makes it another shard."""
+    """One shard. Another size is a resize; anything else that changes makes it another shard.
+
+    `pull_bytes_per_second`: what may come from its former home while it moves here. That changes freely.
+    """
 
     name: Name
     slot_bytes: Annotated[int, Meta(ge=SLOT_ALIGNMENT, le=SLOT_BYTES_MAX, multiple_of=SLOT_ALIGNMENT)]
@@ -69,6 +72,7 @@ class ShardSpec(Document, frozen=True):
     part: Annotated[str, Meta(pattern=whole(PART))] = "0"
     huge_pages: bool = False
     applied: Number = 0  # where the numbers of its evicts go on, if it has to be made
+    pull_bytes_per_second: Annotated[int, Meta(ge=1, lt=1 << 62)] | None = None
 
     def identity(self) -> ShardIdentity:
         return ShardIdentity(

@@ -53,6 +53,12 @@ QUEUED = _gauge(
 )
 WAITING = _gauge("kvss_shard_waiting_requests", "Refills, deletes and fills that are waiting.", "shard")
 LEASES = _gauge("kvss_shard_leases", "Leases on slots.", "shard")
+PULLED = _counter("kvss_pulled_bytes_total", "Bytes of columns that came from other agents in moves.")
+RESTED = _counter(
+    "kvss_pull_rests_seconds_total",
+    "Time that moves rested: for their budget, and to yield to other traffic on their way.",
+    "why",
+)
 EVENTS = _counter(
     "kvss_shard_events_total",
     "Events of the columns of a shard, evicts over shared memory included.",
@@ -127,6 +133,8 @@ def collect(agent: Agent, into: Sink) -> None:
     put(into, DISPLACED, agent.plane.admission.displaced)
     put_http(into, agent.http, HTTP_CONNECTIONS, HTTP_REFUSED)
     put(into, ENDED, agent.plane.breaches)
+    put(into, PULLED, agent.background_totals.bytes)
+    put(into, RESTED, agent.background_totals.rested_seconds)
     _shards(agent, into)
     if agent.tier_requests.store:
         _tier2(asdict(agent.tier_requests.store.stats()), into)

@@ -1,7 +1,7 @@
 """Bringing columns over from another agent: the new home of a shard fetches what the old one still has.
 
 The slots come as they lie there, seals and numbers with them, straight into the same slots here. What
-has been evicted here meanwhile is newer, and stays.
+has been evicted here meanwhile is newer, and stays. Evicts and refills go first: see `Background`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.channel import STALL_SECONDS, DiscardBuffer
 from kvss_agent.data_plane.wire import Role
+from kvss_agent.limits.background import Background
 from kvss_agent.mover import PYTHON
 from kvss_agent.shard import seal
-from kvss_agent.shard.core import WAIT_SECONDS_MAX, Fill, Reject, Request, Verb, batches
+from kvss_agent.shard.core import BATCH_MAX, WAIT_SECONDS_MAX, Fill, Reject, Request, Verb
 from kvss_agent.shard.hosted import HostedShard, Mine, SlotLimit
 from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss
 
@@ -81,12 +82,14 @@ class Pull:
 class _Puller:
     """Carries out a pull, as a member of the shard that waits for its own effects."""
 
-    def __init__(self, pull: Pull, shard: HostedShard, source: Source) -> None:
+    def __init__(self, pull: Pull, shard: HostedShard, source: Source, background: Background) -> None:
         self.number = next(_numbers)
         self.driver = shard.identity.driver
         self.left = threading.Event()
         self.closed: Breach | None = None
         self._pull, self._shard, self._source = pull, shard, source
+        self._background = background
+        self._ended = threading.Event()
         self._line: AgentConnection | None = None  # to the source
         self._posted: SimpleQueue[Mine | None] = SimpleQueue()
 
@@ -96,6 +99,7 @@ class _Puller:
 
     def close(self, cause: Cause, sentence: str) -> None:
         self.closed = Breach(cause, sentence)
+        self._ended.set()
         self._posted.put(None)
         if self._line:
             channels.hang_up(self._line.channel.socket)
@@ -113,10 +117,18 @@ class _Puller:
                     raise self.closed
                 if line.welcome.slot_bytes != shard.identity.slot_bytes:
                     raise Lost("the slots of the other agent have another size")
-                for request, batch in enumerate(batches(slots), 1):
+                at, request = 0, 0
+                while at < len(slots):
                     if self.closed:
                         raise self.closed
-                    self._fetch(line, request, batch)
+                    request += 1
+                    fitting = self._background.piece() // shard.identity.slot_bytes
+                    batch = slots[at : at + min(BATCH_MAX, max(1, fitting))]
+                    began = time.monotonic()
+                    size = self._fetch(line, request, batch)
+                    now = time.monotonic()
+                    at += len(batch)
+                    self._ended.wait(self._background.moved(size, now - began, now))
             finally:
                 line.close()
         finally:
@@ -129,21 +141,22 @@ class _Puller:
             raise self.closed or Breach(Cause.GONE, "the shard was removed")
         return what
 
-    def _fetch(self, line: AgentConnection, request: int, slots: Sequence[int]) -> None:
+    def _fetch(self, line: AgentConnection, request: int, slots: Sequence[int]) -> int:
+        """Returns how many bytes have come."""
         fill = Request(Verb.FILL, self.number, request, 0, slots, WAIT_SECONDS_MAX)
         mine = self._shard.act(lambda core, now: core.ask(fill, now), self)
         effect = mine[0] if mine else self._next()
         if isinstance(effect, Reject):
             self._pull.skipped[effect.reason] += len(slots)
-            return
+            return 0
         if not isinstance(effect, Fill):
             raise TypeError(f"a fill was answered by {effect}")
         try:
-            self._receive(line, request, slots, effect)
+            return self._receive(line, request, slots, effect)
         finally:
             self._shard.done(effect.lease, self)
 
-    def _receive(self, line: AgentConnection, request: int, slots: Sequence[int], effect: Fill) -> None:
+    def _receive(self, line: AgentConnection, request: int, slots: Sequence[int], effect: Fill) -> int:
         pull, arena = self._pull, self._shard.arena
         wait_ms = int(SOURCE_SECONDS * 1000)
         line.send(wire.Refill(request, self._source.after, wait_ms, tuple(slots)))
@@ -153,7 +166,7 @@ class _Puller:
             answer = line.receive(deadline)
         if isinstance(answer, wire.Rejected):
             pull.skipped[answer.reason] += len(slots)
-            return
+            return 0
         if not isinstance(answer, wire.Refilled) or len(answer.headers) != len(slots):
             raise Lost(f"{line.address} sent {type(answer).__name__}, which is not allowed here")
         waste = DiscardBuffer()
@@ -190,6 +203,7 @@ class _Puller:
             for found in memories[arrived + 1 :]:
                 if found:
                     seal.clear(found[0], found[2].sequence, scrub=False)
+        return sum(len(place) for place in places)
 
     def _seal(self, memory: memoryview, raw: bytes, header: Header, payload: memoryview) -> None:
         pull = self._pull
@@ -202,9 +216,15 @@ class _Puller:
         pull.moved_bytes += header.length
 
 
-def run_pull(pull: Pull, shard: HostedShard, source: Source, slots: Sequence[int]) -> None:
+def run_pull(
+    pull: Pull,
+    shard: HostedShard,
+    source: Source,
+    slots: Sequence[int],
+    background: Background,
+) -> None:
     """Fetch these slots, in this order. Ends with the pull's state; raises nothing."""
-    puller = _Puller(pull, shard, source)
+    puller = _Puller(pull, shard, source, background)
     pull.begin(puller)
     try:
         puller.run(slots)

@@ -87,14 +87,17 @@ class Rules:
     boxes_min: int = 1
     boxes_increment: int = 1
     boxes_max: int | None = None
+    moves_percent: int = 25  # of a link, for the bytes of streams that move over it
     grant_percent: int = 100  # of the fair share. Less leaves room, and so more streams find a rail
     replace_lost: bool = True  # place the streams of a lost node anew
     replace_lost_after_seconds: float = 0  # the grace period of that
 
     def __post_init__(self) -> None:
-        if self.boxes_min < 1 or self.boxes_increment < 1 or not 1 <= self.grant_percent <= 100:
+        are_percents = all(1 <= one <= 100 for one in (self.grant_percent, self.moves_percent))
+        if self.boxes_min < 1 or self.boxes_increment < 1 or not are_percents:
             raise Misconfigured(
-                "The smallest session and the increment are at least one box, a grant is 1 to 100 %."
+                "The smallest session and the increment are at least one box; a grant, and what moves "
+                "take of a link, are 1 to 100 %."
             )
         if self.boxes_max is not None and self.boxes_max < self.boxes_min:
             raise Misconfigured(
@@ -114,6 +117,7 @@ class Rules:
             boxes_min=max(self.boxes_min, other.boxes_min),
             boxes_increment=high,
             boxes_max=min(largest) if largest else None,
+            moves_percent=min(self.moves_percent, other.moves_percent),
             grant_percent=min(self.grant_percent, other.grant_percent),
             replace_lost=self.replace_lost and other.replace_lost,
             replace_lost_after_seconds=max(

@@ -13,10 +13,10 @@ from console.control.documents import Idle, NotYet, common_part, part
 from console.control.services import secret_of
 from console.fleet.models import Driver, Node, Removed, SpineLink
 from console.placement.topology import Tier
-from console.sessions import endpoints
+from console.sessions import budgets, endpoints
 from console.sessions.models import FormerHome, Job, Phase, Stream
 from console.sessions.plans.snapshot import model_of
-from console.sessions.rules import effective_rules
+from console.sessions.rules import effective_rules, of_cluster
 from kvss_agent.security.identity import fingerprint
 from swdriver_shim.desired import AGENTS_REMOVED_MAX
 
@@ -160,4 +160,10 @@ def _spec(stream: Stream, node: Node) -> dict[str, Any]:
         "applied": stream.next_count_from if comes else stream.count_from,
         "namespace": model_of(stream.job.driver).namespace().digest().hex(),
         "part": f"{stream.group.lower()}.{stream.index}",
+        **_budget(stream, comes=comes),
     }
+
+
+def _budget(stream: Stream, *, comes: bool) -> dict[str, Any]:
+    budget = budgets.of_move(stream, of_cluster().moves_percent) if comes else None
+    return {"pull_bytes_per_second": budget.bytes_per_second} if budget else {}

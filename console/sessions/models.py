@@ -26,6 +26,7 @@ named = RegexValidator(SLUG, "Lower-case letters, digits and dashes, at most 48.
 WAIT_SECONDS_MAX = 7 * 24 * 3600
 BOXES_MAX = 100_000
 REPLACE_LOST_AFTER_SECONDS = 20
+MOVES_PERCENT = 25
 REPLACE_LOST_AFTER_SECONDS_MAX = 24 * 3600
 
 
@@ -43,6 +44,12 @@ class RuleSet(models.Model):
     boxes_min = models.PositiveIntegerField(default=1, validators=[MinValueValidator(1)])
     boxes_increment = models.PositiveIntegerField(default=1, validators=[MinValueValidator(1)])
     boxes_max = models.PositiveIntegerField(null=True, blank=True)
+    moves_percent = models.PositiveSmallIntegerField(
+        default=MOVES_PERCENT,
+        db_default=MOVES_PERCENT,
+        validators=[MinValueValidator(1), MaxValueValidator(100)],
+        help_text="Of a link, for the bytes of streams that move over it.",
+    )
     grant_percent = models.PositiveSmallIntegerField(
         default=100, validators=[MinValueValidator(1), MaxValueValidator(100)]
     )
@@ -67,6 +74,9 @@ class RuleSet(models.Model):
             ),
             models.CheckConstraint(
                 name="rules_grant", condition=Q(grant_percent__gte=1, grant_percent__lte=100)
+            ),
+            models.CheckConstraint(
+                name="rules_moves", condition=Q(moves_percent__gte=1, moves_percent__lte=100)
             ),
             models.CheckConstraint(
                 name="rules_path", condition=Q(path__in=[value for value, _ in PATHS])

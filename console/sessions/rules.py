@@ -17,12 +17,14 @@ from console.accounts.principal import Principal, Refused
 from console.accounts.roles import Role
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, Subject, record, undoable
+from console.control import services as control
 from console.fleet.services import lock_fleet
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.placement.rules import Path, Rules
 from console.placement.topology import Misconfigured
+from console.sessions import budgets
 from console.sessions.models import QUOTAS, RuleSet, Session
 
 CLUSTER: Final = "cluster"
@@ -40,7 +42,7 @@ def of_cluster() -> RuleSet:
 def of_an_org(org: Org) -> RuleSet:
     """Its own ones, which add to those of the cluster."""
     return RuleSet.objects.filter(org=org).first() or RuleSet(
-        org=org, path=Path.ANY.value, replace_lost_after_seconds=0
+        org=org, path=Path.ANY.value, moves_percent=100, replace_lost_after_seconds=0
     )
 
 
@@ -108,6 +110,8 @@ def set_rules(
     _check(rules)
     rules.save()
     _tell_sessions(rules)
+    if after["moves_percent"] != before["moves_percent"]:
+        _tell_nodes(rules)
     org = rules.org
     record(
         principal,
@@ -173,6 +177,13 @@ def _may_return_to() -> dict[str, int]:
     """The sizes that sessions go back to if what is being done to them fails."""
     resizes = Operation.objects.filter(kind="session.resize", done=False)
     return {one.plan["session"]: int(one.before["boxes"]) for one in resizes}
+
+
+def _tell_nodes(changed: RuleSet) -> None:
+    """Moves that are under way go on by the new rules."""
+    targets = [("node", name) for name in sorted(budgets.nodes_on_the_way())]
+    if targets:
+        control.changed(targets, f"{changed} were changed")
 
 
 def _tell_sessions(changed: RuleSet) -> None:

@@ -224,7 +224,7 @@ def test_what_is_still_at_the_old_home_stays_known_while_the_new_one_is_reached_
 def test_a_pull_that_fails_is_tried_again_and_nothing_is_missed(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves, "PULL_SLOTS", 2)
+    monkeypatch.setattr(moves, "PULL_SLOTS_MAX", 2)
     monkeypatch.setattr(moves, "PULL_AGAIN_SECONDS", 0.0)
     with driving(fleet, "unix") as engine:
         prompts = [prompt(tokens(kind, kind)) for kind in range(6)]
@@ -248,7 +248,7 @@ def test_a_pull_that_fails_is_tried_again_and_nothing_is_missed(
 def test_a_home_that_dies_while_it_is_left_costs_what_was_still_there(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves, "PULL_SLOTS", 2)
+    monkeypatch.setattr(moves, "PULL_SLOTS_MAX", 2)
     monkeypatch.setattr(moves, "PULL_AGAIN_SECONDS", 0.0)
     with driving(fleet, "unix") as engine:
         prompts = [prompt(tokens(kind, kind)) for kind in range(6)]
@@ -281,7 +281,7 @@ def test_a_home_that_dies_while_it_is_left_costs_what_was_still_there(
 
 
 def test_what_is_being_brought_back_is_not_pulled(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "PULL_SLOTS", 1)
+    monkeypatch.setattr(moves, "PULL_SLOTS_MAX", 1)
     begun, go_on = threading.Event(), threading.Event()
 
     def recall(*_: object, **__: object) -> list[Miss]:

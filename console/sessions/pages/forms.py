@@ -206,6 +206,12 @@ class RulesForm(ReasonMixin):
     boxes_max = forms.IntegerField(
         min_value=1, max_value=BOXES_MAX, required=False, label="Maximum boxes"
     )
+    moves_percent = forms.IntegerField(
+        min_value=1,
+        max_value=100,
+        label="Moves, in percent of each link",
+        help_text="For streams that move over it, together. Evicts and refills have the rest.",
+    )
     grant_percent = forms.IntegerField(
         min_value=1,
         max_value=100,
@@ -239,7 +245,8 @@ class RulesForm(ReasonMixin):
     )
     field_order = [
         *("path", "refuse_spine", "wait_for_rail_seconds", "boxes_min", "boxes_increment"),
-        *("boxes_max", "grant_percent", *QUOTAS, "replace_lost", "replace_lost_after_seconds"),
+        *("boxes_max", "grant_percent", *QUOTAS, "moves_percent"),
+        *("replace_lost", "replace_lost_after_seconds"),
         "reason",
     ]
 

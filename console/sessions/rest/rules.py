@@ -21,6 +21,7 @@ from console.orgs.services import get_org
 from console.sessions import rules as services
 from console.sessions.models import (
     BOXES_MAX,
+    MOVES_PERCENT,
     REPLACE_LOST_AFTER_SECONDS,
     REPLACE_LOST_AFTER_SECONDS_MAX,
     WAIT_SECONDS_MAX,
@@ -41,6 +42,9 @@ class RulesBody(Schema):
     boxes_min: Count
     boxes_increment: Count
     boxes_max: Count | None
+    moves_percent: Annotated[int, Field(ge=1, le=100)] = Field(
+        description="Percentage of each link that streams take while they move over it."
+    )
     grant_percent: Annotated[int, Field(ge=1, le=100)] = Field(
         description="Percentage of the fair share of memory. A lower grant leaves room for rails."
     )
@@ -64,6 +68,7 @@ class RulesOut(RulesBody):
 
 class RulesIn(RulesBody, Input):
     boxes_max: Count | None = None
+    moves_percent: Annotated[int, Field(ge=1, le=100)] = MOVES_PERCENT
     grant_percent: Annotated[int, Field(ge=1, le=100)] = 100
     boxes_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = None
     replicas_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = None

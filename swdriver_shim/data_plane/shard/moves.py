@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -14,7 +15,11 @@ from swdriver_shim.data_plane.shard.former_homes import Connect, FormerHome
 
 log = logging.getLogger(__name__)
 
-PULL_SLOTS: Final = 64  # that are pulled at once: evicts to them wait meanwhile
+# Slots that are pulled at once: evicts to them wait meanwhile, so more are as long as that is soon done.
+# How fast it goes is the business of the agent.
+PULL_SLOTS_FIRST: Final = 8
+PULL_SLOTS_MAX: Final = 64
+PULL_SECONDS: Final = 0.2
 PULL_TRIES: Final = 5  # before the rest is given up
 PULL_AGAIN_SECONDS: Final = 1.0  # after a pull that has failed
 COUNT_MARGIN: Final = 1 << 32  # evicts between the creation of the new home and the start of the move
@@ -51,9 +56,13 @@ class ShardMover:
                 leaving, slots = homes.change_home(client, connect, path)
                 homes.on_change()  # before anything is evicted there
         try:
-            for at in range(0, len(slots), PULL_SLOTS):
-                if not self._pull(leaving, slots[at : at + PULL_SLOTS], pull):
+            at, most = 0, min(PULL_SLOTS_FIRST, PULL_SLOTS_MAX)
+            while at < len(slots):
+                began = time.monotonic()
+                if not self._pull(leaving, slots[at : at + most], pull):
                     break
+                at += most
+                most = _fitting(most, time.monotonic() - began)
         finally:
             homes.finish_move(leaving)
         return True
@@ -85,3 +94,9 @@ class ShardMover:
                 return True
             homes.is_closed.wait(PULL_AGAIN_SECONDS)
         return False
+
+
+def _fitting(slots: int, seconds: float) -> int:
+    """How many to pull next, after so many took so long: at most twice as many."""
+    fits = int(slots * PULL_SECONDS / max(seconds, PULL_SECONDS / 2))
+    return min(PULL_SLOTS_MAX, max(1, fits))

@@ -93,8 +93,10 @@ def test_rules_that_contradict_themselves_are_refused() -> None:
         Rules(boxes_min=4, boxes_max=2)
     with pytest.raises(Misconfigured, match="increment of 2 boxes and one of 3"):
         Rules(boxes_increment=2).stricter(Rules(boxes_increment=3))
-    with pytest.raises(Misconfigured, match="a grant is 1 to 100 %"):
+    with pytest.raises(Misconfigured, match="are 1 to 100 %"):
         Rules(grant_percent=0)
+    with pytest.raises(Misconfigured, match="what moves take of a link, are 1 to 100 %"):
+        Rules(moves_percent=101)
 
 
 def test_a_cause_says_whether_waiting_helps() -> None:

@@ -13,7 +13,7 @@ import pytest
 from django.db import transaction
 
 from console.environment import PROJECT
-from console.fleet.models import Node
+from console.fleet.models import Node, SpineLink
 from console.operations.core import State
 from console.orgs import services as orgs
 from console.policies import callers
@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.slow, pytest.mark.stack]
 
 PROMPTS = range(8)
 SPINE_BYTES_A_SECOND = 12_500_000
+MOVES_PERCENT = 4
 STRAY_BYTES_MAX = 10_000  # of neighbours that look for each other
 
 
@@ -96,6 +97,34 @@ def test_spine_bytes_of_telemetry_are_those_of_the_interfaces_and_rails_are_wort
     on_rails = load_all(spine, token)
     assert spine.network.over_spine("l1").payload - before < STRAY_BYTES_MAX
     assert on_rails < over_spine
+
+
+def test_moves_keep_to_their_share_of_a_link_and_requests_have_the_rest(
+    people: People, spine: Laboratory
+) -> None:
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        _, token = callers.add_caller(admin, orgs.for_change(admin, "acme"), name="engine")
+    Node.objects.filter(name="ax1").update(state="cordoned")
+    SpineLink.objects.update(gbits=1)
+    set_rules(people, grant_percent=45, moves_percent=MOVES_PERCENT)
+    run(create(people, boxes=1, bytes_per_token=4 * lab.EACH))
+    started = run(start_job(people, spine.add_driver("job7")))
+    assert started.state == State.SUCCEEDED, started.message
+    for prompt in PROMPTS:
+        assert spine.drivers["job7"].store(token, tokens_of(prompt), kv(prompt)).json()["failed"] == 0
+
+    Node.objects.filter(name="ax1").update(state="ready")
+    before, began = spine.network.over_spine("l1").payload, time.monotonic()
+    with transaction.atomic():
+        brought = moves.restore_rails(admin, services.for_change(admin, "chat"))
+    assert run(brought).state == State.SUCCEEDED, brought.message
+    took = time.monotonic() - began
+    moved = spine.network.over_spine("l1").payload - before
+    assert {shard.path for shard in shards()} == {"rail"}
+    assert moved > sum(len(kv(prompt)) for prompt in PROMPTS)
+    assert moved / took < 1.05 * 125_000_000 * MOVES_PERCENT / 100
+    load_all(spine, token)
 
 
 MAKE_AND_WAIT = """

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from kvss_agent import pulls
 from kvss_agent.client import Credentials
 from kvss_agent.data_plane.breach import Breach, Cause
+from kvss_agent.limits.background import Background
 from kvss_agent.pulls import Pull, Source
 from kvss_agent.shard.hosted import HostedShard
 from kvss_agent.tier2.backend import (
@@ -247,7 +248,9 @@ class Misfortune:
             )
             fetching = Pull("pull", name, len(slots))
             task = self._turns.start(
-                lambda: pulls.run_pull(fetching, hosted, source, slots), "pull", target.process
+                lambda: pulls.run_pull(fetching, hosted, source, slots, Background()),
+                "pull",
+                target.process,
             )
             until = self._turns.now + 120
             while not task.done and target.is_up and self._turns.now < until:

@@ -87,7 +87,7 @@ class World:
         enter(mock.patch.object(decider, "Ledger", partial(Watched, self.judge)))
         enter(mock.patch.object(decider, "Removals", partial(WatchedRemovals, self.judge)))
         enter(mock.patch.object(spills, "RESERVE_PART", self.chance.choice((3, 5, 32))))
-        enter(mock.patch.object(moves, "PULL_SLOTS", self.chance.choice((1, 3, 64))))
+        enter(mock.patch.object(moves, "PULL_SLOTS_MAX", self.chance.choice((1, 3, 64))))
         self._make()
         return self
 

@@ -1,0 +1,79 @@
+"""How fast bytes move that can wait, such as those of a shard that moves to another node.
+
+They share links with evicts and refills, on which a request waits. So they keep to a budget, which is a
+part of what the links carry. And they yield: when pieces take longer than the fastest of the last half
+minute, somebody else is on the way, and most of the time is left to them. Nobody has to be asked for
+that, and it holds for links that no description names. They never rest more than a multiple of what they
+move, so that they come to an end beside any load.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+PIECE_SECONDS: Final = 0.02  # what is moved at once takes so long by the budget: others wait behind it
+PIECE_BYTES: Final = 4 << 20  # without a budget
+CROWDED: Final = 1.5  # so many times as long as the fastest took
+YIELD: Final = 4.0  # rest so many times as long as a piece has taken longer
+FASTEST_SECONDS: Final = 30.0  # for so long a piece is a measure of others
+
+
+Budget = Callable[[], int | None]  # bytes per second; None: as many as there can be
+
+
+@dataclass(slots=True)
+class Totals:
+    """What transfers have moved, and how long they rested. Any thread may add to it."""
+
+    bytes: int = 0
+    rested_seconds: dict[str, float] = field(
+        default_factory=lambda: {"budget": 0.0, "yield": 0.0}
+    )  # for the `budget`, or to `yield`
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, size: int, budget: float, yielded: float) -> None:
+        with self._lock:
+            self.bytes += size
+            self.rested_seconds["budget"] += budget
+            self.rested_seconds["yield"] += yielded
+
+
+class Background:
+    """Of the transfers on one way, one at a time and piece by piece. Times are of `time.monotonic`."""
+
+    def __init__(self, budget: Budget = lambda: None, totals: Totals | None = None) -> None:
+        """`budget` is asked anew for each piece."""
+        self._budget = budget
+        self._totals = totals or Totals()
+        self._paid_until = 0.0  # by the budget
+        self._fastest: list[tuple[float, float]] = []  # since when, and seconds per byte: of two halves
+
+    def piece(self) -> int:
+        """How many bytes to move at once."""
+        budget = self._budget()
+        return PIECE_BYTES if budget is None else max(1, int(budget * PIECE_SECONDS))
+
+    def moved(self, size: int, seconds: float, now: float) -> float:
+        """So many bytes were moved, in so many seconds until now. Returns for how long to rest."""
+        if not size:
+            return 0.0
+        budget = self._budget()
+        self._paid_until = max(self._paid_until, now - seconds) + (size / budget if budget else 0.0)
+        owed = max(0.0, self._paid_until - now)
+        longer = seconds - size * self._least(seconds / size, now)
+        is_crowded = longer > (1 - 1 / CROWDED) * seconds
+        yielded = max(0.0, YIELD * longer - owed) if is_crowded else 0.0
+        self._totals.add(size, owed, yielded)
+        return owed + yielded
+
+    def _least(self, pace: float, now: float) -> float:
+        """The least seconds per byte of the last half minute, this piece included."""
+        if not self._fastest or now - self._fastest[-1][0] > FASTEST_SECONDS / 2:
+            self._fastest = [*self._fastest[-1:], (now, pace)]
+        since, least = self._fastest[-1]
+        self._fastest[-1] = since, min(least, pace)
+        fresh = [one for at, one in self._fastest if now - at <= FASTEST_SECONDS]
+        return min(fresh)

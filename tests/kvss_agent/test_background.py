@@ -1,0 +1,82 @@
+"""How fast moves go, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvss_agent.limits.background import FASTEST_SECONDS, PIECE_BYTES, Background, Totals
+
+MB = 1_000_000
+LINK = 100 * MB  # bytes per second, alone
+
+
+def moved_in(seconds: float, of: Background, at: float = 0.0, link: float = LINK) -> int:
+    """Bytes that it moves in this time, over a link that gives it so much."""
+    now, size = at, 0
+    while now < at + seconds:
+        piece = of.piece()
+        took = piece / link
+        now += took
+        size += piece
+        now += of.moved(piece, took, now)
+    return size
+
+
+def test_a_budget_is_kept_to_the_byte_over_a_second() -> None:
+    assert moved_in(1.0, Background(lambda: 5 * MB)) == pytest.approx(5 * MB, rel=0.03)
+
+
+def test_what_was_not_used_is_not_made_up_for() -> None:
+    background = Background(lambda: 5 * MB)
+    moved_in(1.0, background)
+    assert moved_in(1.0, background, at=100.0) == pytest.approx(5 * MB, rel=0.03)
+
+
+def test_another_budget_counts_from_the_next_piece_on() -> None:
+    budget = [5 * MB]
+    background = Background(lambda: budget[0])
+    moved_in(1.0, background)
+    budget[0] = 1 * MB
+    assert moved_in(1.0, background, at=1.0) == pytest.approx(1 * MB, rel=0.05)
+
+
+def test_alone_and_without_a_budget_it_never_rests() -> None:
+    totals = Totals()
+    assert moved_in(1.0, Background(totals=totals)) == pytest.approx(LINK, rel=0.05)
+    assert not any(totals.rested_seconds.values())
+    assert totals.bytes == pytest.approx(LINK, rel=0.05)
+
+
+def test_beside_others_it_leaves_most_of_the_link_and_takes_it_back_afterwards() -> None:
+    """Who shares a link with one other gets a half of it; a third of that is asked for here."""
+    totals = Totals()
+    background = Background(totals=totals)
+    moved_in(1.0, background)
+    beside = moved_in(1.0, background, at=1.0, link=LINK / 2)
+    assert LINK / 8 < beside < LINK / 5
+    assert totals.rested_seconds["yield"] > 0.5
+    assert moved_in(1.0, background, at=2.0) == pytest.approx(LINK, rel=0.1)
+
+
+def test_beside_any_load_it_comes_to_an_end() -> None:
+    background = Background()
+    moved_in(1.0, background)
+    assert moved_in(10.0, background, at=1.0, link=LINK / 100) > 10 * LINK / 100 / 6
+
+
+def test_a_path_that_is_slower_from_now_on_is_not_yielded_to_for_ever() -> None:
+    """Such as one over another switch: after half a minute it is the measure."""
+    background = Background()
+    moved_in(1.0, background)
+    moved_in(2 * FASTEST_SECONDS, background, at=1.0, link=LINK / 4)
+    assert moved_in(1.0, background, at=100.0, link=LINK / 4) == pytest.approx(LINK / 4, rel=0.2)
+
+
+def test_pieces_that_bring_nothing_cost_nothing() -> None:
+    assert Background(lambda: 1).moved(0, 5.0, 5.0) == 0.0
+
+
+def test_pieces_are_small_where_the_budget_is() -> None:
+    assert Background().piece() == PIECE_BYTES
+    assert Background(lambda: 5 * MB).piece() == 100_000
+    assert Background(lambda: 1).piece() == 1
