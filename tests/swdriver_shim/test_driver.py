@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -221,9 +222,34 @@ def test_what_is_still_at_the_old_home_stays_known_while_the_new_one_is_reached_
         assert all(after > 0 for after in afters)
 
 
+def test_as_many_slots_are_pulled_at_once_as_are_soon_there(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evicts to them wait meanwhile: more and more where that is quick, one by one where it is slow."""
+    sizes = list[int]()
+    slow = False
+
+    def pull(slots: Sequence[int], _after: int) -> PullResult:
+        sizes.append(len(slots))
+        time.sleep(moves.PULL_SECONDS if slow else 0)
+        return PULLED
+
+    with driving(fleet, "unix") as engine:
+        engine.store(prompt(tokens(*range(15))))
+        for name, is_slow, expected in (("quick", False, [1, 2, 4, 8]), ("slow", True, [1] * 15)):
+            slow = is_slow
+            monkeypatch.setattr(moves, "PULL_SECONDS", 0.01 if slow else 10.0)
+            shard = engine.driver._shards[0][int(slow)]
+            fleet.make_one(name, (32 if slow else 64) * C, 20, shard.count_from())
+            assert shard.move(fleet.connect(name, "unix"), pull)
+            assert sizes == expected
+            sizes.clear()
+
+
 def test_a_pull_that_fails_is_tried_again_and_nothing_is_missed(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(moves, "PULL_SLOTS_FIRST", 2)
     monkeypatch.setattr(moves, "PULL_SLOTS_MAX", 2)
     monkeypatch.setattr(moves, "PULL_AGAIN_SECONDS", 0.0)
     with driving(fleet, "unix") as engine:
@@ -248,6 +274,7 @@ def test_a_pull_that_fails_is_tried_again_and_nothing_is_missed(
 def test_a_home_that_dies_while_it_is_left_costs_what_was_still_there(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(moves, "PULL_SLOTS_FIRST", 2)
     monkeypatch.setattr(moves, "PULL_SLOTS_MAX", 2)
     monkeypatch.setattr(moves, "PULL_AGAIN_SECONDS", 0.0)
     with driving(fleet, "unix") as engine:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 # Slots that are pulled at once: evicts to them wait meanwhile, so more are as long as that is soon done.
 # How fast it goes is the business of the agent.
-PULL_SLOTS_FIRST: Final = 8
+PULL_SLOTS_FIRST: Final = 1  # nobody knows yet how fast it goes
 PULL_SLOTS_MAX: Final = 64
 PULL_SECONDS: Final = 0.2
 PULL_TRIES: Final = 5  # before the rest is given up
@@ -56,7 +56,7 @@ class ShardMover:
                 leaving, slots = homes.change_home(client, connect, path)
                 homes.on_change()  # before anything is evicted there
         try:
-            at, most = 0, min(PULL_SLOTS_FIRST, PULL_SLOTS_MAX)
+            at, most = 0, PULL_SLOTS_FIRST
             while at < len(slots):
                 began = time.monotonic()
                 if not self._pull(leaving, slots[at : at + most], pull):
