@@ -208,6 +208,7 @@ def _pull(pull: Pull) -> dict[str, Any]:
         "moved": pull.moved,
         "moved_bytes": pull.moved_bytes,
         "skipped": dict(pull.skipped),
+        "rest_seconds": round(pull.rest_seconds, 6),
         "started_at": pull.started_at,
         "finished_at": pull.finished_at,
     }

@@ -61,6 +61,7 @@ class Pull:
     finished_at: float | None = None
     cancelled: bool = False
     driver: str = ""  # in whose name
+    rest_seconds: float = 0.0  # how long to wait before the next one, since it would only wait here
     _puller: _Puller | None = None
 
     def cancel(self) -> None:
@@ -119,16 +120,14 @@ class _Puller:
                     raise Lost("the slots of the other agent have another size")
                 at, request = 0, 0
                 while at < len(slots):
+                    self._ended.wait(self._background.rest(time.monotonic()))
                     if self.closed:
                         raise self.closed
                     request += 1
                     fitting = self._background.piece() // shard.identity.slot_bytes
                     batch = slots[at : at + min(BATCH_MAX, max(1, fitting))]
-                    began = time.monotonic()
-                    size = self._fetch(line, request, batch)
-                    now = time.monotonic()
+                    self._fetch(line, request, batch)
                     at += len(batch)
-                    self._ended.wait(self._background.moved(size, now - began, now))
             finally:
                 line.close()
         finally:
@@ -141,22 +140,21 @@ class _Puller:
             raise self.closed or Breach(Cause.GONE, "the shard was removed")
         return what
 
-    def _fetch(self, line: AgentConnection, request: int, slots: Sequence[int]) -> int:
-        """Returns how many bytes have come."""
+    def _fetch(self, line: AgentConnection, request: int, slots: Sequence[int]) -> None:
         fill = Request(Verb.FILL, self.number, request, 0, slots, WAIT_SECONDS_MAX)
         mine = self._shard.act(lambda core, now: core.ask(fill, now), self)
         effect = mine[0] if mine else self._next()
         if isinstance(effect, Reject):
             self._pull.skipped[effect.reason] += len(slots)
-            return 0
+            return
         if not isinstance(effect, Fill):
             raise TypeError(f"a fill was answered by {effect}")
         try:
-            return self._receive(line, request, slots, effect)
+            self._receive(line, request, slots, effect)
         finally:
             self._shard.done(effect.lease, self)
 
-    def _receive(self, line: AgentConnection, request: int, slots: Sequence[int], effect: Fill) -> int:
+    def _receive(self, line: AgentConnection, request: int, slots: Sequence[int], effect: Fill) -> None:
         pull, arena = self._pull, self._shard.arena
         wait_ms = int(SOURCE_SECONDS * 1000)
         line.send(wire.Refill(request, self._source.after, wait_ms, tuple(slots)))
@@ -166,7 +164,7 @@ class _Puller:
             answer = line.receive(deadline)
         if isinstance(answer, wire.Rejected):
             pull.skipped[answer.reason] += len(slots)
-            return 0
+            return
         if not isinstance(answer, wire.Refilled) or len(answer.headers) != len(slots):
             raise Lost(f"{line.address} sent {type(answer).__name__}, which is not allowed here")
         waste = DiscardBuffer()
@@ -191,7 +189,7 @@ class _Puller:
                 continue
             places.append(waste.of(header.length))
             memories.append(None)
-        arrived = -1
+        arrived, began = -1, time.monotonic()
         try:
             for piece in line.receive_pieces(places):
                 if not piece.last:
@@ -203,7 +201,8 @@ class _Puller:
             for found in memories[arrived + 1 :]:
                 if found:
                     seal.clear(found[0], found[2].sequence, scrub=False)
-        return sum(len(place) for place in places)
+        now, size = time.monotonic(), sum(len(place) for place in places)
+        self._background.moved(size, now - began, now)
 
     def _seal(self, memory: memoryview, raw: bytes, header: Header, payload: memoryview) -> None:
         pull = self._pull
@@ -237,4 +236,5 @@ def run_pull(
     finally:
         if pull.cancelled and pull.state == "failed":
             pull.state = "cancelled"
+        pull.rest_seconds = background.rest(time.monotonic())
         pull.finished_at = time.time()

@@ -69,7 +69,7 @@ POD: Final = Kind("v1", "Pod", "pods")
 CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps")
 SECRET: Final = Kind("v1", "Secret", "secrets")
 SERVICE: Final = Kind("v1", "Service", "services")
-# Newest first: no cluster has both for long.
+# Newest first: Kubernetes knows the first since 1.21, and the other one until 1.24.
 BUDGETS: Final = tuple(
     Kind(f"policy/{version}", "PodDisruptionBudget", "poddisruptionbudgets")
     for version in ("v1", "v1beta1")

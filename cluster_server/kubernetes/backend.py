@@ -27,6 +27,7 @@ from cluster_server.kubernetes.api import (
     Unavailable,
     connected,
 )
+from cluster_server.kubernetes.companions import Companions
 from cluster_server.kubernetes.instance import Cluster, InstanceWorker
 from cluster_server.kubernetes.jobs import Jobs, logs_of
 from cluster_server.kubernetes.leader import Leadership
@@ -34,7 +35,6 @@ from cluster_server.kubernetes.locks import Locks
 from cluster_server.kubernetes.mirror import Mirror
 from cluster_server.kubernetes.objects import About, Desired, Known, PodSettings
 from cluster_server.kubernetes.options import KubernetesOptions
-from cluster_server.kubernetes.services import Services
 from cluster_server.processes.backend import ADOPT_SECONDS, INSTANCES_MAX
 from cluster_server.processes.core import Goal
 from cluster_server.proto import cluster_pb2 as pb
@@ -105,11 +105,11 @@ class KubernetesBackend:
         maps = Mirror(api, CONFIG_MAP, objects.MANAGED, self._on_map, self.lost.set, _reduced)
         pods = Mirror(api, POD, objects.MANAGED, self._on_pod, self.lost.set)
         self._cluster = Cluster(api, maps, pods, settings)
-        self._services = Services(api)
+        self._companions = Companions(api)
         self._jobs = Jobs(self._cluster, options.jobs_at_once, options.jobs_kept, self.lost.set)
         for stop in (
             *(pods.stop, maps.stop, self._jobs.stop, self._let_go),
-            *(self._services.stop, self._publisher.stop),
+            *(self._companions.stop, self._publisher.stop),
         ):
             opened.push_async_callback(stop)
         await maps.start()
@@ -119,7 +119,7 @@ class KubernetesBackend:
         self._meet_all()
         await self._adopted()
         self._publisher.start()
-        self._services.start()
+        self._companions.start()
 
     async def stop(self) -> None:
         """All of it, in the reverse order, also where some of that fails."""
@@ -158,7 +158,7 @@ class KubernetesBackend:
             if self._is_ending:
                 raise Conflict("The server is ending.")
             if current is None:
-                await self._services.check(asked.name)
+                await self._companions.check(asked.name)
             known = current.instances if current else {}
             fresh = [one for one in request.instances if one.name not in known]
             self._preparing.update((one.name, asked.name) for one in fresh)
@@ -360,9 +360,9 @@ class KubernetesBackend:
             self._meet(name)
         self._publisher.changed(workload)
         if desired:
-            self._services.want(desired)
+            self._companions.want(desired)
         else:
-            self._services.forget(workload)
+            self._companions.forget(workload)
             self._drop(workload)
 
     def _on_pod(self, name: str, document: Document | None) -> None:
@@ -387,7 +387,7 @@ class KubernetesBackend:
         for desired in self._desired.values():
             for name in desired.instances:
                 self._meet(name)
-            self._services.want(desired)
+            self._companions.want(desired)
         for name in list(self._cluster.maps.objects):
             if name.startswith("instance-"):
                 self._meet(name.removeprefix("instance-"))

@@ -208,10 +208,10 @@ def service_document(desired: Desired) -> Document:
 
 
 def undisturbed(desired: Desired) -> int:
-    """How many instances have to be ready while nodes are drained: all but one. Of a single one none, or
-    its node could never be drained."""
-    running = sum(one.goal is Goal.RUN for one in desired.instances.values())
-    return max(0, running - 1)
+    """How many instances have to be ready while nodes are drained: all but one, those included that end,
+    since others have not taken their place yet. Of a single one none, or its node could never be
+    drained."""
+    return max(0, len(desired.instances) - 1)
 
 
 def budget_document(desired: Desired) -> Document:

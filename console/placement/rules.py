@@ -87,7 +87,7 @@ class Rules:
     boxes_min: int = 1
     boxes_increment: int = 1
     boxes_max: int | None = None
-    moves_percent: int = 25  # of a link, for the bytes of streams that move over it
+    moves_percent: int = 100  # of a link, for the bytes of streams that move over it
     grant_percent: int = 100  # of the fair share. Less leaves room, and so more streams find a rail
     replace_lost: bool = True  # place the streams of a lost node anew
     replace_lost_after_seconds: float = 0  # the grace period of that

@@ -4,7 +4,7 @@ of each link. The rest is for evicts and refills, on which requests wait."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -25,16 +25,6 @@ class Link(NamedTuple):
     def __str__(self) -> str:
         return f"the NIC of {self.node}" if self.node else f"a link of {self.leaf} to the spine"
 
-    @property
-    def gbits(self) -> int | None:
-        """Of several links to the spine nobody knows which it will be."""
-        if self.node:
-            nics = Nic.objects.filter(node__name=self.node, leaf__name=self.leaf)
-            found: int | None = nics.aggregate(of=Sum("gbits"))["of"]
-        else:
-            found = SpineLink.objects.filter(leaf__name=self.leaf).aggregate(of=Min("gbits"))["of"]
-        return found
-
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -42,26 +32,34 @@ class Budget:
     link: Link  # the one that allows least
 
 
-def of_move(stream: Stream, percent: int) -> Budget | None:
-    """Of a stream that is on its way, where moves may take this much of a link. None where nothing is
-    known of the links between its two nodes."""
-    moving = Counter(link for one in _moving() for link in _links(one))
-    found = [
-        Budget(int(gbits * BYTES_OF_GBIT * percent / 100 / max(1, moving[link])), link)
-        for link in _links(stream)
-        if (gbits := link.gbits)
-    ]
-    return min(found, key=lambda one: one.bytes_per_second, default=None)
+class Budgets:
+    """As things are now: streams that are on their way, or about to be, and links as described."""
 
+    def __init__(self) -> None:
+        moving = Stream.objects.filter(phase__in=(Phase.MAKING, Phase.MOVING))
+        moving = moving.exclude(next_node=F("node")).select_related("node", "next_node")
+        self._moving = list(moving)
+        self._counts = Counter(link for one in self._moving for link in _links(one))
+        nics = Nic.objects.values_list("node__name", "leaf__name").annotate(Sum("gbits"))
+        self._gbits = {Link(node, leaf): gbits for node, leaf, gbits in nics}
+        # Of several links to the spine nobody knows which it will be.
+        up = SpineLink.objects.values_list("leaf__name").order_by("leaf__name").annotate(Min("gbits"))
+        self._gbits |= {Link("", leaf): gbits for leaf, gbits in up}
 
-def nodes_on_the_way() -> set[str]:
-    """Those that are told how fast something may come: it changes with each move that begins or ends."""
-    return {one.next_node.name for one in _moving() if one.next_node is not None}
+    @property
+    def nodes(self) -> set[str]:
+        """Those that are told how fast something may come: it changes when a move begins or ends."""
+        return {one.next_node.name for one in self._moving if one.next_node is not None}
 
-
-def _moving() -> Sequence[Stream]:
-    found = Stream.objects.filter(phase__in=(Phase.MAKING, Phase.MOVING)).exclude(next_node=F("node"))
-    return list(found.select_related("node", "next_node"))
+    def of(self, stream: Stream, percent: int) -> Budget | None:
+        """Of a stream that is on its way, where moves may take this much of a link. None where nothing
+        is known of the links between its two nodes."""
+        found = [
+            Budget(int(gbits * BYTES_OF_GBIT * percent / 100 / max(1, self._counts[link])), link)
+            for link in _links(stream)
+            if (gbits := self._gbits.get(link))
+        ]
+        return min(found, key=lambda one: one.bytes_per_second, default=None)
 
 
 def _links(stream: Stream) -> Iterator[Link]:

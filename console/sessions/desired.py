@@ -13,10 +13,11 @@ from console.control.documents import Idle, NotYet, common_part, part
 from console.control.services import secret_of
 from console.fleet.models import Driver, Node, Removed, SpineLink
 from console.placement.topology import Tier
-from console.sessions import budgets, endpoints
+from console.sessions import endpoints
+from console.sessions.budgets import Budgets
 from console.sessions.models import FormerHome, Job, Phase, Stream
 from console.sessions.plans.snapshot import model_of
-from console.sessions.rules import effective_rules, of_cluster
+from console.sessions.rules import effective_rules
 from kvss_agent.security.identity import fingerprint
 from swdriver_shim.desired import AGENTS_REMOVED_MAX
 
@@ -132,8 +133,9 @@ def streams(name: str) -> Mapping[str, Any]:
     """All that it has or is about to have, and the drivers that may connect."""
     node = Node.objects.get(name=name)
     found = _on(node)
-    related = ("job__driver", "job__session")
-    specs = [_spec(stream, node) for stream in found.select_related(*related).order_by("pk")]
+    related = ("job__driver", "job__session__org", "node", "next_node")
+    budgets = Budgets()
+    specs = [_spec(stream, node, budgets) for stream in found.select_related(*related).order_by("pk")]
     former = FormerHome.objects.filter(node=node).values_list("driver__name", flat=True)
     drivers = sorted({spec["driver"] for spec in specs}.union(former))
     return {
@@ -149,8 +151,10 @@ def _peer(driver: str, node: Node) -> dict[str, Any]:
     return {**said, "key": fingerprint(key)} if key and node.public_key else said
 
 
-def _spec(stream: Stream, node: Node) -> dict[str, Any]:
+def _spec(stream: Stream, node: Node, budgets: Budgets) -> dict[str, Any]:
     comes = stream.node_id != node.pk
+    percent = effective_rules(stream.job.session.org).moves_percent if comes else 0
+    budget = budgets.of(stream, percent) if comes else None
     sizing = stream.phase == Phase.SIZING
     return {
         "name": stream.name,
@@ -160,10 +164,5 @@ def _spec(stream: Stream, node: Node) -> dict[str, Any]:
         "applied": stream.next_count_from if comes else stream.count_from,
         "namespace": model_of(stream.job.driver).namespace().digest().hex(),
         "part": f"{stream.group.lower()}.{stream.index}",
-        **_budget(stream, comes=comes),
+        **({"pull_bytes_per_second": budget.bytes_per_second} if budget else {}),
     }
-
-
-def _budget(stream: Stream, *, comes: bool) -> dict[str, Any]:
-    budget = budgets.of_move(stream, of_cluster().moves_percent) if comes else None
-    return {"pull_bytes_per_second": budget.bytes_per_second} if budget else {}

@@ -2,9 +2,10 @@
 
 They share links with evicts and refills, on which a request waits. So they keep to a budget, which is a
 part of what the links carry. And they yield: when pieces take longer than the fastest of the last half
-minute, somebody else is on the way, and most of the time is left to them. Nobody has to be asked for
-that, and it holds for links that no description names. They never rest more than a multiple of what they
-move, so that they come to an end beside any load.
+minute, somebody else has come onto the way, and most of the time is left to them. Nobody has to be asked
+for that, and it holds for links that no description names; but who was there before the first piece is
+not noticed, and who stays is taken for the way as it is after that half minute. The budget is what holds
+then. To yield takes four times as long as moving at most, so moves come to an end beside any load.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ PIECE_SECONDS: Final = 0.02  # what is moved at once takes so long by the budget
 PIECE_BYTES: Final = 4 << 20  # without a budget
 CROWDED: Final = 1.5  # so many times as long as the fastest took
 YIELD: Final = 4.0  # rest so many times as long as a piece has taken longer
+YIELD_SECONDS_MAX: Final = 1.0  # after one piece
+LONGER_SECONDS_MIN: Final = 0.001  # less is no sign of anybody
 FASTEST_SECONDS: Final = 30.0  # for so long a piece is a measure of others
 
 
@@ -49,6 +52,7 @@ class Background:
         self._budget = budget
         self._totals = totals or Totals()
         self._paid_until = 0.0  # by the budget
+        self._rests_until = 0.0
         self._fastest: list[tuple[float, float]] = []  # since when, and seconds per byte: of two halves
 
     def piece(self) -> int:
@@ -56,18 +60,22 @@ class Background:
         budget = self._budget()
         return PIECE_BYTES if budget is None else max(1, int(budget * PIECE_SECONDS))
 
-    def moved(self, size: int, seconds: float, now: float) -> float:
-        """So many bytes were moved, in so many seconds until now. Returns for how long to rest."""
+    def moved(self, size: int, seconds: float, now: float) -> None:
+        """So many bytes were moved, in so many seconds until now, in which nobody waited for others."""
         if not size:
-            return 0.0
+            return
         budget = self._budget()
         self._paid_until = max(self._paid_until, now - seconds) + (size / budget if budget else 0.0)
         owed = max(0.0, self._paid_until - now)
         longer = seconds - size * self._least(seconds / size, now)
-        is_crowded = longer > (1 - 1 / CROWDED) * seconds
-        yielded = max(0.0, YIELD * longer - owed) if is_crowded else 0.0
+        is_crowded = longer > max(LONGER_SECONDS_MIN, (1 - 1 / CROWDED) * seconds)
+        yielded = max(0.0, min(YIELD_SECONDS_MAX, YIELD * longer) - owed) if is_crowded else 0.0
+        self._rests_until = now + owed + yielded
         self._totals.add(size, owed, yielded)
-        return owed + yielded
+
+    def rest(self, now: float) -> float:
+        """For how long to move nothing yet."""
+        return max(0.0, self._rests_until - now)
 
     def _least(self, pace: float, now: float) -> float:
         """The least seconds per byte of the last half minute, this piece included."""

@@ -26,14 +26,17 @@ log = logging.getLogger(__name__)
 
 ASK_SECONDS: Final = 10.0  # for one question and its answer
 PULL_SECONDS_MAX: Final = 120.0  # for one batch of slots
+REST_SECONDS_MAX: Final = 3600.0
 LOOK_SECONDS: Final = 0.02  # between looks at how far a pull is
 
 
 class PullResult(NamedTuple):
-    """How many bytes were pulled, and whether that is everything."""
+    """How many bytes were pulled, whether that is everything, and how long the agent would rest before
+    the next pull."""
 
     done: bool
     bytes: int
+    rest_seconds: float = 0.0
 
 
 class _Pull(Struct, frozen=True):
@@ -43,6 +46,7 @@ class _Pull(Struct, frozen=True):
     state: str
     reason: str = ""
     moved_bytes: Count = 0
+    rest_seconds: Annotated[float, Meta(ge=0, le=REST_SECONDS_MAX)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class AgentControl:
                     moved = pull.moved_bytes
                 if pull.state != "done":
                     log.warning("A pull of %s is %s: %s", shard, pull.state, excerpt(pull.reason))
-                return PullResult(pull.state == "done", moved)
+                return PullResult(pull.state == "done", moved, pull.rest_seconds)
         except (Unanswered, ValueError) as error:
             log.warning("A pull of %s by %s has failed: %s", shard, self.url, error)
             return PullResult(False, moved)

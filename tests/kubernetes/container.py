@@ -40,7 +40,7 @@ ROOT = """
 set -e
 mount --make-rprivate /
 mount --all --fstab {table}
-cp --no-dereference {links} {root}
+{links}
 """
 RUN_IN = """
 cd {root}
@@ -163,7 +163,7 @@ def _top() -> list[Path]:
 def _how_to_make(root: Path, folder: Path, *, is_read_only: bool) -> str:
     table = Path(f"{root}.fstab")
     table.write_text("".join(_table(root, folder, is_read_only=is_read_only)))
-    links = " ".join(str(one) for one in _top() if one.is_symlink())
+    links = "\n".join(f"cp --no-dereference {one} {root}" for one in _top() if one.is_symlink())
     return ROOT.format(root=root, table=table, links=links)
 
 

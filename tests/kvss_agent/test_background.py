@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvss_agent.limits.background import FASTEST_SECONDS, PIECE_BYTES, Background, Totals
+from kvss_agent.limits.background import (
+    FASTEST_SECONDS,
+    PIECE_BYTES,
+    YIELD_SECONDS_MAX,
+    Background,
+    Totals,
+)
 
 MB = 1_000_000
 LINK = 100 * MB  # bytes per second, alone
@@ -18,7 +24,8 @@ def moved_in(seconds: float, of: Background, at: float = 0.0, link: float = LINK
         took = piece / link
         now += took
         size += piece
-        now += of.moved(piece, took, now)
+        of.moved(piece, took, now)
+        now += of.rest(now)
     return size
 
 
@@ -73,7 +80,25 @@ def test_a_path_that_is_slower_from_now_on_is_not_yielded_to_for_ever() -> None:
 
 
 def test_pieces_that_bring_nothing_cost_nothing() -> None:
-    assert Background(lambda: 1).moved(0, 5.0, 5.0) == 0.0
+    background = Background(lambda: 1)
+    background.moved(0, 5.0, 5.0)
+    assert background.rest(5.0) == 0.0
+
+
+def test_a_source_that_stalls_costs_a_second_at_most() -> None:
+    background = Background()
+    moved_in(1.0, background)
+    background.moved(PIECE_BYTES, 9.0, 10.0)
+    assert background.rest(10.0) == YIELD_SECONDS_MAX
+
+
+def test_who_comes_later_finds_what_is_owed() -> None:
+    """As the next pull of a shard: its driver may wait, or does not."""
+    background = Background(lambda: 5 * MB)
+    background.moved(5 * MB, 0.1, 1.0)
+    assert background.rest(1.0) == pytest.approx(0.9)
+    assert background.rest(1.5) == pytest.approx(0.4)
+    assert background.rest(3.0) == 0.0
 
 
 def test_pieces_are_small_where_the_budget_is() -> None:

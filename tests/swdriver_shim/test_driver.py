@@ -246,6 +246,25 @@ def test_as_many_slots_are_pulled_at_once_as_are_soon_there(
             sizes.clear()
 
 
+def test_a_move_rests_where_its_agent_would_and_no_evict_waits_for_that(fleet: Fleet) -> None:
+    with driving(fleet, "unix") as engine:
+        engine.store(prompt(tokens(1, 2)))
+        shard, pulls = engine.driver._shards[0][1], list[float]()
+
+        def pull(slots: Sequence[int], _after: int) -> PullResult:
+            pulls.append(time.monotonic())
+            return PullResult(done=True, bytes=1, rest_seconds=0.5)
+
+        fleet.make_one("moved", 32 * C, 20, shard.count_from())
+        thread = threading.Thread(target=shard.move, args=(fleet.connect("moved", "unix"), pull))
+        thread.start()
+        wait_until("the first slot was pulled", lambda: bool(pulls) and not shard._homes.slots._pulled)
+        engine.store(prompt(tokens(3)))
+        assert len(pulls) == 1
+        thread.join()
+        assert pulls[1] - pulls[0] >= 0.5
+
+
 def test_a_pull_that_fails_is_tried_again_and_nothing_is_missed(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,6 @@ from console.orgs.services import get_org
 from console.sessions import rules as services
 from console.sessions.models import (
     BOXES_MAX,
-    MOVES_PERCENT,
     REPLACE_LOST_AFTER_SECONDS,
     REPLACE_LOST_AFTER_SECONDS_MAX,
     WAIT_SECONDS_MAX,
@@ -42,9 +41,6 @@ class RulesBody(Schema):
     boxes_min: Count
     boxes_increment: Count
     boxes_max: Count | None
-    moves_percent: Annotated[int, Field(ge=1, le=100)] = Field(
-        description="Percentage of each link that streams take while they move over it."
-    )
     grant_percent: Annotated[int, Field(ge=1, le=100)] = Field(
         description="Percentage of the fair share of memory. A lower grant leaves room for rails."
     )
@@ -63,12 +59,17 @@ class RulesBody(Schema):
 
 
 class RulesOut(RulesBody):
+    moves_percent: int = Field(
+        description="Percentage of each link that streams take together while they move over it."
+    )
     version: int = Field(description="Incremented with each change; the ETag.")
 
 
 class RulesIn(RulesBody, Input):
     boxes_max: Count | None = None
-    moves_percent: Annotated[int, Field(ge=1, le=100)] = MOVES_PERCENT
+    moves_percent: Annotated[int, Field(ge=1, le=100)] | None = Field(
+        None, description="Percentage of each link for streams that move over it. Without it, it stays."
+    )
     grant_percent: Annotated[int, Field(ge=1, le=100)] = 100
     boxes_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = None
     replicas_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = None
@@ -111,6 +112,8 @@ def _set(principal: Principal, org: Org | None, payload: RulesIn, if_match: str)
     check_match(if_match, rules.version)
     values = payload.model_dump()
     reason = values.pop("reason")
+    if values["moves_percent"] is None:  # of a client that does not know it
+        del values["moves_percent"]
     try:
         return services.set_rules(principal, rules, values, reason=reason)
     except services.Impossible as error:

@@ -23,8 +23,10 @@ from console.operations.models import Operation
 from console.placement import sentences
 from console.placement.plan import Route
 from console.placement.topology import State, Tier
-from console.sessions import budgets, endpoints, rules
+from console.sessions import endpoints
+from console.sessions.budgets import Budgets
 from console.sessions.models import Phase, Stream
+from console.sessions.rules import effective_rules
 from console.sessions.steps import former_homes
 from console.sessions.steps.observations import Observations
 from telemetry.decoder import excerpt
@@ -102,13 +104,13 @@ def _settle(operation: Operation, total: int) -> Outcome:
     facts = _facts(streams)
     # Again, since they may have ended with their job while agents were asked.
     streams = list(of_operation(operation).select_for_update(of=("self",), no_key=True))
-    before = budgets.nodes_on_the_way()
+    before = Budgets().nodes
     changes = _Changes()
     begun = [stream for stream in streams if stream.phase != Phase.SETTLED]
     waits = [reason for stream in begun if (reason := _advance(stream, facts, changes))]
     _start(operation, facts, changes)
     if changes.nodes:  # a move has begun or ended, so others may be faster or slower than they were
-        changes.nodes |= before | budgets.nodes_on_the_way()
+        changes.nodes |= before | Budgets().nodes
     changes.publish(operation.sentence)
     left = of_operation(operation).count()
     if not left:
@@ -235,7 +237,8 @@ def _arrive(stream: Stream, node: Node, facts: Observations, changes: _Changes) 
             return _stay_for_now(stream, node, changes)
         if seen.address != there or seen.state == "moving":
             left = f", {seen.left_to_move} columns left" if seen.left_to_move else ""
-            budget = budgets.of_move(stream, rules.of_cluster().moves_percent)
+            percent = effective_rules(stream.job.session.org).moves_percent
+            budget = Budgets().of(stream, percent)
             most = f", at most {size(budget.bytes_per_second)}/s over {budget.link}" if budget else ""
             return f"{stream.name} is moving to {node.name}{left}{most}."
     _finish(stream, node, changes)

@@ -59,29 +59,32 @@ class ShardMover:
             at, most = 0, PULL_SLOTS_FIRST
             while at < len(slots):
                 began = time.monotonic()
-                if not self._pull(leaving, slots[at : at + most], pull):
+                rest = self._pull(leaving, slots[at : at + most], pull)
+                if rest is None:
                     break
                 at += most
                 most = _fitting(most, time.monotonic() - began)
+                homes.is_closed.wait(rest)  # now, when no evict waits for it
         finally:
             homes.finish_move(leaving)
         return True
 
-    def _pull(self, leaving: FormerHome, slots: Sequence[int], pull: Pull) -> bool:
-        """Have the new home fetch what is still at the old one. Returns whether that is done."""
+    def _pull(self, leaving: FormerHome, slots: Sequence[int], pull: Pull) -> float | None:
+        """Have the new home fetch what is still at the old one. Returns how long to rest then; None
+        where that is given up."""
         homes = self._homes
         for _ in range(PULL_TRIES):
             with homes.writing, homes.lock:
                 batch = [slot for slot in slots if slot in homes.slots.at_old_home]
                 if not batch:
-                    return True
+                    return 0.0
                 if homes.old is None or homes.is_closed.is_set():
-                    return False
+                    return None
                 homes.slots.begin_pull(batch)
                 after = homes.slots.last_number(batch)
             is_done = False
             try:
-                is_done, size = pull(batch, after)
+                is_done, size, rest = pull(batch, after)
                 self._traffic.add(path_between(homes.old_path, homes.path), "pull", size)
             finally:
                 with homes.lock:
@@ -91,9 +94,9 @@ class ShardMover:
                         leaving.unsure.update(batch)  # it may still be running
                     homes.slots.end_pull()
             if is_done:
-                return True
+                return rest
             homes.is_closed.wait(PULL_AGAIN_SECONDS)
-        return False
+        return None
 
 
 def _fitting(slots: int, seconds: float) -> int:

@@ -10,6 +10,7 @@ from console.control.observed import Shard
 from console.fleet.models import Driver, Node
 from console.placement.topology import State, Tier
 from console.sessions import desired, endpoints
+from console.sessions.budgets import Budgets
 from console.sessions.models import Phase, Stream
 from console.sessions.steps import machines, relocation
 from console.sessions.steps.observations import Observations
@@ -28,7 +29,7 @@ class Obeying(Observations):
             return None
         there = Node.objects.get(name=node)
         specs = [
-            desired._spec(stream, there)
+            desired._spec(stream, there, Budgets())
             for stream in desired._on(there).select_related("job__driver", "job__session")
             if stream.name == name
         ]

@@ -7,7 +7,8 @@ import pytest
 from console.fleet.models import Nic, Node, SpineLink
 from console.operations.models import Operation
 from console.orgs.models import Org
-from console.sessions import budgets, desired
+from console.sessions import desired
+from console.sessions.budgets import Budget, Budgets, Link
 from console.sessions.models import Phase, Stream
 from tests.conftest import People
 from tests.console.sessions.fleets import leaf, make_across
@@ -44,11 +45,11 @@ def told(node: str) -> list[int | None]:
 
 def test_a_move_has_its_share_of_the_narrowest_link(streams: list[Stream]) -> None:
     moving = send(streams[1], "ax2", "l2")
-    found = budgets.of_move(moving, 25)
-    assert found == budgets.Budget(25 * GBIT, budgets.Link("ax1", "l1"))
+    found = Budgets().of(moving, 25)
+    assert found == Budget(25 * GBIT, Link("ax1", "l1"))
     assert str(found.link) == "the NIC of ax1"
     SpineLink.objects.filter(name="l2-up").update(gbits=40)
-    found = budgets.of_move(moving, 25)
+    found = Budgets().of(moving, 25)
     assert found is not None
     assert (found.bytes_per_second, str(found.link)) == (10 * GBIT, "a link of l2 to the spine")
 
@@ -57,21 +58,19 @@ def test_moves_over_one_link_share_it(streams: list[Stream]) -> None:
     first = send(streams[1], "ax2", "l2")
     send(streams[2], "ax2", "l2", Phase.MAKING)  # about to
     send(streams[3], "ax4", "l4", Phase.SIZING)  # stays where it is
-    assert budgets.of_move(first, 100) == budgets.Budget(50 * GBIT, budgets.Link("ax2", "l2"))
+    assert Budgets().of(first, 100) == Budget(50 * GBIT, Link("ax2", "l2"))
 
 
 def test_on_one_leaf_the_spine_is_not_asked(streams: list[Stream]) -> None:
     SpineLink.objects.update(gbits=1)
     Nic.objects.create(node=Node.objects.get(name="ax2"), leaf=leaf("l1"), name="other", gbits=10)
-    assert budgets.of_move(send(streams[1], "ax2", "l1"), 100) == budgets.Budget(
-        10 * GBIT, budgets.Link("ax2", "l1")
-    )
+    assert Budgets().of(send(streams[1], "ax2", "l1"), 100) == Budget(10 * GBIT, Link("ax2", "l1"))
 
 
 def test_of_links_that_nobody_has_described_nothing_is_said(streams: list[Stream]) -> None:
     Nic.objects.all().delete()
     SpineLink.objects.all().delete()
-    assert budgets.of_move(send(streams[1], "ax2", "l2"), 25) is None
+    assert Budgets().of(send(streams[1], "ax2", "l2"), 25) is None
 
 
 def test_the_node_that_it_goes_to_is_told_and_told_anew_when_rules_change(
@@ -80,7 +79,7 @@ def test_the_node_that_it_goes_to_is_told_and_told_anew_when_rules_change(
     send(streams[1], "ax2", "l2")
     assert told("ax2") == [25 * GBIT]
     assert set(told("ax1")) == {None}
-    assert budgets.nodes_on_the_way() == {"ax2"}
+    assert Budgets().nodes == {"ax2"}
     rules = set_rules(people, moves_percent=4)
     assert rules.moves_percent == 4
     assert told("ax2") == [4 * GBIT]
@@ -88,5 +87,9 @@ def test_the_node_that_it_goes_to_is_told_and_told_anew_when_rules_change(
 
 def test_rules_of_an_org_add_nothing_unless_they_say_so(people: People, streams: list[Stream]) -> None:
     acme = Org.objects.get(slug="acme")
+    send(streams[1], "ax2", "l2")
     set_rules(people, moves_percent=60)
-    assert set_rules(people, acme).moves_percent == 100
+    assert set_rules(people, acme, boxes_max=9).moves_percent == 100
+    assert told("ax2") == [60 * GBIT]
+    set_rules(people, acme, moves_percent=5)
+    assert told("ax2") == [5 * GBIT]

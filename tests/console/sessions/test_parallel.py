@@ -17,6 +17,7 @@ from console.operations import services as operations
 from console.operations.models import Operation
 from console.placement.topology import Misconfigured, State
 from console.sessions import desired, services
+from console.sessions.budgets import Budgets
 from console.sessions.changes import drains, jobs, sizes
 from console.sessions.models import Job, JobBox, Session, Stream
 from console.sessions.plans.proposals import CannotPlan
@@ -69,7 +70,7 @@ def finish() -> None:
 def check_memory() -> None:
     """Nothing is promised twice: not by what documents say now, nor by what they will."""
     for node in Node.objects.all():
-        told = [desired._spec(one, node) for one in desired._on(node).select_related(*TOLD)]
+        told = [desired._spec(one, node, Budgets()) for one in desired._on(node).select_related(*TOLD)]
         assert sum(one["slots"] * one["slot_bytes"] for one in told) <= node.memory_bytes, node.name
         soon = 0
         for stream in Stream.objects.filter(Q(node=node) | Q(next_node=node)):
