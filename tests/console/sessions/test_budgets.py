@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from console.audit.models import AuditEntry
 from console.fleet.models import Nic, Node, SpineLink
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.sessions import desired
+from console.sessions import rules as services
 from console.sessions.budgets import Budget, Budgets, Link
 from console.sessions.models import Phase, Stream
 from tests.conftest import People
@@ -93,3 +95,15 @@ def test_rules_of_an_org_add_nothing_unless_they_say_so(people: People, streams:
     assert told("ax2") == [60 * GBIT]
     set_rules(people, acme, moves_percent=5)
     assert told("ax2") == [5 * GBIT]
+
+
+def test_a_change_of_rules_from_before_is_undone_and_leaves_moves_as_they_are(people: People) -> None:
+    """Its entry says nothing of them."""
+    set_rules(people, moves_percent=40)
+    rules = set_rules(people, boxes_max=9)
+    entry = AuditEntry.objects.filter(action="rules.update").latest("pk")
+    for said in (entry.before or {}, entry.after or {}):
+        said.pop("moves_percent")
+    services._undo(people.principal("platform_admin"), entry, "too few")
+    rules = services.of_cluster()
+    assert (rules.boxes_max, rules.moves_percent) == (None, 40)
