@@ -21,7 +21,7 @@ from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.channel import STALL_SECONDS, DiscardBuffer
 from kvss_agent.data_plane.wire import Role
-from kvss_agent.limits.background import Background
+from kvss_agent.limits.background import REST_SECONDS_MAX, Background
 from kvss_agent.mover import PYTHON
 from kvss_agent.shard import seal
 from kvss_agent.shard.core import BATCH_MAX, WAIT_SECONDS_MAX, Fill, Reject, Request, Verb
@@ -236,5 +236,5 @@ def run_pull(
     finally:
         if pull.cancelled and pull.state == "failed":
             pull.state = "cancelled"
-        pull.rest_seconds = background.rest(time.monotonic())
+        pull.rest_seconds = min(REST_SECONDS_MAX, background.rest(time.monotonic()))
         pull.finished_at = time.time()

@@ -22,7 +22,7 @@ YIELD: Final = 4.0  # rest so many times as long as a piece has taken longer
 YIELD_SECONDS_MAX: Final = 1.0  # after one piece
 LONGER_SECONDS_MIN: Final = 0.001  # less is no sign of anybody
 FASTEST_SECONDS: Final = 30.0  # for so long a piece is a measure of others
-
+REST_SECONDS_MAX: Final = 3600.0  # that somebody is told to wait
 
 Budget = Callable[[], int | None]  # bytes per second; None: as many as there can be
 
@@ -61,7 +61,7 @@ class Background:
         return PIECE_BYTES if budget is None else max(1, int(budget * PIECE_SECONDS))
 
     def moved(self, size: int, seconds: float, now: float) -> None:
-        """So many bytes were moved, in so many seconds until now, in which nobody waited for others."""
+        """So many bytes were moved, by a transfer that took so many seconds until now."""
         if not size:
             return
         budget = self._budget()

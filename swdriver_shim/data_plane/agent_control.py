@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 
 from kvss_agent.http.blocking_exchange import BlockingExchange
 from kvss_agent.http.exchange import Budget, Fault, Reply, Unanswered
+from kvss_agent.limits.background import REST_SECONDS_MAX
 from kvss_agent.security.certificates import key_name
 from telemetry.decoder import ANSWER, MESSAGE, Count, excerpt
 
@@ -26,7 +27,6 @@ log = logging.getLogger(__name__)
 
 ASK_SECONDS: Final = 10.0  # for one question and its answer
 PULL_SECONDS_MAX: Final = 120.0  # for one batch of slots
-REST_SECONDS_MAX: Final = 3600.0
 LOOK_SECONDS: Final = 0.02  # between looks at how far a pull is
 
 
