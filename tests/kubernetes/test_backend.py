@@ -172,9 +172,9 @@ async def test_an_instance_whose_node_is_drained_is_gone_and_says_so(world: Kube
     status = await world.until_state("chat", "chat-0-a", pb.GONE)
     assert status.reason == "Evicted"
     assert "on node node-a" in status.sentence
-    # Its node puts its folder away just then.
+    # Its node puts its folder away just then, so that none is seen for a moment.
     await world.until("it is seen again", lambda: world.starts("chat-0-a") > 0)
-    assert world.starts("chat-0-a") == 1  # nobody makes it anew under its name
+    assert world.starts("chat-0-a") < 2  # nobody makes it anew under its name
     await world.restart()
     assert (await world.until_state("chat", "chat-0-a", pb.GONE)).reason == "Evicted"
 
