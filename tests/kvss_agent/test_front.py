@@ -45,7 +45,8 @@ def test_what_waits_in_front_outlives_a_kill(running: AgentProcess, tmp_path: Pa
     running.start()
     wait_until("it is ready", lambda: running.observed()["ready"])
     assert isinstance(recall(running), Recalled)
-    assert purge(running) == 1
+    # Two files of it, if the kill came between its copy behind and the end of its waiting.
+    assert purge(running) in ((1, 2) if writes == "back" else (1,))
     assert not files(tmp_path / "store")
     assert not files(tmp_path / "front")
 
