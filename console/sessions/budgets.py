@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from django.db.models import F, Min, Sum
@@ -33,18 +34,25 @@ class Budget:
 
 
 class Budgets:
-    """As things are now: streams that are on their way, or about to be, and links as described."""
+    """As things are now: streams that are on their way, or about to be, and links as described. Each is
+    read when it is first asked for: most documents of nodes ask for neither."""
 
-    def __init__(self) -> None:
-        moving = Stream.objects.filter(phase__in=(Phase.MAKING, Phase.MOVING))
-        moving = moving.exclude(next_node=F("node")).select_related("node", "next_node")
-        self._moving = list(moving)
-        self._counts = Counter(link for one in self._moving for link in _links(one))
+    @cached_property
+    def _moving(self) -> list[Stream]:
+        found = Stream.objects.filter(phase__in=(Phase.MAKING, Phase.MOVING))
+        return list(found.exclude(next_node=F("node")).select_related("node", "next_node"))
+
+    @cached_property
+    def _counts(self) -> Counter[Link]:
+        return Counter(link for one in self._moving for link in _links(one))
+
+    @cached_property
+    def _gbits(self) -> dict[Link, int]:
         nics = Nic.objects.values_list("node__name", "leaf__name").annotate(Sum("gbits"))
-        self._gbits = {Link(node, leaf): gbits for node, leaf, gbits in nics}
         # Of several links to the spine nobody knows which it will be.
         up = SpineLink.objects.values_list("leaf__name").order_by("leaf__name").annotate(Min("gbits"))
-        self._gbits |= {Link("", leaf): gbits for leaf, gbits in up}
+        found = {Link(node, leaf): gbits for node, leaf, gbits in nics}
+        return found | {Link("", leaf): gbits for leaf, gbits in up}
 
     @property
     def nodes(self) -> set[str]:
