@@ -20,6 +20,7 @@ from swdriver_shim.desired import (
     ORGS_MAX,
     PRINTED,
     SHA256,
+    SIBLINGS_MAX,
     ModelSpec,
 )
 from swdriver_shim.keys import SECRET_BYTES_MIN as ORG_SECRET_BYTES_MIN
@@ -37,11 +38,13 @@ PerMinute = Annotated[int, Meta(ge=1, le=PER_MINUTE_MAX)]
 
 class DriverSpec(Document, frozen=True, omit_defaults=True):
     """The Tidegate driver in, or beside, a replica: whose cache map is followed, and for whom claims are
-    signed. `model`: as the driver has it; keys of columns are made with it."""
+    signed. `model`: as the driver has it; keys of columns are made with it. `siblings`: the drivers
+    that it may borrow columns from."""
 
     name: Name
     model: ModelSpec
     claims_key: Annotated[bytes, Meta(min_length=CLAIMS_KEY_BYTES_MIN, max_length=256)] | None = None
+    siblings: Annotated[tuple[Name, ...], Meta(max_length=SIBLINGS_MAX)] = ()
 
 
 class ReplicaSpec(Document, frozen=True, omit_defaults=True):

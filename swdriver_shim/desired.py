@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
-from typing import Annotated, Final, Self
+from collections.abc import Collection, Iterator
+from typing import Annotated, Final, Literal, Self
 
 import msgspec
 from msgspec import Meta, field, structs
@@ -27,6 +27,7 @@ from swdriver_shim.policy import OrgPolicies
 
 ORGS_MAX: Final = 100_000
 AGENTS_REMOVED_MAX: Final = 4096
+SIBLINGS_MAX: Final = 64
 CLAIMS_KEY_BYTES_MIN: Final = 32
 SHA256: Final = r"^[0-9a-f]{64}$"
 
@@ -122,6 +123,32 @@ class HomeSpec(Document, frozen=True):
     path: PathSpec | None = None
 
 
+class SiblingHome(Document, frozen=True):
+    """Where a shard of a sibling is, for the agent that has the same shard of ours. `path`: how bytes
+    get from there to here, by which they are counted. `bytes_per_second`: how fast at most."""
+
+    group: Name
+    index: Annotated[int, Meta(ge=0, lt=SHARDS_MAX)]
+    address: Annotated[str, Meta(max_length=500)]
+    shard: Name
+    path: Literal["node", "leaf", "spine"]
+    bytes_per_second: Annotated[int, Meta(ge=1, lt=1 << 62)] | None = None
+
+
+class SiblingSpec(Document, frozen=True):
+    """A driver of the same model and layout, and of no other orgs, whose columns this one may borrow.
+
+    `url` and `key`: its API, and the fingerprint of the key that it has there. `token`: what it is shown
+    (`lending.token_for`).
+    """
+
+    driver: Name
+    url: Annotated[str, Meta(pattern=r"^https?://", max_length=500)]
+    token: Annotated[str, Meta(pattern=whole(SHA256))]
+    homes: Annotated[tuple[SiblingHome, ...], Meta(min_length=1, max_length=SHARDS_MAX)]
+    key: Annotated[str, Meta(pattern=whole(r"^[0-9a-f]{64}$"))] | None = None
+
+
 class OrgSpec(Document, frozen=True, omit_defaults=True):
     """An org: what its keys are made with, what it wants, and whose requests are its own.
 
@@ -161,6 +188,7 @@ class Desired(WholeDocument, frozen=True, omit_defaults=True):
     # Addresses of agents whose nodes are no more, and whatever a shard has left there with them.
     agents_removed: Annotated[tuple[Text, ...], Meta(max_length=AGENTS_REMOVED_MAX)] = ()
     orgs: Annotated[tuple[OrgSpec, ...], Meta(max_length=ORGS_MAX)] = field(default_factory=tuple)
+    siblings: Annotated[tuple[SiblingSpec, ...], Meta(max_length=SIBLINGS_MAX)] = ()
     # What gateways sign the claims of an engine's requests with. Daemons have none: their callers have
     # tokens.
     claims_key: Annotated[bytes, Meta(min_length=CLAIMS_KEY_BYTES_MIN, max_length=256)] | None = None
@@ -211,6 +239,7 @@ def _problems(desired: Desired) -> Iterator[str]:
         yield f"There is no shard {index} of a group {group}."
     if len(set(given)) != len(given):
         yield "A shard has one home."
+    yield from _problems_of_siblings(desired, wanted)
     for home in desired.homes:
         control = home.control
         if control and (control.token is None) == (control.capability is None):
@@ -220,3 +249,21 @@ def _problems(desired: Desired) -> Iterator[str]:
             httpx.URL(home.control.url if home.control else "")
         except (ValueError, httpx.InvalidURL) as error:
             yield f"The home of shard {home.index} of {home.group}: {error}."
+
+
+def _problems_of_siblings(desired: Desired, wanted: Collection[tuple[str, int]]) -> Iterator[str]:
+    names = [one.driver for one in desired.siblings]
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield f"There are two entries for sibling {name}."
+        if name == desired.driver:
+            yield f"{name} is no sibling of its own."
+    for one in desired.siblings:
+        its = [(home.group, home.index) for home in one.homes]
+        if sorted(its) != sorted(wanted):
+            yield f"Sibling {one.driver} has other shards than this driver."
+        for home in one.homes:
+            try:
+                Address.parse(home.address)
+            except ValueError as error:
+                yield f"A home of sibling {one.driver}: {error}."

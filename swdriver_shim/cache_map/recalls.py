@@ -3,6 +3,7 @@
 A brain adds the keys of the prompt to a stream of the driver in Redis, which no other driver may write.
 They are made with the org's secret, so that they name nothing but columns of that org. The driver brings
 what tier 2 has of them into memory, as for a conversation that continues; nobody waits for an answer.
+A brain may also name a sibling that has them in memory, as its map says: then they are borrowed there.
 
 Nothing of a request is signed. So it is not trusted: what it may cost is bounded, for each org and in
 all, and loads that engines wait for go first.
@@ -23,6 +24,7 @@ from swdriver_shim.keys import KEY_BYTES
 from telemetry.decoder import Limits, Malformed, Seconds, unpack
 
 VERSION: Final = 1
+VERSION_WITH_SIBLING: Final = 2
 KEYS_MAX: Final = 1 << 13  # of one prompt: half a million tokens
 STREAM_LENGTH_MAX: Final = 256
 LATE_SECONDS_MAX: Final = 10.0  # after which the request is served, or gone
@@ -45,15 +47,19 @@ class Recalled(StrEnum):
 
 class RecallRequest(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """`space`: the isolation tag, and 8 bytes of the digest of the namespace. `keys`: of the prompt's
-    columns from the first one on, joined."""
+    columns from the first one on, joined. `sibling`: the driver to borrow them from; empty to recall
+    them from tier 2."""
 
     version: Annotated[int, Meta(ge=1, le=1 << 16)]
     at: Seconds
     space: Space
     keys: Annotated[bytes, Meta(max_length=KEYS_MAX * KEY_BYTES)]
+    sibling: Annotated[str, Meta(max_length=200)] = ""
 
     def encode(self) -> bytes:
-        return _ENCODER.encode(self)
+        """Older drivers know of no siblings, and take what names none."""
+        fields = msgspec.structs.astuple(self)
+        return _ENCODER.encode(fields if self.sibling else fields[:-1])
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -63,15 +69,17 @@ _DECODER: Final = msgspec.msgpack.Decoder(RecallRequest)
 def decode(raw: bytes) -> RecallRequest:
     """Raises Malformed."""
     asked = unpack(raw, _DECODER, _LIMITS, has_bounds=True)
-    if asked.version != VERSION or len(asked.keys) % KEY_BYTES:
+    version = VERSION_WITH_SIBLING if asked.sibling else VERSION
+    if asked.version != version or len(asked.keys) % KEY_BYTES:
         raise Malformed("It is no request to recall of this version")
     return asked
 
 
-def request(space: bytes, keys: Sequence[bytes], wall: float) -> bytes:
-    """A request to recall the prompt with these keys, of which the first are taken if there are too
-    many."""
-    return RecallRequest(VERSION, wall, space, b"".join(keys[:KEYS_MAX])).encode()
+def request(space: bytes, keys: Sequence[bytes], wall: float, sibling: str = "") -> bytes:
+    """A request to recall the prompt with these keys, or to borrow them; the first are taken if there
+    are too many."""
+    version = VERSION_WITH_SIBLING if sibling else VERSION
+    return RecallRequest(version, wall, space, b"".join(keys[:KEYS_MAX]), sibling).encode()
 
 
 class Allowances:
