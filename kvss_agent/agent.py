@@ -9,7 +9,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,8 @@ import msgspec
 
 from kvss_agent import desired as documents
 from kvss_agent import native
-from kvss_agent.client.connection import Address, Credentials
+from kvss_agent.borrowing import STALL_SECONDS, Borrowing
+from kvss_agent.client.connection import Address, Credentials, Lost
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.server import DataPlane
@@ -72,7 +73,15 @@ class Agent:
         self.tier_requests = TierRequests(
             asyncio.get_running_loop(), lambda: list(self.stores.retiring().values())
         )
-        self.plane = DataPlane(self.shards, {}, self.tier_requests, software=software, stall_seconds=10)
+        self.borrowing = Borrowing(asyncio.get_running_loop(), self.shards, self._shown_to_agents)
+        self.plane = DataPlane(
+            self.shards,
+            {},
+            self.tier_requests,
+            self.borrowing,
+            software=software,
+            stall_seconds=10,
+        )
         self.desired: Desired | None = None
         self.observed_generation = 0
         self.tcp_port = 0  # where it really listens
@@ -126,6 +135,7 @@ class Agent:
         for pull in self.pulls.values():
             pull.cancel()
         gone = await asyncio.to_thread(self.plane.stop, seconds)
+        self.borrowing.close()
         for shard in list(self.shards.values()):
             await asyncio.to_thread(shard.end, Cause.DRAINING, "the agent stops")
         await self.stores.close()
@@ -220,6 +230,8 @@ class Agent:
         """Make a shard, or its size, what it should be."""
         progress = self.progress.setdefault(spec.name, Progress())
         shard = self.shards.get(spec.name)
+        if shard:
+            shard.set_readers(spec.readers)
         if shard and shard.core.slots == spec.slots:
             progress.state, progress.reason = "ready", ""
             return
@@ -250,7 +262,7 @@ class Agent:
             partial(self._report, progress),
             huge_pages=identity.huge_pages,
         )
-        return HostedShard(identity, arena, spec.applied, wake_me=self.plane.wake)
+        return HostedShard(identity, arena, spec.applied, readers=spec.readers, wake_me=self.plane.wake)
 
     def _report(self, progress: Progress, done: int, total: int) -> None:
         """A grant of many gigabytes takes a while, and must not keep the agent from stopping."""
@@ -312,15 +324,10 @@ class Agent:
         target = self.shards.get(name)
         if target is None:
             raise Unknown(f"There is no shard {name} here.")
-        secret = self.plane.secrets.get(as_)
-        tls = self.settings.tls_for_agents()
-        if secret is None and tls is None:
-            raise Conflict(f"{as_} is not among the peers, so there is no secret to show.")
+        credentials = self._credentials(as_)
         running = [pull for pull in self.pulls.values() if pull.state == "running"]
         if any(pull.shard == name for pull in running):
             raise Conflict(f"Shard {name} is being pulled already.")
-        certified = self.trust.client_certificate() if self.trust else None
-        credentials = Credentials(as_, secret, tls, self.software, certified=certified)
         source = Source(Address.parse(address), shard, credentials, after)
         pull = Pull(secrets.token_hex(8), name, len(slots), driver=as_)
         self.pulls[pull.id] = pull
@@ -330,6 +337,22 @@ class Agent:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return pull
+
+    def _credentials(self, driver: str) -> Credentials:
+        """What is shown to other agents in a driver's name. Raises Conflict."""
+        secret = self.plane.secrets.get(driver)
+        tls = self.settings.tls_for_agents()
+        if secret is None and tls is None:
+            raise Conflict(f"{driver} is not among the peers, so there is no secret to show.")
+        certified = self.trust.client_certificate() if self.trust else None
+        return Credentials(driver, secret, tls, self.software, certified=certified)
+
+    def _shown_to_agents(self, driver: str) -> Credentials:
+        """For borrowing. Raises Lost."""
+        try:
+            return replace(self._credentials(driver), stall_seconds=STALL_SECONDS)
+        except Conflict as error:
+            raise Lost(str(error)) from error
 
     async def _run_pull(self, pull: Pull, shard: HostedShard, source: Source, slots: list[int]) -> None:
         async with self._pulling:

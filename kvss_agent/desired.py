@@ -60,7 +60,8 @@ class PeerSpec(Document, frozen=True):
 class ShardSpec(Document, frozen=True):
     """One shard. Another size is a resize; anything else that changes makes it another shard.
 
-    `pull_bytes_per_second`: what may come from its former home while it moves here. That changes freely.
+    `readers`: other drivers that may refill from it. `pull_bytes_per_second`: what may come from its
+    former home while it moves here. These change freely.
     """
 
     name: Name
@@ -79,7 +80,6 @@ class ShardSpec(Document, frozen=True):
             self.name,
             self.slot_bytes,
             self.driver,
-            frozenset(self.readers),
             bytes.fromhex(self.namespace),
             self.part,
             self.huge_pages,

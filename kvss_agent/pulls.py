@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Final
 
 from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost
@@ -25,14 +24,14 @@ from kvss_agent.limits.background import REST_SECONDS_MAX, Background
 from kvss_agent.mover import PYTHON
 from kvss_agent.shard import seal
 from kvss_agent.shard.core import BATCH_MAX, WAIT_SECONDS_MAX, Fill, Reject, Request, Verb
-from kvss_agent.shard.hosted import HostedShard, Mine, SlotLimit
+from kvss_agent.shard.hosted import HostedShard
+from kvss_agent.shard.own_member import OwnMember
 from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss
 
 log = logging.getLogger(__name__)
 
 NEWER: Final = "newer"
 SOURCE_SECONDS: Final = 5.0  # for the source to apply what is asked for: evicts here wait meanwhile
-_numbers = iter(range(-1, -(1 << 62), -1))  # members that are no connections have negative numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Pull:
         """End it soon, whatever it waits for. What has been moved stays."""
         self.cancelled = True
         if self._puller:
-            self._puller.close(Cause.GONE, "the pull was cancelled")
+            self._puller.member.close(Cause.GONE, "the pull was cancelled")
 
     def begin(self, puller: _Puller) -> None:
         self._puller = puller
@@ -84,45 +83,34 @@ class _Puller:
     """Carries out a pull, as a member of the shard that waits for its own effects."""
 
     def __init__(self, pull: Pull, shard: HostedShard, source: Source, background: Background) -> None:
-        self.number = next(_numbers)
-        self.driver = shard.identity.driver
-        self.left = threading.Event()
-        self.closed: Breach | None = None
+        self.member = OwnMember(shard, shard.identity.driver, self._hang_up)
         self._pull, self._shard, self._source = pull, shard, source
         self._background = background
         self._ended = threading.Event()
         self._line: AgentConnection | None = None  # to the source
-        self._posted: SimpleQueue[Mine | None] = SimpleQueue()
 
-    def post(self, what: Mine | SlotLimit) -> None:
-        if not isinstance(what, SlotLimit):
-            self._posted.put(what)
-
-    def close(self, cause: Cause, sentence: str) -> None:
-        self.closed = Breach(cause, sentence)
+    def _hang_up(self) -> None:
         self._ended.set()
-        self._posted.put(None)
         if self._line:
             channels.hang_up(self._line.channel.socket)
 
     def run(self, slots: Sequence[int]) -> None:
         """Raises Lost and Breach."""
         source, shard = self._source, self._shard
-        shard.attach(self, Role.REFILL)
-        try:
+        with self.member.attached():
             line = self._line = AgentConnection(
                 source.address, source.shard, source.credentials, Role.REFILL
             )
             try:
-                if self.closed:
-                    raise self.closed
+                if self.member.closed:
+                    raise self.member.closed
                 if line.welcome.slot_bytes != shard.identity.slot_bytes:
                     raise Lost("the slots of the other agent have another size")
                 at, request = 0, 0
                 while at < len(slots):
                     self._ended.wait(self._background.rest(time.monotonic()))
-                    if self.closed:
-                        raise self.closed
+                    if self.member.closed:
+                        raise self.member.closed
                     request += 1
                     fitting = self._background.piece() // shard.identity.slot_bytes
                     batch = slots[at : at + min(BATCH_MAX, max(1, fitting))]
@@ -130,20 +118,10 @@ class _Puller:
                     at += len(batch)
             finally:
                 line.close()
-        finally:
-            shard.detach(self)
-            self.left.set()
-
-    def _next(self) -> Mine:
-        what = self._posted.get()
-        if what is None:
-            raise self.closed or Breach(Cause.GONE, "the shard was removed")
-        return what
 
     def _fetch(self, line: AgentConnection, request: int, slots: Sequence[int]) -> None:
-        fill = Request(Verb.FILL, self.number, request, 0, slots, WAIT_SECONDS_MAX)
-        mine = self._shard.act(lambda core, now: core.ask(fill, now), self)
-        effect = mine[0] if mine else self._next()
+        member = self.member
+        effect = member.ask(Request(Verb.FILL, member.number, request, 0, slots, WAIT_SECONDS_MAX))
         if isinstance(effect, Reject):
             self._pull.skipped[effect.reason] += len(slots)
             return
@@ -152,7 +130,7 @@ class _Puller:
         try:
             self._receive(line, request, slots, effect)
         finally:
-            self._shard.done(effect.lease, self)
+            self._shard.done(effect.lease, self.member)
 
     def _receive(self, line: AgentConnection, request: int, slots: Sequence[int], effect: Fill) -> None:
         pull, arena = self._pull, self._shard.arena
@@ -229,7 +207,7 @@ def run_pull(
         puller.run(slots)
         pull.state = "done"
     except (Lost, Breach) as error:
-        pull.state, pull.reason = "failed", str(puller.closed or error)
+        pull.state, pull.reason = "failed", str(puller.member.closed or error)
     except Exception as error:
         log.exception("Pull %s of %s failed", pull.id, pull.shard)
         pull.state, pull.reason = "failed", repr(error)

@@ -32,7 +32,7 @@ from kvss_agent.client.interface import (
 from kvss_agent.client.shared import SharedClient
 from kvss_agent.client.stream import StreamClient
 from kvss_agent.data_plane.breach import Cause
-from kvss_agent.data_plane.wire import TierAnswer
+from kvss_agent.data_plane.wire import Lender, TierAnswer
 from kvss_agent.mover import Mover
 from kvss_agent.shard.seal import Column, Header, Miss
 
@@ -47,6 +47,7 @@ __all__ = [
     "Credentials",
     "Evict",
     "Header",
+    "Lender",
     "Lost",
     "Miss",
     "NotApplied",

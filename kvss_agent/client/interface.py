@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 
 from kvss_agent.client.connection import Lost
 from kvss_agent.client.requests import Requests
-from kvss_agent.data_plane.wire import Feature, TierAnswer, TierColumn, TierVerb
+from kvss_agent.data_plane.wire import Feature, Lender, TierAnswer, TierColumn, TierVerb
 from kvss_agent.shard.core import batches
 from kvss_agent.shard.seal import KEY_BYTES, Column, Header, Miss
 
@@ -202,6 +202,38 @@ class ShardClient(ABC):
         asked = [TierColumn(one.slot, one.column.key, one.column.tag) for one in columns]
         answers = self._tier(TierVerb.RECALL, asked, after, wait_seconds, seconds, data_key)
         return [_recalled(answer, after, note) for answer, note in answers]
+
+    def borrow(
+        self,
+        columns: Sequence[Wanted],
+        slots: Sequence[int],
+        lender: Lender,
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> list[int | Miss]:
+        """Copy these columns into these slots, from those of a lender: the number to refill each by, or
+        why not. `slots`: of the lender, one for each.
+
+        As with `recall`, nothing is evicted to the caller's slots until this returns, which takes at
+        most as long as the lender is given.
+        """
+        if not self.requests.connection.features & Feature.BORROW:
+            return [Miss.REFUSED for _ in columns]
+        after = self.number
+        asked = [
+            TierColumn(one.slot, one.column.key, one.column.tag, note=slot)
+            for one, slot in zip(columns, slots, strict=True)
+        ]
+        seconds = wait_seconds + lender.seconds
+        answers: list[tuple[TierAnswer | Miss, int]] = []
+        for batch in batches(asked):
+            answers += self.requests.tier(
+                TierVerb.BORROW, batch, after, wait_seconds, seconds, lender=lender
+            )
+        return [
+            after if answer is TierAnswer.DONE else answer if isinstance(answer, Miss) else Miss.LOST
+            for answer, _ in answers
+        ]
 
     def tier_delete(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
         """Remove these columns from tier 2. DONE where none is left, or there is no tier 2. Whatever

@@ -28,6 +28,10 @@ from kvss_agent.shard.seal import Header, Miss
 if TYPE_CHECKING:
     from kvss_agent.client.interface import Wanted
 
+_NEEDED = {
+    wire.TierVerb.PURGE: wire.Feature.PURGE,
+    wire.TierVerb.BORROW: wire.Feature.BORROW,
+}
 Found = list[Header | Miss]
 Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Rejected
 
@@ -88,10 +92,11 @@ class Requests:
         wait_seconds: float,
         seconds: float,
         data_key: bytes = b"",
+        lender: wire.Lender | None = None,
     ) -> list[tuple[wire.TierAnswer | Miss, int]]:
         """Answers, each with its note, 0 where there is none. `seconds` is for what comes after the
         wait: a disk takes its time."""
-        needed = wire.Feature.PURGE if verb is wire.TierVerb.PURGE else wire.Feature.TIER
+        needed = _NEEDED.get(verb, wire.Feature.TIER)
         if data_key:
             needed |= wire.Feature.ENCRYPT
         if needed & ~self.connection.features or (data_key and not self.connection.is_private):
@@ -99,7 +104,7 @@ class Requests:
         answer = self._ask(
             _Pending(),
             lambda number: wire.Tier(
-                number, verb, after, _milliseconds(wait_seconds), tuple(columns), data_key
+                number, verb, after, _milliseconds(wait_seconds), tuple(columns), data_key, lender
             ),
             wait_seconds + seconds,
         )

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane import handshake, wire
@@ -38,10 +38,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS: Final = 5.0  # from connecting to PROOF
+_FILLS: Final = (TierVerb.RECALL, TierVerb.BORROW)  # they write to slots
 TIER_REQUESTS_MAX: Final = 256  # requests of one connection for tier 2 that are not answered
 OUTBOX_MAX: Final = 4096  # answers that wait to be sent: a few times what a shard lets wait
 UNREPORTED_MAX: Final = 8  # fewer than a driver may have on its way
 TierDone = Callable[[tuple[TierAnswer | Miss, ...], tuple[int, ...]], None]
+
+
+class Carrier(Protocol):
+    """Who carries out requests for tier 2, or for a sibling's memory, and calls `then` once."""
+
+    def start(
+        self, shard: HostedShard, asked: wire.Tier, slots: tuple[int | Miss, ...], then: TierDone
+    ) -> None: ...
 
 
 class Latencies:
@@ -215,7 +224,7 @@ class Connection:
         if not shard:
             raise Breach(Cause.ABSENT, f"there is no shard {said.shard} here")
         identity = shard.identity
-        may_read = said.driver in identity.readers and said.role is Role.REFILL
+        may_read = said.driver in shard.readers and said.role is Role.REFILL
         if said.driver != identity.driver and not may_read:
             raise Breach(Cause.AUTHENTICATION, f"{said.driver} may not use this shard in this role")
         if said.role is Role.SHARED and not self._may_share:
@@ -248,6 +257,8 @@ class Connection:
             features |= wire.Feature.SHARED
         if self.plane.tier_requests:
             features |= wire.Feature.TIER | wire.Feature.PURGE | wire.Feature.ENCRYPT
+        if self.plane.borrowing:
+            features |= wire.Feature.BORROW
         return features & said.features
 
     def _serve(self, shard: HostedShard) -> None:
@@ -349,14 +360,14 @@ class Connection:
         self._do(self._shard.act(lambda core, now: core.ask(request, now), self))
 
     def _tier(self, asked: wire.Tier) -> None:
-        if not self.plane.tier_requests or len(self._tier_requests) >= TIER_REQUESTS_MAX:
+        if not self._carrier_of(asked) or len(self._tier_requests) >= TIER_REQUESTS_MAX:
             self._send(wire.Rejected(asked.request, Miss.REFUSED))
             return
         request = _apart(asked.request)
         if request in self._tier_requests:
             raise Breach(Cause.UNEXPECTED, f"request {asked.request} is running already")
         self._tier_requests[request] = asked
-        if asked.verb not in (TierVerb.SPILL, TierVerb.RECALL):
+        if asked.verb not in (TierVerb.SPILL, *_FILLS):
             self._start_tier_request(asked, tuple(Miss.ABSENT for _ in asked.columns), None)
             return
         verb = Verb.REFILL if asked.verb is TierVerb.SPILL else Verb.FILL
@@ -400,15 +411,19 @@ class Connection:
     ) -> None:
         def then(answers: tuple[TierAnswer | Miss, ...], notes: tuple[int, ...]) -> None:
             if lease is not None:
-                if asked.verb is TierVerb.RECALL and self.left.is_set():
+                if asked.verb in _FILLS and self.left.is_set():
                     self._shard.empty(slots, asked.after)  # nobody knows that they have come
                 for more in self._shard.done(lease, self):
                     self.post(more)
             self.post(wire.Tiered(asked.request, answers, notes))
             del self._tier_requests[_apart(asked.request)]
 
-        assert self.plane.tier_requests  # noqa: S101 - it was there when the request was accepted
-        self.plane.tier_requests.start(self._shard, asked, slots, then)
+        carrier = self._carrier_of(asked)
+        assert carrier  # noqa: S101 - it was there when the request was accepted
+        carrier.start(self._shard, asked, slots, then)
+
+    def _carrier_of(self, asked: wire.Tier) -> Carrier | None:
+        return self.plane.borrowing if asked.verb is TierVerb.BORROW else self.plane.tier_requests
 
     def _answer(self, serve: Serve) -> None:
         """Send what lies in the slots, as it lies there: it is the reader who checks seals."""

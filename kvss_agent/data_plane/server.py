@@ -22,7 +22,7 @@ from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Cause
 from kvss_agent.data_plane.channel import AnyChannel, PlainChannel, TlsChannel
-from kvss_agent.data_plane.connection import Connection, Latencies, spawn
+from kvss_agent.data_plane.connection import Carrier, Connection, Latencies, spawn
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.limits.admission import Admission, Places
 from kvss_agent.limits.origins import origin_of_socket
@@ -46,6 +46,7 @@ class DataPlane:
         shards: Mapping[str, HostedShard],
         secrets: Mapping[str, bytes],
         tier_requests: TierRequests | None = None,
+        borrowing: Carrier | None = None,
         *,
         versions: tuple[int, int] = (wire.VERSION_MIN, wire.VERSION),
         software: str = "",
@@ -59,6 +60,7 @@ class DataPlane:
         self.secrets = secrets
         self.keys: Mapping[str, str] = {}  # of drivers, by fingerprint; may change likewise
         self.tier_requests = tier_requests
+        self.borrowing = borrowing
         self.versions = versions
         self.software = software
         self.stall_seconds = stall_seconds

@@ -69,6 +69,7 @@ _SLOT = struct.Struct("<I")
 _EVICT_BYTES: Final = 4 + HEADER_BYTES
 _TIER = struct.Struct("<I16s16sQQ")
 _NOTE = struct.Struct("<Q")
+_LENDER = struct.Struct("<QIBB")  # bytes per second, milliseconds, lengths of address and shard
 
 
 class Kind(IntEnum):
@@ -112,6 +113,7 @@ class Feature(IntFlag):
     TIER = 4  # the agent has a tier 2
     PURGE = 8  # which can be emptied of a tag
     ENCRYPT = 16  # and encrypts with the key that a request brings
+    BORROW = 32  # the agent borrows columns from other shards
 
 
 class Flag(IntFlag):
@@ -120,13 +122,14 @@ class Flag(IntFlag):
 
 
 class TierVerb(IntEnum):
-    """What to do with columns in tier 2."""
+    """What to do with columns in tier 2, or in a sibling's memory."""
 
     EXISTS = 1  # is it there?
     SPILL = 2  # copy from the slot, which holds this evict of it
     RECALL = 3  # copy into the slot, sealed as `after`
     DELETE = 4
     PURGE = 5  # of all that carries the tag; there are two answers: notes are how many files and bytes
+    BORROW = 6  # copy into the slot from the lender's slot that is its note, sealed as `after`
 
 
 class TierAnswer(IntEnum):
@@ -139,7 +142,9 @@ class TierAnswer(IntEnum):
     MISS = 32
 
 
-FEATURES: Final = Feature.SHARED | Feature.SCRUB | Feature.TIER | Feature.PURGE | Feature.ENCRYPT
+FEATURES: Final = (
+    Feature.SHARED | Feature.SCRUB | Feature.TIER | Feature.PURGE | Feature.ENCRYPT | Feature.BORROW
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,13 +338,46 @@ class Deleted:
 @dataclass(frozen=True, slots=True)
 class TierColumn:
     """A column and its slot. For a spill: `sequence` is the evict that wrote the slot, `note` whatever
-    the driver wants to be told when it recalls the column."""
+    the driver wants to be told when it recalls the column. To borrow it: `note` is the lender's slot."""
 
     slot: int
     key: bytes
     tag: bytes
     sequence: int = 0
     note: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lender:
+    """The shard that columns are borrowed from, the same one of a sibling; for how many seconds at most,
+    and how fast, 0 for as fast as it goes."""
+
+    address: str
+    shard: str
+    seconds: float
+    bytes_per_second: int = 0
+
+    def encode(self) -> bytes:
+        address, shard = self.address.encode(), self.shard.encode()
+        if not (0 < len(address) <= TEXT_BYTES_MAX and 0 < len(shard) <= TEXT_BYTES_MAX):
+            raise ValueError(f"an address and a name have 1 to {TEXT_BYTES_MAX} bytes")
+        milliseconds = max(1, min(int(self.seconds * 1000), 2**32 - 1))
+        head = _LENDER.pack(self.bytes_per_second, milliseconds, len(address), len(shard))
+        return head + address + shard
+
+    @classmethod
+    def decode(cls, body: bytes) -> Lender:
+        if len(body) < _LENDER.size:
+            raise _malformed("no lender")
+        bytes_per_second, milliseconds, address, shard = _LENDER.unpack_from(body)
+        end = _LENDER.size + address
+        if not address or not shard or len(body) != end + shard:
+            raise _malformed("a lender of another length")
+        try:
+            texts = body[_LENDER.size : end].decode(), body[end:].decode()
+        except UnicodeDecodeError as error:
+            raise _malformed("a lender that is no text") from error
+        return cls(*texts, milliseconds / 1000, bytes_per_second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,25 +389,31 @@ class Tier:
     wait_ms: int
     columns: tuple[TierColumn, ...]
     data_key: bytes = field(default=b"", repr=False)  # files are encrypted with it, if there is one
+    lender: Lender | None = None
 
     def encode(self) -> bytes:
         body = _ASK.pack(self.after, self.wait_ms) + b"".join(
             _TIER.pack(column.slot, column.key, column.tag, column.sequence, column.note)
             for column in self.columns
         )
-        body += self.data_key
+        body += self.lender.encode() if self.lender else self.data_key
         return _frame(self.kind, body, self.request, flags=self.verb, count=len(self.columns))
 
     @classmethod
     def decode(cls, body: bytes, request: int, flags: int, count: int) -> Tier:
         end = _ASK.size + count * _TIER.size
-        if not 0 < count <= BATCH_MAX or len(body) not in (end, end + DATA_KEY_BYTES):
-            raise _malformed("a request of another length")
         if flags not in _TIER_VERBS:
             raise _malformed(f"no verb {flags}")
+        if not 0 < count <= BATCH_MAX or len(body) < end:
+            raise _malformed("a request of another length")
         after, wait_ms = _ASK.unpack_from(body)
         columns = tuple(TierColumn(*fields) for fields in _TIER.iter_unpack(body[_ASK.size : end]))
-        return cls(request, TierVerb(flags), after, wait_ms, columns, bytes(body[end:]))
+        verb, rest = TierVerb(flags), bytes(body[end:])
+        if verb is TierVerb.BORROW:
+            return cls(request, verb, after, wait_ms, columns, lender=Lender.decode(rest))
+        if len(rest) not in (0, DATA_KEY_BYTES):
+            raise _malformed("a request of another length")
+        return cls(request, verb, after, wait_ms, columns, rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,7 +540,9 @@ _BODY_BYTES_MAX: Final[dict[int, int]] = {
     Kind.REFILL: _ASK.size + 4 * BATCH_MAX,
     Kind.REFILLED: BATCH_MAX * HEADER_BYTES,
     Kind.DELETE: _ASK.size + 4 * BATCH_MAX,
-    Kind.TIER: _ASK.size + BATCH_MAX * _TIER.size + DATA_KEY_BYTES,
+    Kind.TIER: _ASK.size
+    + BATCH_MAX * _TIER.size
+    + max(DATA_KEY_BYTES, _LENDER.size + 2 * TEXT_BYTES_MAX),
     Kind.TIERED: BATCH_MAX * (1 + _NOTE.size),
     Kind.RESIZED: 8 * EXTENTS_MAX,
     Kind.ERROR: 2 * (1 + TEXT_BYTES_MAX),

@@ -79,7 +79,6 @@ class ShardIdentity:
     name: str
     slot_bytes: int
     driver: str
-    readers: frozenset[str] = frozenset()
     namespace: bytes = bytes(16)
     part: str = "0"  # the name of this shard in tier 2, the same for all who share the namespace
     huge_pages: bool = False
@@ -94,11 +93,14 @@ class HostedShard:
         arena: Arena,
         applied: int = 0,
         *,
+        readers: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
         wake_me: Callable[[float], None] = _nobody,
     ) -> None:
-        """`wake_me(moment)` is told when `tick` has to be called, whenever that may have changed."""
+        """`readers`: other drivers that may refill from it. `wake_me(moment)` is told when `tick` has to
+        be called, whenever that may have changed."""
         self.identity = identity
+        self.readers = frozenset(readers)
         self.arena = arena
         self.core = Shard(arena.slots, applied)
         self.count = CountPage()
@@ -125,6 +127,8 @@ class HostedShard:
                 self._must_be_here()
                 others = sum(one.driver != self.identity.driver for one in self._members.values())
                 is_other = member.driver != self.identity.driver
+                if is_other and member.driver not in self.readers:
+                    raise Breach(Cause.AUTHENTICATION, f"{member.driver} may not read this shard")
                 if len(self._members) >= MEMBERS_MAX or (is_other and others >= OTHERS_MAX):
                     raise Breach(Cause.BUSY, f"the shard has {len(self._members)} connections already")
                 self._members[member.number] = member
@@ -157,6 +161,15 @@ class HostedShard:
             if not self._gone:
                 self._carry_out(self.core.abandon(member.number, received, self._clock()), None)
         member.left.set()
+
+    def set_readers(self, readers: Collection[str]) -> None:
+        """Whoever may not read any more is disconnected."""
+        allowed = frozenset(readers) | {self.identity.driver}
+        with self._lock:
+            self.readers = frozenset(readers)
+            gone = [one for one in self._members.values() if one.driver not in allowed]
+        for one in gone:
+            one.close(Cause.AUTHENTICATION, f"{one.driver} may not read this shard any more")
 
     def welcome(self, role: wire.Role) -> tuple[wire.Welcome, list[int]]:
         """How the shard stands; for who shares the arena also descriptors, which the caller closes."""

@@ -38,6 +38,7 @@ TAG_BYTES: Final = 16
 TOKENS_MAX: Final = 64
 PAYLOAD_BYTES_MAX: Final = 1 << 30
 SEQUENCE_MAX: Final = 2**64 - 1
+ANY_EVICT: Final = SEQUENCE_MAX  # in place of a number: whichever evict wrote the column
 VERSION: Final = 1
 
 MAGIC: Final = b"TIDE"
@@ -129,7 +130,7 @@ def identify(header: Bytes, expected: Column) -> Header | Miss:
     key, tag, sequence = expected
     if found.tag != tag:
         return Miss.FOREIGN
-    if found.key != key or found.sequence != sequence:
+    if found.key != key or (found.sequence != sequence and sequence != ANY_EVICT):
         return Miss.STALE
     return found
 

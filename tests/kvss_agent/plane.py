@@ -39,9 +39,11 @@ class Plane:
     def add(
         self, name: str = "s", slots: int = 8, payload: int = PAYLOAD, applied: int = 0
     ) -> HostedShard:
-        identity = ShardIdentity(name, slot_bytes_for(payload), DRIVER, frozenset({READER}))
+        identity = ShardIdentity(name, slot_bytes_for(payload), DRIVER)
         arena = Arena.allocate(identity.slot_bytes, slots)
-        self.shards[name] = HostedShard(identity, arena, applied, wake_me=self.plane.wake)
+        self.shards[name] = HostedShard(
+            identity, arena, applied, readers={READER}, wake_me=self.plane.wake
+        )
         return self.shards[name]
 
     @contextlib.contextmanager

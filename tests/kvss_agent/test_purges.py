@@ -208,7 +208,7 @@ class Here:
         self.purges = Purges(NAME, self.stores, self.shards, lambda: self.told)
 
     def add_shard(self, name: str, slots: int) -> None:
-        identity = ShardIdentity(name, slot_bytes_for(PAYLOAD), DRIVER, frozenset())
+        identity = ShardIdentity(name, slot_bytes_for(PAYLOAD), DRIVER)
         self.shards[name] = HostedShard(identity, Arena.allocate(identity.slot_bytes, slots))
         self.told.append(name)
 

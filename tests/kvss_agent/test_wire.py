@@ -28,6 +28,9 @@ HEADERS = st.lists(st.binary(min_size=64, max_size=64), min_size=1, max_size=BAT
 ANSWER = st.sampled_from(
     [*Miss, *(answer for answer in wire.TierAnswer if answer < wire.TierAnswer.MISS)]
 )
+TIER_COLUMNS = st.lists(
+    st.builds(wire.TierColumn, SLOT, BYTES_16, BYTES_16, NUMBER, NUMBER), min_size=1, max_size=BATCH_MAX
+).map(tuple)
 
 FRAMES: st.SearchStrategy[wire.Frame] = st.one_of(
     st.builds(
@@ -64,10 +67,25 @@ FRAMES: st.SearchStrategy[wire.Frame] = st.one_of(
     st.builds(
         wire.Tier,
         NUMBER,
-        st.sampled_from(wire.TierVerb),
+        st.sampled_from([verb for verb in wire.TierVerb if verb is not wire.TierVerb.BORROW]),
         NUMBER,
         MILLISECONDS,
-        st.lists(st.builds(wire.TierColumn, SLOT, BYTES_16, BYTES_16, NUMBER), min_size=1).map(tuple),
+        TIER_COLUMNS,
+    ),
+    st.builds(
+        wire.Tier,
+        NUMBER,
+        st.just(wire.TierVerb.BORROW),
+        NUMBER,
+        MILLISECONDS,
+        TIER_COLUMNS,
+        lender=st.builds(
+            wire.Lender,
+            TEXT.filter(bool),
+            TEXT.filter(bool),
+            st.integers(1, 2**20).map(lambda milliseconds: milliseconds / 1000),
+            NUMBER,
+        ),
     ),
     st.builds(wire.Tiered, NUMBER, st.lists(ANSWER, max_size=BATCH_MAX).map(tuple)),
     st.builds(wire.Rejected, NUMBER, st.sampled_from(Miss)),

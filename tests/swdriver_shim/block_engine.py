@@ -401,7 +401,7 @@ def engine(
 
 
 def add(plane: Plane, name: str, payload: int, slots: int) -> None:
-    identity = ShardIdentity(name, slot_bytes_for(payload), DRIVER, frozenset({DRIVER}), part=name)
+    identity = ShardIdentity(name, slot_bytes_for(payload), DRIVER, part=name)
     arena = Arena.allocate(identity.slot_bytes, slots)
     plane.shards[name] = HostedShard(identity, arena, 0, wake_me=plane.plane.wake)
 

@@ -82,7 +82,7 @@ class Fleet:
 
     def make_one(self, name: str, size: int, slots: int, applied: int) -> HostedShard:
         part = name.partition(" ")[0]
-        identity = ShardIdentity(name, slot_bytes_for(size), DRIVER, frozenset({DRIVER}), part=part)
+        identity = ShardIdentity(name, slot_bytes_for(size), DRIVER, part=part)
         arena = Arena.allocate(identity.slot_bytes, slots)
         wake = self.plane.plane.wake
         shard = self.plane.shards[name] = HostedShard(identity, arena, applied, wake_me=wake)

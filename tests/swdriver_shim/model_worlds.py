@@ -52,7 +52,7 @@ class Worlds:
         made = spec_of(model)
         shards = []
         for group in made.shape().groups:
-            identity = ShardIdentity(group.name, group.slot_bytes[0], DRIVER, frozenset({DRIVER}))
+            identity = ShardIdentity(group.name, group.slot_bytes[0], DRIVER)
             arena = Arena.allocate(identity.slot_bytes, slots)
             wake = self._plane.plane.wake
             self._plane.shards[group.name] = HostedShard(identity, arena, 0, wake_me=wake)

@@ -167,7 +167,7 @@ def test_a_receipt_is_told_while_the_work_of_others_goes_on(
 ) -> None:
     """A real agent: the deletes of the greedy one never end before the modest one has heard."""
     layout = Layout((Group("full", (1,)),))
-    identity = ShardIdentity("s", slot_bytes_for(C), DRIVER, frozenset(), part="s")
+    identity = ShardIdentity("s", slot_bytes_for(C), DRIVER, part="s")
     with running(tmp_path) as plane:
         arena = Arena.allocate(identity.slot_bytes, SLOTS)
         plane.shards["s"] = HostedShard(identity, arena, wake_me=plane.plane.wake)

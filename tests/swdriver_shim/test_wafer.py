@@ -152,7 +152,7 @@ class OnAgent:
         for index, group in enumerate(wafer.layout.groups):
             names = [f"{index}.{shard}" for shard in range(len(group.slot_bytes))]
             for name, slot_bytes in zip(names, group.slot_bytes, strict=True):
-                identity = ShardIdentity(name, slot_bytes, DRIVER, frozenset({DRIVER}))
+                identity = ShardIdentity(name, slot_bytes, DRIVER)
                 arena = Arena.allocate(slot_bytes, 20)
                 plane.shards[name] = HostedShard(identity, arena, 0, wake_me=plane.plane.wake)
             shards.append([Shard(name, self._connector(plane, name)) for name in names])

@@ -131,8 +131,7 @@ class World:
     def spec(self, at: At, applied: int) -> Spec:
         name = name_of(at)
         size = self.layout.groups[at[0]].slot_bytes[at[1]]
-        readers = frozenset({DRIVER})
-        identity = ShardIdentity(name, size, DRIVER, readers, NAMESPACE.digest(), name)
+        identity = ShardIdentity(name, size, DRIVER, NAMESPACE.digest(), name)
         return Spec(identity, self.chance.randint(5, 10), applied)
 
     def _shard(self, at: At) -> Shard:

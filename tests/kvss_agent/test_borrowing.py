@@ -1,0 +1,312 @@
+"""Columns that one shard borrows from another: the same bytes, or a reason, within the time allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvss_agent.borrowing import Borrowing
+from kvss_agent.client import Column, Credentials, Lender, Miss, ShardClient, Wanted
+from kvss_agent.shard.arena import Arena, slot_bytes_for
+from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.shard.seal import HEADER_BYTES
+from tests.kvss_agent.plane import (
+    DRIVER,
+    PAYLOAD,
+    READER,
+    TAG,
+    Plane,
+    column,
+    kv,
+    place,
+    running,
+)
+from tests.live import wait_until
+
+OTHER_TAG = b"org-b".ljust(16, b"\0")
+SECONDS = 5.0
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    thread = threading.Thread(target=made.run_forever)
+    thread.start()
+    yield made
+    made.call_soon_threadsafe(made.stop)
+    thread.join()
+    made.close()
+
+
+@contextlib.contextmanager
+def agent(directory: Path, loop: asyncio.AbstractEventLoop) -> Iterator[Plane]:
+    """An agent that borrows. What it shows to others are the secrets that it knows."""
+    directory.mkdir()
+    with running(directory) as plane:
+
+        def shown(driver: str) -> Credentials:
+            return Credentials(driver, plane.secrets[driver], stall_seconds=2.0)
+
+        plane.plane.borrowing = borrowing = Borrowing(loop, plane.shards, shown)
+        try:
+            yield plane
+        finally:
+            borrowing.close()
+
+
+@dataclasses.dataclass
+class Siblings:
+    """Two drivers' shards: `ours` borrows, as READER, from `theirs`."""
+
+    here: Plane
+    there: Plane
+    ours: ShardClient
+    theirs: ShardClient
+    address: str
+
+    def lender(self, **more: Any) -> Lender:
+        return dataclasses.replace(Lender(self.address, "theirs", SECONDS), **more)
+
+    def keep(self, name: str, slot: int, payload: memoryview, tag: bytes = TAG) -> Column:
+        number = self.theirs.evict(slot, *column(name)[:1], tag, 64, payload)
+        self.theirs.wait_applied(number)
+        return column(name, tag=tag)
+
+    def borrow(self, one: Column, slot: int, source: int, **more: Any) -> int | Miss:
+        [answer] = self.ours.borrow([Wanted(slot, one)], [source], self.lender(**more))
+        return answer
+
+    def read(self, one: Column, slot: int, number: int) -> tuple[object, bytes]:
+        into = place()
+        [found] = self.ours.refill([Wanted(slot, one._replace(sequence=number))], [into])
+        return found, bytes(into)
+
+
+def add(plane: Plane, name: str, driver: str, payload: int = PAYLOAD, readers: str = "") -> HostedShard:
+    identity = ShardIdentity(name, slot_bytes_for(payload), driver)
+    arena = Arena.allocate(identity.slot_bytes, 8)
+    plane.shards[name] = HostedShard(
+        identity, arena, readers={readers} if readers else (), wake_me=plane.plane.wake
+    )
+    return plane.shards[name]
+
+
+@pytest.fixture(params=["agent", "here"])
+def siblings(
+    request: pytest.FixtureRequest, tmp_path: Path, loop: asyncio.AbstractEventLoop
+) -> Iterator[Siblings]:
+    with agent(tmp_path / "a", loop) as here, contextlib.ExitStack() as stack:
+        there = here
+        if request.param == "agent":
+            there = stack.enter_context(agent(tmp_path / "b", loop))
+        add(here, "ours", READER)
+        add(there, "theirs", DRIVER, readers=READER)
+        ours = stack.enter_context(here.client("tcp", "ours", driver=READER))
+        theirs = stack.enter_context(there.client("tcp", "theirs"))
+        yield Siblings(here, there, ours, theirs, f"tcp:127.0.0.1:{there.tcp}")
+
+
+def test_a_borrowed_column_is_the_same_and_stays_with_its_lender(siblings: Siblings) -> None:
+    payload = kv()
+    one = siblings.keep("one", 3, payload)
+    number = siblings.borrow(one, 5, 3)
+    assert isinstance(number, int)
+    found, got = siblings.read(one, 5, number)
+    assert not isinstance(found, Miss)
+    assert got == payload
+    into = place()
+    [found] = siblings.theirs.refill([Wanted(3, one._replace(sequence=1))], [into])
+    assert not isinstance(found, Miss)
+
+
+def test_many_at_once_come_to_their_own_slots(siblings: Siblings) -> None:
+    payloads = [kv() for _ in range(6)]
+    kept = [siblings.keep(f"c{at}", at, payload) for at, payload in enumerate(payloads)]
+    wanted = [Wanted(7 - at, one) for at, one in enumerate(kept)]
+    answers = siblings.ours.borrow(wanted, range(6), siblings.lender())
+    for at, (answer, payload) in enumerate(zip(answers, payloads, strict=True)):
+        assert isinstance(answer, int)
+        assert siblings.read(kept[at], 7 - at, answer)[1] == payload
+
+
+def test_what_is_not_the_column_asked_for_is_a_miss_and_leaves_nothing(siblings: Siblings) -> None:
+    siblings.keep("one", 3, kv())
+    foreign = siblings.keep("one", 4, kv(), OTHER_TAG)
+    memory = siblings.here.shards["ours"].arena.slot(5)
+    for wanted, source, why in (
+        (column("other"), 3, Miss.STALE),
+        (column("one"), 4, Miss.FOREIGN),
+        (column("one"), 6, Miss.ABSENT),
+        (column("one"), 1 << 40, Miss.ABSENT),
+        (foreign, 3, Miss.FOREIGN),
+    ):
+        source = min(source, 2**32 - 1)
+        assert siblings.borrow(wanted, 5, source) == why
+        assert not any(bytes(memory))
+
+
+def test_a_newer_evict_to_the_slot_stays(siblings: Siblings) -> None:
+    """The driver does not do that; a mistake must not cost its bytes."""
+    one = siblings.keep("one", 3, kv())
+    payload = kv()
+    number = siblings.ours.evict(5, *column("mine")[:1], TAG, 64, payload)
+    siblings.ours.wait_applied(number)
+    later = siblings.borrow(one, 5, 3)
+    assert isinstance(later, int)  # it comes after the evict, and replaces it
+    assert siblings.read(column("mine"), 5, number)[0] is Miss.STALE
+
+
+def test_who_may_not_read_gets_nothing(siblings: Siblings) -> None:
+    one = siblings.keep("one", 3, kv())
+    assert isinstance(siblings.borrow(one, 5, 3), int)
+    siblings.there.shards["theirs"].set_readers(())
+    assert siblings.borrow(one, 6, 3) is Miss.LOST
+    assert not any(bytes(siblings.here.shards["ours"].arena.slot(6)))
+
+
+def test_a_reader_that_may_come_back_can_borrow_again(siblings: Siblings) -> None:
+    one = siblings.keep("one", 3, kv())
+    theirs = siblings.there.shards["theirs"]
+    theirs.set_readers(())
+    assert siblings.borrow(one, 5, 3) is Miss.LOST
+    theirs.set_readers({READER})
+    wait_until("it is not away any more", lambda: isinstance(siblings.borrow(one, 5, 3), int))
+
+
+def test_slots_of_another_size_are_refused(siblings: Siblings) -> None:
+    add(siblings.there, "small", DRIVER, PAYLOAD // 2, READER)
+    answer = siblings.borrow(column("one"), 5, 0, shard="small")
+    assert answer is Miss.LOST
+
+
+def test_a_shard_that_is_gone_is_lost(siblings: Siblings) -> None:
+    assert siblings.borrow(column("one"), 5, 0, shard="nobody") is Miss.LOST
+
+
+class Stalled:
+    """Somebody who takes connections, says what the test wants, and then nothing."""
+
+    def __init__(self, *, listens: bool = True) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0), backlog=8)
+        self.address = f"tcp:127.0.0.1:{self.socket.getsockname()[1]}"
+        if not listens:
+            self.socket.close()
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_lender_that_is_dead_or_silent_costs_its_time_and_no_more(
+    tmp_path: Path,
+    loop: asyncio.AbstractEventLoop,
+    listens: bool,  # noqa: FBT001
+) -> None:
+    lender = Stalled(listens=listens)
+    with lender.socket, agent(tmp_path / "a", loop) as here:
+        add(here, "ours", READER)
+        with here.client("tcp", "ours", driver=READER) as ours:
+            began = time.monotonic()
+            [answer] = ours.borrow(
+                [Wanted(2, column("one"))], [0], Lender(lender.address, "theirs", 0.3)
+            )
+            assert answer is Miss.LOST
+            assert time.monotonic() - began < SECONDS
+            number = ours.evict(2, *column("mine")[:1], TAG, 64, kv())
+            ours.wait_applied(number)  # the slot is free again
+
+
+class Trickle:
+    """Passes on what a real agent says, and stops in the middle of the first large thing."""
+
+    def __init__(self, port: int, most: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp:127.0.0.1:{self._listener.getsockname()[1]}"
+        self._port, self._most = port, most
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        far = socket.create_connection(("127.0.0.1", self._port))
+        with self._listener, far:
+            near, _ = self._listener.accept()
+            with near:
+                there = threading.Thread(target=self._pass, args=(near, far, 1 << 40), daemon=True)
+                there.start()
+                self._pass(far, near, self._most)
+                there.join()  # whoever asks hangs up
+
+    @staticmethod
+    def _pass(source: socket.socket, sink: socket.socket, most: int) -> None:
+        with contextlib.suppress(OSError):
+            while most and (some := source.recv(min(most, 4096))):
+                sink.sendall(some)
+                most -= len(some)
+
+
+def test_a_lender_that_stops_in_the_middle_leaves_no_part_of_a_column(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop
+) -> None:
+    with agent(tmp_path / "a", loop) as here, agent(tmp_path / "b", loop) as there:
+        add(here, "ours", READER)
+        add(there, "theirs", DRIVER, readers=READER)
+        with there.client("tcp", "theirs") as theirs, here.client("tcp", "ours", driver=READER) as ours:
+            numbers = [theirs.evict(at, *column(f"c{at}")[:1], TAG, 64, kv()) for at in range(4)]
+            theirs.wait_applied(numbers[-1])
+            trickle = Trickle(there.tcp, most=2 * PAYLOAD)
+            wanted = [Wanted(at, column(f"c{at}")) for at in range(4)]
+            began = time.monotonic()
+            answers = ours.borrow(wanted, range(4), Lender(trickle.address, "theirs", 0.5))
+            assert time.monotonic() - began < SECONDS
+            assert Miss.LOST in answers
+            for slot, answer in enumerate(answers):
+                if answer is Miss.LOST:
+                    assert not any(bytes(here.shards["ours"].arena.slot(slot)[HEADER_BYTES:]))
+
+
+def test_borrows_of_one_driver_leave_room_for_others(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop
+) -> None:
+    """A driver whose sibling hangs fills its own places only."""
+    lender = Stalled()
+    with lender.socket, agent(tmp_path / "a", loop) as here:
+        add(here, "ours", READER)
+        add(here, "theirs", DRIVER)
+        add(here, "lends", READER, readers=DRIVER)
+        with (
+            here.client("tcp", "ours", driver=READER) as ours,
+            here.client("tcp", "theirs") as theirs,
+            here.client("tcp", "lends", driver=READER) as lends,
+        ):
+            number = lends.evict(0, *column("one")[:1], TAG, 64, kv())
+            lends.wait_applied(number)
+            answers: list[int | Miss] = []
+
+            def hang(slot: int) -> None:
+                wanted = [Wanted(slot % 8, column("one"))]
+                answers.extend(ours.borrow(wanted, [0], Lender(lender.address, "x", 1.0)))
+
+            hanging = [threading.Thread(target=hang, args=(at,)) for at in range(12)]
+            for one in hanging:
+                one.start()
+            time.sleep(0.2)
+            [answer] = theirs.borrow(
+                [Wanted(1, column("one"))], [0], Lender(f"tcp:127.0.0.1:{here.tcp}", "lends", SECONDS)
+            )
+            assert isinstance(answer, int)
+            for one in hanging:
+                one.join()
+            assert set(answers) <= {Miss.LOST, Miss.REFUSED}
+
+
+def test_an_agent_that_does_not_borrow_refuses(tmp_path: Path) -> None:
+    with running(tmp_path) as plane:
+        plane.add("s")
+        with plane.client("tcp") as client:
+            lender = Lender("tcp:127.0.0.1:1", "s", 1.0)
+            assert client.borrow([Wanted(0, column("one"))], [0], lender) == [Miss.REFUSED]
