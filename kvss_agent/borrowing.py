@@ -25,11 +25,12 @@ from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.wire import Lender, Tier, TierAnswer
 from kvss_agent.limits.background import Background, Totals
+from kvss_agent.mover import Mover
 from kvss_agent.shard import seal
 from kvss_agent.shard.core import LEASE_SECONDS_MAX, Request, Serve, Verb
 from kvss_agent.shard.hosted import HostedShard
 from kvss_agent.shard.own_member import OwnMember
-from kvss_agent.shard.seal import ANY_EVICT, HEADER_BYTES, Column, Header, Miss
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class _FromAgent:
                     raise Lost("the borrow was given up")
                 end = at + max(1, way.background.piece() // self._slot_bytes)
                 began = time.monotonic()
-                found = requests.refill(wanted[at:end], into[at:end], 0, 0.0)
+                found = requests.refill(wanted[at:end], into[at:end], 0, 0.0, of_any_evict=True)
                 now = time.monotonic()
                 size = sum(one.length for one in found if isinstance(one, Header))
                 way.background.moved(size, now - began, now)
@@ -155,12 +156,19 @@ class _FromHere:
                     if isinstance(slot, Miss):
                         yield slot
                     else:
-                        yield seal.copy_out(shard.arena.slot(slot), one.column, place, mover)
+                        yield _copy(shard.arena.slot(slot), one.column, place, mover)
             finally:
                 shard.done(serve.lease, member)
 
     def hang_up(self) -> None:
         self._member.close(Cause.GONE, "the borrow was given up")
+
+
+def _copy(slot: memoryview, wanted: Column, into: memoryview, mover: Mover) -> Header | Miss:
+    found = seal.identify_any(slot[:HEADER_BYTES], wanted.key, wanted.tag)
+    if isinstance(found, Miss):
+        return found
+    return seal.copy_out(slot, wanted._replace(sequence=found.sequence), into, mover)
 
 
 class _Borrow:
@@ -211,7 +219,7 @@ class _Borrow:
             places.append(place)
             memories.append(memory)
         columns = [asked.columns[place] for place in places]
-        wanted = [Wanted(one.note, Column(one.key, one.tag, ANY_EVICT)) for one in columns]
+        wanted = [Wanted(one.note, Column(one.key, one.tag, 0)) for one in columns]
         into = [memory[HEADER_BYTES:] for memory in memories]
         done = 0
         try:

@@ -40,6 +40,7 @@ Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Rejected
 class _Pending:
     wanted: Sequence[Wanted] = ()
     into: Sequence[memoryview] = ()
+    of_any_evict: bool = False
     deadline: float = FOREVER
     found: Found = field(default_factory=list)
     answer: Answer | None = None
@@ -59,10 +60,17 @@ class Requests:
         self._waste = DiscardBuffer()
 
     def refill(
-        self, wanted: Sequence[Wanted], into: Sequence[memoryview], after: int, wait_seconds: float
+        self,
+        wanted: Sequence[Wanted],
+        into: Sequence[memoryview],
+        after: int,
+        wait_seconds: float,
+        *,
+        of_any_evict: bool = False,
     ) -> Found:
+        """`of_any_evict`: whatever evict wrote the columns."""
         slots = tuple(one.slot for one in wanted)
-        pending = _Pending(wanted, into)
+        pending = _Pending(wanted, into, of_any_evict=of_any_evict)
         answer = self._ask(
             pending,
             lambda number: wire.Refill(number, after, _milliseconds(wait_seconds), slots),
@@ -188,7 +196,11 @@ class Requests:
         checks: list[tuple[int, int] | None] = []  # for each place: which column, which checksum
         lengths = frame.lengths()
         for index, (raw, one) in enumerate(zip(frame.headers, pending.wanted, strict=True)):
-            found = seal.identify(raw, one.column)
+            found = (
+                seal.identify_any(raw, one.column.key, one.column.tag)
+                if pending.of_any_evict
+                else seal.identify(raw, one.column)
+            )
             length = lengths[index]
             place = pending.into[index]
             if length > self.connection.welcome.slot_bytes - seal.HEADER_BYTES:

@@ -38,7 +38,6 @@ TAG_BYTES: Final = 16
 TOKENS_MAX: Final = 64
 PAYLOAD_BYTES_MAX: Final = 1 << 30
 SEQUENCE_MAX: Final = 2**64 - 1
-ANY_EVICT: Final = SEQUENCE_MAX  # in place of a number: whichever evict wrote the column
 VERSION: Final = 1
 
 MAGIC: Final = b"TIDE"
@@ -130,9 +129,15 @@ def identify(header: Bytes, expected: Column) -> Header | Miss:
     key, tag, sequence = expected
     if found.tag != tag:
         return Miss.FOREIGN
-    if found.key != key or (found.sequence != sequence and sequence != ANY_EVICT):
+    if found.key != key or found.sequence != sequence:
         return Miss.STALE
     return found
+
+
+def identify_any(header: Bytes, key: bytes, tag: bytes) -> Header | Miss:
+    """As `identify`, whichever evict wrote it."""
+    found = read(header)
+    return found if isinstance(found, Miss) else identify(header, Column(key, tag, found.sequence))
 
 
 def write(

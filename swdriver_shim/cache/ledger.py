@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from swdriver_shim.cache import misses, snapshot
 from swdriver_shim.cache.allocator import SlotAllocator
 from swdriver_shim.cache.listener import Listener
+from swdriver_shim.cache.loans import Loans
 from swdriver_shim.cache.lookup import Lookup, Match, columns_of
 from swdriver_shim.cache.misses import ColumnState
 from swdriver_shim.cache.object_ledger import ObjectLedger
@@ -57,6 +58,8 @@ class Ledger:
         self.tier2 = Tier2(self._stock, self._spills, self._recalls, self._restores)
         # Also part of the interface
         self.refuse = self._restores.refuse
+        self._loans = Loans(self._stock)
+        self.lend = self._loans.lend
         self.lose = self._restores.lose
         self.tags = self._stock.tags
         self.take_clears = self._slots.take_clears
@@ -113,7 +116,8 @@ class Ledger:
         """
         account = self._stock.account(prompt.org)
         match = self._find(account, prompt, 0, now)
-        match.at_first = match.tokens
+        match.borrowed = self._stock.take_borrowed(match.columns[0])
+        match.at_first = match.tokens - match.borrowed
         account.tally.requests += 1
         account.tally.requested += prompt.tokens
         match.count(account.tally)
@@ -138,9 +142,11 @@ class Ledger:
         match.count(account.tally, -1)
         found = match.replaced_by = self._find(account, match.prompt, refilled, now)
         found.at_first = min(match.at_first, max(found.tokens, refilled))
+        before = {id(column) for hit in match.columns for column in hit}
+        new = [column for column in found.columns[0] if id(column) not in before]
+        found.borrowed = match.borrowed + self._stock.take_borrowed(new)
         account.tally.requested += found.asked - match.asked
         found.count(account.tally)
-        before = {id(column) for hit in match.columns for column in hit}
         for hit in found.columns:
             if more := [column for column in hit if id(column) not in before]:
                 account.stamp(more, now)
@@ -310,6 +316,11 @@ class Ledger:
         """All agents have emptied these slots; or, if not `is_done`, they have to be tried again."""
         (self._slots.cleared if is_done else self._slots.retry_clears)(clears)
 
+    @property
+    def lent_columns(self) -> int:
+        """Since the start."""
+        return self._loans.columns
+
     # Long work, in pieces
 
     def sweep(self, now: float, columns: int = SLICE) -> bool:
@@ -317,6 +328,7 @@ class Ledger:
         columns. Whether there is more to do."""
         for use in self._slots.overdue(now):
             self._abort(use, now)
+        self._loans.end(now)
         expiry = self._stock.expiry
         columns -= expiry.catch_up(columns)
         due = expiry.take(now, columns)
@@ -461,6 +473,8 @@ class Tier2:
         self.search = recalls.search
         self.gain = recalls.gain
         self.begin_recalls = recalls.begin
+        self.begin_borrows = recalls.borrow
+        self.has = recalls.has
         self.skip_recalls = recalls.skip
         self.begin_restore = restores.begin
         self.start_recall = recalls.start
@@ -474,3 +488,4 @@ class Tier2:
         # Statistics
         self.spilled = spills.spilled
         self.recalled = recalls.recalled
+        self.borrowed = recalls.borrowed

@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Final
 
 from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap, State
-from swdriver_shim.cache.reasons import DRAM, TIER2, Reason, Tally
+from swdriver_shim.cache.reasons import DRAM, SIBLING, TIER2, Reason, Tally
 from swdriver_shim.cache.request_log import HasKeys, PromptKeys, RequestRecord
 from swdriver_shim.cache.slots import Use
 from swdriver_shim.cache.stock import Stock
@@ -39,7 +39,8 @@ class Match(Use):
     columns: tuple[list[Column], ...]
     slots: tuple[list[int], ...]
     refilled: int = 0  # tokens that have been refilled already
-    at_first: int = 0  # tokens that were in memory at the first match
+    at_first: int = 0  # tokens that were in memory at the first match, and had not just been borrowed
+    borrowed: int = 0  # tokens behind those that had been
     missed: Counter[Reason] = field(default_factory=Counter)
     pending: int = 0  # further tokens that are being recalled from tier 2
     unused: Counter[Reason] = field(default_factory=Counter)  # of those missed: hits that were not used
@@ -60,6 +61,7 @@ class Match(Use):
             at,
             self.asked,
             self.at_first,
+            self.borrowed,
             max(self.tokens, self.refilled),
             tuple(self.unused.items()),
             dict(self.missed),
@@ -79,7 +81,9 @@ class Match(Use):
         self.is_counted = by > 0
         tally.hits[DRAM] += by * self.at_first
         if more := max(self.tokens, self.refilled) - self.at_first:
-            tally.hits[TIER2] += by * more
+            borrowed = min(self.borrowed, more)
+            tally.hits[SIBLING] += by * borrowed
+            tally.hits[TIER2] += by * (more - borrowed)
         for reason, tokens in self.missed.items():
             tally.missed[reason] += by * tokens
 

@@ -13,6 +13,7 @@ from typing import Final
 GHOSTS_MAX: Final = 1 << 17
 DRAM: Final = "dram"  # the tiers that hits come from
 TIER2: Final = "tier2"
+SIBLING: Final = "sibling"  # the memory of another driver
 
 
 class Reason(StrEnum):
@@ -28,6 +29,7 @@ class Reason(StrEnum):
     NO_STORE = "no_store"  # by a request or the policy
     PREFIX_ONLY = "prefix_only"  # only the prompt's beginning is stored, by a request or the policy
     TIER2_LATE = "tier2_late"  # it was in tier 2, and was not recalled in time
+    NOT_BORROWED = "not_borrowed"  # a sibling had it, and it did not come, or not in time
     NOT_WORTH_IT = "not_worth_it"  # computing it is faster than refilling it
     AGENT_LOST = "agent_lost"
     SEAL_REFUSED = "seal_refused"  # its bytes were not the stored ones, or not complete

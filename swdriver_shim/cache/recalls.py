@@ -1,4 +1,5 @@
-"""Which columns are recalled from tier 2: those behind a hit, and parts that an agent has lost.
+"""Which columns are recalled from tier 2: those behind a hit, and parts that an agent has lost. Columns
+are borrowed from siblings in the same way: where they come from is all that differs.
 
 Recalled columns get slots like stored ones, so they are in memory for the next request as well.
 """
@@ -20,7 +21,8 @@ from swdriver_shim.cache.spills import Dates, SpillPlanner
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group
-from swdriver_shim.policy import Tier2Rule
+from swdriver_shim.lending import LentColumn
+from swdriver_shim.policy import Tier2Rule, Tiers
 
 ASK_FIRST: Final = 4  # columns; most prompts that miss were never stored
 ASK_MOST: Final = 512
@@ -35,12 +37,14 @@ Search = Generator[Question, Answer, list[set[int]]]
 
 @dataclass(slots=True, eq=False)
 class Recall(Use):
-    """Columns to recall into these slots. `shards`: only those that have lost their part, if not all."""
+    """Columns to recall into these slots. `shards`: only those that have lost their part, if not all.
+    `lent`: where a sibling has them, if they are borrowed."""
 
     tag: bytes
     encrypted_for: str  # an org; empty for unencrypted
     places: list[Place] = field(default_factory=list)
     shards: frozenset[int] | None = None
+    lent: Mapping[Column, LentColumn] | None = None
 
 
 @dataclass(slots=True)
@@ -60,6 +64,11 @@ class RecallPlanner:
         self._allocator = allocator
         self._spills = spills
         self.recalled = Recalled()
+        self.borrowed = Recalled()
+
+    def has(self, prompt: HasKeys, now: float) -> int:
+        """How many columns of the prompt are in memory, or are coming."""
+        return _longest(self._stock.layout.groups, self._usable(prompt, now))
 
     def search(self, prompt: HasKeys, start: int, now: float) -> Search | None:
         """Find the columns from depth `start` on that exist in tier 2. None if there is nothing to ask.
@@ -75,6 +84,25 @@ class RecallPlanner:
         `start` and `finish` have to follow for each; or only the latter, to give it up."""
         if not self._may_ask(prompt):
             return []
+        return self._begin(prompt, exists, now)
+
+    def borrow(
+        self, prompt: HasKeys, lent: Sequence[Mapping[int, LentColumn]], now: float
+    ) -> list[Recall]:
+        """The same of columns that a sibling lends, by group and depth."""
+        account = self._stock.account(prompt.maker.org)
+        if account.policy.tiers is Tiers.NONE or not self._stock.is_reachable:
+            return []
+        recalls = self._begin(prompt, lent, now)
+        for recall in recalls:
+            recall.lent = {column: lent[column.group][column.depth] for column, _ in recall.places}
+            for column, its in recall.lent.items():
+                self._stock.borrowing.add(column.key)
+                column.ttl = its.ttl
+                column.tier2_rule = max(its.tier2_rule, column.tier2_rule, key=_strictness)
+        return recalls
+
+    def _begin(self, prompt: HasKeys, exists: Sequence[Collection[int]], now: float) -> list[Recall]:
         groups, places = self._stock.layout.groups, list[Place]()
         whole = _longest(groups, _with(self._usable(prompt, now), exists))
         maps = self._stock.maps_of(prompt.maker)
@@ -110,7 +138,9 @@ class RecallPlanner:
     def finish(self, recall: Recall, now: float, found: Mapping[Column, Dates | Reason]) -> None:
         """Columns with dates in `found` are in their slots. The others did not arrive, and are
         removed."""
-        stock, recalled = self._stock, self.recalled
+        stock, recalled = self._stock, self.recalled if recall.lent is None else self.borrowed
+        missed = Reason.TIER2_LATE if recall.lent is None else Reason.NOT_BORROWED
+        stock.borrowing.difference_update(column.key for column in recall.lent or ())
         if recall.number and not stock.slots.end(recall):
             return
         arrived: list[Column] = []
@@ -118,7 +148,7 @@ class RecallPlanner:
             if not is_recalling(place):
                 continue  # removed meanwhile
             column = place.column
-            dates = found.get(column, Reason.TIER2_LATE)
+            dates = found.get(column, missed)
             if isinstance(dates, Reason):
                 recalled.not_recalled += 1
                 stock.remove(column, dates)
@@ -130,7 +160,10 @@ class RecallPlanner:
                 column.stored_at, column.used_at = min(dates.stored_at, now), min(dates.used_at, now)
             else:  # the column knows its last use
                 column.stored_at = min(dates.stored_at, column.stored_at)
-            column.tier2_used_at = dates.used_at
+            if recall.lent is None:
+                column.tier2_used_at = dates.used_at
+            elif column.group == 0:  # hits are counted there
+                stock.note_borrowed(column)
             self._spills.grown(column.map.account)
             if column.expires_at <= now:
                 recalled.late += 1
@@ -356,3 +389,7 @@ def _longest(groups: Sequence[Group], usable: Sequence[Sequence[bool]]) -> int:
     ):
         whole -= 1
     return whole
+
+
+def _strictness(rule: Tier2Rule) -> int:
+    return rule.strictness

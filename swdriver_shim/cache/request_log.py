@@ -52,6 +52,7 @@ class RequestRecord:
     at: float  # when its load ended
     asked: int
     at_first: int  # tokens that were in memory
+    borrowed: int  # tokens behind those that came from a sibling
     hit: int
     unused: tuple[tuple[Reason, int], ...]
     missed: Mapping[Reason, int]
@@ -77,10 +78,12 @@ class RequestRecord:
 
     def _outcomes(self) -> Iterator[str]:
         dram = self.at_first // COLUMN_TOKENS
+        sibling = min(self.borrowed // COLUMN_TOKENS, self.hit // COLUMN_TOKENS - dram)
         last = self.reasons[-1] if self.reasons else next(iter(self.missed), Reason.NEVER_STORED)
         return chain(
             repeat("dram", dram),
-            repeat("tier2", self.hit // COLUMN_TOKENS - dram),
+            repeat("sibling", sibling),
+            repeat("tier2", self.hit // COLUMN_TOKENS - dram - sibling),
             *(repeat(reason.value, tokens // COLUMN_TOKENS) for reason, tokens in self.unused),
             (reason.value for reason in self.reasons),
             repeat(last.value),

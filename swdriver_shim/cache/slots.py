@@ -7,7 +7,7 @@ until all agents have emptied it, if none of its bytes may stay.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -138,6 +138,7 @@ class Slots:
         self._clears: FairQueue[Clear] = FairQueue()
         self._clearing: dict[tuple[int, int], PrefixMap] = {}
         self._removals: list[Removal] = []  # that wait for slots freed before them
+        self._pinned: Counter[Column] = Counter()  # apart from uses
 
     # Uses
 
@@ -183,8 +184,23 @@ class Slots:
         while self._uses and (oldest := next(iter(self._uses.values())))[0] + USE_SECONDS_MAX <= now:
             yield oldest[1]
 
+    def pin(self, columns: Sequence[Column]) -> None:
+        """Do not displace these, until `unpin`. If they are removed, their slots are free as always."""
+        for column in columns:
+            column.ref_count += 1
+        self._pinned.update(columns)
+
+    def unpin(self, columns: Sequence[Column]) -> None:
+        self._pinned.subtract(columns)
+        for column in columns:
+            column.ref_count -= 1
+            if not self._pinned[column]:
+                del self._pinned[column]
+            prune(column)
+
     def pins(self) -> Iterator[Column]:
         """The pinned columns, each as often as it is pinned."""
+        yield from self._pinned.elements()
         for _, use in self._uses.values():
             yield from use.pinned
 

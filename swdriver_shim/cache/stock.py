@@ -7,6 +7,7 @@ schedule, the reasons of misses and tier 2 stay in step.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -27,6 +28,7 @@ from swdriver_shim.policy import OrgPolicies, Policy, Tier2Rule, Tiers
 
 SWEPT_SECONDS: Final = 5.0  # the sweeper comes each second: a column that is removed later overstayed
 _ALLOWED: Final = Tier2Rule.ALLOWED  # looked up for every column
+BORROWED_MAX: Final = 1 << 16  # columns that nobody has used yet
 PURGED_AT_ONCE: Final = 256  # columns of one org
 NAMESPACES_MAX: Final = 64  # of an org that are kept without columns, and searched for a reason
 _CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PREFIX_ONLY, Reason.PURGED, Reason.DELETED})
@@ -56,6 +58,8 @@ class Stock:
         self.overstay = Overstay()
         self.is_reachable = True  # while an agent is lost nothing is served, and nothing has to go
         self.orgs_with_keys: Collection[str] = ()  # whose columns can be encrypted in tier 2
+        self.borrowing: set[bytes] = set()  # keys of columns that are on their way from a sibling
+        self.borrowed: OrderedDict[bytes, None] = OrderedDict()  # keys, until their first hit
         self.slow_orgs: set[str] = set()  # whose slots are copied or scrubbed before they are free
         self._policies: Mapping[str, OrgPolicies] = {}
         self._purged: FairQueue[tuple[PrefixMap, Removal]] = FairQueue()
@@ -154,6 +158,21 @@ class Stock:
         return None
 
     # Columns
+
+    def note_borrowed(self, column: Column) -> None:
+        """Its first hit is one in a sibling's memory."""
+        self.borrowed[column.key] = None
+        if len(self.borrowed) > BORROWED_MAX:
+            self.borrowed.popitem(last=False)
+
+    def take_borrowed(self, columns: Sequence[Column]) -> int:
+        """How many tokens of these were borrowed, and hit for the first time now."""
+        if not self.borrowed:
+            return 0
+        taken = [column for column in columns if column.key in self.borrowed]
+        for column in taken:
+            del self.borrowed[column.key]
+        return sum(column.tokens for column in taken)
 
     def occupy(self, column: Column, slot: int, state: State) -> None:
         """Give the column this slot. Its bytes are on their way there."""

@@ -26,7 +26,7 @@ RETRY_SECONDS: Final = 3.0
 REFUSED_SECONDS: Final = 60.0  # until the next attempt where Redis does not let this user do it
 AT_ONCE: Final = 16
 A_SECOND: Final = 64  # requests that are read; those that wait for longer than they may are ignored
-Recall = Callable[[bytes, Sequence[bytes]], Recalled]
+Recall = Callable[[bytes, Sequence[bytes], str], Recalled]
 
 
 class RecallReader:
@@ -42,8 +42,8 @@ class RecallReader:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`recall`: of a space and keys. `counts`: what became of requests. Raises ValueError for an
-        address that can't be used."""
+        """`recall`: of a space, keys and a sibling, empty for tier 2. `counts`: what became of requests.
+        Raises ValueError for an address that can't be used."""
         self._counts = counts
         self._allowances = Allowances(clock)
         self._key = f"{RECALL_STREAM}{topic}"
@@ -75,7 +75,7 @@ class RecallReader:
         if not self._allowances.take(asked.space):
             return Recalled.TOO_MANY
         keys = [asked.keys[at : at + KEY_BYTES] for at in range(0, len(asked.keys), KEY_BYTES)]
-        return self._recall(asked.space, keys)
+        return self._recall(asked.space, keys, asked.sibling)
 
     def _run(self) -> None:
         while not self._stopped.is_set():

@@ -37,8 +37,9 @@ _LIMITS: Final = Limits(1 << 18)
 class Recalled(StrEnum):
     """What became of a request, as `swdriver_recall_requests_total` counts it."""
 
-    ASKED = "asked"  # tier 2 is
+    ASKED = "asked"  # tier 2 is, or the sibling
     UNKNOWN = "unknown"  # the driver doesn't serve this org
+    NO_SIBLING = "no_sibling"  # it may not borrow from the driver that was named
     BUSY = "busy"  # tier 2 is asked for too much, or the org has none
     TOO_MANY = "too_many"  # of this org
     LATE = "late"

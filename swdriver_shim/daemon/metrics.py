@@ -71,9 +71,27 @@ TIER2_BYTES = _counter(
 )
 RECALL_REQUESTS = _counter(
     "swdriver_recall_requests_total",
-    "Prompts that brains asked to recall from tier 2 while requests were queued: asked, unknown, busy, "
-    "too_many, late or malformed.",
+    "Prompts that brains asked to recall from tier 2, or to borrow, while requests were queued: asked, "
+    "unknown, no_sibling, busy, too_many, late or malformed.",
     "what",
+)
+BORROWS = _counter(
+    "swdriver_borrows_total",
+    "Prompts to borrow from a sibling: borrowed, partly, nothing (it had none), slower (than to compute "
+    "them), away (it did not answer) or here (nothing was missing).",
+    "what",
+)
+BORROWED_COLUMNS = _counter(
+    "swdriver_borrowed_columns_total",
+    "Columns that were to come from siblings: borrowed, not_borrowed, late (expired); and "
+    "those that were lent.",
+    "what",
+)
+BORROWED_BYTES = _counter(
+    "swdriver_borrowed_bytes_total", "Bytes borrowed, by the path from the sibling's nodes.", "path"
+)
+BORROW = _histogram(
+    "swdriver_borrow_seconds", "Duration of borrowing up to 64 columns, by path.", "path"
 )
 WORTH = _gauge(
     "swdriver_worth_tokens_min",
@@ -216,6 +234,17 @@ def _tiers(driver: Decider, into: Sink) -> None:
     }
     put(into, TIER2_COLUMNS, columns)
     put(into, TIER2_BYTES, {"spilled": spilled.bytes, "recalled": recalled.bytes})
+    borrowed, borrowing = driver.ledger.tier2.borrowed, driver.borrowing
+    put(into, BORROWS, dict(borrowing.outcomes))
+    columns = {
+        "borrowed": borrowed.columns,
+        "not_borrowed": borrowed.not_recalled,
+        "late": borrowed.late,
+        "lent": driver.ledger.lent_columns,
+    }
+    put(into, BORROWED_COLUMNS, columns)
+    put(into, BORROWED_BYTES, dict(borrowing.bytes))
+    put(into, BORROW, dict(borrowing.seconds))
 
 
 def _orgs(driver: Decider, into: Sink) -> None:

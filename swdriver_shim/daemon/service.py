@@ -23,8 +23,9 @@ from starlette.routing import Route
 
 from kvss_agent.documents import decode
 from kvss_agent.http import controller
-from kvss_agent.http.api import Refused, as_json, body_of, guarded
+from kvss_agent.http.api import Refused, as_json, bearer, body_of, guarded
 from kvss_agent.security.identity import ProcessIdentity
+from swdriver_shim import lending
 from swdriver_shim.daemon import explanations, metrics
 from swdriver_shim.daemon.callers import HEADER_BYTES_MAX, CallerApi
 from swdriver_shim.daemon.explanations import ExplainOrgBody
@@ -33,6 +34,7 @@ from swdriver_shim.daemon.shim import Shim
 from telemetry.emit.exposition import CONTENT_TYPE
 
 CONTROLS_AT_ONCE: Final = 4
+_LEND: Final = msgspec.json.Decoder(lending.LendBody)
 _EXPLAIN_ORG: Final = msgspec.json.Decoder(ExplainOrgBody)
 
 P = ParamSpec("P")
@@ -67,9 +69,18 @@ class Service:
                 control("/v1/purges", self.confirm_purge, "POST"),
                 control("/v1/explain_org", self.explain_org, "POST"),
                 control("/v1/requests", self.requests),
+                Route(lending.PATH, guarded(self.lend, self._borrower), methods=["POST"]),
                 *self._callers.routes(lambda handler: guarded(handler, self._callers.owner)),
             ]
         )
+
+    def _borrower(self, request: Request) -> str | None:
+        return self.shim.borrower(request.query_params.get("as", ""), bearer(request))
+
+    async def lend(self, request: Request) -> Response:
+        """For a sibling: where the columns of a prompt are."""
+        body = decode(await body_of(request, lending.ASK_BYTES_MAX), _LEND)
+        return as_json(await asyncio.to_thread(self.shim.lend, body))
 
     async def openapi(self, _request: Request) -> Response:
         return as_json(describe(self._callers.verbs))

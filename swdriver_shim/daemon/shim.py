@@ -17,14 +17,15 @@ from msgspec import structs
 
 from kvss_agent.client import Address, Credentials
 from kvss_agent.documents import Conflict
-from kvss_agent.http.api import CONTROLLER
+from kvss_agent.http.api import CONTROLLER, is_token
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.limits.shares import FairShare, Shares
 from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.security.confirmations import DriverStatement, NotConfirmedYet, Question, ShardCover
 from kvss_agent.security.trust import Trust
 from swdriver_shim import desired as documents
-from swdriver_shim.cache.request_log import PromptKeys
+from swdriver_shim.cache.loans import LOAN_SECONDS
+from swdriver_shim.cache.request_log import PromptKeys, cut_keys
 from swdriver_shim.cache_map.codec import SPACE_BYTES, CachePath
 from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.cache_map.recalls import Recalled
@@ -41,6 +42,7 @@ from swdriver_shim.decider.decider import Decider, Snapshots
 from swdriver_shim.desired import ControlSpec, Desired, HomeSpec, ModelSpec, OrgSpec, token_hash
 from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys, Namespace
+from swdriver_shim.lending import LendBody, LentAnswer, digest_of, token_for
 from swdriver_shim.objects import LocalObjects
 from telemetry.emit.transfers import Transfer
 from telemetry.metrics import LabelLimits
@@ -343,6 +345,8 @@ class Shim:
                 self._move(at, home)
             elif at in earlier and _place(home) == _place(self._current[at]):
                 self._shards[at].set_path(home.path)  # the fabric may have changed around it
+        tls = self.trust.client_context if self.trust else lambda: None
+        driver.siblings.follow(told.siblings, told.driver, digest_of(told.model), tls)
         driver.set_data_keys({org.name: org.data_key for org in told.orgs if org.data_key})
         # Before policies, which take the ledger's lock: what is committed after that asks for these.
         self._callers = told.callers()
@@ -486,7 +490,10 @@ class Shim:
     def _owners(self) -> list[str]:
         """The owners that have reserved places among connections."""
         told = self.desired
-        return [CONTROLLER, *(owner_of(org.name) for org in told.orgs)] if told else [CONTROLLER]
+        if told is None:
+            return [CONTROLLER]
+        siblings = (f"sibling:{one.driver}" for one in told.siblings)
+        return [CONTROLLER, *(owner_of(org.name) for org in told.orgs), *siblings]
 
     def permit(self, token: str, org: OrgSpec) -> Callable[[], bool]:
         """Whether this token still is one of this org, with the tag that it had."""
@@ -551,18 +558,43 @@ class Shim:
             follower.path_now = self.cache_path
         return follower
 
-    def recall(self, space: bytes, keys: Sequence[bytes]) -> Recalled:
-        """Bring what tier 2 has of a prompt into memory: of these keys, in the space of one org and the
-        model's namespace."""
-        told, driver = self.desired, self._driver
-        if told is None or driver is None:
+    def recall(self, space: bytes, keys: Sequence[bytes], sibling: str = "") -> Recalled:
+        """Bring what tier 2 has of a prompt into memory, or what this sibling has: of these keys, in the
+        space of one org and the model's namespace."""
+        driver, tag = self._driver, space[:-SPACE_BYTES]
+        maker = self._maker_of(tag) if driver else None
+        if maker is None or maker.namespace.digest()[:SPACE_BYTES] != space[-SPACE_BYTES:]:
             return Recalled.UNKNOWN
-        for org in told.orgs:
-            maker = self.keys(org)
-            if maker.tag + maker.namespace.digest()[:SPACE_BYTES] == space:
-                is_asked = driver.prefetch_ahead(PromptKeys(maker, keys))
-                return Recalled.ASKED if is_asked else Recalled.BUSY
-        return Recalled.UNKNOWN
+        if not sibling:
+            is_asked = self.driver.prefetch_ahead(PromptKeys(maker, keys))
+        elif (found := self.driver.siblings.find(sibling)) is None:
+            return Recalled.NO_SIBLING
+        else:
+            is_asked = self.driver.borrow(PromptKeys(maker, keys), found)
+        return Recalled.ASKED if is_asked else Recalled.BUSY
+
+    def _maker_of(self, tag: bytes) -> Keys | None:
+        """Of the org that has this isolation tag now."""
+        orgs = self.desired.orgs if self.desired else ()
+        return next((maker for maker in map(self.keys, orgs) if maker.tag == tag), None)
+
+    def lend(self, body: LendBody) -> LentAnswer:
+        """Where the columns of a prompt are, for a sibling. Raises Conflict if it has another model."""
+        driver, told = self.driver, self._told
+        if body.model != digest_of(told.model):
+            raise Conflict("This driver's KV is of another model, revision, dtype or layout.")
+        maker = self._maker_of(body.tag)
+        keys = cut_keys(body.keys)
+        found = driver.lend(PromptKeys(maker, keys), body.start) if maker else []
+        return LentAnswer(tuple(map(tuple, found)), LOAN_SECONDS)
+
+    def borrower(self, name: str, token: str) -> str | None:
+        """Whose request this is, if it shows what the console has made of our secret for this driver;
+        None for anybody else."""
+        told = self.desired
+        if told is None or not name:
+            return None
+        return f"sibling:{name}" if is_token(token, token_for(told.secret, name)) else None
 
     def cache_path(self) -> CachePath:
         """How most bytes of the cache reach the engine."""

@@ -87,6 +87,7 @@ class Tier2Transfers:
         self._wall_clock = wall_clock
         self._on_change = on_change
         self._searching = 0
+        self._coming: dict[bytes, threading.Event] = {}  # from siblings, by the first missing column
         self._seekings: set[threading.Event] = set()
         self._spilling = 0
         self._is_busy = False  # restoring, forgetting or purging
@@ -134,16 +135,39 @@ class Tier2Transfers:
         The match, if there is one, hears why its tokens are missed.
         """
         with self._lock:
+            coming = self._coming.get(trail.keys[start]) if start < len(trail.keys) else None
             if self._searching >= most:
-                return None
+                return coming
             search = self._ledger.tier2.search(trail, start, self._clock())
             if search is None:
-                return None
+                return coming
             trail = PromptKeys(trail.maker, list(trail.keys))  # a prompt goes on meanwhile
-            self._searching += 1
+            return self._start(lambda: self._seek(trail, search, coming, match))
+
+    def begin(self, first: bytes, work: Callable[[], None], most: int) -> bool:
+        """Have columns of a prompt brought from elsewhere, of which the first is missing; who seeks it
+        waits for that. Whether it has begun: not while so many searches are running."""
+        with self._lock:
+            if first in self._coming:
+                return True
+            if self._searching >= most:
+                return False
+            self._coming[first] = self._start(lambda: self._come(first, work))
+            return True
+
+    def _come(self, first: bytes, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            with self._lock:
+                del self._coming[first]
+
+    def _start(self, work: Callable[[], None]) -> threading.Event:
+        """Do this when its turn comes. Returns what is set then. The caller holds the lock."""
+        self._searching += 1
         seeking = threading.Event()
         self._seekings.add(seeking)
-        self._searches.submit(self._seek, trail, search, seeking, match)
+        self._searches.submit(self._do_search, work, seeking)
         return seeking
 
     def look(self, trail: HasKeys, start: int) -> list[set[int]]:
@@ -153,14 +177,25 @@ class Tier2Transfers:
         return self._answered(trail, search) if search else [set() for _ in self._shards]
 
     def _seek(
-        self, trail: HasKeys, search: Search, seeking: threading.Event, match: Match | None
+        self, trail: HasKeys, search: Search, coming: threading.Event | None, match: Match | None
     ) -> None:
+        if coming:
+            coming.wait()  # it ends by itself; tier 2 is asked for what is missing then
+            with self._lock:
+                start = self._ledger.tier2.has(trail, self._clock())
+                again = self._ledger.tier2.search(trail, start, self._clock())
+            if again is None:
+                return
+            search = again
+        there = self._answered(trail, search)
+        if any(there):
+            self._bring(trail, there, match)
+
+    def _do_search(self, work: Callable[[], None], seeking: threading.Event) -> None:
         try:
-            there = self._answered(trail, search)
-            if any(there):
-                self._bring(trail, there, match)
+            work()
         except Exception:
-            log.exception("A look-up in tier 2 has failed")
+            log.exception("A look-up in tier 2, or at a sibling, has failed")
         finally:
             with self._lock:
                 self._searching -= 1
@@ -204,17 +239,20 @@ class Tier2Transfers:
                 self._ledger.tier2.skip_recalls(trail, there)
             if match:
                 self._ledger.recount(match, now)
-        self._carry_back(recalls)
+        self.carry_back(recalls, self._recalled)
 
-    def _carry_back(self, recalls: Sequence[Recall]) -> None:
-        """One after the other: who waits can use the first while the next are on their way."""
+    def carry_back(
+        self, recalls: Sequence[Recall], fetch: Callable[[Recall], dict[Column, Dates | Reason]]
+    ) -> bool:
+        """One after the other: who waits can use the first while the next are on their way. Returns
+        whether none has failed as a whole."""
         for place, recall in enumerate(recalls):
             found: dict[Column, Dates | Reason] = {}
             try:
                 with self._lock:
                     is_wanted = self._ledger.tier2.start_recall(recall, self._clock())
                 if is_wanted:
-                    found = self._recalled(recall)
+                    found = fetch(recall)
             finally:
                 has_failed = len(found) < len(recall.places)  # as a whole, and so do the rest
                 with self._lock:
@@ -222,7 +260,8 @@ class Tier2Transfers:
                         self._ledger.tier2.finish_recall(one, self._clock(), found)
                 self._say_arrived()
             if has_failed:
-                return
+                return False
+        return True
 
     def _recalled(self, recall: Recall) -> dict[Column, Dates | Reason]:
         began = time.perf_counter()
@@ -279,7 +318,7 @@ class Tier2Transfers:
             for _ in range(3):  # in turns: what fails must not keep the others from being done
                 self._turn = (self._turn + 1) % 3
                 if self._turn == 0 and (recall := self._ledger.tier2.begin_restore(RESTORE_COLUMNS)):
-                    self._submit(self._carry_back, [recall])
+                    self._submit(self._restore, recall)
                 elif self._turn == 1 and (deletes := self._ledger.tier2.take_deletes(DELETE_COLUMNS)):
                     self._submit(self._delete, deletes)
                 elif self._turn == 2 and (purge := self._ledger.tier2.take_purge()):
@@ -301,6 +340,9 @@ class Tier2Transfers:
             with self._lock:
                 self._is_busy = False
         self._on_change()
+
+    def _restore(self, recall: Recall) -> None:
+        self.carry_back([recall], self._recalled)
 
     def _spill(self, spill: Spill) -> None:
         kept: list[bool] = []
@@ -400,9 +442,18 @@ class Tier2Transfers:
         shards: frozenset[int] | None = None,
     ) -> dict[int, list[T]]:
         """Do this for each shard of these groups at the same time; what came of it, by group."""
+        return self.on_each_shard(lambda group, _, shard: work(group, shard), groups, shards)
+
+    def on_each_shard(
+        self,
+        work: Callable[[int, int, ShardControl], T],
+        groups: Iterable[int],
+        shards: frozenset[int] | None = None,
+    ) -> dict[int, list[T]]:
+        """The same for work that wants to know the shard's place in its group."""
         futures = {
             group: [
-                self._threads.submit(work, group, shard)
+                self._threads.submit(work, group, index, shard)
                 for index, shard in enumerate(self._shards[group])
                 if shards is None or index in shards
             ]

@@ -35,7 +35,9 @@ from swdriver_shim.cache.request_log import HasKeys, RequestRecord
 from swdriver_shim.cache.snapshot import LedgerSnapshot
 from swdriver_shim.cache.stores import Store
 from swdriver_shim.cache_map.follower import Follower
+from swdriver_shim.data_plane.borrowing import Borrowing
 from swdriver_shim.data_plane.shard.control import ShardControl
+from swdriver_shim.data_plane.siblings import Sibling, Siblings
 from swdriver_shim.data_plane.tier2 import (
     SEARCHES_AHEAD_MAX,
     Tier2Transfers,
@@ -48,6 +50,7 @@ from swdriver_shim.decider.shard_threads import ShardThreads
 from swdriver_shim.decider.statistics import Statistics
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt
 from swdriver_shim.layout import Layout
+from swdriver_shim.lending import LentColumn
 from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Rules
 
 log = logging.getLogger(__name__)
@@ -115,6 +118,8 @@ class Decider:
         self._tier2 = Tier2Transfers(
             self.ledger, self._lock, shards, clock=clock, wall_clock=wall_clock, on_change=self._wake
         )
+        self.siblings = Siblings()
+        self.borrowing = Borrowing(self.ledger, self._lock, self._tier2, clock)
         self.statistics = Statistics(self.ledger, self._lock, self._tier2)
         self._housekeeper = Housekeeper(
             self.ledger, self._lock, self._shard_threads, self._tier2, clock=clock, woken=woken
@@ -132,6 +137,7 @@ class Decider:
         self._shard_threads.close()
         self._housekeeper.close()
         self._tier2.close()
+        self.siblings.close()
 
     def _restore(self, snapshots: Snapshots) -> dict[int, list[int]]:
         """Restore the ledger of the last driver. Returns the slots of each group to empty first."""
@@ -238,6 +244,18 @@ class Decider:
         if not self.is_served(prompt.maker):
             return False
         return self._tier2.seek(prompt, 0, most=SEARCHES_AHEAD_MAX) is not None
+
+    def borrow(self, prompt: HasKeys, sibling: Sibling) -> bool:
+        """Borrow what is missing of a prompt that is about to be loaded. Returns at once, whether it has
+        begun."""
+        return self.is_served(prompt.maker) and self.borrowing.begin(prompt, sibling)
+
+    def lend(self, prompt: HasKeys, start: int) -> list[list[LentColumn]]:
+        """Where the columns of a prompt are, by group, for a sibling that has so many of them."""
+        with self._lock:
+            if not self.is_served(prompt.maker):
+                return []
+            return self.ledger.lend(prompt, start, self._clock())
 
     def prefetch_begun(self, prompt: Prompt) -> bool:
         """Recall the rest of a prompt that begins as others did, before its load. Its first column is

@@ -142,7 +142,9 @@ def test_what_is_late_or_no_request_asks_for_nothing(server: redis_server.RedisS
         assert reader.take(late) == Recalled.LATE
     assert asked == []
     assert reader.take(good) == Recalled.ASKED
-    assert asked == [(space_of(told), list(told.keys))]
+    assert reader.take(request(space_of(told), told.keys, now, "sibling")) == Recalled.ASKED
+    wanted = space_of(told), list(told.keys)
+    assert asked == [(*wanted, ""), (*wanted, "sibling")]
 
 
 def test_an_org_that_asks_for_too_much_takes_nothing_from_others(
@@ -150,7 +152,7 @@ def test_an_org_that_asks_for_too_much_takes_nothing_from_others(
 ) -> None:
     asked: Counter[bytes] = Counter()
 
-    def recall(space: bytes, _: object) -> Recalled:
+    def recall(space: bytes, *_: object) -> Recalled:
         asked[space] += 1
         return Recalled.ASKED
 

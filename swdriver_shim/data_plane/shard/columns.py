@@ -35,7 +35,7 @@ class SpillColumn(NamedTuple):
 
 
 class RecallColumn(NamedTuple):
-    """A column to copy from tier 2 into a slot."""
+    """A column to copy into a slot, from tier 2 or from a sibling."""
 
     slot: int
     key: bytes

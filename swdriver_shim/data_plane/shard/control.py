@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from kvss_agent.client import Miss, Purged
+from kvss_agent.client import Lender, Miss, Purged
 from swdriver_shim.data_plane.homes import Home, SlotPull
 from swdriver_shim.data_plane.paths import PathSpec, PathTraffic
 from swdriver_shim.data_plane.shard.columns import RecallColumn, SpillColumn
@@ -94,6 +94,12 @@ class ShardControl(Protocol):
 
     def recall(self, columns: Sequence[RecallColumn], data_key: bytes = b"") -> list[int | Miss]:
         """Copy columns from tier 2 into unused slots. Returns their notes, or why they are missed."""
+
+    def borrow(
+        self, columns: Sequence[RecallColumn], slots: Sequence[int], lender: Lender
+    ) -> list[Miss | None]:
+        """Copy columns from these slots of a lender into unused slots. For each returns None, or why it
+        is missed."""
 
     def delete(self, columns: Sequence[tuple[bytes, bytes]]) -> bool:
         """Delete columns, by key and tag, from tier 2. Returns whether that is done."""

@@ -48,7 +48,7 @@ class Shard:
         self.count_from = self._mover.count_from
         tier2 = ShardTier2(self._homes)
         self.exists, self.spill, self.recall = tier2.exists, tier2.spill, tier2.recall
-        self.delete, self.purge = tier2.delete, tier2.purge
+        self.borrow, self.delete, self.purge = tier2.borrow, tier2.delete, tier2.purge
         self.fetch, self.view = self._reader.fetch, self._reader.view
         self.may_be_elsewhere = self._homes.former.may_hold
         self.empty_former_homes = self._homes.former.empty

@@ -1,11 +1,22 @@
-"""What a shard does in tier 2. The agent copies between its memory and tier 2; no bytes pass here."""
+"""What a shard does in tier 2, and what it borrows. The agent copies between its memory and tier 2, or
+that of a sibling; no bytes pass here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from kvss_agent.client import Column, Lost, Miss, Purged, ShardClient, TierAnswer, Wanted
+from kvss_agent.client import (
+    Column,
+    Lender,
+    Lost,
+    Miss,
+    Purged,
+    Recalled,
+    ShardClient,
+    TierAnswer,
+    Wanted,
+)
 from swdriver_shim.data_plane.shard.columns import RecallColumn, SpillColumn
 from swdriver_shim.data_plane.shard.connections import HomeConnections
 
@@ -50,6 +61,30 @@ class ShardTier2:
         return exist
 
     def recall(self, columns: Sequence[RecallColumn], data_key: bytes = b"") -> list[int | Miss]:
+        def ask(client: ShardClient, wanted: Sequence[Wanted]) -> list[Recalled | Miss]:
+            return client.recall(wanted, data_key=data_key)
+
+        found = self._fill(columns, ask)
+        return [answer if isinstance(answer, Miss) else answer.note for answer in found]
+
+    def borrow(
+        self, columns: Sequence[RecallColumn], slots: Sequence[int], lender: Lender
+    ) -> list[Miss | None]:
+        def ask(client: ShardClient, wanted: Sequence[Wanted]) -> list[Recalled | Miss]:
+            return [
+                answer if isinstance(answer, Miss) else Recalled(answer, 0)
+                for answer in client.borrow(wanted, slots, lender)
+            ]
+
+        found = self._fill(columns, ask)
+        return [answer if isinstance(answer, Miss) else None for answer in found]
+
+    def _fill(
+        self,
+        columns: Sequence[RecallColumn],
+        ask: Callable[[ShardClient, Sequence[Wanted]], list[Recalled | Miss]],
+    ) -> list[Recalled | Miss]:
+        """Have unused slots filled by the agent."""
         homes, slots = self._homes, self._homes.slots
         with homes.lock:
             slots.wait_for_pull(column.slot for column in columns)
@@ -64,7 +99,7 @@ class ShardTier2:
             return [Miss.LOST] * len(columns)
         try:
             wanted = [Wanted(one.slot, Column(one.key, one.tag, 0)) for one in columns]
-            found = client.recall(wanted, data_key=data_key)
+            found = ask(client, wanted)
         except Lost as error:
             homes.lose(client, error)
             return [Miss.LOST] * len(columns)
@@ -74,7 +109,7 @@ class ShardTier2:
             for one, answer in zip(columns, found, strict=True):
                 if not isinstance(answer, Miss):
                     slots.set_number(one.slot, answer.number)
-        return [answer if isinstance(answer, Miss) else answer.note for answer in found]
+        return found
 
     def delete(self, columns: Sequence[tuple[bytes, bytes]]) -> bool:
         asked = [Column(key, tag, 0) for key, tag in columns]

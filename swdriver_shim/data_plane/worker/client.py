@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Raw
 
-from kvss_agent.client import Miss, Purged
+from kvss_agent.client import Lender, Miss, Purged
 from swdriver_shim.data_plane.agent_control import AgentControl
 from swdriver_shim.data_plane.homes import Home, SlotPull
 from swdriver_shim.data_plane.paths import PathSpec, PathTraffic
@@ -320,6 +320,12 @@ class RemoteShard:
 
     @remote()
     def recall(self, columns: Sequence[RecallColumn], data_key: bytes = b"") -> list[int | Miss]:
+        return [Miss.LOST] * len(columns)
+
+    @remote()
+    def borrow(
+        self, columns: Sequence[RecallColumn], slots: Sequence[int], lender: Lender
+    ) -> list[Miss | None]:
         return [Miss.LOST] * len(columns)
 
     @remote()

@@ -1,0 +1,377 @@
+"""Two drivers of one model on real agents: what one has computed, the other borrows, and every byte is
+right; what a sibling can't or won't give costs a miss."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from kvss_agent.borrowing import Borrowing
+from kvss_agent.client import Credentials
+from kvss_agent.process.daemon import http_server
+from kvss_agent.shard.arena import Arena
+from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from swdriver_shim import lending
+from swdriver_shim.cache.loans import LOAN_SECONDS
+from swdriver_shim.cache.reasons import DRAM, SIBLING, NoSpill, Reason
+from swdriver_shim.cache_map.codec import SPACE_BYTES
+from swdriver_shim.cache_map.recalls import Recalled
+from swdriver_shim.daemon.service import Service
+from swdriver_shim.daemon.shim import Shim
+from swdriver_shim.data_plane import siblings
+from swdriver_shim.desired import (
+    Desired,
+    GroupSpec,
+    HomeSpec,
+    ModelSpec,
+    OrgSpec,
+    SiblingHome,
+    SiblingSpec,
+)
+from swdriver_shim.keys import Prompt
+from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tier2Rule, Tiers
+from tests.kvss_agent.plane import Plane, running
+from tests.live import wait_until
+from tests.swdriver_shim.fleets import LAYOUT, C, Engine, tokens
+from tests.swdriver_shim.prompts import NAMESPACE, SECRET, prompt
+
+SLOTS = 24
+MODEL = ModelSpec(
+    name=NAMESPACE.model,
+    revision=NAMESPACE.revision,
+    kv_dtype=NAMESPACE.kv_dtype,
+    layout=NAMESPACE.layout,
+    groups=tuple(map(GroupSpec.of, LAYOUT.groups)),
+)
+SECRETS = {name: name.encode().ljust(32, b"!") for name in ("a", "b", "c")}
+
+
+@dataclass
+class Member:
+    """One driver, its agent, and its API."""
+
+    name: str
+    plane: Plane
+    shim: Shim
+    url: str
+    siblings: list[SiblingSpec] = field(default_factory=list)
+    policy: Policy = field(default_factory=Policy)
+    generation: int = 0
+
+    def tell(self) -> None:
+        self.generation += 1
+        told = Desired(
+            generation=self.generation,
+            driver=self.name,
+            secret=SECRETS[self.name],
+            model=MODEL,
+            homes=tuple(
+                HomeSpec(
+                    group=group, index=index, address=self.address, shard=f"{self.name}.{group}.{index}"
+                )
+                for group, index in places()
+            ),
+            orgs=(OrgSpec("acme", SECRET, OrgPolicies(policy=self.policy)),),
+            siblings=tuple(self.siblings),
+        )
+        self.shim.set_desired(msgspec.json.encode(told))
+        wait_until("it has its shards", lambda: self.shim.is_ready)
+        wait_until("it has slots", lambda: all(pool.limit for pool in self.engine.driver.ledger.pools))
+
+    @property
+    def address(self) -> str:
+        return f"tcp:127.0.0.1:{self.plane.tcp}"
+
+    @property
+    def engine(self) -> Engine:
+        return Engine(self.shim.mover)
+
+    def lends_to(self, other: Member, **more: object) -> SiblingSpec:
+        spec = SiblingSpec(
+            self.name,
+            self.url,
+            lending.token_for(SECRETS[self.name], other.name),
+            tuple(
+                SiblingHome(group, index, self.address, f"{self.name}.{group}.{index}", "leaf")
+                for group, index in places()
+            ),
+        )
+        return msgspec.structs.replace(spec, **more)
+
+    def borrow(self, asked: Prompt, sibling: str) -> Recalled:
+        space = asked.maker.tag + asked.maker.namespace.digest()[:SPACE_BYTES]
+        return self.shim.recall(space, asked.keys, sibling)
+
+    def settled(self, *outcomes: str) -> None:
+        counted = self.engine.driver.borrowing.outcomes
+        wait_until(
+            f"it is one of {outcomes}, and not {counted}", lambda: any(counted[one] for one in outcomes)
+        )
+
+
+def places() -> list[tuple[str, int]]:
+    return [(group.name, index) for group in LAYOUT.groups for index in range(group.shards)]
+
+
+class World:
+    """Members on agents of their own, or on one; all on one event loop."""
+
+    def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
+        self._directory, self._stack = directory, stack
+        self.loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self.loop.run_forever)
+        thread.start()
+
+        def stop() -> None:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            thread.join()
+            self.loop.close()
+
+        stack.callback(stop)
+
+    def run(self, work: Callable[[], Awaitable[object]]) -> None:
+        async def awaited() -> None:
+            await work()
+
+        asyncio.run_coroutine_threadsafe(awaited(), self.loop).result(30)
+
+    def agent(self, name: str) -> Plane:
+        directory = self._directory / name
+        directory.mkdir()
+        plane = self._stack.enter_context(running(directory))
+        plane.secrets.update(SECRETS)
+
+        def shown(driver: str) -> Credentials:
+            return Credentials(driver, plane.secrets[driver], stall_seconds=2.0)
+
+        plane.plane.borrowing = borrowing = Borrowing(self.loop, plane.shards, shown)
+        self._stack.callback(borrowing.close)
+        return plane
+
+    def member(self, name: str, plane: Plane, readers: str = "") -> Member:
+        for group, index in places():
+            shape = next(one for one in LAYOUT.groups if one.name == group)
+            shard = f"{name}.{group}.{index}"
+            identity = ShardIdentity(shard, shape.slot_bytes[index], name)
+            plane.shards[shard] = HostedShard(
+                identity,
+                Arena.allocate(identity.slot_bytes, SLOTS),
+                readers=set(readers),
+                wake_me=plane.plane.wake,
+            )
+        shim = Shim(name, None)
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = http_server(Service(shim, "t" * 40).application(), listener, shim.http)
+        self.run(server.__aenter__)
+        self._stack.callback(lambda: self.run(lambda: server.__aexit__(None, None, None)))
+        self._stack.callback(shim.stop)
+        return Member(name, plane, shim, f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(siblings, "ASK_SECONDS", 20.0)  # a machine that is busy answers late
+    monkeypatch.setattr(siblings, "LEAST_SECONDS", 20.0)
+    with contextlib.ExitStack() as stack:
+        yield World(tmp_path, stack)
+
+
+@pytest.fixture(params=["two agents", "one agent"])
+def pair(request: pytest.FixtureRequest, world: World) -> tuple[Member, Member]:
+    """`a` may borrow from `b`."""
+    first = world.agent("one")
+    second = first if request.param == "one agent" else world.agent("two")
+    a, b = world.member("a", first, "b"), world.member("b", second, "a")
+    a.siblings = [b.lends_to(a)]
+    for one in (b, a):
+        one.tell()
+    return a, b
+
+
+def test_a_sibling_lends_what_it_has_and_the_bytes_are_right(pair: tuple[Member, Member]) -> None:
+    a, b = pair
+    asked = prompt(tokens(*range(1, 9), rest=10))
+    b.engine.store(asked)
+    assert a.engine.load(asked) == 0
+    assert a.borrow(asked, "b") is Recalled.ASKED
+    a.settled("borrowed")
+    assert a.engine.load(asked) == 8 * C
+    tally = a.engine.driver.ledger.tally("acme")
+    assert (tally.hits[SIBLING], tally.hits[DRAM]) == (8 * C, 0)
+    assert a.engine.load(asked) == 8 * C
+    assert (tally.hits[SIBLING], tally.hits[DRAM]) == (8 * C, 8 * C)
+    assert b.engine.load(asked) == 8 * C + 10  # it has kept all of it
+
+
+def test_only_what_is_missing_is_borrowed(pair: tuple[Member, Member]) -> None:
+    a, b = pair
+    asked = prompt(tokens(*range(1, 9)))
+    a.engine.store(prompt(tokens(1, 2, 3)))
+    b.engine.store(asked)
+    assert a.borrow(asked, "b") is Recalled.ASKED
+    a.settled("borrowed")
+    borrowed = a.engine.driver.ledger.tier2.borrowed
+    groups = {group.name: group for group in LAYOUT.groups}
+    window = 8 - groups["window"].first_needed(8 * C)
+    assert borrowed.columns == 5 + window
+    assert a.engine.load(asked) == 8 * C
+    tally = a.engine.driver.ledger.tally("acme")
+    assert (tally.hits[SIBLING], tally.hits[DRAM]) == (5 * C, 3 * C)
+    assert a.borrow(asked, "b") is Recalled.ASKED
+    a.settled("here")
+
+
+def test_a_load_that_comes_meanwhile_waits_for_what_is_coming(pair: tuple[Member, Member]) -> None:
+    a, b = pair
+    asked = prompt(tokens(*range(1, 13)))
+    b.engine.store(asked)
+    assert a.borrow(asked, "b") is Recalled.ASKED
+    assert a.engine.load(asked, seconds=20.0) == 12 * C
+
+
+def test_what_expires_at_the_lender_expires_at_the_borrower(world: World) -> None:
+    plane = world.agent("one")
+    a, b = world.member("a", plane, "b"), world.member("b", plane, "a")
+    a.siblings = [b.lends_to(a)]
+    a.policy = b.policy = Policy(ttl_first_use_seconds=3, ttl_last_use_seconds=None)
+    for one in (b, a):
+        one.tell()
+    asked = prompt(tokens(1, 2, 3))
+    b.engine.store(asked)
+    assert a.borrow(asked, "b") is Recalled.ASKED
+    a.settled("borrowed")
+    assert a.engine.load(asked) == 3 * C
+    stored = [column.stored_at for column in b.engine.driver.ledger.accounts["acme"].columns(0)]
+    for column in a.engine.driver.ledger.accounts["acme"].columns(0):
+        assert column.stored_at <= max(stored)  # not from when it was borrowed
+    wait_until("it expires", lambda: a.engine.load(asked) == 0)
+
+
+def test_rules_of_a_request_hold_at_the_borrower(pair: tuple[Member, Member]) -> None:
+    a, b = pair
+    a.policy = b.policy = Policy(tiers=Tiers.TIER2)
+    for one in (b, a):
+        one.tell()
+    asked = prompt(tokens(1, 2, 3))
+    b.engine.store(asked, Rules(ttl_seconds=600, tier2=Tier2Rule.NEVER))
+    assert a.borrow(asked, "b") is Recalled.ASKED
+    a.settled("borrowed")
+    for column in a.engine.driver.ledger.accounts["acme"].columns(0):
+        assert column.ttl == 600
+        assert a.engine.driver.ledger._stock.why_no_spill(column) is NoSpill.REQUEST
+
+
+def test_a_purged_org_is_lent_nothing_of(pair: tuple[Member, Member]) -> None:
+    a, b = pair
+    asked = prompt(tokens(1, 2, 3))
+    b.engine.store(asked)
+    b.shim.ban_tags([asked.maker.tag.hex()])
+    assert a.borrow(asked, "b") is Recalled.ASKED
+    a.settled("nothing")
+    assert a.engine.load(asked) == 0
+
+
+def test_slots_that_were_used_again_are_a_miss_with_its_reason(pair: tuple[Member, Member]) -> None:
+    """The lender's ledger says one thing, and its memory another."""
+    a, b = pair
+    asked = prompt(tokens(1, 2, 3))
+    b.engine.store(asked)
+    for group, index in places():
+        for slot in range(SLOTS):
+            b.plane.shards[f"b.{group}.{index}"].empty([slot], 1 << 40)
+    assert a.borrow(asked, "b") is Recalled.ASKED
+    a.settled("partly")
+    assert a.engine.load(asked) == 0
+    assert a.engine.driver.ledger.tally("acme").missed[Reason.NOT_BORROWED] == 3 * C
+    assert a.borrow(asked, "b") is Recalled.ASKED
+    a.settled("away")  # it is not asked again so soon
+
+
+def test_a_sibling_that_is_gone_costs_a_miss(world: World) -> None:
+    plane = world.agent("one")
+    a, b = world.member("a", plane, "b"), world.member("b", plane, "a")
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        nowhere = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    a.siblings = [b.lends_to(a, url=nowhere)]
+    a.tell()
+    asked = prompt(tokens(1, 2, 3))
+    assert a.borrow(asked, "b") is Recalled.ASKED
+    a.settled("away")
+    assert a.engine.load(asked, seconds=5.0) == 0
+
+
+def test_who_is_no_sibling_is_not_asked(pair: tuple[Member, Member]) -> None:
+    a, _ = pair
+    assert a.borrow(prompt(tokens(1)), "c") is Recalled.NO_SIBLING
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "status"),
+    [
+        ("a", lending.token_for(SECRETS["b"], "a"), 200),
+        ("a", lending.token_for(SECRETS["b"], "c"), 401),  # of another borrower
+        ("a", lending.token_for(SECRETS["c"], "a"), 401),  # of another lender
+        ("", lending.token_for(SECRETS["b"], ""), 401),
+        ("a", "none", 401),
+    ],
+)
+def test_a_driver_lends_to_whom_the_console_lets_borrow(
+    pair: tuple[Member, Member], name: str, token: str, status: int
+) -> None:
+    _, b = pair
+    asked = prompt(tokens(1, 2, 3))
+    b.engine.store(asked)
+    body = lending.LendBody(lending.digest_of(MODEL), asked.maker.tag, b"".join(asked.keys), 0)
+    reply = httpx.post(
+        f"{b.url}{lending.PATH}",
+        params={"as": name},
+        headers={"authorization": f"Bearer {token}"},
+        content=msgspec.json.encode(body),
+    )
+    assert reply.status_code == status
+    if status == 200:
+        answer = msgspec.json.decode(reply.content, type=lending.LentAnswer)
+        assert [len(group) for group in answer.groups] == [3, 3]
+        assert answer.seconds == LOAN_SECONDS
+
+
+def test_a_driver_of_another_model_lends_nothing(pair: tuple[Member, Member]) -> None:
+    _, b = pair
+    asked = prompt(tokens(1, 2, 3))
+    b.engine.store(asked)
+    other = lending.digest_of(msgspec.structs.replace(MODEL, kv_dtype="fp8"))
+    body = lending.LendBody(other, asked.maker.tag, b"".join(asked.keys), 0)
+    reply = httpx.post(
+        f"{b.url}{lending.PATH}",
+        params={"as": "a"},
+        headers={"authorization": f"Bearer {lending.token_for(SECRETS['b'], 'a')}"},
+        content=msgspec.json.encode(body),
+    )
+    assert reply.status_code == 409
+
+
+def test_what_is_lent_is_not_displaced_meanwhile(pair: tuple[Member, Member]) -> None:
+    _, b = pair
+    b.policy = Policy(displacement="lru")
+    b.tell()
+    asked = prompt(tokens(*range(1, 5)))
+    b.engine.store(asked)
+    assert b.shim.driver.lend(asked, 0)
+    for kind in range(100, 100 + 2 * SLOTS):
+        b.engine.store(prompt(tokens(kind)))
+    assert b.engine.load(asked) == 4 * C
+    ledger = b.engine.driver.ledger
+    with b.engine.driver._lock:
+        ledger.sweep(b.engine.driver._clock() + LOAN_SECONDS + 1)
+    for kind in range(200, 200 + 2 * SLOTS):
+        b.engine.store(prompt(tokens(kind)))
+    assert b.engine.load(asked) == 0
