@@ -59,6 +59,24 @@ RESTED = _counter(
     "Time that moves rested: for their budget, and to yield to other traffic on their way.",
     "why",
 )
+BORROWED = _counter(
+    "kvss_borrowed_bytes_total",
+    "Bytes that were copied from a sibling's slots: on this agent (here), or on another (agent).",
+    "from",
+)
+NOT_BORROWED = _counter(
+    "kvss_not_borrowed_columns_total",
+    "Columns that were to be borrowed and did not come, by why.",
+    "why",
+)
+BORROWS_LATE = _counter(
+    "kvss_borrows_late_total", "Borrows that were given up when their time was over."
+)
+BORROW_RESTED = _counter(
+    "kvss_borrow_rests_seconds_total",
+    "Time that borrowing rested: for its budget, and to yield to other traffic on its way.",
+    "why",
+)
 EVENTS = _counter(
     "kvss_shard_events_total",
     "Events of the columns of a shard, evicts over shared memory included.",
@@ -135,6 +153,11 @@ def collect(agent: Agent, into: Sink) -> None:
     put(into, ENDED, agent.plane.breaches)
     put(into, PULLED, agent.background_totals.bytes)
     put(into, RESTED, agent.background_totals.rested_seconds)
+    borrowing = agent.borrowing
+    put(into, BORROWED, dict(borrowing.borrowed.bytes))
+    put(into, NOT_BORROWED, dict(borrowing.borrowed.missed))
+    put(into, BORROWS_LATE, borrowing.borrowed.late)
+    put(into, BORROW_RESTED, dict(borrowing.totals.rested_seconds))
     _shards(agent, into)
     if agent.tier_requests.store:
         _tier2(asdict(agent.tier_requests.store.stats()), into)
