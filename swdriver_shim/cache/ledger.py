@@ -246,6 +246,7 @@ class Ledger:
     def delete(self, prompt: Prompt, *, shared: bool = False) -> Removal:
         """Delete a prompt's columns from its end on, up to the first that other prompts continue; with
         `shared` all of them."""
+        self._stock.account(prompt.org).removals += 1
         removal, pins = Removal(Reason.DELETED), Counter(self._slots.pins())
         for prefix_map in self._stock.maps_of(prompt.maker):
             for column in reversed(columns_of(prefix_map, prompt)):
@@ -474,6 +475,7 @@ class Tier2:
         self.gain = recalls.gain
         self.begin_recalls = recalls.begin
         self.begin_borrows = recalls.borrow
+        self.removals = recalls.removals
         self.has = recalls.has
         self.skip_recalls = recalls.skip
         self.begin_restore = restores.begin

@@ -222,6 +222,7 @@ class Account:
         self.maps: dict[Namespace, list[PrefixMap]] = {}  # one for each group
         self.makers: dict[Namespace, Keys] = {}
         self.purged: list[PrefixMap] = []  # not found any more; their columns are being removed
+        self.removals = 0  # how often somebody has had something removed
         self.bytes = 0
         self.group_bytes = [0] * groups
         self.tally = Tally()

@@ -86,11 +86,18 @@ class RecallPlanner:
             return []
         return self._begin(prompt, exists, now)
 
+    def removals(self, prompt: HasKeys) -> int:
+        """How often something of its org was removed: what a sibling said before may be older."""
+        return self._stock.account(prompt.maker.org).removals
+
     def borrow(
-        self, prompt: HasKeys, lent: Sequence[Mapping[int, LentColumn]], now: float
+        self, prompt: HasKeys, lent: Sequence[Mapping[int, LentColumn]], removals: int, now: float
     ) -> list[Recall]:
-        """The same of columns that a sibling lends, by group and depth."""
+        """The same of columns that a sibling lends, by group and depth. `removals`: before it was
+        asked."""
         account = self._stock.account(prompt.maker.org)
+        if account.removals != removals:
+            return []
         if account.policy.tiers is Tiers.NONE or not self._stock.is_reachable:
             return []
         recalls = self._begin(prompt, lent, now)

@@ -299,6 +299,7 @@ class Stock:
         belongs: Callable[[PrefixMap], bool],
         tags: Collection[bytes],
     ) -> Removal:
+        account.removals += 1
         removal = Removal(Reason.PURGED)
         removal.after = [earlier for prefix_map, earlier in self._purged if belongs(prefix_map)]
         account.recorder.forget()

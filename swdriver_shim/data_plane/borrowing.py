@@ -58,12 +58,15 @@ class Borrowing:
         begun, or there is nothing to do."""
         with self._lock:
             start = self._ledger.tier2.has(prompt, self._clock())
+            removals = self._ledger.tier2.removals(prompt)
         if start >= len(prompt.keys):
             self.outcomes["here"] += 1
             return True
         prompt = PromptKeys(prompt.maker, list(prompt.keys))
         return self._transfers.begin(
-            prompt.keys[start], lambda: self._borrow(prompt, start, sibling), SEARCHES_AHEAD_MAX
+            prompt.keys[start],
+            lambda: self._borrow(prompt, start, removals, sibling),
+            SEARCHES_AHEAD_MAX,
         )
 
     def tokens_min(self, org: str) -> int | None:
@@ -73,7 +76,7 @@ class Borrowing:
         found = [pace for (name, _), pace in self._paces.items() if name == org]
         return found[-1].tokens_min(layout.token_bytes, layout.state_bytes) if found else 0
 
-    def _borrow(self, prompt: HasKeys, start: int, sibling: Sibling) -> None:
+    def _borrow(self, prompt: HasKeys, start: int, removals: int, sibling: Sibling) -> None:
         try:
             loan = sibling.ask(prompt, start, self._clock())
         except Away as error:
@@ -89,7 +92,7 @@ class Borrowing:
             tokens, size = self._ledger.tier2.gain(prompt, loan.groups, now)
             is_worth_it = self._pace(prompt.maker.org, sibling.path).is_worth_it(tokens, size, now)
             if tokens and is_worth_it:
-                recalls = self._ledger.tier2.begin_borrows(prompt, loan.groups, now)
+                recalls = self._ledger.tier2.begin_borrows(prompt, loan.groups, removals, now)
         if recalls:
             is_whole = self._transfers.carry_back(
                 recalls, lambda recall: self._fetched(recall, sibling, loan)

@@ -280,6 +280,25 @@ def test_a_purged_org_is_lent_nothing_of(pair: tuple[Member, Member]) -> None:
     assert a.engine.load(asked) == 0
 
 
+def test_what_is_deleted_while_a_sibling_is_asked_does_not_come_back(
+    pair: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    asked = prompt(tokens(1, 2, 3))
+    b.engine.store(asked)
+    lend = b.shim.lend
+
+    def lend_late(body: lending.LendBody) -> lending.LentAnswer:
+        answer = lend(body)
+        assert a.engine.driver.removals.delete(asked, seconds=5).done
+        return answer
+
+    monkeypatch.setattr(b.shim, "lend", lend_late)
+    assert a.borrow(asked, "b") is Recalled.ASKED
+    a.settled("nothing")
+    assert a.engine.load(asked) == 0
+
+
 def test_slots_that_were_used_again_are_a_miss_with_its_reason(pair: tuple[Member, Member]) -> None:
     """The lender's ledger says one thing, and its memory another."""
     a, b = pair
