@@ -304,6 +304,8 @@ def test_slots_that_were_used_again_are_a_miss_with_its_reason(pair: tuple[Membe
     a, b = pair
     asked = prompt(tokens(1, 2, 3))
     b.engine.store(asked)
+    for shard in b.engine.driver._shard_threads.all:
+        assert shard.wait_applied(20)  # or else they come after this
     for group, index in places():
         for slot in range(SLOTS):
             b.plane.shards[f"b.{group}.{index}"].empty([slot], 1 << 40)
