@@ -21,6 +21,7 @@ OFTEN: Final = {
         *("crash", "cut", "held up", "a bit flipped", "a file was spoilt", "a disk failed"),
         *("a purge was done", "missed: expired", "missed: displaced", "missed: quota"),
         "missed: agent_lost",
+        *("a sibling lent something", "columns were borrowed", "tokens from sibling"),
         *("a process stood still", "a connection was slow", "an earlier version was spoken"),
     ),
     "documents": (

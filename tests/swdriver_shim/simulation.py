@@ -39,7 +39,7 @@ class Simulation:
         self._misfortune = Misfortune(self.world)
         # Each life has a temper of its own: something happens often in it, and something never.
         always = [1.0, 1.0, 1.0]
-        self._temper = [*always, *(chance.choice((0.0, 0.3, 1.0, 1.0, 3.0, 10.0)) for _ in range(20))]
+        self._temper = [*always, *(chance.choice((0.0, 0.3, 1.0, 1.0, 3.0, 10.0)) for _ in range(22))]
         self._is_rough = False
         self._spell = 0
 

@@ -8,7 +8,8 @@ import errno
 import socket
 from dataclasses import dataclass
 
-from kvss_agent.client import connection, shared, stream
+from kvss_agent.borrowing import Borrowing
+from kvss_agent.client import Credentials, connection, shared, stream
 from kvss_agent.client.connection import Address
 from kvss_agent.data_plane.server import DataPlane
 from kvss_agent.data_plane.tier_requests import TierRequests
@@ -26,6 +27,7 @@ from tests.swdriver_shim.simulated.disk import Disk
 from tests.swdriver_shim.simulated.network import STALL_SECONDS, End, Pipe
 
 DRIVER, SECRET = "job-1", b"a secret of the driver and of its agents"
+OTHER_DRIVER = "job-2"
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Spec:
     identity: ShardIdentity
     slots: int
     applied: int
+    readers: tuple[str, ...] = ()
 
 
 class Plane(DataPlane):
@@ -123,10 +126,12 @@ class Agent:
 
     def _start(self) -> None:
         self.tier_requests = TierRequests(self.loop)
+        self.borrowing = Borrowing(self.loop, self.shards, _shown)
         self.plane = Plane(
             self.shards,
-            {DRIVER: SECRET},
+            {DRIVER: SECRET, OTHER_DRIVER: SECRET},
             self.tier_requests,
+            self.borrowing,
             stall_seconds=STALL_SECONDS,
             versions=self.versions,
         )
@@ -145,7 +150,12 @@ class Agent:
     def provide(self, spec: Spec) -> None:
         arena = Arena.allocate(spec.identity.slot_bytes, spec.slots)
         self.shards[spec.identity.name] = HostedShard(
-            spec.identity, arena, spec.applied, clock=lambda: self.turns.now, wake_me=self.plane.wake
+            spec.identity,
+            arena,
+            spec.applied,
+            readers=spec.readers,
+            clock=lambda: self.turns.now,
+            wake_me=self.plane.wake,
         )
 
     def crash(self) -> None:
@@ -179,6 +189,10 @@ class Agent:
 
         turns.start(admit, "accept", self.process)
         return yours
+
+
+def _shown(driver: str) -> Credentials:
+    return Credentials(driver, SECRET, stall_seconds=STALL_SECONDS)
 
 
 class Near(shared.SharedClient):

@@ -44,6 +44,8 @@ class Engine:
             (self.request, 30),
             (self.load, 25),
             (self.pass_time, 10),
+            (self.borrow, 10),
+            (self.store_at_the_sibling, 15),
             (self.verb, 6),
             (self.delete, 1),
             (self.purge, 0.5),
@@ -121,6 +123,27 @@ class Engine:
             self._judge.forget(asked)
 
         self.start(work, "load")
+
+    def store_at_the_sibling(self) -> None:
+        asked = self._asked()
+
+        def work() -> None:
+            self._world.sibling.store(asked)
+            self._talks.append((asked.maker, bytes(asked._raw)))
+            self._judge.forget(asked)
+
+        if self._judge.policy(asked.org).tiers is not Tiers.NONE:
+            self.start(work, "a sibling's store")
+
+    def borrow(self) -> None:
+        """As when a brain asks for it: nobody waits."""
+        driver, asked = self._driver, self._asked()
+
+        def work() -> None:
+            driver.borrow(asked, self._world.sibling)  # type: ignore[arg-type]
+            self._seen["columns were borrowed"] = driver.ledger.tier2.borrowed.columns
+
+        self._turns.start(work, "borrow", self._world.process)
 
     def _load(self, asked: Prompt) -> int:
         got: dict[Place, bytearray] = {}
@@ -222,7 +245,10 @@ class Engine:
 
         def work() -> None:
             is_shared = chance.random() < 0.6
-            receipt = driver.removals.delete(asked, shared=is_shared, seconds=chance.choice((0, 5, 30)))
+            with self._world.sibling.removing():
+                receipt = driver.removals.delete(
+                    asked, shared=is_shared, seconds=chance.choice((0, 5, 30))
+                )
             self._seen["deleted columns"] += receipt.columns
             self._world.inspect()
 
@@ -235,7 +261,8 @@ class Engine:
 
         def work() -> None:
             tag = keys(org).tag
-            driver.removals.purge(org, namespace, tag=tag, seconds=chance.choice((0, 5, 30, 100)))
+            with self._world.sibling.removing():
+                driver.removals.purge(org, namespace, tag=tag, seconds=chance.choice((0, 5, 30, 100)))
             self._world.inspect()
 
         self.start(work, "purge")

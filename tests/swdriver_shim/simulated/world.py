@@ -7,15 +7,17 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Final, Self
 from unittest import mock
 
-from kvss_agent import pulls
+from kvss_agent import borrowing, pulls
 from kvss_agent.client import Credentials, ShardClient, requests, shared, stream, window
 from kvss_agent.client import connection as client_connection
 from kvss_agent.data_plane import channel, connection, server
 from kvss_agent.data_plane.wire import VERSION, VERSION_MIN
-from kvss_agent.shard import hosted
+from kvss_agent.limits import background
+from kvss_agent.shard import hosted, own_member
 from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from kvss_agent.tier2 import store as stores
 from kvss_agent.tier2.address import parse
@@ -24,6 +26,7 @@ from kvss_agent.tier2.parts import execution
 from kvss_agent.tier2.parts import statistics as store_statistics
 from swdriver_shim import driver
 from swdriver_shim.cache import spills
+from swdriver_shim.data_plane import borrowing as driver_borrowing
 from swdriver_shim.data_plane import tier2
 from swdriver_shim.data_plane.shard import Shard, connections, former_homes, moves, reads, slots
 from swdriver_shim.data_plane.shard import shard as shards
@@ -38,6 +41,7 @@ from tests.swdriver_shim.prompts import NAMESPACE
 from tests.swdriver_shim.simulated.agent import DRIVER, SECRET, Agent, Far, Mover, Near, Spec, To
 from tests.swdriver_shim.simulated.disk import Disk
 from tests.swdriver_shim.simulated.network import STALL_SECONDS
+from tests.swdriver_shim.simulated.sibling import SimulatedSibling
 
 C = COLUMN_TOKENS
 BEFORE: Final = (VERSION_MIN, VERSION - 1)
@@ -50,7 +54,8 @@ MODULES: Final = (
     *(decider, housekeeping, removals, shard_threads, statistics),
     *(driver, tier2, connections, former_homes, moves, reads, shards, slots),
     *(client_connection, requests, shared, stream, window),
-    *(channel, connection, hosted, pulls, server),
+    *(channel, connection, hosted, own_member, pulls, server),
+    *(background, borrowing, driver_borrowing),
     *(stores, execution, store_statistics),
 )
 At = tuple[int, int]  # of a shard: its group, and which of it
@@ -84,6 +89,8 @@ class World:
         enter = self._installed.enter_context
         enter(installed(self.turns, MODULES, ("swdriver_shim", "kvss_agent")))
         enter(mock.patch.object(channel, "hang_up", lambda end: end.hang_up()))
+        enter(mock.patch.object(borrowing, "Address", SimpleNamespace(parse=self._address)))
+        enter(mock.patch.object(borrowing, "native", SimpleNamespace(current=lambda: self.mover)))
         enter(mock.patch.object(decider, "Ledger", partial(Watched, self.judge)))
         enter(mock.patch.object(decider, "Removals", partial(WatchedRemovals, self.judge)))
         enter(mock.patch.object(spills, "RESERVE_PART", self.chance.choice((3, 5, 32))))
@@ -102,6 +109,7 @@ class World:
         for at in self.places():
             agent = self.homes[at] = self.chance.choice(self.agents)
             agent.specs[name_of(at)] = self.spec(at, 0)
+        self.sibling = SimulatedSibling(self)
         for agent in self.agents:
             agent.start()
         while self.turns.go_on():
@@ -123,6 +131,9 @@ class World:
             wall_clock=self.turns.calendar,
         )
         self.driver.set_policies(self.policies)
+
+    def _address(self, name: str) -> To:
+        return To(host="far", agent=next(agent for agent in self.agents if agent.name == name))
 
     def caps(self) -> Caps:
         total = self.chance.choice((1 << 30, 1 << 30, 20 * 4096, 5 * 4096))
@@ -150,6 +161,8 @@ class World:
         done = self.judge.receipts()
         for agent in self.agents:
             for name, shard in agent.shards.items():
+                if name.startswith("sibling"):
+                    continue  # it is emptied by its own driver
                 # What is about to be given back is not emptied before.
                 for slot in range(min(shard.arena.slots, *self.resizing.get(shard, ()), 99)):
                     self.judge.check_slot((int(name[0]), slot), shard.arena.slot(slot), done)
