@@ -1,4 +1,4 @@
-"""What a directory in front of tier 2 gives, and what it costs.
+"""What a directory in front of tier 2 gives, and what it costs; and siblings' memory (`borrows`).
 
     python -m benchmarks.sharing --quick
 
@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks.borrows import borrows
 from benchmarks.harness import Row, options, progress, show, traces_folder
 from kvss_agent import native
 from kvss_agent.shard import seal
@@ -154,6 +155,7 @@ async def measured(*, quick: bool) -> list[Row]:
         return [
             *await chains(Path(folder), quick=quick),
             *await reads(Path(folder) / "reads", quick=quick),
+            *await asyncio.to_thread(borrows, quick=quick),
         ]
 
 

@@ -20,7 +20,7 @@ from swdriver_shim.desired import SiblingSpec
 from swdriver_shim.lending import ANSWER, PATH, LendBody, LentAnswer, LentColumn
 from telemetry.decoder import Malformed
 
-ASK_SECONDS: Final = 0.25  # for its answer: who computes instead waits for so long at most
+ASK_SECONDS: Final = 0.2  # for its answer: who computes instead waits for so long at most
 AWAY_SECONDS: Final = 5.0  # for which one that did not answer, or whose bytes did not come, is not asked
 LEAST_SECONDS: Final = 0.2  # that bytes may take, however few they are
 BYTES_PER_SECOND_MIN: Final = 100 << 20  # and how fast they have to come otherwise

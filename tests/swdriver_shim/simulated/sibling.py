@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from kvss_agent.client import Credentials, Lender, Lost, ShardClient
+from kvss_agent.client import Credentials, Lender, Lost, NotApplied, ShardClient
 from kvss_agent.client.stream import StreamClient
 from kvss_agent.shard.hosted import ShardIdentity
 from swdriver_shim.cache.request_log import HasKeys
@@ -62,8 +62,11 @@ class SimulatedSibling:
         self._is_storing = True
         try:
             self._store(asked)
-        except (Lost, OSError):
+        except (Lost, NotApplied):
+            clients = list(self._clients.values())
             self._clients.clear()
+            for client in clients:
+                client.close()
         finally:
             self._is_storing = False
 
