@@ -118,9 +118,12 @@ def secrets_of(kind: str, names: Iterable[str]) -> dict[str, bytes]:
 def _targets_of(kind: str, names: Iterable[str]) -> QuerySet[Target]:
     """Those of these names, which are made where there are none."""
     wanted = set(names)
-    made = [Target(kind=kind, name=name) for name in sorted(wanted)]
-    Target.objects.bulk_create(made, ignore_conflicts=True)
-    return Target.objects.filter(kind=kind, name__in=wanted)
+    found = Target.objects.filter(kind=kind, name__in=wanted)
+    # Only those that are missing: their secrets are sealed, which takes time.
+    if new := wanted.difference(found.values_list("name", flat=True)):
+        made = [Target(kind=kind, name=name) for name in sorted(new)]
+        Target.objects.bulk_create(made, ignore_conflicts=True)
+    return found.all()
 
 
 # Who has it
