@@ -91,11 +91,8 @@ def claims_key_of(driver: str) -> bytes:
 
 
 def claims_keys_of(drivers: Iterable[str]) -> dict[str, bytes]:
-    """The same of many, by driver."""
-    names = set(drivers)
-    made = [Target(kind=Kind.DRIVER, name=name) for name in sorted(names)]
-    Target.objects.bulk_create(made, ignore_conflicts=True)
-    found = Target.objects.filter(kind=Kind.DRIVER, name__in=names).only("name", "claims_key")
+    """What gateways sign the claims of these engines' requests with, by driver."""
+    found = _targets_of(Kind.DRIVER, drivers).only("name", "claims_key")
     return {target.name: bytes(target.claims_key) for target in found}
 
 
@@ -110,6 +107,23 @@ def new_claims_key(driver: str) -> bytes:
 def secret_of(kind: str, name: str) -> bytes:
     """What a driver shows to agents, and agents are told to expect of it."""
     return bytes(Target.objects.get_or_create(kind=kind, name=name)[0].secret)
+
+
+def secrets_of(kind: str, names: Iterable[str]) -> dict[str, bytes]:
+    """What these show to agents, by name. In as many queries for many as for one."""
+    found = _targets_of(kind, names).only("name", "secret")
+    return {target.name: bytes(target.secret) for target in found}
+
+
+def _targets_of(kind: str, names: Iterable[str]) -> QuerySet[Target]:
+    """Those of these names, which are made where there are none."""
+    wanted = set(names)
+    found = Target.objects.filter(kind=kind, name__in=wanted)
+    # Only those that are missing: their secrets are sealed, which takes time.
+    if new := wanted.difference(found.values_list("name", flat=True)):
+        made = [Target(kind=kind, name=name) for name in sorted(new)]
+        Target.objects.bulk_create(made, ignore_conflicts=True)
+    return found.all()
 
 
 # Who has it

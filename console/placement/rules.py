@@ -47,20 +47,46 @@ _NEVER = frozenset(
 )
 
 
-class Path(Enum):
-    """How much a session wants rails. The strictest first."""
+class _Choice(Enum):
+    """One of several, the strictest first."""
+
+    @property
+    def strictness(self) -> int:
+        return -list(type(self)).index(self)
+
+
+class Path(_Choice):
+    """How much a session wants rails."""
 
     REQUIRE_RAIL = "require_rail"
     PREFER_RAIL = "prefer_rail"  # waits for them as long as the rules say, then takes the spine
     ANY = "any"  # takes the spine at once where there is no rail
 
     @property
-    def strictness(self) -> int:
-        return -list(Path).index(self)
+    def label(self) -> str:
+        return self.value.replace("_", " ")
+
+
+class Borrow(_Choice):
+    """How far away columns may be that a driver copies from the memory of siblings; and, but for NO, how
+    far away a node is from another."""
+
+    NO = "no"
+    NODE = "node"  # the same one
+    LEAF = "leaf"  # both have a NIC on it
+    SPINE = "spine"  # anything else
 
     @property
     def label(self) -> str:
-        return self.value.replace("_", " ")
+        return _FAR[self]
+
+
+_FAR = {
+    Borrow.NO: "not used",
+    Borrow.NODE: "on the same node",
+    Borrow.LEAF: "on the same node or leaf",
+    Borrow.SPINE: "also across the spine",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +114,7 @@ class Rules:
     boxes_increment: int = 1
     boxes_max: int | None = None
     moves_percent: int = 100  # of a link, for the bytes of streams that move over it
+    borrow: Borrow = Borrow.SPINE  # how far drivers may copy columns from siblings' memory
     grant_percent: int = 100  # of the fair share. Less leaves room, and so more streams find a rail
     replace_lost: bool = True  # place the streams of a lost node anew
     replace_lost_after_seconds: float = 0  # the grace period of that
@@ -118,6 +145,7 @@ class Rules:
             boxes_increment=high,
             boxes_max=min(largest) if largest else None,
             moves_percent=min(self.moves_percent, other.moves_percent),
+            borrow=max(self.borrow, other.borrow, key=lambda borrow: borrow.strictness),
             grant_percent=min(self.grant_percent, other.grant_percent),
             replace_lost=self.replace_lost and other.replace_lost,
             replace_lost_after_seconds=max(

@@ -19,6 +19,7 @@ from console.policies.models import Caller
 from console.policies.org_keys import keys_of, secrets_of
 from console.routing.limits import limits_of
 from console.routing.models import EndpointSource, Engine, Replica, ServedModel
+from console.sessions.siblings import Siblings
 from inference_brain.desired import DriverSpec, OrgSpec, ReplicaSpec
 from inference_brain.desired import ServedModel as ModelTold
 from swdriver_shim.desired import ModelSpec
@@ -31,10 +32,11 @@ def models() -> Mapping[str, Any]:
     found = list(ServedModel.objects.order_by("model").prefetch_related(replicas, "orgs"))
     drivers = {one.driver for model in found for one in model.replicas.all() if one.driver}
     keys = claims_keys_of(driver.name for driver in drivers if driver.engine)
-    return {"models": [_model(model, keys) for model in found]}
+    siblings = Siblings()
+    return {"models": [_model(model, keys, siblings) for model in found]}
 
 
-def _model(model: ServedModel, keys: Mapping[str, bytes]) -> ModelTold:
+def _model(model: ServedModel, keys: Mapping[str, bytes], siblings: Siblings) -> ModelTold:
     return ModelTold(
         name=model.model,
         tokens_max=model.tokens_max,
@@ -45,7 +47,7 @@ def _model(model: ServedModel, keys: Mapping[str, bytes]) -> ModelTold:
                 name=one.name,
                 url=one.url,
                 engine=Engine(one.engine).told,
-                driver=_driver(one.driver, keys) if one.driver else None,
+                driver=_driver(one.driver, keys, siblings) if one.driver else None,
                 draining=one.draining,
                 served_as=one.served_as,
                 api_key=str(one.api_key),
@@ -56,11 +58,13 @@ def _model(model: ServedModel, keys: Mapping[str, bytes]) -> ModelTold:
     )
 
 
-def _driver(driver: Driver, keys: Mapping[str, bytes]) -> DriverSpec | None:
+def _driver(driver: Driver, keys: Mapping[str, bytes], siblings: Siblings) -> DriverSpec | None:
     """None of one that has not told its model: nobody could make keys of columns for it. Engines are
     shown claims; the callers of daemons have tokens."""
     model = model_of(driver)
-    return DriverSpec(driver.name, model, keys.get(driver.name)) if model else None
+    if model is None:
+        return None
+    return DriverSpec(driver.name, model, keys.get(driver.name), tuple(siblings.names_of(driver.name)))
 
 
 def model_of(driver: Driver) -> ModelSpec | None:

@@ -1,10 +1,11 @@
 """How fast the bytes of a stream may move to its next node, so that moves together keep to their share
-of each link. The rest is for evicts and refills, on which requests wait."""
+of each link; and how fast columns may be borrowed over links. The rest is for evicts and refills, on
+which requests wait."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -35,7 +36,7 @@ class Budget:
 
 class Budgets:
     """As things are now: streams that are on their way, or about to be, and links as described. Each is
-    read when it is first asked for: most documents of nodes ask for neither."""
+    read when it is first asked for: most documents ask for neither."""
 
     @cached_property
     def _moving(self) -> list[Stream]:
@@ -54,6 +55,15 @@ class Budgets:
         found = {Link(node, leaf): gbits for node, leaf, gbits in nics}
         return found | {Link("", leaf): gbits for leaf, gbits in up}
 
+    @cached_property
+    def leaves(self) -> dict[str, frozenset[str]]:
+        """By node those on which it has a NIC."""
+        found: dict[str, set[str]] = {}
+        for node, leaf in self._gbits:
+            if node:
+                found.setdefault(node, set()).add(leaf)
+        return {node: frozenset(leaves) for node, leaves in found.items()}
+
     @property
     def nodes(self) -> set[str]:
         """Those that are told how fast something may come: it changes when a move begins or ends."""
@@ -62,9 +72,17 @@ class Budgets:
     def of(self, stream: Stream, percent: int) -> Budget | None:
         """Of a stream that is on its way, where moves may take this much of a link. None where nothing
         is known of the links between its two nodes."""
+        return self._least(_links(stream), percent, self._counts)
+
+    def between(self, here: Link, there: Link, percent: int) -> Budget | None:
+        """From one NIC to another, for whoever may take this much of each link. None where nothing is
+        known of the links between them."""
+        return self._least(_way(here, there), percent, {})
+
+    def _least(self, links: Iterable[Link], percent: int, shared: Mapping[Link, int]) -> Budget | None:
         found = [
-            Budget(int(gbits * BYTES_OF_GBIT * percent / 100 / max(1, self._counts[link])), link)
-            for link in _links(stream)
+            Budget(int(gbits * BYTES_OF_GBIT * percent / 100 / max(1, shared.get(link, 1))), link)
+            for link in links
             if (gbits := self._gbits.get(link))
         ]
         return min(found, key=lambda one: one.bytes_per_second, default=None)
@@ -72,9 +90,14 @@ class Budgets:
 
 def _links(stream: Stream) -> Iterator[Link]:
     if stream.next_node is None:
-        return
-    here, there = stream.nic_leaf, stream.next_nic_leaf
-    for node, leaf in ((stream.node, here), (stream.next_node, there)):
-        yield Link(node.name, leaf)
-        if here != there:
-            yield Link("", leaf)
+        return iter(())
+    here = Link(stream.node.name, stream.nic_leaf)
+    return _way(here, Link(stream.next_node.name, stream.next_nic_leaf))
+
+
+def _way(here: Link, there: Link) -> Iterator[Link]:
+    """The links from one NIC to another."""
+    for nic in (here, there):
+        yield nic
+        if here.leaf != there.leaf:
+            yield Link("", nic.leaf)

@@ -1,16 +1,18 @@
-"""The parts of desired documents that follow from sessions: a driver's homes, and a node's shards."""
+"""The parts of desired documents that follow from sessions: a driver's homes and siblings, and a node's
+shards."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 from django.db.models import Q, QuerySet
 
 from console.authority.capabilities import for_move
-from console.control.documents import Idle, NotYet, common_part, part
-from console.control.services import secret_of
+from console.control.documents import Idle, NotYet, Part, common_part, part, round_part
+from console.control.services import secrets_of
 from console.fleet.models import Driver, Node, Removed, SpineLink
 from console.placement.topology import Tier
 from console.sessions import endpoints
@@ -18,8 +20,11 @@ from console.sessions.budgets import Budgets
 from console.sessions.models import FormerHome, Job, Phase, Stream
 from console.sessions.plans.snapshot import model_of
 from console.sessions.rules import effective_rules
+from console.sessions.siblings import Sibling, Siblings
+from kvss_agent.desired import SHARDS_MAX
 from kvss_agent.security.identity import fingerprint
 from swdriver_shim.desired import AGENTS_REMOVED_MAX
+from swdriver_shim.lending import token_for
 
 
 @part("driver")
@@ -128,27 +133,102 @@ def streams_of_driver(name: str) -> set[tuple[str, int]]:
     return set(streams.values_list("group", "index"))
 
 
-@part("node")
-def streams(name: str) -> Mapping[str, Any]:
-    """All that it has or is about to have, and the drivers that may connect."""
+class _Known(NamedTuple):
+    secret: bytes
+    key: str  # the fingerprint of its public key; empty where it has none
+
+
+class _Drivers:
+    """What others are told of drivers. Each is read once a round: many nodes let the same ones in."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+
+    def of(self, names: Collection[str]) -> Mapping[str, _Known]:
+        """Of these, and of others. Raises Driver.DoesNotExist."""
+        if new := set(names) - self._known.keys():
+            keys = dict(Driver.objects.filter(name__in=new).values_list("name", "public_key"))
+            if gone := new - keys.keys():
+                raise Driver.DoesNotExist(f"There is no driver {min(gone)} any more.")
+            secrets = secrets_of("driver", new)
+            for name, key in keys.items():
+                self._known[name] = _Known(secrets[name], fingerprint(key) if key else "")
+        return self._known
+
+
+@round_part("driver")
+def siblings_of_drivers() -> Part:
+    return partial(siblings, found=Siblings(), drivers=_Drivers())
+
+
+def siblings(name: str, *, found: Siblings, drivers: _Drivers) -> Mapping[str, Any]:
+    """Whom it may borrow from. Left out while there is none: older drivers refuse the field."""
+    its = found.of(name)
+    if not its:
+        return {}
+    known = drivers.of([one.driver.name for one in its])
+    return {"siblings": [_sibling(one, known[one.driver.name], name) for one in its]}
+
+
+def _sibling(one: Sibling, known: _Known, borrower: str) -> dict[str, Any]:
+    said = {
+        "driver": one.driver.name,
+        "url": one.driver.control_url,
+        "token": token_for(known.secret, borrower),
+        "homes": [
+            {
+                "group": home.group,
+                "index": home.index,
+                "address": home.address,
+                "shard": home.shard,
+                "path": home.far.value,
+                "bytes_per_second": home.bytes_per_second,
+            }
+            for home in one.homes
+        ],
+    }
+    return {**said, "key": known.key} if known.key else said
+
+
+@round_part("node")
+def streams_of_nodes() -> Part:
+    return partial(streams, siblings=Siblings(), drivers=_Drivers())
+
+
+def streams(
+    name: str, *, siblings: Siblings | None = None, drivers: _Drivers | None = None
+) -> Mapping[str, Any]:
+    """All that it has or is about to have, and the drivers that may connect: those whose streams these
+    are, those that may borrow from them, and those that have left."""
     node = Node.objects.get(name=name)
-    found = _on(node)
+    found, siblings, drivers = _on(node), siblings or Siblings(), drivers or _Drivers()
     related = ("job__driver", "job__session__org", "node", "next_node")
     budgets = Budgets()
     specs = [_spec(stream, node, budgets) for stream in found.select_related(*related).order_by("pk")]
     former = FormerHome.objects.filter(node=node).values_list("driver__name", flat=True)
-    drivers = sorted({spec["driver"] for spec in specs}.union(former))
+    own = {spec["driver"] for spec in specs}.union(former)
+    readers = {one: siblings.borrowers_of(one) for one in {spec["driver"] for spec in specs}}
+    others = sorted({one for some in readers.values() for one in some} - own)
+    let_in = own.union(others[: max(0, SHARDS_MAX - len(own))])
+    known = drivers.of(let_in)
     return {
-        "shards": specs,
-        "peers": [_peer(driver, node) for driver in drivers],
+        "shards": [_with_readers(spec, readers, let_in) for spec in specs],
+        "peers": [_peer(driver, known[driver], node) for driver in sorted(let_in)],
     }
 
 
-def _peer(driver: str, node: Node) -> dict[str, Any]:
+def _with_readers(
+    spec: Mapping[str, Any], readers: Mapping[str, Collection[str]], let_in: Collection[str]
+) -> Mapping[str, Any]:
+    """Left out while there is none, so that documents are what they were before drivers lent."""
+    found = [one for one in readers[spec["driver"]] if one in let_in]
+    return {**spec, "readers": found} if found else spec
+
+
+def _peer(driver: str, known: _Known, node: Node) -> dict[str, Any]:
     """An agent that has no key itself is of a version that knows of none."""
-    key = Driver.objects.values_list("public_key", flat=True).get(name=driver)
-    said = {"name": driver, "secret": secret_of("driver", driver)}
-    return {**said, "key": fingerprint(key)} if key and node.public_key else said
+    said = {"name": driver, "secret": known.secret}
+    return {**said, "key": known.key} if known.key and node.public_key else said
 
 
 def _spec(stream: Stream, node: Node, budgets: Budgets) -> dict[str, Any]:

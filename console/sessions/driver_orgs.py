@@ -25,6 +25,7 @@ from console.operations import services as operations
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.orgs.services import get_org
+from console.sessions import siblings
 from console.sessions.models import DriverOrg, Job, Session
 from console.visibility import sees_fleet
 from telemetry.topics import of_source
@@ -181,7 +182,9 @@ def set_orgs(principal: Principal, driver: Driver, orgs: Orgs, *, reason: str = 
     plan = plan_orgs(driver, orgs)
     if not plan.changes:
         return Changed(plan, [])
+    named = siblings.documents_of(driver.name)
     _write(driver, plan)
+    named |= siblings.documents_of(driver.name)
     # A driver without a job leaves out by itself what is taken off. Its next document is a new one, also
     # where it says what the last one said.
     target.digest = b""
@@ -189,7 +192,7 @@ def set_orgs(principal: Principal, driver: Driver, orgs: Orgs, *, reason: str = 
     driver.version += 1
     driver.save(update_fields=["version"])
     _record(principal, driver, plan, reason)
-    changed([(Kind.DRIVER, driver.name)], f"orgs of driver {driver.name}: {reason}")
+    changed({(Kind.DRIVER.value, driver.name), *named}, f"orgs of driver {driver.name}: {reason}")
     shown = principal if sees_fleet(principal) else SYSTEM  # an operation is its org's to see
     return Changed(plan, [_withdraw(shown, driver, org, reason) for org in plan.removed])
 

@@ -13,11 +13,12 @@ from django.utils import timezone
 from console.fleet.models import Box, Driver, Node
 from console.operations.models import Operation
 from console.orgs.models import SLUG, Org
-from console.placement.rules import Cause, Path, Rules
+from console.placement.rules import Borrow, Cause, Path, Rules
 from console.placement.topology import Tier
 from console.sessions.plans.losses import Verdict
 
 PATHS = [(path.value, path.label) for path in Path]
+BORROWS = [(borrow.value, borrow.label) for borrow in Borrow]
 OF_RULES = tuple(one.name for one in fields(Rules))
 QUOTAS = ("boxes_quota", "replicas_quota")  # of an org; a platform admin sets them
 TIERS = [(tier.value, tier.name.lower()) for tier in Tier]
@@ -50,6 +51,13 @@ class RuleSet(models.Model):
         validators=[MinValueValidator(1), MaxValueValidator(100)],
         help_text="Of a link, for the bytes of streams that move over it.",
     )
+    borrow = models.CharField(
+        max_length=8,
+        choices=BORROWS,
+        default=Borrow.LEAF.value,
+        db_default=Borrow.LEAF.value,
+        help_text="How far drivers may copy columns from the memory of siblings.",
+    )
     grant_percent = models.PositiveSmallIntegerField(
         default=100, validators=[MinValueValidator(1), MaxValueValidator(100)]
     )
@@ -79,6 +87,9 @@ class RuleSet(models.Model):
                 name="rules_moves", condition=Q(moves_percent__gte=1, moves_percent__lte=100)
             ),
             models.CheckConstraint(
+                name="rules_borrow", condition=Q(borrow__in=[value for value, _ in BORROWS])
+            ),
+            models.CheckConstraint(
                 name="rules_path", condition=Q(path__in=[value for value, _ in PATHS])
             ),
             models.CheckConstraint(
@@ -93,7 +104,7 @@ class RuleSet(models.Model):
     def rules(self) -> Rules:
         """Raises Misconfigured where they contradict themselves."""
         values = {name: getattr(self, name) for name in OF_RULES}
-        return Rules(**values | {"path": Path(self.path)})
+        return Rules(**values | {"path": Path(self.path), "borrow": Borrow(self.borrow)})
 
     def snapshot(self) -> dict[str, Any]:
         """What the audit trail keeps of it."""

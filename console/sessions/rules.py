@@ -5,7 +5,7 @@ Rules are never stricter than the sessions that there are: whoever wants that re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from django.core.exceptions import ValidationError
@@ -22,7 +22,7 @@ from console.fleet.services import lock_fleet
 from console.operations.models import Operation
 from console.orgs.models import Org
 from console.orgs.services import get_org
-from console.placement.rules import Path, Rules
+from console.placement.rules import Borrow, Path, Rules
 from console.placement.topology import Misconfigured
 from console.sessions.budgets import Budgets
 from console.sessions.models import QUOTAS, RuleSet, Session
@@ -42,7 +42,11 @@ def of_cluster() -> RuleSet:
 def of_an_org(org: Org) -> RuleSet:
     """Its own ones, which add to those of the cluster."""
     return RuleSet.objects.filter(org=org).first() or RuleSet(
-        org=org, path=Path.ANY.value, moves_percent=100, replace_lost_after_seconds=0
+        org=org,
+        path=Path.ANY.value,
+        moves_percent=100,
+        borrow=Borrow.SPINE.value,
+        replace_lost_after_seconds=0,
     )
 
 
@@ -52,6 +56,14 @@ def effective_rules(org: Org | None, path: str = "") -> Rules:
     if org is not None:
         rules = rules.stricter(of_an_org(org).rules())
     return rules.stricter(Rules(path=Path(path))) if path else rules
+
+
+def effective_rules_of_all() -> Callable[[int | None], Rules]:
+    """The rules of sessions by the key of their org, read at once. Raises Misconfigured."""
+    own = {one.org_id: one.rules() for one in RuleSet.objects.all()}
+    cluster = own.pop(None, None) or RuleSet(org=None).rules()
+    found: dict[int | None, Rules] = {org: cluster.stricter(rules) for org, rules in own.items()}
+    return lambda org: found.get(org, cluster)
 
 
 def get_rules(principal: Principal, org: Org | None) -> RuleSet:
@@ -110,8 +122,7 @@ def set_rules(
     _check(rules)
     rules.save()
     _tell_sessions(rules)
-    if after["moves_percent"] != before["moves_percent"]:
-        _tell_nodes(rules)
+    _tell_fleet(rules, {name for name in after if after[name] != before[name]})
     org = rules.org
     record(
         principal,
@@ -179,11 +190,15 @@ def _may_return_to() -> dict[str, int]:
     return {one.plan["session"]: int(one.before["boxes"]) for one in resizes}
 
 
-def _tell_nodes(changed: RuleSet) -> None:
-    """Moves that are under way go on by the new rules."""
-    targets = [("node", name) for name in sorted(Budgets().nodes)]
-    if targets:
-        control.changed(targets, f"{changed} were changed")
+def _tell_fleet(rules: RuleSet, names: Collection[str]) -> None:
+    """Moves that are under way, and drivers that borrow, go on by the new rules."""
+    if "borrow" in names:
+        told = [control.ALL_NODES, control.ALL_DRIVERS, control.ALL_BRAINS]
+    elif "moves_percent" in names:
+        told = [*(("node", name) for name in sorted(Budgets().nodes)), control.ALL_DRIVERS]
+    else:
+        return
+    control.changed(told, f"{rules} were changed")
 
 
 def _tell_sessions(changed: RuleSet) -> None:

@@ -22,6 +22,7 @@ from console.operations import services as operations
 from console.operations.machines import Machine, Step, machine
 from console.operations.models import Operation
 from console.operations.services import StalePlan
+from console.sessions import siblings
 from console.sessions.changes.requests import of_job
 from console.sessions.models import Job
 from console.sessions.steps import machines
@@ -121,8 +122,9 @@ def remove(
     _record(principal, found, reason)
     org = found.job.session.org if found.job else None
     if found.job is not None:
+        named = siblings.documents_of(driver.name) - {("driver", driver.name)}
         found.job.delete()
-        machines.tell_nodes(set(found.nodes), operation.sentence)
+        machines.tell(set(found.nodes), named, operation.sentence)
     if driver.joined_at is not None:
         removed = Removed.of(driver, org.slug if org else "")
         removed.by_person = principal != SYSTEM

@@ -11,6 +11,7 @@ from console.fleet.models import Driver, Node
 from console.orgs.models import SLUG
 from console.sessions.driver_orgs import ALL, NAMED_MAX, OWN, Said
 from console.sessions.models import (
+    BORROWS,
     BOXES_MAX,
     PATHS,
     QUOTAS,
@@ -212,6 +213,11 @@ class RulesForm(ReasonMixin):
         label="Moves, in percent of each link",
         help_text="For streams that move over it, together. Evicts and refills have the rest.",
     )
+    borrow = forms.ChoiceField(
+        choices=BORROWS,
+        label="Siblings' memory",
+        help_text="How far drivers copy columns from the memory of other drivers of their model.",
+    )
     grant_percent = forms.IntegerField(
         min_value=1,
         max_value=100,
@@ -245,7 +251,7 @@ class RulesForm(ReasonMixin):
     )
     field_order = [
         *("path", "refuse_spine", "wait_for_rail_seconds", "boxes_min", "boxes_increment"),
-        *("boxes_max", "grant_percent", *QUOTAS, "moves_percent"),
+        *("boxes_max", "grant_percent", *QUOTAS, "moves_percent", "borrow"),
         *("replace_lost", "replace_lost_after_seconds"),
         "reason",
     ]

@@ -26,7 +26,7 @@ from console.sessions.models import (
     WAIT_SECONDS_MAX,
     RuleSet,
 )
-from console.sessions.rest.schemas import PathName
+from console.sessions.rest.schemas import BorrowName, PathName
 
 router = Router(tags=["sessions"])
 
@@ -62,6 +62,10 @@ class RulesOut(RulesBody):
     moves_percent: int = Field(
         description="Percentage of each link that streams take together while they move over it."
     )
+    borrow: BorrowName = Field(
+        description="How far drivers may copy columns from the memory of siblings: not at all, within a "
+        "node, within a leaf, or across the spine."
+    )
     version: int = Field(description="Incremented with each change; the ETag.")
 
 
@@ -69,6 +73,9 @@ class RulesIn(RulesBody, Input):
     boxes_max: Count | None = None
     moves_percent: Annotated[int, Field(ge=1, le=100)] | None = Field(
         None, description="Percentage of each link for streams that move over it. Without it, it stays."
+    )
+    borrow: BorrowName | None = Field(
+        None, description="How far drivers may copy columns from siblings. Without it, it stays."
     )
     grant_percent: Annotated[int, Field(ge=1, le=100)] = 100
     boxes_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = None
@@ -112,8 +119,9 @@ def _set(principal: Principal, org: Org | None, payload: RulesIn, if_match: str)
     check_match(if_match, rules.version)
     values = payload.model_dump()
     reason = values.pop("reason")
-    if values["moves_percent"] is None:  # of a client that does not know it
-        del values["moves_percent"]
+    for name in ("moves_percent", "borrow"):
+        if values[name] is None:  # of a client that does not know it
+            del values[name]
     try:
         return services.set_rules(principal, rules, values, reason=reason)
     except services.Impossible as error:

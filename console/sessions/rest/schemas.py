@@ -22,6 +22,7 @@ from console.visibility import Sight
 
 TierName = Annotated[str, BeforeValidator(lambda tier: Tier(tier).name.lower())]
 PathName = Literal["require_rail", "prefer_rail", "any"]
+BorrowName = Literal["no", "node", "leaf", "spine"]
 ReplacementName = Literal["waiting", "replacing", "blocked", "replaced"]
 Boxes = Annotated[int, Field(ge=1, le=BOXES_MAX)]
 WaitSeconds = Annotated[

@@ -15,7 +15,7 @@ from console.operations.core import Done, Failed, Outcome, Waiting
 from console.operations.machines import Machine, Step, machine
 from console.operations.models import Operation
 from console.placement.topology import Misconfigured, State
-from console.sessions import driver_orgs
+from console.sessions import driver_orgs, siblings
 from console.sessions.models import WAIT_SECONDS_MAX, Job, Session, Stream
 from console.sessions.plans.proposals import CannotPlan, Proposal
 from console.sessions.plans.reservations import (
@@ -200,9 +200,9 @@ def _unmake_job(operation: Operation) -> Outcome:
     lock_fleet()  # before the session, as for all who plan
     _session(operation)
     if (job := _job(operation)) is not None:
-        nodes = nodes_of([job])
+        nodes, named = nodes_of([job]), siblings.documents_of(job.driver.name)
         job.delete()
-        tell_nodes(nodes, operation.sentence)
+        tell(nodes, named, operation.sentence)
     return Waiting("Its streams are removed.", seconds=0)
 
 
@@ -215,7 +215,8 @@ def _tell_driver(operation: Operation) -> Outcome:
     if not job.running:
         job.running = True
         job.save(update_fields=["running"])
-        control.changed([("driver", job.driver.name)], operation.sentence)
+        named = siblings.documents_of(job.driver.name)
+        control.changed({("driver", job.driver.name), *named}, operation.sentence)
         return Waiting(f"Driver {job.driver.name} is being configured.", topics=topics)
     facts = Observations(set(), {job.driver})
     streams = list(job.streams.all())
@@ -234,8 +235,10 @@ def _tell_driver(operation: Operation) -> Outcome:
 def _stop_telling(operation: Operation) -> Outcome:
     job = _job(operation)
     if job is not None:
+        named = siblings.documents_of(job.driver.name)
         job.running = False
         job.save(update_fields=["running"])
+        tell(set(), named, operation.sentence)
     return Done()
 
 
@@ -260,10 +263,10 @@ def _end_jobs(operation: Operation) -> Outcome:
     if "job" in operation.plan:
         jobs = jobs.filter(name=operation.plan["job"])
     streams = [stream.name for job in jobs for stream in job.streams.select_related("job__driver")]
-    nodes = nodes_of(list(jobs))
+    nodes, named = nodes_of(list(jobs)), siblings.documents_of(*(job.driver.name for job in jobs))
     operation.notes["streams"], operation.notes["nodes"] = streams, sorted(nodes)
     jobs.delete()
-    tell_nodes(nodes, operation.sentence)
+    tell(nodes, named, operation.sentence)
     return Done()
 
 
@@ -339,6 +342,6 @@ def nodes_of(jobs: list[Job]) -> set[str]:
     }
 
 
-def tell_nodes(nodes: set[str], why: str) -> None:
-    if nodes:
-        control.changed([("node", name) for name in sorted(nodes)], why)
+def tell(nodes: set[str], more: set[control.Address], why: str) -> None:
+    if told := more.union(("node", name) for name in nodes):
+        control.changed(told, why)

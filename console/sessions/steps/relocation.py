@@ -23,7 +23,7 @@ from console.operations.models import Operation
 from console.placement import sentences
 from console.placement.plan import Route
 from console.placement.topology import State, Tier
-from console.sessions import endpoints
+from console.sessions import endpoints, siblings
 from console.sessions.budgets import Budgets
 from console.sessions.models import Phase, Stream
 from console.sessions.rules import effective_rules
@@ -75,15 +75,27 @@ def of_operation(operation: Operation) -> QuerySet[Stream]:
 
 @dataclass
 class _Changes:
-    """The nodes and drivers whose desired documents have changed."""
+    """The nodes and drivers whose desired documents have changed, and documents that name one of these
+    drivers as a sibling."""
 
     nodes: set[str] = field(default_factory=set)
     drivers: set[str] = field(default_factory=set)
+    _moving: set[str] = field(default_factory=set)
+    _named: set[control.Address] = field(default_factory=set)
+
+    def moves(self, stream: Stream) -> None:
+        """It begins to move, or arrives. Called before that is noted."""
+        driver = stream.job.driver.name
+        if stream.job.running and driver not in self._moving:
+            self._moving.add(driver)
+            self._named |= siblings.documents_of(driver)
 
     def publish(self, why: str) -> None:
-        targets = [("node", name) for name in self.nodes] + [("driver", name) for name in self.drivers]
+        targets = {("node", name) for name in self.nodes} | {("driver", name) for name in self.drivers}
+        if self._moving:
+            targets |= self._named | siblings.documents_of(*self._moving)
         if targets:
-            control.changed(sorted(targets), why)
+            control.changed(targets, why)
 
 
 def settle(operation: Operation) -> Outcome:
@@ -210,6 +222,7 @@ def _advance(stream: Stream, facts: Observations, changes: _Changes) -> str:
     if not is_there:
         return _why_not(stream, node, seen)
     if stream.phase == Phase.MAKING and stream.job.running:
+        changes.moves(stream)
         stream.phase = Phase.MOVING
         stream.save(update_fields=["phase"])
         changes.drivers.add(stream.job.driver.name)
@@ -250,6 +263,7 @@ def _stay_for_now(stream: Stream, node: Node, changes: _Changes) -> str:
 
     When the node is back it is told again; and who cancels need not wait for that.
     """
+    changes.moves(stream)
     stream.phase = Phase.MAKING
     stream.save(update_fields=["phase"])
     changes.drivers.add(stream.job.driver.name)
@@ -260,6 +274,7 @@ def _finish(stream: Stream, node: Node, changes: _Changes) -> None:
     """It is what it was to be. Who crosses the spine from here on is warned of, once."""
     moved, is_new = stream.node_id != node.pk, not stream.slots
     if moved:
+        changes.moves(stream)
         former_homes.leave(stream)
         changes.nodes.update((stream.node.name, node.name))
         stream.count_from = stream.next_count_from

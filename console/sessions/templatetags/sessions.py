@@ -12,6 +12,7 @@ from console.fleet.models import Driver
 from console.placement.topology import Tier
 from console.sessions.driver_orgs import ALL_WARNING, leaving_of, orgs_of
 from console.sessions.pages.forms import LeavingForm
+from console.sessions.siblings import Siblings
 from console.shell.templatetags.console import bar, status
 
 register = template.Library()
@@ -30,6 +31,14 @@ def leaving_form() -> LeavingForm:
 def driver_orgs(driver: Driver) -> dict[str, Any]:
     """For the page of a driver, which is the fleet's: the orgs that it may serve; None for all."""
     return {"orgs": orgs_of(driver), "leaving": leaving_of(driver), "warning": ALL_WARNING}
+
+
+@register.simple_tag
+def driver_siblings(driver: Driver) -> dict[str, Any]:
+    """For the same page: the drivers that it borrows from, or in a sentence why there is none."""
+    found = Siblings()
+    its = found.of(driver.name)
+    return {"siblings": its, "why": "" if its else found.why_none(driver.name)}
 
 
 @register.simple_tag

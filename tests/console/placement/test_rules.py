@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from console.placement.rules import Cause, Limit, Path, Rules
+from console.placement.rules import Borrow, Cause, Limit, Path, Rules
 from console.placement.topology import Misconfigured, Tier
 from tests.console.placement.worlds import EXAMPLES
 
@@ -21,6 +21,7 @@ RULES = st.builds(
     boxes_increment=st.sampled_from([1, 2, 4]),
     boxes_max=st.none() | st.integers(8, 12),
     grant_percent=st.integers(1, 100),
+    borrow=st.sampled_from(Borrow),
     replace_lost=st.booleans(),
     replace_lost_after_seconds=st.integers(0, 3),
 )
@@ -82,6 +83,8 @@ def test_stricter_rules_allow_what_both_allow(one: Rules, other: Rules, boxes: i
     )
     assert both.limit(waited).worst <= min(one.limit(waited).worst, other.limit(waited).worst)
     assert both.grant_percent == min(one.grant_percent, other.grant_percent)
+    far = list(Borrow)
+    assert far.index(both.borrow) == min(far.index(one.borrow), far.index(other.borrow))
     assert both.replace_lost == (one.replace_lost and other.replace_lost)
     assert both.replace_lost_after_seconds == max(
         one.replace_lost_after_seconds, other.replace_lost_after_seconds

@@ -76,6 +76,7 @@ def test_agents_with_a_tier_2_are_told_and_others_are_not(
         return {"shards": [], "peers": [], **(there if name == "with" else {})}
 
     monkeypatch.setitem(documents._parts, "node", [shards])
+    monkeypatch.setitem(documents._of_rounds, "node", [])
     compiler = Compiler("node")
     told = parse(compiler.compile("with", {}).of_generation(1)).tier2
     assert isinstance(told, Tier2Settings)
