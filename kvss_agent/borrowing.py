@@ -41,6 +41,11 @@ STALL_SECONDS: Final = 5.0  # of a lender that says nothing
 AWAY_SECONDS: Final = 5.0  # for which a lender that can't be reached is not tried again
 IDLE_SECONDS: Final = 30.0  # after which a connection to a lender is closed
 WAYS_MAX: Final = 256
+# A request waits for these bytes as well, and computes them if they take too long: they yield less than
+# those of moves.
+PIECE_BYTES: Final = 16 << 20
+YIELDS: Final = 0.25
+YIELD_SECONDS_MAX: Final = 0.02
 
 Answer = TierAnswer | Miss
 Answers = tuple[Answer, ...]
@@ -73,7 +78,13 @@ class _Way:
     def __init__(self, lender: Lender, credentials: Callable[[], Credentials], totals: Totals) -> None:
         self.bytes_per_second = lender.bytes_per_second
         self.used_at = time.monotonic()
-        self.background = Background(lambda: self.bytes_per_second or None, totals)
+        self.background = Background(
+            lambda: self.bytes_per_second or None,
+            totals,
+            piece_bytes=PIECE_BYTES,
+            yields=YIELDS,
+            yield_seconds_max=YIELD_SECONDS_MAX,
+        )
         self.turn = threading.Lock()  # one piece at a time
         self._address, self._shard = lender.address, lender.shard
         self._credentials = credentials

@@ -63,7 +63,7 @@ _LABELS: Final = {
     SPINE: "Over the spine",
     MEMORY: "Memory in use",
 }
-_TIERS: Final = {"dram": "memory", "tier2": "tier 2"}
+_TIERS: Final = {"dram": "memory", "sibling": "siblings", "tier2": "tier 2"}
 _UNITS: Final[dict[str, Unit]] = {"rate": "/s", "p50": "seconds", "p99": "seconds"}
 _METRICS: Final = {
     "refill": OF_DRIVERS.refill,

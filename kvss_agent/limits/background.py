@@ -47,9 +47,20 @@ class Totals:
 class Background:
     """Of the transfers on one way, one at a time and piece by piece. Times are of `time.monotonic`."""
 
-    def __init__(self, budget: Budget = lambda: None, totals: Totals | None = None) -> None:
-        """`budget` is asked anew for each piece."""
+    def __init__(
+        self,
+        budget: Budget = lambda: None,
+        totals: Totals | None = None,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        yields: float = YIELD,
+        yield_seconds_max: float = YIELD_SECONDS_MAX,
+    ) -> None:
+        """`budget` is asked anew for each piece; without one it has `piece_bytes`. `yields`: rest so
+        many times as long as a piece took longer, at most `yield_seconds_max`."""
         self._budget = budget
+        self._piece_bytes = piece_bytes
+        self._yields, self._yield_seconds_max = yields, yield_seconds_max
         self._totals = totals or Totals()
         self._paid_until = 0.0  # by the budget
         self._rests_until = 0.0
@@ -58,7 +69,7 @@ class Background:
     def piece(self) -> int:
         """How many bytes to move at once."""
         budget = self._budget()
-        return PIECE_BYTES if budget is None else max(1, int(budget * PIECE_SECONDS))
+        return self._piece_bytes if budget is None else max(1, int(budget * PIECE_SECONDS))
 
     def moved(self, size: int, seconds: float, now: float) -> None:
         """So many bytes were moved, by a transfer that took so many seconds until now."""
@@ -69,7 +80,9 @@ class Background:
         owed = max(0.0, self._paid_until - now)
         longer = seconds - size * self._least(seconds / size, now)
         is_crowded = longer > max(LONGER_SECONDS_MIN, (1 - 1 / CROWDED) * seconds)
-        yielded = max(0.0, min(YIELD_SECONDS_MAX, YIELD * longer) - owed) if is_crowded else 0.0
+        yielded = (
+            max(0.0, min(self._yield_seconds_max, self._yields * longer) - owed) if is_crowded else 0.0
+        )
         self._rests_until = now + owed + yielded
         self._totals.add(size, owed, yielded)
 

@@ -19,7 +19,11 @@ from telemetry import units
 register = template.Library()
 
 SHOWN: Final = 4  # tokens or keys in the example call
-TIERS: Final = {"dram": "hit in memory", "tier2": "hit in tier 2"}
+TIERS: Final = {
+    "dram": "hit in memory",
+    "sibling": "hit in a sibling's memory",
+    "tier2": "hit in tier 2",
+}
 # What each reason means for the person who can change it.
 REASONS: Final = {
     "never_stored": "never stored, or displaced too long ago to be remembered",
@@ -34,6 +38,7 @@ REASONS: Final = {
     "no_store": "not stored, by the policy or the request",
     "prefix_only": "behind the part of a prompt that the policy or the request stores",
     "tier2_late": "in tier 2, and not recalled in time",
+    "not_borrowed": "in a sibling's memory, and not borrowed in time",
     "not_worth_it": "computing was faster than fetching from tier 2",
     "agent_lost": "a node with a part of them was lost",
     "seal_refused": "the seal did not match: wrong or damaged bytes in the slot",
