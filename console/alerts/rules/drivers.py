@@ -170,4 +170,21 @@ RULES: Final[tuple[Rule, ...]] = (
         own_thresholds=(Threshold("tokens", 0, "Threshold: tokens in ten minutes."),),
         prometheus=("TidegateSealRefused",),
     ),
+    Rule(
+        slug="siblings-away",
+        title="Siblings do not answer",
+        severity=Severity.TICKET,
+        scope=Scope.DRIVER,
+        description="Prompts that were to be borrowed from siblings were computed, since those did not "
+        "answer, or none of their bytes came.",
+        unit="prompts",
+        suggested_fix="Check that the driver reaches its siblings, and its nodes those of theirs.",
+        condition=metrics.level(
+            "away", "prompts", "siblings of {name} were away for {value:,.0f} prompts", of=sum
+        ),
+        queries={"away": MetricQuery("swdriver_borrows_total", Fold.SUM, 600, where={"what": "away"})},
+        own_thresholds=(Threshold("prompts", 20, "Threshold: prompts in ten minutes."),),
+        pending_seconds=300,
+        prometheus=("TidegateSiblingsAway",),
+    ),
 )
