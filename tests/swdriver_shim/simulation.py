@@ -147,6 +147,8 @@ class Simulation:
                 world.seen[f"tokens from {tier}"] += tokens
             for reason, tokens in account.tally.missed.items():
                 world.seen[f"missed: {reason}"] += tokens
+        for outcome, prompts in driver.borrowing.outcomes.items():
+            world.seen[f"a sibling was asked: {outcome}"] += prompts
         recalled = driver.ledger.tier2.recalled
         world.seen["spilled"] += driver.ledger.tier2.spilled.columns
         world.seen["recalled"] += recalled.columns

@@ -29,6 +29,7 @@ class Engine:
         self.asking = 0
         self._orgs = ORGS[: chance.randint(1, 3)]
         self._namespaces = (NAMESPACE, OTHER)[: chance.randint(1, 2)]
+        self._lent: deque[tuple[Keys, bytes]] = deque(maxlen=4)  # what the sibling may have
         self._talks: deque[tuple[Keys, bytes]] = deque(maxlen=chance.choice((3, 6, 12)))
         self._given: deque[tuple[bytearray, bytes]] = deque(maxlen=50)
         self._kinds = chance.choice((2, 3))  # of columns: with few of them prompts share prefixes
@@ -44,8 +45,8 @@ class Engine:
             (self.request, 30),
             (self.load, 25),
             (self.pass_time, 10),
-            (self.borrow, 10),
-            (self.store_at_the_sibling, 15),
+            (self.borrow, 25),
+            (self.store_at_the_sibling, 20),
             (self.verb, 6),
             (self.delete, 1),
             (self.purge, 0.5),
@@ -129,7 +130,7 @@ class Engine:
 
         def work() -> None:
             self._world.sibling.store(asked)
-            self._talks.append((asked.maker, bytes(asked._raw)))
+            self._lent.append((asked.maker, bytes(asked._raw)))
             self._judge.forget(asked)
 
         if self._judge.policy(asked.org).tiers is not Tiers.NONE:
@@ -138,6 +139,10 @@ class Engine:
     def borrow(self) -> None:
         """As when a brain asks for it: nobody waits."""
         driver, asked = self._driver, self._asked()
+        if self._lent and self._chance.random() < 0.8:
+            maker, tokens = self._chance.choice(self._lent)
+            self._talks.append((maker, tokens))  # its request follows
+            asked = maker.prompt(tokens)
 
         def work() -> None:
             driver.borrow(asked, self._world.sibling)  # type: ignore[arg-type]
@@ -245,7 +250,7 @@ class Engine:
 
         def work() -> None:
             is_shared = chance.random() < 0.6
-            with self._world.sibling.removing():
+            with self._world.sibling.removing(asked.org):
                 receipt = driver.removals.delete(
                     asked, shared=is_shared, seconds=chance.choice((0, 5, 30))
                 )
@@ -261,7 +266,7 @@ class Engine:
 
         def work() -> None:
             tag = keys(org).tag
-            with self._world.sibling.removing():
+            with self._world.sibling.removing(org):
                 driver.removals.purge(org, namespace, tag=tag, seconds=chance.choice((0, 5, 30, 100)))
             self._world.inspect()
 

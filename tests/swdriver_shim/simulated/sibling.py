@@ -4,6 +4,7 @@ stored, and what it says of that, which need not be so."""
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +24,7 @@ from tests.swdriver_shim.simulated.network import STALL_SECONDS
 if TYPE_CHECKING:
     from tests.swdriver_shim.simulated.world import At, World
 
-SLOTS: Final = 6
+SLOTS: Final = 12
 C = COLUMN_TOKENS
 
 
@@ -40,9 +41,9 @@ class SimulatedSibling:
         # By group and key: the slot, and what is in it.
         self._has: dict[tuple[int, bytes], tuple[int, Written]] = {}
         self._next = 0
-        self._era = 0
+        self._eras: Counter[str] = Counter()  # by org: how often something was removed
         self._is_storing = False
-        self._removals = 0  # so many are under way
+        self._removals: Counter[str] = Counter()  # by org: so many are under way
         for at in world.places():
             agent = self._homes[at] = self._chance.choice(world.agents)
             agent.specs[name_of(at)] = self._spec(at)
@@ -77,7 +78,9 @@ class SimulatedSibling:
         judge.moment += 1
         written.begun = judge.moment
         written.stored_at = self._turns.now
-        era = self._era
+        era = self._eras[asked.org]
+        last: dict[At, int] = {}
+        stored: dict[tuple[int, bytes], int] = {}
         for depth, key in enumerate(asked.keys[:whole]):
             slot, self._next = self._next, (self._next + 1) % SLOTS
             for name in [name for name, (other, _) in self._has.items() if other == slot]:
@@ -86,15 +89,17 @@ class SimulatedSibling:
                 for index in range(of.shards):
                     size = of.part_bytes(index, C)
                     content = written.content(group, index, (depth + 1) * C, size)
-                    client = self._client((group, index))
-                    number = client.evict(slot, key, asked.maker.tag, C, memoryview(content))
-                    client.wait_applied(number, 5.0)
-            if self._removals or era != self._era:
-                return
-            for group in range(len(world.layout.groups)):
-                name = group, key
-                self._has[name] = slot, written
-                judge._used[name] = max(written.stored_at, judge._used.get(name, 0))
+                    at = group, index
+                    payload = memoryview(content)
+                    last[at] = self._client(at).evict(slot, key, asked.maker.tag, C, payload)
+                stored[group, key] = slot
+        for at, number in last.items():
+            self._client(at).wait_applied(number, 5.0)
+        if self._removals[asked.org] or era != self._eras[asked.org]:
+            return
+        for name, slot in stored.items():
+            self._has[name] = slot, written
+            judge._used[name] = max(written.stored_at, judge._used.get(name, 0))
 
     def _client(self, at: At) -> ShardClient:
         if at not in self._clients:
@@ -104,15 +109,15 @@ class SimulatedSibling:
         return self._clients[at]
 
     @contextlib.contextmanager
-    def removing(self) -> Iterator[None]:
+    def removing(self, org: str) -> Iterator[None]:
         """Something of an org is removed, here as there; here first."""
-        self._era += 1
-        self._removals += 1
-        self._has.clear()
+        self._eras[org] += 1
+        self._removals[org] += 1
+        self._has = {name: one for name, one in self._has.items() if one[1].org != org}
         try:
             yield
         finally:
-            self._removals -= 1
+            self._removals[org] -= 1
 
     # What others ask
 
@@ -139,7 +144,7 @@ class SimulatedSibling:
                 judge = self._world.judge
                 judge._own.setdefault((group, key), [(0, 0)]).append((judge.moment, NEVER))
             groups.append(lent)
-        self._turns.wait(None, chance.choice((0.0, 0.01, 0.2, 2.0)))
+        self._turns.wait(None, chance.choice((0.0, 0.01, 0.5, 5.0)))
         self._world.seen["a sibling lent something"] += any(groups)
         return Loan(groups, now)
 
