@@ -189,21 +189,21 @@ def test_tokens_are_borrowed_where_that_is_faster_than_to_compute_them() -> None
 
 
 @pytest.mark.parametrize(
-    ("lent", "sibling", "tokens"),
+    ("lent", "sibling", "borrowed", "recalled"),
     [
-        (8_000, 4e-6, (8_000, 4_000)),  # what tier 2 has beyond comes from there
-        (16_000, 4e-6, (16_000, 0)),
-        (8_000, 1e-3, (0, 12_000)),
+        (8_000, 4e-6, 8_000, 4_000),  # what tier 2 has beyond comes from there
+        (16_000, 4e-6, 16_000, 0),
+        (8_000, 1e-3, 0, 12_000),
     ],
 )
 def test_a_sibling_takes_the_place_of_tier_2_where_it_is_faster(
-    lent: int, sibling: float, tokens: tuple[int, int]
+    lent: int, sibling: float, borrowed: int, recalled: int
 ) -> None:
     one = borrower(lent, tier2=12_000, sibling=sibling)
     of = choose(Asked(21_000), [one], 0.0, NoTrial()).chosen
-    assert (of.sibling_tokens, of.tier2_tokens) == tokens
-    assert of.promised_tokens == sum(tokens)
-    assert of.missed_tokens == 21_000 - sum(tokens)
+    assert (of.sibling_tokens, of.tier2_tokens) == (borrowed, recalled)
+    assert of.promised_tokens == borrowed + recalled
+    assert of.missed_tokens == 21_000 - borrowed - recalled
 
 
 def test_the_request_moves_to_an_idle_sibling_and_the_bytes_move_from_a_busy_one() -> None:
