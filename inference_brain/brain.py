@@ -193,7 +193,10 @@ class Brain:
         user that may read endpoints. Raises ValueError."""
         self.router.admission.share(Shared(url))
         self._reader = ReaderTask(MapReader(self.maps, url))
-        self.router.recalls = Recalls(url, partial(self.counts.add, metrics.PREFETCH))
+        count = self.counts.add
+        self.router.recalls = Recalls(
+            url, partial(count, metrics.PREFETCH), partial(count, metrics.BORROWS)
+        )
         reader = EndpointReader(self.endpoints, reader_url, self._endpoints_changed)
         self._finding = asyncio.create_task(reader.run(), name="endpoints")
 

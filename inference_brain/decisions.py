@@ -20,11 +20,11 @@ class CandidateEstimate(Struct, frozen=True):
 
     `guessed`: its cache is not known, only what was sent to it. `excluded`: why it was no candidate
     (ejected, draining); it has no estimate then. `path`: how most bytes of its cache reach it: local,
-    rail, leaf or spine.
+    rail, leaf or spine. `sibling`: the driver that it would borrow tokens from; empty: from none.
     """
 
     replica: Text
-    hit_tokens: Count = 0  # all tiers
+    hit_tokens: Count = 0  # all tiers, and what is borrowed
     tier2_tokens: Count = 0  # of these, in tier 2
     waiting_seconds: Seconds = 0.0
     fetching_seconds: Seconds = 0.0
@@ -32,6 +32,8 @@ class CandidateEstimate(Struct, frozen=True):
     guessed: bool = False
     excluded: Text = ""
     path: Text = ""
+    sibling_tokens: Count = 0  # of all tokens that are hit, those that are borrowed
+    sibling: Text = ""
 
     @property
     def seconds(self) -> float:

@@ -21,6 +21,7 @@ from inference_brain.api.events import Details, Usage
 from inference_brain.asking import Asking, Routed
 from inference_brain.choice import Outcome as Observed
 from inference_brain.choice import regret
+from inference_brain.choice.choice import Estimate
 from inference_brain.choice.explanation import sentence
 from inference_brain.decisions import CANDIDATES_MAX, CandidateEstimate, Outcome, RequestRecord
 from inference_brain.outbound import Claims, body_for, headers_for
@@ -50,19 +51,7 @@ class Remembered(NamedTuple):
         routed = self.routed
         candidates: list[CandidateEstimate] = []
         if routed:
-            candidates = [
-                CandidateEstimate(
-                    one.name,
-                    one.candidate.hit_tokens + one.candidate.tier2_tokens,
-                    one.candidate.tier2_tokens,
-                    one.wait_seconds,
-                    one.fetch_seconds,
-                    one.compute_seconds,
-                    one.candidate.is_guess,
-                    path=one.candidate.path,
-                )
-                for one in routed.choice.estimates
-            ]
+            candidates = [_explained(one) for one in routed.choice.estimates]
             candidates += [
                 CandidateEstimate(name, excluded=why) for name, why in routed.excluded.items()
             ]
@@ -79,6 +68,22 @@ class Remembered(NamedTuple):
             outcome=self.outcome,
             regret=dict(self.regret),
         )
+
+
+def _explained(one: Estimate) -> CandidateEstimate:
+    candidate = one.candidate
+    return CandidateEstimate(
+        one.name,
+        one.promised_tokens,
+        max(0, candidate.tier2_tokens - one.borrowed_tokens),
+        one.wait_seconds,
+        one.fetch_seconds,
+        one.compute_seconds,
+        candidate.is_guess,
+        path=candidate.path,
+        sibling_tokens=one.borrowed_tokens,
+        sibling=one.sibling,
+    )
 
 
 class Records:
@@ -271,8 +276,7 @@ class Journey:
         if is_stream:
             counts.time(metrics.ESTIMATE_ERROR, abs(seconds - choice.chosen.seconds), *labels[1:])
         if cached is not None and asking.prompts:
-            promised = choice.chosen.candidate.hit_tokens + choice.chosen.candidate.tier2_tokens
-            counts.add(metrics.PREDICTED_HIT, *labels, amount=promised)
+            counts.add(metrics.PREDICTED_HIT, *labels, amount=choice.chosen.promised_tokens)
             counts.add(metrics.ACTUAL_HIT, *labels, amount=cached)
             for cause, tokens in regret(choice, self._observed(seconds, cached)).items():
                 counts.add(metrics.REGRET, asking.org.name, cause, amount=tokens)

@@ -107,7 +107,7 @@ FALLBACK = _gauge(
 REGRET = _counter(
     "brain_regret_tokens_total",
     "Tokens that were computed although an ideal cache would have hit them, by cause: cold, expired, "
-    "displaced, purged, overloaded or spine.",
+    "displaced, not_lent, purged, overloaded or spine.",
     "org",
     "cause",
 )
@@ -120,6 +120,11 @@ PREFETCH = _counter(
     "brain_prefetch_total",
     "Prompts that drivers were asked to recall from tier 2 while requests were queued: asked, repeated, "
     "too_many or failed.",
+    "what",
+)
+BORROWS = _counter(
+    "brain_borrow_requests_total",
+    "Prompts that drivers were asked to borrow from a sibling: asked, repeated, too_many or failed.",
     "what",
 )
 

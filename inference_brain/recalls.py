@@ -1,5 +1,5 @@
-"""While a request waits in the queue, the driver of the replica that it is likely to go to is asked to
-recall from tier 2 what it has of the prompt.
+"""Drivers are asked for what their replica will need of a prompt: while a request waits in the queue, to
+recall it from tier 2; then, and just before it is sent, to borrow it from a sibling.
 
 A request that waits would otherwise wait again at the replica. What is asked for is bounded: a prompt is
 asked for once in a while, and no more than so many at a time. Without Redis nothing is asked for.
@@ -25,15 +25,22 @@ from telemetry.redis_clients import async_client
 
 log = logging.getLogger(__name__)
 
-TOKENS_MIN: Final = 1024  # in tier 2; fewer are computed as fast
+TOKENS_MIN: Final = 1024  # in tier 2, or at a sibling; fewer are computed as fast
 AGAIN_SECONDS: Final = 10.0  # after which the same prompt is asked for again
 PENDING_MAX: Final = 64  # that Redis has not taken
 KNOWN_MAX: Final = 4096
 ANSWER_SECONDS: Final = 1.0
 
 
+class What(StrEnum):
+    """A driver is asked for."""
+
+    RECALL = "recall"  # from tier 2
+    BORROW = "borrow"  # from a sibling
+
+
 class Result(StrEnum):
-    """As `brain_prefetch_total` counts it."""
+    """As `brain_prefetch_total` and `brain_borrow_requests_total` count it."""
 
     ASKED = "asked"
     REPEATED = "repeated"  # it was asked for a moment ago
@@ -42,38 +49,54 @@ class Result(StrEnum):
 
 
 class Recalls:
-    """Used from one event loop. `count` is told of each attempt."""
+    """Used from one event loop. `count` is told of each attempt; of those to borrow `count_borrow` is, if
+    it is given. Bounds hold for both together."""
 
     def __init__(
         self,
         redis_url: str,
         count: Callable[[Result], None],
+        count_borrow: Callable[[Result], None] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Raises ValueError for an address that can't be used."""
-        self._count = count
+        self._counts = {What.RECALL: count, What.BORROW: count_borrow or count}
         self._clock = clock
         self._wall_clock = wall_clock
-        self._asked: OrderedDict[tuple[str, bytes], float] = OrderedDict()
+        self._asked: OrderedDict[tuple[str, What, bytes], float] = OrderedDict()
         self._pending: set[asyncio.Task[None]] = set()
         self._redis = async_client(redis_url, answer_seconds=ANSWER_SECONDS)
 
     def ask(self, driver: str, prompt: Prompt, hit_tokens: int, tier2_tokens: int) -> None:
         """This driver has so many tokens of the prompt in memory, and so many more in tier 2, as its
         map says. Waits for nothing."""
-        columns = (hit_tokens + tier2_tokens) // COLUMN_TOKENS
-        if tier2_tokens < TOKENS_MIN or not columns:
+        if tier2_tokens >= TOKENS_MIN:
+            self._ask(driver, prompt, hit_tokens + tier2_tokens)
+
+    def borrow(
+        self, driver: str, prompt: Prompt, hit_tokens: int, sibling_tokens: int, sibling: str
+    ) -> None:
+        """This driver has so many tokens of the prompt in memory, and its sibling so many more, as their
+        maps say. Waits for nothing."""
+        if sibling_tokens >= TOKENS_MIN:
+            self._ask(driver, prompt, hit_tokens + sibling_tokens, sibling)
+
+    def _ask(self, driver: str, prompt: Prompt, tokens: int, sibling: str = "") -> None:
+        """For the first so many tokens, of a sibling if one is named."""
+        keys = prompt.keys[: tokens // COLUMN_TOKENS]
+        if not keys:
             return
-        keys = prompt.keys[:columns]
-        if not self._is_new((driver, keys[-1])):
-            self._count(Result.REPEATED)
+        what = What.BORROW if sibling else What.RECALL
+        if not self._is_new((driver, what, keys[-1])):
+            self._counts[what](Result.REPEATED)
         elif len(self._pending) >= PENDING_MAX:
-            self._count(Result.TOO_MANY)
+            self._counts[what](Result.TOO_MANY)
         else:
             space = prompt.maker.tag + prompt.maker.namespace.digest()[:SPACE_BYTES]
-            task = asyncio.create_task(self._send(driver, request(space, keys, self._wall_clock())))
+            raw = request(space, keys, self._wall_clock(), sibling)
+            task = asyncio.create_task(self._send(driver, what, raw))
             self._pending.add(task)
             task.add_done_callback(self._pending.discard)
 
@@ -82,7 +105,7 @@ class Recalls:
             task.cancel()
         await self._redis.aclose()
 
-    def _is_new(self, name: tuple[str, bytes]) -> bool:
+    def _is_new(self, name: tuple[str, What, bytes]) -> bool:
         now = self._clock()
         if now - self._asked.get(name, float("-inf")) < AGAIN_SECONDS:
             return False
@@ -92,12 +115,12 @@ class Recalls:
             self._asked.popitem(last=False)
         return True
 
-    async def _send(self, driver: str, raw: bytes) -> None:
+    async def _send(self, driver: str, what: What, raw: bytes) -> None:
         key, fields = f"{RECALL_STREAM}driver:{driver}", dict[Any, Any]({FIELD: raw})
         try:
             await self._redis.xadd(key, fields, maxlen=STREAM_LENGTH_MAX, approximate=True)
         except (RedisError, OSError) as error:
-            log.debug("Nothing is recalled while requests wait: %s", error)
-            self._count(Result.FAILED)
+            log.debug("Drivers are not asked to recall or borrow: %s", error)
+            self._counts[what](Result.FAILED)
         else:
-            self._count(Result.ASKED)
+            self._counts[what](Result.ASKED)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from inference_brain import metrics
 from inference_brain.admission import Admission, Place, Rejected, Room, Ticket
@@ -30,15 +30,17 @@ from inference_brain.asking import (
 )
 from inference_brain.choice import Asked, Candidate, Choice, Flights, ModelRates, SentPrefixes, choose
 from inference_brain.choice.candidates import IDLE, Load, Path
+from inference_brain.choice.choice import Estimate
 from inference_brain.choice.rates import TOKEN
 from inference_brain.counts import Counts
-from inference_brain.desired import Desired, OrgSpec, ServedModel
-from inference_brain.maps import CacheMaps, DriverPlace, GuessedMap
+from inference_brain.desired import Desired, DriverSpec, OrgSpec, ServedModel
+from inference_brain.maps import CacheMaps, DriverPlace, GuessedMap, Siblings
+from inference_brain.maps.siblings import Lent
 from inference_brain.prompts import Prompts
-from inference_brain.recalls import Recalls
+from inference_brain.recalls import TOKENS_MIN, Recalls
 from inference_brain.upstream.fleet import Fleet, Replica
 from swdriver_shim.desired import ModelSpec
-from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, isolation_tag
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt, isolation_tag
 
 REQUESTS_AT_ONCE: Final = 256  # of one replica
 PREFILL_SECONDS: Final = 0.25  # of work that a replica may have before it
@@ -80,6 +82,7 @@ class Router:
         self._sent = SentPrefixes()
         self._rooms: dict[str, tuple[float, Room]] = {}  # until when, by model
         self._decisions = 0
+        self._siblings = Siblings({})
         self.recalls: Recalls | None = None  # until there is a Redis
         fleet.on_change(self._changed)
 
@@ -111,6 +114,7 @@ class Router:
                 for org in told.orgs
             ),
         )
+        self._siblings = Siblings(_permitted(drivers))
         self.prompts.follow(told.models)
         self.fleet.follow(told)
         present = {(one.model, one.name) for one in self.fleet}
@@ -206,21 +210,35 @@ class Router:
         return place
 
     def _recall_ahead(self, asking: Asking) -> None:
-        """It waits: where it is likely to go, tier 2 is asked for it meanwhile."""
+        """It waits: where it is likely to go, tier 2 or a sibling is asked for it meanwhile."""
         if self.recalls is None or asking.preview is None:
             return
-        candidate = asking.preview.choice.chosen.candidate
-        replica = self.fleet.replica(asking.model.name, candidate.name)
+        chosen = asking.preview.choice.chosen
+        replica = self.fleet.replica(asking.model.name, chosen.name)
         driver = replica.spec.driver if replica else None
-        if driver and (prompt := asking.prompts.get(driver.model)):
+        if driver is None or (prompt := asking.prompts.get(driver.model)) is None:
+            return
+        candidate = chosen.candidate
+        if chosen.sibling:
+            # What tier 2 has beyond is recalled when the engine asks: of one prompt one thing at a time.
+            self._borrow(driver, prompt, chosen)
+        else:
             self.recalls.ask(driver.name, prompt, candidate.hit_tokens, candidate.tier2_tokens)
+
+    def _borrow(self, driver: DriverSpec, prompt: Prompt, of: Estimate) -> None:
+        """Ask the driver for what its estimate counts on."""
+        if self.recalls is not None and of.sibling:
+            hit_tokens = of.candidate.hit_tokens
+            self.recalls.borrow(driver.name, prompt, hit_tokens, of.borrowed_tokens, of.sibling)
 
     def _ticket(self, asking: Asking) -> Ticket:
         request = asking.request
         started = time.perf_counter()
         replicas = self.fleet.usable(asking.model.name)
         candidates = self._candidates(asking, replicas)
-        cached = max((one.hit_tokens + one.tier2_tokens for one in candidates), default=0)
+        cached = max(
+            (one.hit_tokens + max(one.tier2_tokens, one.sibling_tokens) for one in candidates), default=0
+        )
         expected = None
         if candidates:
             choice = self._chosen(asking, candidates)
@@ -289,11 +307,13 @@ class Router:
         return preview.decision == self._decisions and self._clock() - preview.at < PREVIEW_SECONDS
 
     def note_sent(self, asking: Asking, routed: Routed) -> None:
-        """The request was sent there: what will be cached of it is remembered, until the map of its
-        driver has it; without a driver, what may be."""
+        """The request is about to be sent there: what will be cached of it is remembered, until the map
+        of its driver has it; without a driver, what may be. What it counts on a sibling for, its driver
+        is asked to borrow."""
         replica = routed.replica
         if (driver := replica.spec.driver) is not None:
             if (prompt := asking.prompts.get(driver.model)) is not None:
+                self._borrow(driver, prompt, routed.choice.chosen)
                 until = self._clock() + routed.choice.chosen.seconds + MAP_SECONDS
                 self._sent.add(_place(replica.model, replica.name), prompt.keys, until)
             return
@@ -331,7 +351,9 @@ class Router:
         elsewhere = self.admission.elsewhere
         sent = self._sent_hits(asking, now)
         made = []
-        for replica, tokens, tier2_tokens in zip(replicas, *self._hits(asking, replicas), strict=True):
+        for replica, tokens, tier2_tokens, lent, sibling in zip(
+            replicas, *self._hits(asking, replicas), strict=True
+        ):
             name = replica.name
             is_guess = tokens < 0
             if is_guess:
@@ -344,15 +366,21 @@ class Router:
             found = max(tokens, _followed(asking, name), sent.get(_place(model, name), 0))
             both = min(max(found, tokens + tier2_tokens), asking.prompt_tokens)
             in_memory = min(found, both)
+            mirror = self.maps.mirror(replica.spec.driver.name) if replica.spec.driver else None
+            more = min(lent, asking.prompt_tokens) - in_memory
+            if more < TOKENS_MIN or mirror is None or not (mirror.is_known and mirror.serves):
+                more, sibling = 0, ""
             made.append(
                 Candidate(
                     name,
                     rates.of(name),
                     in_memory,
                     both - in_memory,
-                    self._path(replica),
+                    Path(mirror.path) if mirror and mirror.path else Path.LOCAL,
                     load,
-                    is_guess=is_guess,
+                    is_guess,
+                    more,
+                    sibling,
                 )
             )
         return made
@@ -364,21 +392,21 @@ class Router:
             found |= self._sent.hits(prompt.keys, now)  # a replica has one driver, so one of them
         return found
 
-    def _hits(self, asking: Asking, replicas: Sequence[Replica]) -> tuple[list[int], list[int]]:
-        """Of each replica: tokens that it has in memory, and further ones in tier 2, as its cache map
-        says. Fewer than none where no map is known."""
+    def _hits(self, asking: Asking, replicas: Sequence[Replica]) -> _Found:
+        """Of each replica, as cache maps say."""
         drivers = [one.spec.driver.name if one.spec.driver else "" for one in replicas]
+        count = len(drivers)
         if not asking.prompts:
-            return [-1] * len(drivers), [0] * len(drivers)
-        started = time.perf_counter()
-        found = self.maps.hits(drivers, asking.prompts, self._wall())
+            return _Found([-1] * count, [0] * count, [0] * count, [""] * count)
+        started, now = time.perf_counter(), self._wall()
+        # Who can't be asked to borrow counts on nobody.
+        asked = self._siblings.asked(drivers) if self.recalls else None
+        hits = self.maps.hits(asked.names if asked else drivers, asking.prompts, now)
+        lent = Lent([0] * count, [""] * count)
+        if asked:
+            lent = self._siblings.lent(asked, hits, now, lambda name: self.maps.age(name, now))
         self.counts.time(metrics.LOOKUP, time.perf_counter() - started)
-        return found.tokens.tolist(), found.tier2_tokens.tolist()
-
-    def _path(self, replica: Replica) -> Path:
-        """As its driver reports it."""
-        mirror = self.maps.mirror(replica.spec.driver.name) if replica.spec.driver else None
-        return Path(mirror.path) if mirror and mirror.path else Path.LOCAL
+        return _Found(hits.tokens[:count].tolist(), hits.tier2_tokens[:count].tolist(), *lent)
 
     def _guess(self, asking: Asking, replica: Replica) -> int:
         """What a replica without a map may have: tokens that were sent there before."""
@@ -411,6 +439,26 @@ class Router:
 
 
 _NO_ROOM: Final = Room(0, 0)
+
+
+class _Found(NamedTuple):
+    """Of each replica: tokens that it has in memory, fewer than none where no map is known; further ones
+    in tier 2; and tokens that its best sibling has in memory, with the sibling's name."""
+
+    tokens: list[int]
+    tier2_tokens: list[int]
+    lent: list[int]
+    siblings: list[str]
+
+
+def _permitted(drivers: Sequence[DriverSpec]) -> dict[str, list[str]]:
+    """Whom each may borrow from. Columns of another model or layout have other keys."""
+    numbers: dict[ModelSpec, int] = {}  # to compare a model with many others
+    models = {one.name: numbers.setdefault(one.model, len(numbers)) for one in drivers}
+    return {
+        one.name: [other for other in one.siblings if models.get(other) == models[one.name]]
+        for one in drivers
+    }
 
 
 def _place(model: str, replica: str) -> str:

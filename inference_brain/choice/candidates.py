@@ -62,7 +62,8 @@ class Candidate(NamedTuple):
 
     `hit_tokens`: of the prompt's beginning, what it has in memory; `tier2_tokens`: what follows those in
     tier 2. Both as of when the request will be served: what will have expired by then is left out.
-    `is_guess`: no cache map is known; the hit is what was sent there before.
+    `is_guess`: no cache map is known; the hit is what was sent there before. `sibling_tokens`: what
+    follows those in its memory at the driver `sibling`, which it may borrow from; empty: at none.
     """
 
     name: str
@@ -72,3 +73,10 @@ class Candidate(NamedTuple):
     path: Path = Path.LOCAL
     load: Load = IDLE
     is_guess: bool = False
+    sibling_tokens: int = 0
+    sibling: str = ""
+
+    @property
+    def own_tokens(self) -> int:
+        """What it has without borrowing."""
+        return self.hit_tokens + self.tier2_tokens

@@ -18,6 +18,8 @@ from inference_brain.choice.rates import (
     PAIR,
     RAIL,
     REQUEST,
+    SIBLING,
+    SIZE,
     SPINE,
     STEP_TOKENS,
     TIER2,
@@ -57,7 +59,8 @@ class Mode(StrEnum):
 class Estimate(NamedTuple):
     """Expected seconds to the first token at a candidate, and its parts. `cost`: with the seconds that
     later requests wait longer there, since it is busy with this one. `pairs`: what attention over the
-    missed tokens takes."""
+    missed tokens takes. `sibling`: the driver that tokens are borrowed from; empty where that would not
+    make the first token come sooner."""
 
     name: str
     cost: float
@@ -67,10 +70,23 @@ class Estimate(NamedTuple):
     compute_seconds: float
     noise_seconds: float
     hit_tokens: float  # of those that the map promises, as many as are trusted
-    tier2_tokens: float
+    sibling_tokens: float  # follow them
+    tier2_tokens: float  # follow those
     missed_tokens: float
     pairs: float
     candidate: Candidate
+    sibling: str = ""
+
+    @property
+    def borrowed_tokens(self) -> int:
+        """What is borrowed, if the sibling has all that its map promises."""
+        return self.candidate.sibling_tokens if self.sibling else 0
+
+    @property
+    def promised_tokens(self) -> int:
+        """What the maps promise from memory, the sibling and tier 2."""
+        candidate = self.candidate
+        return candidate.hit_tokens + max(self.borrowed_tokens, candidate.tier2_tokens)
 
 
 class Choice(NamedTuple):
@@ -87,16 +103,18 @@ class Choice(NamedTuple):
 
     def amounts(self, cached_tokens: float | None = None) -> tuple[float, ...]:
         """What the first token takes here, by kind, as `Rates` learn it; with the tokens that were
-        cached in the end, if the replica says so."""
+        cached in the end, if the replica says so. Of fewer than expected the first were in memory, those
+        that follow were borrowed, and the last were in tier 2."""
         of = self.chosen
-        hit, tier2 = of.hit_tokens, of.tier2_tokens
+        hit, borrowed, tier2 = of.hit_tokens, of.sibling_tokens, of.tier2_tokens
         missed, pairs = of.missed_tokens, of.pairs
         if cached_tokens is not None:
-            hit = min(cached_tokens, max(hit, cached_tokens - tier2))
-            tier2 = cached_tokens - hit
+            hit = min(cached_tokens, max(hit, cached_tokens - borrowed - tier2))
+            borrowed = min(borrowed, cached_tokens - hit)
+            tier2 = cached_tokens - hit - borrowed
             missed, pairs = work(self.asked.tokens, cached_tokens)
         load = of.candidate.load
-        amounts = [0.0] * (TIER2 + 1)
+        amounts = [0.0] * SIZE
         amounts[EACH] = 1.0
         amounts[TOKEN] = load.waiting_tokens + missed
         amounts[PAIR] = load.waiting_pairs + pairs
@@ -104,6 +122,7 @@ class Choice(NamedTuple):
         amounts[REQUEST] = load.waiting
         amounts[_FETCH[of.candidate.path]] = hit
         amounts[TIER2] = tier2
+        amounts[SIBLING] = borrowed
         return tuple(amounts)
 
 
@@ -114,8 +133,13 @@ def work(tokens: float, cached: float) -> tuple[float, float]:
 
 
 def estimate(asked: Asked, candidate: Candidate) -> Estimate:
-    """Expected seconds to the first token of the request at this candidate."""
-    name, rates, hit, tier2, path, load, _ = candidate
+    """Expected seconds to the first token of the request at this candidate: without borrowing, or with
+    what a sibling lends, whichever is less.
+
+    What is borrowed takes the place of what tier 2 has of the same tokens. It costs the sibling's engine
+    nothing, so its load does not matter.
+    """
+    name, rates, hit, tier2, path, load, _, lent, sibling = candidate
     seconds, trust = rates.seconds, rates.trust
     hit_tokens, tier2_tokens = hit * trust, tier2 * trust
     missed, pairs = work(asked.tokens, hit_tokens + tier2_tokens)
@@ -127,8 +151,22 @@ def estimate(asked: Asked, candidate: Candidate) -> Estimate:
         + seconds[PAIR] * load.waiting_pairs
         + seconds[REQUEST] * load.waiting
     )
-    fetch = seconds[_FETCH[path]] * hit_tokens + seconds[TIER2] * tier2_tokens
-    compute = seconds[EACH] + seconds[DECODE] * running + each_token * missed + seconds[PAIR] * pairs
+    memory = seconds[_FETCH[path]] * hit_tokens
+    fetch = memory + seconds[TIER2] * tier2_tokens
+    step = seconds[EACH] + seconds[DECODE] * running
+    compute = step + each_token * missed + seconds[PAIR] * pairs
+    borrowed = 0.0
+    if sibling:
+        lent_tokens = lent * rates.sibling_trust
+        rest = max(0, tier2 - lent) * trust
+        lent_missed, lent_pairs = work(asked.tokens, hit_tokens + lent_tokens + rest)
+        lent_fetch = memory + seconds[SIBLING] * lent_tokens + seconds[TIER2] * rest
+        lent_compute = step + each_token * lent_missed + seconds[PAIR] * lent_pairs
+        if lent_fetch + lent_compute < fetch + compute:
+            borrowed, tier2_tokens, missed, pairs = lent_tokens, rest, lent_missed, lent_pairs
+            fetch, compute = lent_fetch, lent_compute
+        else:
+            sibling = ""
     whole = wait + fetch + compute
     turn = fetch + compute
     cost = whole + rates.traffic.pressure * turn * (turn + 2.0 * wait)
@@ -142,10 +180,12 @@ def estimate(asked: Asked, candidate: Candidate) -> Estimate:
         compute,
         noise,
         hit_tokens,
+        borrowed,
         tier2_tokens,
         missed,
         pairs,
         candidate,
+        sibling,
     )
 
 
@@ -188,7 +228,8 @@ def _decide(
     equal = [one for one in estimates if one.cost <= bound]
     if len(equal) == 1:
         return best, Why.LEAST
-    return preferred(asked.affinity, equal), Why.AFFINITY
+    # A second copy takes room and bandwidth: of equals those come first that need none.
+    return preferred(asked.affinity, [one for one in equal if not one.sibling] or equal), Why.AFFINITY
 
 
 def _queue(one: Estimate) -> int:
@@ -217,10 +258,14 @@ def shortlist(asked: Asked, candidates: Sequence[Candidate], rng: random.Random)
         candidates = _sample(candidates, rng)
     tokens = asked.tokens
     rough = []
-    for _, rates, hit, tier2, _, load, _ in candidates:
+    for _, rates, hit, tier2, _, load, _, lent, _ in candidates:
         seconds = rates.seconds
         missed = load[0] + tokens - (hit + tier2) * rates.trust
-        rough.append(load[4] + seconds[1] * missed + seconds[2] * load[3])
+        value = load[4] + seconds[1] * missed + seconds[2] * load[3]
+        if lent > tier2 and seconds[SIBLING] < seconds[1]:
+            # With what fetching takes: else who has the tokens would be no better than who borrows them.
+            value -= (seconds[1] - seconds[SIBLING]) * (lent - tier2) * rates.sibling_trust
+        rough.append(value)
     bound = sorted(rough)[EXACT - 1]
     best = [one for one, value in zip(candidates, rough, strict=True) if value <= bound]
     if len(best) > EXACT:  # equals: by name, so that the order of candidates does not matter

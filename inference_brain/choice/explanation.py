@@ -7,7 +7,14 @@ from inference_brain.choice.choice import Choice, Why
 
 
 def sentence(choice: Choice) -> str:
-    """The choice in a sentence."""
+    """The choice in a sentence; in two where tokens are borrowed."""
+    of = choice.chosen
+    if not of.sibling:
+        return _why(choice)
+    return f"{_why(choice)} It borrows {of.borrowed_tokens:,} tokens of the prompt from {of.sibling}."
+
+
+def _why(choice: Choice) -> str:
     of, name = choice.chosen, choice.replica
     match choice.why:
         case Why.ONLY:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Final
 
-from inference_brain.choice.choice import Choice, Mode
+from inference_brain.choice.choice import Choice, Estimate, Mode
 from inference_brain.choice.outcome import Outcome
 from inference_brain.choice.rates import CLOSE, SECONDS_MIN, SIZE, TOKEN, Prior, Rates, Traffic, prior
 
@@ -86,9 +86,8 @@ class ModelRates:
         rates = self.of(choice.replica)
         turn = choice.chosen.fetch_seconds + choice.chosen.compute_seconds
         self.traffic.add(turn, choice.candidates, now)
-        promised = choice.chosen.candidate.hit_tokens + choice.chosen.candidate.tier2_tokens
-        if outcome.cached_tokens is not None and promised:
-            rates.observe_hits(promised, outcome.cached_tokens)
+        if outcome.cached_tokens is not None:
+            _observe_hits(rates, choice.chosen, outcome.cached_tokens)
         rates.observe(choice.amounts(outcome.cached_tokens), seconds, now)
         self._behind.add(choice.replica)
         self._refresh(now)
@@ -119,6 +118,17 @@ class ModelRates:
         count = sum(one.observations for one in known)
         columns = zip(*(one.seconds for one in known), strict=True)
         return prior([statistics.median(column) for column in columns], gram, count)
+
+
+def _observe_hits(rates: Rates, of: Estimate, cached: int) -> None:
+    """What was to be borrowed is judged by itself: siblings that do not lend say nothing of the map. So
+    is what precedes it; what follows it can be no hit without it, and is not judged."""
+    own, borrowed = of.candidate.own_tokens, of.borrowed_tokens
+    if borrowed:
+        own = of.candidate.hit_tokens
+    if own:
+        rates.observe_hits(own, cached)
+    rates.observe_borrowed(borrowed, max(0, cached - own))
 
 
 class Error:

@@ -32,6 +32,7 @@ class Regret(StrEnum):
     COLD = "cold"  # nobody had them
     EXPIRED = "expired"
     DISPLACED = "displaced"  # the map promised them, or the driver says so
+    NOT_LENT = "not_lent"  # a sibling was to lend them, and they did not come in time
     PURGED = "purged"  # or deleted
     OVERLOADED = "overloaded"  # another replica has them, and was too busy
     SPINE = "spine"  # another replica has them, and would have fetched them for longer than they take
@@ -53,13 +54,13 @@ _OF_DRIVER: Final[Mapping[str, Regret]] = {
 def regret(choice: Choice, outcome: Outcome) -> dict[Regret, int]:
     """The prompt's tokens that were not cached where it went, each with one cause.
 
-    First what another candidate had beyond what the chosen one has: it was too busy, or too far from its
-    bytes. Of the rest what the driver knows a reason for; then what the map had promised, which was
-    displaced in between. What is left was cold.
+    First what another candidate had beyond what the chosen one has or borrows: it was too busy, or too
+    far from its bytes. Of the rest what the driver knows a reason for; then what was to be borrowed, and
+    what the map had promised, which was displaced in between. What is left was cold.
     """
     tokens = choice.asked.tokens
     of = choice.chosen
-    promised = of.candidate.hit_tokens + of.candidate.tier2_tokens
+    promised, borrowed = of.promised_tokens, of.borrowed_tokens
     cached = promised if outcome.cached_tokens is None else outcome.cached_tokens
     left = max(0, tokens - cached)
     found: dict[Regret, int] = {}
@@ -70,17 +71,22 @@ def regret(choice: Choice, outcome: Outcome) -> dict[Regret, int]:
             found[cause] = found.get(cause, 0) + count
             left -= count
 
-    other = max(choice.estimates, key=_promised)
-    if _promised(other) > max(promised, cached):
+    other = max(choice.estimates, key=_own)
+    if _own(other) > max(promised, cached):
         is_busy = other.wait_seconds - of.wait_seconds >= other.fetch_seconds - of.fetch_seconds
-        take(Regret.OVERLOADED if is_busy else Regret.SPINE, _promised(other) - max(promised, cached))
+        take(Regret.OVERLOADED if is_busy else Regret.SPINE, _own(other) - max(promised, cached))
     for reason, count in outcome.missed.items():
         if cause := _OF_DRIVER.get(reason):
             take(cause, count)
-    take(Regret.DISPLACED, promised - cached)
+    displaced = promised - cached
+    if borrowed and displaced > 0:
+        not_lent = min(borrowed, max(0, of.candidate.hit_tokens + borrowed - cached))
+        take(Regret.NOT_LENT, not_lent)
+        displaced -= not_lent
+    take(Regret.DISPLACED, displaced)
     take(Regret.COLD, left)
     return found
 
 
-def _promised(one: Estimate) -> int:
-    return one.candidate.hit_tokens + one.candidate.tier2_tokens
+def _own(one: Estimate) -> int:
+    return one.candidate.own_tokens

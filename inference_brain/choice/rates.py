@@ -22,18 +22,18 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-EACH, TOKEN, PAIR, DECODE, REQUEST, RAIL, LEAF, SPINE, LOCAL, TIER2 = range(10)
+EACH, TOKEN, PAIR, DECODE, REQUEST, RAIL, LEAF, SPINE, LOCAL, TIER2, SIBLING = range(11)
 NAMES: Final = (
     *("request", "token", "pair", "decoding_step", "waiting_request"),
-    *("rail_token", "leaf_token", "spine_token", "local_token", "tier2_token"),
+    *("rail_token", "leaf_token", "spine_token", "local_token", "tier2_token", "sibling_token"),
 )
 SIZE: Final = len(NAMES)
 # Tokens that an engine computes in one step beside decoding, about: the unit of interference.
 STEP_TOKENS: Final = 1024.0
 # What is assumed before anything is known: about 70 billion parameters on eight GPUs.
-DEFAULT: Final = (0.02, 1e-4, 1e-9, 1e-4, 1e-3, 2e-6, 2e-6, 4e-6, 1e-6, 2e-5)
+DEFAULT: Final = (0.02, 1e-4, 1e-9, 1e-4, 1e-3, 2e-6, 2e-6, 4e-6, 1e-6, 2e-5, 4e-6)
 # Typical amounts of each, so that all rates are looked for at one scale.
-SCALE: Final = (1.0, 1e-3, 1e-7, 1e-1, 1e-1, 1e-4, 1e-4, 1e-4, 1e-4, 1e-4)
+SCALE: Final = (1.0, 1e-3, 1e-7, 1e-1, 1e-1, 1e-4, 1e-4, 1e-4, 1e-4, 1e-4, 1e-4)
 HALF_LIFE: Final = 32.0  # observations
 HALF_LIFE_SECONDS: Final = 600.0
 DRIFT_TIMES: Final = 8.0  # that much faster is forgotten when all observations err on one side
@@ -106,15 +106,32 @@ class Traffic:
         self.pressure = arrivals / (2.0 * (1.0 - busy))
 
 
+class _Promises:
+    """Which part of the tokens that were expected to be hits were hits. Forgets."""
+
+    __slots__ = ("_expected", "_hits")
+
+    def __init__(self) -> None:
+        self._hits = self._expected = 0.0
+
+    def observe(self, expected: float, actual: float) -> float:
+        """Returns the part."""
+        self._hits = self._hits * _KEEP + min(actual, expected)
+        self._expected = self._expected * _KEEP + expected
+        # As if so many tokens had been hits before.
+        known = 8 * STEP_TOKENS
+        return (self._hits + known) / (self._expected + known)
+
+
 class Rates:
     """Of one replica. `seconds` are seconds of each amount."""
 
     __slots__ = (
         "_at",
         "_bias",
+        "_borrowed",
         "_gram",
         "_hits",
-        "_hits_expected",
         "_is_behind",
         "_moment",
         "_prior",
@@ -122,6 +139,7 @@ class Rates:
         "_solved_at",
         "observations",
         "seconds",
+        "sibling_trust",
         "spread",
         "traffic",
         "trust",
@@ -135,12 +153,13 @@ class Rates:
         self._at = -math.inf
         self._seen = 0.0  # observations that time has not made old, however many came since
         self._bias = 0.0  # like `spread`, with its sign
-        self._hits = self._hits_expected = 0.0
+        self._hits, self._borrowed = _Promises(), _Promises()
         self._is_behind = False  # something observed is not solved
         self._solved_at = -math.inf
         self.observations = 0.0  # that are not forgotten
         self.spread = 0.5  # of observed around expected, relative to the square root of the expected
         self.trust = 1.0  # part of the expected hits that were hits
+        self.sibling_trust = 1.0  # the same of tokens that it was expected to borrow
         self.seconds: tuple[float, ...] = tuple(prior.rates) if prior else DEFAULT
 
     def __repr__(self) -> str:
@@ -191,11 +210,12 @@ class Rates:
 
     def observe_hits(self, expected: float, actual: float) -> None:
         """How many of the tokens that the map promised were hits."""
-        self._hits = self._hits * _KEEP + min(actual, expected)
-        self._hits_expected = self._hits_expected * _KEEP + expected
-        # As if so many tokens had been hits before.
-        known = 8 * STEP_TOKENS
-        self.trust = (self._hits + known) / (self._hits_expected + known)
+        self.trust = self._hits.observe(expected, actual)
+
+    def observe_borrowed(self, expected: float, actual: float) -> None:
+        """How many of the tokens that were expected to be borrowed were hits. Also called where none
+        were expected, so that a fault of siblings is forgotten though nothing is borrowed."""
+        self.sibling_trust = self._borrowed.observe(expected, actual)
 
     def follow(self, prior: Prior, now: float) -> None:
         """Take over what is known of the others by now."""

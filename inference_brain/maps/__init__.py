@@ -5,5 +5,6 @@ from __future__ import annotations
 from inference_brain.maps.cache_maps import CacheMaps, DriverPlace
 from inference_brain.maps.guessed import GuessedMap
 from inference_brain.maps.hits import NEVER, Hit, Hits
+from inference_brain.maps.siblings import Siblings
 
-__all__ = ["NEVER", "CacheMaps", "DriverPlace", "GuessedMap", "Hit", "Hits"]
+__all__ = ["NEVER", "CacheMaps", "DriverPlace", "GuessedMap", "Hit", "Hits", "Siblings"]

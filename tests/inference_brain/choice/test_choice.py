@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_brain.choice import Asked, Candidate, Load, Mode, Path, Rates, Why, choose
+from inference_brain.choice.rates import LOCAL, SIBLING, SIZE, TIER2
 
 
 class NoTrial(random.Random):
@@ -35,6 +36,8 @@ def made(seed: random.Random, count: int) -> list[Candidate]:
                 seed.choice([0.0, seed.uniform(0, 1e10)]),
                 seed.choice([0.0, 0.0, seed.uniform(0, 10)]),
             ),
+            sibling_tokens=(lent := seed.choice([0, 0, seed.randint(1024, 50_000)])),
+            sibling="job" if lent else "",
         )
         for index in range(count)
     ]
@@ -65,6 +68,7 @@ def test_the_chosen_one_is_the_least_within_noise(candidates: list[Candidate], t
     assert choice.chosen.seconds <= least.seconds + least.noise_seconds
     assert [one.seconds for one in choice.estimates] == sorted(one.seconds for one in choice.estimates)
     for one in choice.estimates:
+        assert bool(one.sibling) == (one.sibling_tokens > 0)
         parts = one.wait_seconds + one.fetch_seconds + one.compute_seconds
         assert one.seconds == pytest.approx(parts)
         assert min(one.wait_seconds, one.fetch_seconds, one.compute_seconds) >= 0
@@ -120,7 +124,7 @@ def test_one_of_whom_little_is_known_is_tried_now_and_then_if_that_costs_little(
     known = Rates()
     for number in range(200):
         tokens, error = 1000.0 + number, (0.95, 1.05)[number % 2]
-        known.observe((1.0, tokens, *[0.0] * 8), error * (0.02 + 1e-4 * tokens), 0.1 * number)
+        known.observe((1.0, tokens, *[0.0] * (SIZE - 2)), error * (0.02 + 1e-4 * tokens), 0.1 * number)
     candidates = [
         Candidate("known", known, load=Load(waiting_tokens=0.0)),
         Candidate("new", Rates(), load=Load(waiting_tokens=float(waiting))),
@@ -160,3 +164,94 @@ def test_of_very_many_those_with_hits_are_looked_at() -> None:
         choice = choose(Asked(10_000, b"prefix"), candidates, 0.0, random.Random(seed))
         assert choice.replica == "replica-1234"
         assert choice.candidates == 3000
+
+
+def borrower(lent: int = 20_000, hit: int = 0, tier2: int = 0, sibling: float = 4e-6) -> Candidate:
+    """It may borrow, in so many seconds for each token."""
+    rates = Rates()
+    rates.seconds = tuple(
+        sibling if kind == SIBLING else rate for kind, rate in enumerate(rates.seconds)
+    )
+    return Candidate("borrower", rates, hit, tier2, sibling_tokens=lent, sibling="job-1")
+
+
+def test_tokens_are_borrowed_where_that_is_faster_than_to_compute_them() -> None:
+    asked = Asked(21_000)
+    alone = choose(asked, [borrower()._replace(sibling_tokens=0, sibling="")], 0.0, NoTrial()).chosen
+    fast = choose(asked, [borrower(hit=4_000, lent=16_000)], 0.0, NoTrial()).chosen
+    assert (fast.sibling, fast.hit_tokens, fast.sibling_tokens) == ("job-1", 4_000, 16_000)
+    assert (fast.missed_tokens, fast.promised_tokens) == (1_000, 20_000)
+    assert fast.fetch_seconds == pytest.approx(4_000 * 1e-6 + 16_000 * 4e-6)
+    assert fast.seconds < alone.seconds
+    slow = choose(asked, [borrower(sibling=1e-3)], 0.0, NoTrial()).chosen
+    assert (slow.sibling, slow.sibling_tokens, slow.promised_tokens) == ("", 0, 0)
+    assert slow.seconds == alone.seconds
+
+
+@pytest.mark.parametrize(
+    ("lent", "sibling", "borrowed", "recalled"),
+    [
+        (8_000, 4e-6, 8_000, 4_000),  # what tier 2 has beyond comes from there
+        (16_000, 4e-6, 16_000, 0),
+        (8_000, 1e-3, 0, 12_000),
+    ],
+)
+def test_a_sibling_takes_the_place_of_tier_2_where_it_is_faster(
+    lent: int, sibling: float, borrowed: int, recalled: int
+) -> None:
+    one = borrower(lent, tier2=12_000, sibling=sibling)
+    of = choose(Asked(21_000), [one], 0.0, NoTrial()).chosen
+    assert (of.sibling_tokens, of.tier2_tokens) == (borrowed, recalled)
+    assert of.promised_tokens == borrowed + recalled
+    assert of.missed_tokens == 21_000 - borrowed - recalled
+
+
+def test_the_request_moves_to_an_idle_sibling_and_the_bytes_move_from_a_busy_one() -> None:
+    def chosen(waiting_tokens: float) -> tuple[str, str]:
+        lender = Candidate("lender", Rates(), 20_000, load=Load(waiting_tokens, waiting=1))
+        choice = choose(Asked(21_000), [lender, borrower()], 0.0, NoTrial())
+        return choice.replica, choice.chosen.sibling
+
+    assert chosen(0.0) == ("lender", "")
+    assert chosen(9_000.0) == ("borrower", "job-1")
+
+
+def test_of_equals_who_need_not_borrow_come_first() -> None:
+    """They are no better within noise, and there is no second copy."""
+    candidates = [
+        Candidate("has it", Rates(), 2_000),
+        *(borrower(2_000)._replace(name=f"borrower {index}") for index in range(20)),
+    ]
+    for index in range(20):
+        asked = Asked(40_000, index.to_bytes(1))
+        choice = choose(asked, candidates, 0.0, NoTrial())
+        assert choice.estimates[-1].cost < choice.estimates[0].cost + choice.estimates[0].noise_seconds
+        assert choice.replica == "has it"
+
+
+def test_among_many_who_has_it_is_compared_with_who_would_borrow() -> None:
+    lender = Candidate("lender", Rates(), 20_000)
+    others = [borrower()._replace(name=f"a{index:03}") for index in range(200)]
+    assert choose(Asked(21_000), [*others, lender], 0.0, NoTrial()).replica == "lender"
+    busy = lender._replace(load=Load(500_000.0, waiting=9))
+    cold = [Candidate(f"cold {index}", Rates()) for index in range(200)]
+    choice = choose(Asked(21_000), [*cold, busy, others[-1]], 0.0, NoTrial())
+    assert (choice.replica, choice.chosen.sibling) == ("a199", "job-1")
+
+
+@pytest.mark.parametrize(
+    ("cached", "amounts"),
+    [
+        (None, (4_000, 8_000, 2_000)),
+        (14_500, (4_500, 8_000, 2_000)),
+        (13_000, (4_000, 8_000, 1_000)),
+        (9_000, (4_000, 5_000, 0)),
+        (3_000, (3_000, 0, 0)),
+    ],
+)
+def test_borrowed_tokens_follow_those_in_memory(
+    cached: int | None, amounts: tuple[int, int, int]
+) -> None:
+    choice = choose(Asked(20_000), [borrower(8_000, 4_000, 10_000)], 0.0, NoTrial())
+    made = choice.amounts(cached)
+    assert (made[LOCAL], made[SIBLING], made[TIER2]) == amounts

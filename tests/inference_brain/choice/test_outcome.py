@@ -71,19 +71,62 @@ def test_what_the_map_promised_and_was_not_there_is_displaced_unless_the_driver_
     }
 
 
+def borrowing(hit: int = 1_000, lent: int = 7_000, tier2: int = 0) -> Candidate:
+    return Candidate("idle", Rates(), hit, tier2, sibling_tokens=lent, sibling="job-1")
+
+
+def test_what_was_to_be_borrowed_and_did_not_come_was_not_lent() -> None:
+    busy = candidate("busy", 8_000, Load(50_000.0, waiting=5))
+    choice = chosen(busy, borrowing())
+    assert (choice.replica, choice.chosen.sibling) == ("idle", "job-1")
+    assert regret(choice, Outcome(cached_tokens=8_000)) == {Regret.COLD: 2_000}
+    assert regret(choice, Outcome(cached_tokens=3_000)) == {
+        Regret.NOT_LENT: 5_000,
+        Regret.COLD: 2_000,
+    }
+    assert regret(choice, Outcome(cached_tokens=400)) == {
+        Regret.NOT_LENT: 7_000,
+        Regret.DISPLACED: 600,
+        Regret.COLD: 2_000,
+    }
+
+
+def test_what_another_has_beyond_what_can_be_borrowed_is_lost_to_load() -> None:
+    busy = candidate("busy", 9_000, Load(50_000.0, waiting=5))
+    choice = chosen(busy, borrowing())
+    found = regret(choice, Outcome(cached_tokens=8_000))
+    assert found == {Regret.OVERLOADED: 1_000, Regret.COLD: 1_000}
+
+
+def test_who_could_borrow_tokens_does_not_have_them() -> None:
+    choice = chosen(candidate("r1", 4_000), borrowing()._replace(load=Load(50_000.0)))
+    assert choice.replica == "r1"
+    assert regret(choice, Outcome(cached_tokens=4_000)) == {Regret.COLD: 6_000}
+
+
 @given(
     hits=st.lists(st.integers(0, 10_000), min_size=1, max_size=5),
     waiting=st.lists(st.floats(0, 1e5), min_size=5, max_size=5),
+    lent=st.lists(st.sampled_from([0, 0, 2_000, 6_000]), min_size=5, max_size=5),
     cached=st.none() | st.integers(0, 10_000),
     missed=st.dictionaries(st.sampled_from(list(Reason)), st.integers(0, 20_000)),
 )
 def test_each_token_that_was_not_cached_has_one_cause(
-    hits: list[int], waiting: list[float], cached: int | None, missed: dict[str, int]
+    hits: list[int],
+    waiting: list[float],
+    lent: list[int],
+    cached: int | None,
+    missed: dict[str, int],
 ) -> None:
-    candidates = [candidate(f"r{index}", hit, Load(waiting[index])) for index, hit in enumerate(hits)]
+    candidates = [
+        candidate(f"r{index}", hit, Load(waiting[index]))._replace(
+            sibling_tokens=min(lent[index], 10_000 - hit), sibling="job" if lent[index] else ""
+        )
+        for index, hit in enumerate(hits)
+    ]
     choice = chosen(*candidates)
     found = regret(choice, Outcome(cached_tokens=cached, missed=missed))
-    actual = choice.chosen.candidate.hit_tokens if cached is None else cached
+    actual = choice.chosen.promised_tokens if cached is None else cached
     assert sum(found.values()) == 10_000 - actual
     assert all(count > 0 for count in found.values())
 
@@ -104,3 +147,10 @@ def test_each_token_that_was_not_cached_has_one_cause(
 def test_a_choice_is_explained_in_a_sentence(choice: Choice, why: Why, words: str) -> None:
     assert choice.why is why
     assert words in sentence(choice)
+
+
+def test_the_sentence_says_what_is_borrowed_and_from_whom() -> None:
+    told = sentence(chosen(candidate("busy", 8_000, Load(50_000.0)), borrowing()))
+    assert told.startswith("The first token was expected after")
+    assert told.endswith(" It borrows 7,000 tokens of the prompt from job-1.")
+    assert "borrows" not in sentence(chosen(candidate("r1", 8_000), borrowing()))

@@ -8,11 +8,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from inference_brain.choice import Asked, Candidate, Load, Mode, ModelRates, Outcome, Rates, choose
+from inference_brain.choice import (
+    Asked,
+    Candidate,
+    Choice,
+    Load,
+    Mode,
+    ModelRates,
+    Outcome,
+    Rates,
+    choose,
+)
 from inference_brain.choice.rates import (
     DECODE,
     EACH,
     EAGER,
+    SIBLING,
     SIZE,
     SOLVE_SECONDS,
     TOKEN,
@@ -187,3 +198,42 @@ def test_what_was_observed_last_is_in_the_next_decision() -> None:
     settled = rates.of("r0").seconds
     rates.settle(60.0)
     assert rates.of("r0").seconds == settled
+
+
+def borrowing(rates: ModelRates) -> Choice:
+    one = Candidate("r0", rates.of("r0"), 4_000, sibling_tokens=16_000, sibling="job-1")
+    choice = choose(Asked(21_000), [one], 0.0, random.Random(1))
+    assert choice.chosen.sibling
+    return choice
+
+
+def test_how_long_borrowing_takes_is_learned() -> None:
+    rates, at, rng = ModelRates(), 0.0, random.Random(1)
+    for _ in range(200):
+        lent, missed = rng.randrange(2_000, 16_000), rng.randrange(100, 8_000)
+        one = Candidate("r0", rates.of("r0"), sibling_tokens=lent, sibling="job-1")
+        choice = choose(Asked(lent + missed), [one], at, rng)
+        assert choice.chosen.sibling
+        seconds = 0.02 + 1e-4 * missed + 1e-9 * choice.chosen.pairs + 3e-5 * lent
+        rates.observe(choice, Outcome(seconds, lent), at)
+        at += 1.0
+    assert rates.of("r0").seconds[SIBLING] == pytest.approx(3e-5, rel=0.2)
+
+
+def test_siblings_that_do_not_lend_are_trusted_less_and_the_map_is_not() -> None:
+    rates = ModelRates()
+    for number in range(20):
+        rates.observe(borrowing(rates), Outcome(1.0, 4_000), float(number))
+    assert rates.of("r0").trust == 1.0
+    assert rates.of("r0").sibling_trust < 0.1
+    assert borrowing(rates).chosen.sibling_tokens < 1_600, "requests hardly move for it"
+
+
+def test_siblings_are_trusted_again_after_a_while_without_borrowing() -> None:
+    rates = ModelRates()
+    for number in range(20):
+        rates.observe(borrowing(rates), Outcome(1.0, 4_000), float(number))
+    alone = choose(Asked(21_000), [Candidate("r0", rates.of("r0"), 4_000)], 0.0, random.Random(1))
+    for number in range(300):
+        rates.observe(alone, Outcome(1.5, 4_000), 20.0 + number)
+    assert rates.of("r0").sibling_trust > 0.9

@@ -1,0 +1,275 @@
+"""A prompt that another replica's driver has in memory: the request goes there, or the bytes come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from inference_brain import metrics, recalls
+from inference_brain.choice import Load, Regret
+from inference_brain.decisions import CandidateEstimate, RequestRecord
+from inference_brain.desired import DriverSpec, ReplicaSpec, ServedModel
+from inference_brain.recalls import AGAIN_SECONDS, PENDING_MAX, TOKENS_MIN, Recalls, Result
+from swdriver_shim.cache_map.codec import (
+    IN_TIER2,
+    NAME_BYTES,
+    SPACE_BYTES,
+    Message,
+    Section,
+    entry,
+    pack_values,
+)
+from swdriver_shim.cache_map.recalls import RecallRequest, decode
+from swdriver_shim.desired import ModelSpec
+from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
+from tests.inference_brain.brains import SECRET, RunningBrain, told
+from tests.inference_brain.engines import FakeEngine
+from tests.inference_brain.map_worlds import model_of
+from tests.swdriver_shim.prompts import FULL, HYBRID
+
+MODEL = model_of(FULL)
+COLUMNS = 320  # whose prompt takes seconds to compute
+TOKENS = list(range(COLUMNS * COLUMN_TOKENS))
+PROMPT = Keys("acme", SECRET, MODEL.namespace()).prompt(TOKENS)
+
+
+@dataclass
+class Recorded:
+    """What drivers are asked for."""
+
+    borrowed: list[tuple[str, Prompt, int, int, str]] = field(default_factory=list)
+    recalled: list[tuple[str, Prompt, int, int]] = field(default_factory=list)
+
+    def borrow(self, *what: Any) -> None:
+        self.borrowed.append(what)
+
+    def ask(self, *what: Any) -> None:
+        self.recalled.append(what)
+
+    async def close(self) -> None:
+        pass
+
+
+def report(columns: int, *, serves: bool = True, flags: int = 0) -> bytes:
+    """The map of a driver that has so many columns of the prompt."""
+    now, keys = time.time(), PROMPT.keys[7:columns:8]
+    space = PROMPT.maker.tag + MODEL.namespace().digest()[:SPACE_BYTES]
+    values = pack_values([entry(now + 600, flags)] * len(keys), int(now))
+    section = Section(space, 0, b"".join(key[:NAME_BYTES] for key in keys), values)
+    sections = (section,) if keys else ()
+    return Message(1, b"l" * 8, 1, now, int(now), serves, 0, 1, sections=sections).encode()
+
+
+@dataclass
+class Two:
+    """Two replicas, r0 and r1, with drivers d0 and d1. `asked`: what brains ask drivers for."""
+
+    running: RunningBrain
+    engines: Sequence[FakeEngine]
+    asked: Recorded = field(default_factory=Recorded)
+
+    def set_maps(self, *reports: bytes) -> None:
+        def read() -> None:
+            self.running.brain.router.recalls = self.asked  # type: ignore[assignment]
+            for number, raw in enumerate(reports):
+                mirror = self.running.brain.maps.mirror(f"d{number}")
+                assert mirror
+                assert mirror.read(raw, time.time())
+
+        self.running.call(read)
+
+    def set_busy(self, *replicas: str) -> None:
+        """By what another brain has sent there."""
+        loads = {("m", one): Load(200_000.0, waiting=9) for one in replicas}
+        self.running.call(lambda: setattr(self.running.brain.router.admission, "elsewhere", loads))
+
+    def ask(self) -> RequestRecord:
+        running = self.running
+        answer = httpx.post(
+            f"{running.url}/v1/completions",
+            headers=running.headers,
+            json={"model": "m", "prompt": TOKENS, "max_tokens": 3},
+            timeout=20,
+        )
+        assert answer.status_code == 200
+        record = running.call(lambda: running.brain.find(answer.headers["x-request-id"]))
+        assert record
+        return record
+
+
+@contextmanager
+def two(
+    siblings: Sequence[str] = ("d0", "d1"), models: Sequence[ModelSpec] = (MODEL, MODEL)
+) -> Iterator[Two]:
+    with FakeEngine() as one, FakeEngine() as other:
+        replicas = tuple(
+            ReplicaSpec(
+                f"r{number}",
+                engine.url,
+                driver=DriverSpec(f"d{number}", model, siblings=tuple(siblings)),
+            )
+            for number, (engine, model) in enumerate(zip((one, other), models, strict=True))
+        )
+        with RunningBrain(told([], models=(ServedModel("m", 100_000, replicas),))) as running:
+            yield Two(running, (one, other))
+
+
+def of(record: RequestRecord, replica: str) -> CandidateEstimate:
+    return next(one for one in record.candidates if one.replica == replica)
+
+
+def test_the_request_goes_to_an_idle_sibling_and_nothing_is_borrowed() -> None:
+    with two() as pair:
+        pair.set_maps(report(COLUMNS), report(0))
+        record = pair.ask()
+    assert record.chosen == "r0"
+    assert pair.asked == Recorded()
+    there, elsewhere = of(record, "r0"), of(record, "r1")
+    assert (there.hit_tokens, there.sibling_tokens, there.sibling) == (len(TOKENS), 0, "")
+    assert (elsewhere.hit_tokens, elsewhere.sibling_tokens) == (len(TOKENS), len(TOKENS))
+    assert elsewhere.sibling == "d0"
+    assert elsewhere.fetching_seconds > there.fetching_seconds
+
+
+def test_from_a_busy_sibling_the_bytes_come_before_the_request_is_sent() -> None:
+    with two() as pair:
+        pair.set_maps(report(COLUMNS), report(64))
+        pair.set_busy("r0")
+        pair.engines[1].behavior.cached_tokens = len(TOKENS)
+        record = pair.ask()
+        counts = pair.running.brain.counts
+        predicted = pair.running.call(lambda: counts.total(metrics.PREDICTED_HIT))
+    assert record.chosen == "r1"
+    [(driver, prompt, hit, lent, sibling)] = pair.asked.borrowed
+    assert (driver, prompt.keys, sibling) == ("d1", PROMPT.keys, "d0")
+    assert (hit, lent) == (64 * COLUMN_TOKENS, (COLUMNS - 64) * COLUMN_TOKENS)
+    assert pair.asked.recalled == []
+    estimate = of(record, "r1")
+    assert (estimate.hit_tokens, estimate.sibling_tokens) == (len(TOKENS), lent)
+    assert record.why.endswith("It borrows 16,384 tokens of the prompt from d0.")
+    assert predicted == len(TOKENS)
+    assert record.regret == {}
+
+
+def test_what_a_sibling_did_not_lend_in_time_is_told_apart() -> None:
+    with two() as pair:
+        pair.set_maps(report(COLUMNS), report(64))
+        pair.set_busy("r0")
+        pair.engines[1].behavior.cached_tokens = 64 * COLUMN_TOKENS
+        record = pair.ask()
+    assert record.regret == {Regret.NOT_LENT: (COLUMNS - 64) * COLUMN_TOKENS}
+
+
+def test_while_it_waits_its_driver_is_asked_as_well() -> None:
+    """What is asked for then, is not asked for again when it is sent: `Recalls` sees to that."""
+    with two() as pair:
+        pair.set_maps(report(COLUMNS), report(0))
+        pair.set_busy("r0", "r1")
+        loads = {("m", "r0"): Load(900_000.0, waiting=9), ("m", "r1"): Load(200_000.0, waiting=9)}
+        pair.running.call(lambda: setattr(pair.running.brain.router.admission, "elsewhere", loads))
+        record = pair.ask()
+    assert record.chosen == "r1"
+    assert {one[0] for one in pair.asked.borrowed} == {"d1"}
+    assert pair.asked.recalled == []
+
+
+@pytest.mark.parametrize(
+    ("siblings", "models", "reports"),
+    [
+        ((), (MODEL, MODEL), (report(COLUMNS), report(0))),
+        (("d0", "d1"), (MODEL, model_of(HYBRID)), (report(COLUMNS), report(0))),
+        (("d0", "d1"), (MODEL, MODEL), (report(COLUMNS, flags=IN_TIER2), report(0))),
+        (("d0", "d1"), (MODEL, MODEL), (report(COLUMNS, serves=False), report(0))),
+        (("d0", "d1"), (MODEL, MODEL), (report(COLUMNS), report(0, serves=False))),
+        (("d0", "d1"), (MODEL, MODEL), (report(COLUMNS),)),
+        (("d0", "d1"), (MODEL, MODEL), (report(8), report(0))),
+    ],
+    ids=["not permitted", "layout", "tier 2", "lender", "borrower", "no map", "too few"],
+)
+def test_nothing_is_borrowed_where_it_can_not_be_or_is_not_worth_it(
+    siblings: Sequence[str], models: Sequence[ModelSpec], reports: Sequence[bytes]
+) -> None:
+    with two(siblings, models) as pair:
+        pair.set_maps(*reports)
+        pair.set_busy("r0")
+        record = pair.ask()
+    assert record.chosen == "r1"
+    assert not any(one.sibling or one.sibling_tokens for one in record.candidates)
+    assert pair.asked.borrowed == []
+
+
+# What drivers are sent
+
+
+class Stream:
+    """Takes what is added in place of Redis."""
+
+    def __init__(self) -> None:
+        self.requests: list[RecallRequest] = []
+
+    async def xadd(self, _stream: str, fields: dict[Any, bytes], **_options: object) -> None:
+        self.requests += map(decode, fields.values())
+
+    async def aclose(self) -> None:
+        pass
+
+
+@dataclass
+class Asker:
+    recalls: Recalls
+    stream: Stream
+    counted: Counter[str]
+    now: float = 0.0
+
+
+@pytest.fixture
+def asker(monkeypatch: pytest.MonkeyPatch) -> Asker:
+    stream, counted = Stream(), Counter[str]()
+    monkeypatch.setattr(recalls, "async_client", lambda *_, **__: stream)
+    made = Recalls(
+        "redis://nowhere",
+        lambda result: counted.update([f"recall {result}"]),
+        lambda result: counted.update([f"borrow {result}"]),
+        clock=lambda: asker.now,
+    )
+    asker = Asker(made, stream, counted)
+    return asker
+
+
+async def test_a_request_to_borrow_names_the_sibling_and_the_columns(asker: Asker) -> None:
+    asker.recalls.borrow("job", PROMPT, 64, TOKENS_MIN - 64, "other")  # too few
+    asker.recalls.borrow("job", PROMPT, 640, TOKENS_MIN, "other")
+    asker.recalls.ask("job", PROMPT, 640, TOKENS_MIN)
+    await asyncio.sleep(0)
+    borrow, recall = asker.stream.requests
+    assert (borrow.sibling, recall.sibling) == ("other", "")
+    assert borrow.keys == recall.keys == b"".join(PROMPT.keys[:26])
+    assert borrow.space == PROMPT.maker.tag + MODEL.namespace().digest()[:SPACE_BYTES]
+    await asyncio.sleep(0)
+    assert asker.counted == {f"borrow {Result.ASKED}": 1, f"recall {Result.ASKED}": 1}
+
+
+async def test_a_prompt_is_borrowed_once_in_a_while_by_a_driver(asker: Asker) -> None:
+    for driver in ("job", "job", "other"):
+        asker.recalls.borrow(driver, PROMPT, 0, len(TOKENS), "third")
+    asker.now = AGAIN_SECONDS
+    asker.recalls.borrow("job", PROMPT, 0, len(TOKENS), "third")
+    await asyncio.sleep(0)
+    assert len(asker.stream.requests) == 3
+    assert asker.counted[f"borrow {Result.REPEATED}"] == 1
+
+
+async def test_recalls_and_borrows_are_bounded_together(asker: Asker) -> None:
+    for number in range(PENDING_MAX):
+        asker.recalls.ask(f"job{number}", PROMPT, 0, len(TOKENS))
+    asker.recalls.borrow("job", PROMPT, 0, len(TOKENS), "other")
+    assert asker.counted == {f"borrow {Result.TOO_MANY}": 1}
+    await asker.recalls.close()
