@@ -109,6 +109,14 @@ class CandidateOut(Schema):
     fetching_seconds: float = Field(validation_alias="estimate.fetching_seconds")
     computing_seconds: float = Field(validation_alias="estimate.computing_seconds")
     hit_tokens: int = Field(validation_alias="estimate.hit_tokens")
+    sibling_tokens: int = Field(
+        validation_alias="estimate.sibling_tokens",
+        description="Of the hit, what it would borrow from a sibling's memory.",
+    )
+    sibling: str = Field(
+        validation_alias="estimate.sibling",
+        description="The driver it would borrow them from. Empty without access to the fleet.",
+    )
     tier2_tokens: int = Field(validation_alias="estimate.tier2_tokens")
     guessed: bool = Field(validation_alias="estimate.guessed", description="Its cache was guessed at.")
     path: str = Field(

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import httpx
 import pytest
 
-from tests.engines.governed import DRIVER, Governed, governed_stack
+from tests.engines.governed import DRIVER, NODES, Governed, governed_stack
 from tests.engines.prompts import prompt
 from tests.engines.serving import Server, serving
 from tests.engines.vllm_process import build
@@ -33,6 +33,7 @@ DRIVERS: Final = (DRIVER, "vllm-8")
 BRAINS: Final = ("brain-1", "brain-2")
 MODEL: Final = "tiny"
 CACHED: Final = 960  # tokens of a prompt of `prompts.prompt`, in whole units
+LONG: Final = 1920  # tokens of a prompt that is worth borrowing, in whole units
 STEP: Final = 512  # tokens between two places of a prompt that a cache map names
 METRIC: Final = re.compile(r"^(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 
@@ -45,6 +46,7 @@ class Way:
     engines: dict[str, Server]
     brains: dict[str, Process]
     key: str
+    token_bytes: int
     seeds: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
 
     def ask(self, brain: str, tokens: Sequence[int], **more: Any) -> tuple[list[int], int]:
@@ -77,6 +79,17 @@ class Way:
                 found[replica[1]] += int(float(value))
         return found
 
+    def borrowed_bytes(self) -> int:
+        """At all nodes, so far."""
+        total = 0
+        for name in NODES:
+            token = self.governed.processes[name].token
+            headers = {"authorization": f"Bearer {token}"}
+            said = self.governed.ask_process(name, "GET", "/metrics", None, headers)
+            values = re.findall(r"^kvss_borrowed_bytes_total\{[^}]*\} (\S+)$", said.text, re.MULTILINE)
+            total += sum(int(float(value)) for value in values)
+        return total
+
     def predicted(self, brain: str) -> tuple[int, int]:
         """Hit tokens that were predicted so far, and those that came."""
         metrics = ("brain_predicted_hit_tokens_total", "brain_actual_hit_tokens_total")
@@ -106,7 +119,7 @@ def way(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
             ask(governed, f"/models/{MODEL}/replicas", replica)
         key = ask(governed, "/orgs/acme/callers", {"name": "client"})["token"]
         brains = {name: governed.add_process("brain", name) for name in BRAINS}
-        made = Way(governed, engines, brains, key)
+        made = Way(governed, engines, brains, key, sum(group["bytes_per_token"]))
         for name in BRAINS:
             wait_until(f"{name} serves", partial(serves, made, name), 120)
         yield made
@@ -220,6 +233,45 @@ def test_both_brains_send_a_prompt_where_it_is_cached(way: Way) -> None:
     assert all(way.ask(BRAINS[1], prompt(seed))[1] == CACHED for seed in seeds)
 
 
+def test_replicas_share_what_they_have_computed(way: Way) -> None:
+    """What one replica has, the other borrows from its memory where requests can't go there; and the
+    answers are those of who has computed it."""
+    lender, borrower = DRIVER, "vllm-8"
+    prompts = {seed: prompt(seed, LONG) for seed in itertools.islice(way.seeds, 6)}
+    for name in (lender, borrower):
+        set_draining(way, name, draining=name == borrower)
+    try:
+        wait_until("the lender has requests", lambda: served_by(way, prompt(1)) == lender, 60)
+        right = {seed: way.ask(BRAINS[0], tokens)[0] for seed, tokens in prompts.items()}
+        for name in (lender, borrower):
+            set_draining(way, name, draining=name == lender)
+        wait_until("the borrower has requests", lambda: served_by(way, prompt(1)) == borrower, 60)
+        time.sleep(3)  # maps are told once a second
+        before = way.borrowed_bytes()
+        got = {seed: way.ask(BRAINS[0], tokens) for seed, tokens in prompts.items()}
+    finally:
+        for name in (lender, borrower):
+            set_draining(way, name, draining=False)
+    assert {seed: answer for seed, (answer, _) in got.items()} == right
+    borrowed = [cached for _, cached in got.values() if cached >= LONG - STEP]
+    assert len(borrowed) >= len(prompts) - 1, got  # the first may come before anything is known
+    assert way.borrowed_bytes() - before >= len(borrowed) * LONG * way.token_bytes
+
+
+def set_draining(way: Way, replica: str, *, draining: bool) -> None:
+    path = f"/models/{MODEL}/replicas/{replica}"
+    headers = {"Idempotency-Key": secrets.token_hex(8), "If-Match": "*"}
+    way.governed.ask("PATCH", path, {"draining": draining}, **headers)
+
+
+def served_by(way: Way, tokens: Sequence[int]) -> str:
+    """Which replica answers now."""
+    before = way.counted(BRAINS[0], "brain_requests_total")
+    way.ask(BRAINS[0], tokens)
+    after = way.counted(BRAINS[0], "brain_requests_total")
+    return next(iter(after - before), "")
+
+
 def test_a_lowered_ttl_is_seen_by_routing(way: Way) -> None:
     seed = next(way.seeds)
     hits(way, BRAINS[0], prompt(seed))
@@ -236,7 +288,7 @@ def test_a_lowered_ttl_is_seen_by_routing(way: Way) -> None:
 
 def test_a_revoked_key_is_refused_within_seconds(way: Way) -> None:
     made = ask(way.governed, "/orgs/acme/callers", {"name": "for a while"})
-    other = Way(way.governed, way.engines, way.brains, made["token"])
+    other = Way(way.governed, way.engines, way.brains, made["token"], way.token_bytes)
     wait_until("it is known", lambda: serves(other, BRAINS[1]), 10)
     way.governed.ask("DELETE", f"/orgs/acme/callers/{made['id']}")
     wait_until("it is refused", lambda: not serves(other, BRAINS[1]), 10)

@@ -86,10 +86,11 @@ class Two:
 
         self.running.call(read)
 
-    def set_busy(self, *replicas: str) -> None:
-        """By what another brain has sent there."""
-        loads = {("m", one): Load(200_000.0, waiting=9) for one in replicas}
-        self.running.call(lambda: setattr(self.running.brain.router.admission, "elsewhere", loads))
+    def set_busy(self, **tokens: float) -> None:
+        """With so many tokens that wait at each, by what another brain has sent there."""
+        loads = {("m", name): Load(waiting, waiting=9) for name, waiting in tokens.items()}
+        exchange = self.running.brain.router.admission._exchange
+        self.running.call(lambda: setattr(exchange, "elsewhere", loads))
 
     def ask(self) -> RequestRecord:
         running = self.running
@@ -142,7 +143,7 @@ def test_the_request_goes_to_an_idle_sibling_and_nothing_is_borrowed() -> None:
 def test_from_a_busy_sibling_the_bytes_come_before_the_request_is_sent() -> None:
     with two() as pair:
         pair.set_maps(report(COLUMNS), report(64))
-        pair.set_busy("r0")
+        pair.set_busy(r0=200_000.0)
         pair.engines[1].behavior.cached_tokens = len(TOKENS)
         record = pair.ask()
         counts = pair.running.brain.counts
@@ -162,7 +163,7 @@ def test_from_a_busy_sibling_the_bytes_come_before_the_request_is_sent() -> None
 def test_what_a_sibling_did_not_lend_in_time_is_told_apart() -> None:
     with two() as pair:
         pair.set_maps(report(COLUMNS), report(64))
-        pair.set_busy("r0")
+        pair.set_busy(r0=200_000.0)
         pair.engines[1].behavior.cached_tokens = 64 * COLUMN_TOKENS
         record = pair.ask()
     assert record.regret == {Regret.NOT_LENT: (COLUMNS - 64) * COLUMN_TOKENS}
@@ -172,9 +173,7 @@ def test_while_it_waits_its_driver_is_asked_as_well() -> None:
     """What is asked for then, is not asked for again when it is sent: `Recalls` sees to that."""
     with two() as pair:
         pair.set_maps(report(COLUMNS), report(0))
-        pair.set_busy("r0", "r1")
-        loads = {("m", "r0"): Load(900_000.0, waiting=9), ("m", "r1"): Load(200_000.0, waiting=9)}
-        pair.running.call(lambda: setattr(pair.running.brain.router.admission, "elsewhere", loads))
+        pair.set_busy(r0=900_000.0, r1=200_000.0)
         record = pair.ask()
     assert record.chosen == "r1"
     assert {one[0] for one in pair.asked.borrowed} == {"d1"}
@@ -199,7 +198,7 @@ def test_nothing_is_borrowed_where_it_can_not_be_or_is_not_worth_it(
 ) -> None:
     with two(siblings, models) as pair:
         pair.set_maps(*reports)
-        pair.set_busy("r0")
+        pair.set_busy(r0=200_000.0)
         record = pair.ask()
     assert record.chosen == "r1"
     assert not any(one.sibling or one.sibling_tokens for one in record.candidates)
@@ -227,21 +226,20 @@ class Asker:
     recalls: Recalls
     stream: Stream
     counted: Counter[str]
-    now: float = 0.0
+    now: list[float]
 
 
 @pytest.fixture
 def asker(monkeypatch: pytest.MonkeyPatch) -> Asker:
-    stream, counted = Stream(), Counter[str]()
+    stream, counted, now = Stream(), Counter[str](), [0.0]
     monkeypatch.setattr(recalls, "async_client", lambda *_, **__: stream)
     made = Recalls(
         "redis://nowhere",
         lambda result: counted.update([f"recall {result}"]),
         lambda result: counted.update([f"borrow {result}"]),
-        clock=lambda: asker.now,
+        clock=lambda: now[0],
     )
-    asker = Asker(made, stream, counted)
-    return asker
+    return Asker(made, stream, counted, now)
 
 
 async def test_a_request_to_borrow_names_the_sibling_and_the_columns(asker: Asker) -> None:
@@ -260,7 +258,7 @@ async def test_a_request_to_borrow_names_the_sibling_and_the_columns(asker: Aske
 async def test_a_prompt_is_borrowed_once_in_a_while_by_a_driver(asker: Asker) -> None:
     for driver in ("job", "job", "other"):
         asker.recalls.borrow(driver, PROMPT, 0, len(TOKENS), "third")
-    asker.now = AGAIN_SECONDS
+    asker.now[0] = AGAIN_SECONDS
     asker.recalls.borrow("job", PROMPT, 0, len(TOKENS), "third")
     await asyncio.sleep(0)
     assert len(asker.stream.requests) == 3
