@@ -23,6 +23,7 @@ from typing import Final
 
 from benchmarks.borrows import borrows
 from benchmarks.harness import Row, options, progress, show, traces_folder
+from benchmarks.routing.shared import ttft
 from kvss_agent import native
 from kvss_agent.shard import seal
 from kvss_agent.shard.arena import slot_bytes_for
@@ -156,6 +157,7 @@ async def measured(*, quick: bool) -> list[Row]:
             *await chains(Path(folder), quick=quick),
             *await reads(Path(folder) / "reads", quick=quick),
             *await asyncio.to_thread(borrows, quick=quick),
+            *await asyncio.to_thread(lambda: list(ttft(quick=quick))),
         ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -33,6 +34,9 @@ class Router(Protocol):
     async def place(self, asking: Asking, now: float) -> int:
         """The number of the replica that gets it."""
 
+    def lender(self, asking: Asking) -> int | None:
+        """Of whose memory the replica borrows first what it lacks, once it is placed."""
+
     async def first_token(self, asking: Asking, cached: int, now: float) -> None: ...
 
     async def end(self, asking: Asking, now: float) -> None: ...
@@ -45,6 +49,9 @@ class Placing:
 
     async def begin(self, fleet: Fleet) -> None:
         pass
+
+    def lender(self, asking: Asking) -> int | None:  # noqa: ARG002
+        return None
 
     async def first_token(self, asking: Asking, cached: int, now: float) -> None:
         pass
@@ -105,6 +112,12 @@ class Replica(Listener):
         work = self.work[asking.number] = Work(asking.tokens, asking.output, now, tag=asking)
         self.engine.arrive(work, now)
 
+    def borrow(self, asking: Asking, tokens: int, now: float) -> None:
+        """So many tokens of it have come from another one's memory."""
+        self.now = now
+        store = self.ledger.begin_store(asking.prompt, tokens, now)
+        self.ledger.finish_store(store, now)
+
     def hit(self, asking: Asking, now: float) -> int:
         """What it will hit if it comes now, after all that wait here."""
         waiting = (_asking(work) for work in self.work.values())
@@ -157,11 +170,32 @@ def shared_tokens(one: Asking, other: Asking) -> int:
     return low * COLUMN_TOKENS
 
 
+@dataclass(frozen=True)
+class Transfers:
+    """What it takes to bring columns from another replica's memory."""
+
+    wait: float  # seconds, however many there are
+    token: float  # seconds of each
+
+
+@dataclass(order=True, slots=True)
+class Coming:
+    """A request that waits for so many tokens of its prompt, which another replica lends."""
+
+    at: float
+    number: int
+    place: int
+    asking: Asking = field(compare=False)
+    tokens: int = field(compare=False)
+
+
 @dataclass
 class Result:
     """Of one policy on one load."""
 
     seconds: list[float] = field(default_factory=list)  # to the first token
+    by_request: dict[int, float] = field(default_factory=dict)  # the same
+    borrowed: dict[int, int] = field(default_factory=dict)  # tokens, of requests that waited for some
     cached: int = 0  # tokens
     asked: int = 0
     prompt_seconds: float = 0.0  # of all replicas
@@ -221,8 +255,17 @@ class Queue:
 class Fleet:
     """Replicas, and what happens to them, in the order of time."""
 
-    def __init__(self, timing: Timing, replicas: int, columns: int, orgs: Sequence[str]) -> None:
+    def __init__(
+        self,
+        timing: Timing,
+        replicas: int,
+        columns: int,
+        orgs: Sequence[str],
+        transfers: Transfers = Transfers(0.0, 0.0),
+    ) -> None:
         self.timing = timing
+        self._transfers = transfers
+        self._coming: list[Coming] = []
         self._told: list[Told] = []
         self.replicas = [Replica(index, timing, columns, self._told) for index in range(replicas)]
         self.now = 0.0
@@ -240,6 +283,8 @@ class Fleet:
         queue = Queue(requests)
         while queue or flying:
             due = min(replica.engine.due for replica in self.replicas)
+            if self._coming:
+                due = min(due, self._coming[0].at)
             if at_once is None:
                 next_at = queue.next_at / speed
             else:
@@ -249,17 +294,24 @@ class Fleet:
                 self.now = max(self.now, next_at)
                 self._housekeep()
                 place = await policy.place(asking, self.now)
-                self.replicas[place].accept(asking, self.now)
                 asking.sent = self.now
+                if tokens := self._send(asking, place, policy.lender(asking)):
+                    result.borrowed[asking.number] = tokens
                 flying += 1
                 continue
             self.now = due
+            while self._coming and self._coming[0].at <= due:
+                one = heapq.heappop(self._coming)
+                self.replicas[one.place].borrow(one.asking, one.tokens, due)
+                self.replicas[one.place].accept(one.asking, due)
             for replica in self.replicas:
                 if replica.engine.due <= due:
                     replica.engine.advance()
             for told in self._told:
                 if told.is_first:
-                    result.seconds.append(told.at - told.asking.sent + self.timing.request)
+                    seconds = told.at - told.asking.sent + self.timing.request
+                    result.seconds.append(seconds)
+                    result.by_request[told.asking.number] = seconds
                     result.cached += told.cached
                     result.asked += told.asking.tokens
                     await policy.first_token(told.asking, told.cached, told.at)
@@ -271,6 +323,20 @@ class Fleet:
         result.ended = self.now
         result.prompt_seconds = sum(replica.engine.prompt_seconds for replica in self.replicas)
         return result
+
+    def _send(self, asking: Asking, place: int, lender: int | None) -> int:
+        """Returns how many tokens are borrowed first."""
+        replica, there = self.replicas[place], 0
+        if lender is not None:
+            there = self.replicas[lender].ledger.query(asking.prompt, self.now)
+            there -= there % COLUMN_TOKENS
+        more = there - replica.ledger.query(asking.prompt, self.now)
+        if more <= 0:
+            replica.accept(asking, self.now)
+            return 0
+        at = self.now + self._transfers.wait + self._transfers.token * more
+        heapq.heappush(self._coming, Coming(at, asking.number, place, asking, there))
+        return more
 
     def _housekeep(self) -> None:
         if self.now >= self._housekeeping_at:

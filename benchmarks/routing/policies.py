@@ -21,6 +21,7 @@ from inference_brain.choice import (
     SentPrefixes,
     choose,
 )
+from inference_brain.recalls import TOKENS_MIN
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.keys import COLUMN_TOKENS
 
@@ -200,6 +201,7 @@ class Ours(Placing):
             Candidate(name, self.rates.of(name), hit, 0, Path.LOCAL, self.flights.load(name, now))
             for name, hit in zip(self._names, hits, strict=True)
         ]
+        candidates = self._with_siblings(candidates, self._maps.hits(asking.columns, now))
         first = asking.columns[: 2 * MAP_COLUMNS]
         asked = Asked(asking.tokens, asking.keys.tag + (first[-1] if first else b""))
         choice = choose(asked, candidates, now, self._rng, self.rates.mode)
@@ -209,6 +211,14 @@ class Ours(Placing):
         self._sent.add(choice.replica, asking.columns, until)
         return self._numbers[choice.replica]
 
+    def _with_siblings(
+        self,
+        candidates: list[Candidate],
+        hits: Sequence[int],  # noqa: ARG002
+    ) -> list[Candidate]:
+        """With what others could lend them, by their maps."""
+        return candidates
+
     async def first_token(self, asking: Asking, cached: int, now: float) -> None:
         self.flights.first_token(str(asking.number), now)
         choice = self.choices.pop(asking.number)
@@ -217,3 +227,22 @@ class Ours(Placing):
 
     async def end(self, asking: Asking, now: float) -> None:  # noqa: ARG002
         self.flights.end(str(asking.number))
+
+
+class Sharing(Ours):
+    """The same, where replicas borrow from each other's memory."""
+
+    def lender(self, asking: Asking) -> int | None:
+        sibling = self.choices[asking.number].chosen.sibling
+        return self._numbers[sibling] if sibling else None
+
+    def _with_siblings(self, candidates: list[Candidate], hits: Sequence[int]) -> list[Candidate]:
+        best = sorted(range(len(hits)), key=hits.__getitem__, reverse=True)[:2]
+        made = []
+        for number, one in enumerate(candidates):
+            lender = next((other for other in best if other != number), None)
+            more = hits[lender] - one.hit_tokens if lender is not None else 0
+            if lender is not None and more >= TOKENS_MIN:
+                one = one._replace(sibling_tokens=more, sibling=self._names[lender])
+            made.append(one)
+        return made

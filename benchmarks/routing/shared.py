@@ -1,0 +1,73 @@
+"""How soon first tokens come where replicas borrow from each other. Part of `benchmarks.sharing`.
+
+Four emulated replicas get the conversation trace by the brain's choice, at 60 and 90 % of capacity, with
+and without borrowing. A borrowed token takes what 160 KiB (the KV of a model of 70 billion parameters in
+8 bits) take at a quarter of 400 Gbit/s; `tier2` is the same at 3.1 GB/s, a shared disk. Compared are the
+requests that borrowed, with themselves in the run without. What this machine does meanwhile changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from typing import Final
+
+from benchmarks.harness import Row, percentile, progress, traces_folder
+from benchmarks.routing.fleet import Fleet, Result, Router, Transfers
+from benchmarks.routing.policies import Exact, Ours, Sharing
+from benchmarks.routing.timing import served
+from benchmarks.routing.traffic import Asking, conversation, orgs
+
+REPLICAS: Final = 4
+COLUMNS: Final = 32_000  # of each
+REQUESTS, QUICK_REQUESTS = 800, 300
+LOADS: Final = (60, 90)
+IN_FLIGHT: Final = 32
+TOKEN_BYTES: Final = 160 << 10
+WAYS: Final = {"memory": 12.5e9, "tier2": 3.1e9}  # bytes a second
+WAIT_SECONDS: Final = 0.005  # until the first byte
+GOAL: Final = 1 / 0.6
+
+
+def ttft(*, quick: bool) -> Iterator[Row]:
+    count = QUICK_REQUESTS if quick else REQUESTS
+    requests = _requests(count)
+    lasts = requests[-1].at - requests[0].at
+    progress("capacity of four replicas")
+    capacity = lasts / _play(count, Exact(), 1.0, 0.0, IN_FLIGHT * REPLICAS).ended
+    for load in LOADS:
+        speed = capacity * load / 100
+        progress(f"conversation at {load} %, without borrowing")
+        alone = _play(count, Ours(), speed, 0.0)
+        for way, rate in WAYS.items():
+            progress(f"conversation at {load} %, {way}")
+            shared = _play(count, Sharing(), speed, TOKEN_BYTES / rate)
+            yield from _rows(f"{load}.{way}", alone, shared, GOAL if way == "memory" else None)
+
+
+def _requests(count: int) -> list[Asking]:
+    return conversation(traces_folder(), count)
+
+
+def _play(
+    count: int, router: Router, speed: float, token_seconds: float, at_once: int | None = None
+) -> Result:
+    transfers = Transfers(WAIT_SECONDS, token_seconds)
+    fleet = Fleet(served(), REPLICAS, COLUMNS, [keys.org for keys in orgs()], transfers)
+    gc.collect()
+    return asyncio.run(fleet.play(_requests(count), router, speed, at_once))
+
+
+def _rows(name: str, alone: Result, shared: Result, goal: float | None) -> Iterator[Row]:
+    which = [number for number in shared.borrowed if number in alone.by_request]
+    before = [alone.by_request[number] for number in which]
+    after = [shared.by_request[number] for number in which]
+    more = {"requests": len(which), "hit %": 100 * shared.hit_rate, "alone hit %": 100 * alone.hit_rate}
+    if which:
+        ours, limit = percentile(after, 0.5), percentile(before, 0.5)
+        yield Row(f"p2p.ttft.p50.{name}", 1e3 * ours, "ms", "without", limit / ours, goal, more)
+    yield Row(
+        f"p2p.ttft.mean.{name}.of_all", 1e3 * shared.mean, "ms", "without", alone.mean / shared.mean
+    )
