@@ -240,7 +240,9 @@ def test_replicas_share_what_they_have_computed(way: Way) -> None:
     prompts = {seed: prompt(seed, LONG) for seed in itertools.islice(way.seeds, 6)}
     for name in (lender, borrower):
         set_draining(way, name, draining=name == borrower)
+    way.governed.set_policy("acme", tiers="dram")  # both have the same tier 2
     try:
+        wait_until("the drivers follow", lambda: way.governed.reached("acme") == (2, 2), 60)
         wait_until("the lender has requests", lambda: served_by(way, prompt(1)) == lender, 60)
         right = {seed: way.ask(BRAINS[0], tokens)[0] for seed, tokens in prompts.items()}
         for name in (lender, borrower):
@@ -252,6 +254,7 @@ def test_replicas_share_what_they_have_computed(way: Way) -> None:
     finally:
         for name in (lender, borrower):
             set_draining(way, name, draining=False)
+        way.governed.set_policy("acme", tiers="dram+tier2")
     assert {seed: answer for seed, (answer, _) in got.items()} == right
     borrowed = [cached for _, cached in got.values() if cached >= LONG - STEP]
     assert len(borrowed) >= len(prompts) - 1, got  # the first may come before anything is known
