@@ -142,6 +142,8 @@ class Borrowing:
         if not size:
             sibling.leave()  # its agents do not answer, or it has forgotten what it said
             found = {}
+        else:
+            sibling.lent()
         with self._lock:
             self.bytes[sibling.path] += size
             self.seconds.setdefault(sibling.path, Histogram()).record(seconds)

@@ -1,8 +1,13 @@
-"""The siblings that columns may be borrowed from, and asking one what it has."""
+"""The siblings that columns may be borrowed from, and asking one what it has.
+
+Who is asked while a request waits is one that has answered a moment ago: a thread sees to that, which
+also keeps the connections.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import ssl
 import threading
 import time
@@ -15,13 +20,20 @@ from kvss_agent.client import Lender
 from kvss_agent.http.blocking_exchange import BlockingExchange
 from kvss_agent.http.exchange import Budget, Unanswered
 from kvss_agent.security.certificates import key_name
+from kvss_agent.shard.seal import TAG_BYTES
 from swdriver_shim.cache.request_log import HasKeys
 from swdriver_shim.desired import SiblingSpec
 from swdriver_shim.lending import ANSWER, PATH, LendBody, LentAnswer, LentColumn
 from telemetry.decoder import Malformed
 
+log = logging.getLogger(__name__)
+
 ASK_SECONDS: Final = 0.2  # for its answer: who computes instead waits for so long at most
-AWAY_SECONDS: Final = 5.0  # for which one that did not answer, or whose bytes did not come, is not asked
+# For so long one that did not answer, or whose bytes did not come, is not asked; twice as long each time.
+AWAY_SECONDS, AWAY_SECONDS_MAX = 5.0, 60.0
+LOOK_SECONDS: Final = 1.0  # between looks whether there is one to greet
+KEEP_SECONDS: Final = 20.0  # after which one that was not asked is greeted
+GREET_SECONDS: Final = 2.0  # for its answer
 LEAST_SECONDS: Final = 0.2  # that bytes may take, however few they are
 BYTES_PER_SECOND_MIN: Final = 100 << 20  # and how fast they have to come otherwise
 _PATHS: Final = ("node", "leaf", "spine")  # the longest last
@@ -52,22 +64,52 @@ class Sibling:
         self._client = client
         self._exchange: BlockingExchange | None = None
         self._opening = threading.Lock()
-        self._away_until = 0.0
+        self._answers = False
+        self._next_at = 0.0  # when it is greeted
+        self._away_seconds = AWAY_SECONDS
         self._homes = {(home.group, home.index): home for home in spec.homes}
 
     def ask(self, prompt: HasKeys, start: int, now: float) -> Loan:
         """What it has of a prompt of which we have so many columns. Raises Away."""
-        if time.monotonic() < self._away_until:
+        if not self._answers:
             raise Away(f"{self.spec.driver} did not answer a moment ago")
         body = LendBody(self._model, prompt.maker.tag, b"".join(prompt.keys), start)
+        answer = self._asked(body, ASK_SECONDS)
+        return Loan([{one.depth: one for one in group} for group in answer.groups], now)
+
+    def greet(self) -> None:
+        """Ask it for nothing. If it answers, it is asked for columns from now on."""
         try:
-            reply = self._connected().ask(
-                "POST",
-                self._path,
-                self.spec.token,
-                Budget(ASK_SECONDS, ANSWER.bytes_max),
-                msgspec.json.encode(body),
-            )
+            self._asked(LendBody(self._model, bytes(TAG_BYTES), b"", 0), GREET_SECONDS)
+        except Away as error:
+            log.debug("Nothing can be borrowed: %s", error)
+        else:
+            self._answers = True
+
+    @property
+    def is_to_be_greeted(self) -> bool:
+        return time.monotonic() >= self._next_at
+
+    @property
+    def answers(self) -> bool:
+        return self._answers
+
+    def leave(self) -> None:
+        """Do not ask it for a while."""
+        self._answers = False
+        self._next_at = time.monotonic() + self._away_seconds
+        self._away_seconds = min(2 * self._away_seconds, AWAY_SECONDS_MAX)
+
+    def lent(self) -> None:
+        """Columns of it have come."""
+        self._away_seconds = AWAY_SECONDS
+
+    def _asked(self, body: LendBody, seconds: float) -> LentAnswer:
+        """Raises Away."""
+        content = msgspec.json.encode(body)
+        budget = Budget(seconds, ANSWER.bytes_max)
+        try:
+            reply = self._connected().ask("POST", self._path, self.spec.token, budget, content)
             answer = reply.read(LentAnswer, ANSWER) if reply.is_success else None
         except (Unanswered, Malformed, ValueError) as error:
             self.leave()
@@ -75,11 +117,8 @@ class Sibling:
         if answer is None:
             self.leave()
             raise Away(f"{self.spec.driver} refuses: {reply.refusal}")
-        return Loan([{one.depth: one for one in group} for group in answer.groups], now)
-
-    def leave(self) -> None:
-        """Do not ask it for a while."""
-        self._away_until = time.monotonic() + AWAY_SECONDS
+        self._next_at = time.monotonic() + KEEP_SECONDS
+        return answer
 
     def lender(self, group: str, index: int, size: int) -> Lender:
         """Of so many bytes of a shard."""
@@ -111,6 +150,9 @@ class Siblings:
 
     def __init__(self) -> None:
         self._siblings: dict[str, Sibling] = {}
+        self._changed = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
 
     def follow(self, specs: Sequence[SiblingSpec], borrower: str, model: str, client: Client) -> None:
         """Those that stay keep what is known of them."""
@@ -124,11 +166,25 @@ class Siblings:
         for name, one in before.items():
             if self._siblings.get(name) is not one:
                 one.close()
+        if self._siblings and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="siblings", daemon=True)
+            self._thread.start()
+        self._changed.set()
 
     def find(self, name: str) -> Sibling | None:
         return self._siblings.get(name)
 
+    def _run(self) -> None:
+        while not self._closed:
+            for one in list(self._siblings.values()):
+                if one.is_to_be_greeted and not self._closed:
+                    one.greet()
+            self._changed.wait(LOOK_SECONDS)
+            self._changed.clear()
+
     def close(self) -> None:
+        self._closed = True
+        self._changed.set()
         for one in self._siblings.values():
             with contextlib.suppress(OSError):
                 one.close()

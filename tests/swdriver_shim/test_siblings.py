@@ -85,6 +85,9 @@ class Member:
         )
         self.shim.set_desired(msgspec.json.encode(told))
         wait_until("it has its shards", lambda: self.shim.is_ready)
+        for one in self.siblings:
+            if sibling := self.shim.driver.siblings.find(one.driver):
+                sibling.greet()
         wait_until("it has slots", lambda: all(pool.limit for pool in self.engine.driver.ledger.pools))
 
     @property

@@ -151,6 +151,9 @@ class SimulatedSibling:
     def leave(self) -> None:
         """It is asked again at once."""
 
+    def lent(self) -> None:
+        """It is what it is for."""
+
     def lender(self, group: str, index: int, _size: int) -> Lender:
         at = next(
             (number, index) for number, of in enumerate(self._world.layout.groups) if of.name == group
