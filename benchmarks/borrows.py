@@ -141,7 +141,7 @@ class _Lender(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
         columns = tuple(LentColumn(depth, depth, 0.0, 0.0) for depth in range(COLUMNS))
-        answer = msgspec.json.encode(LentAnswer((columns,), 5.0))
+        answer = msgspec.json.encode(LentAnswer((columns,)))
         self.send_response(200)
         self.send_header("content-length", str(len(answer)))
         self.end_headers()
@@ -183,7 +183,7 @@ def _dead(*, quick: bool) -> list[Row]:
                 place = SiblingHome("full", 0, f"tcp:{silent}", "theirs", "leaf")
                 spec = SiblingSpec("other", f"http://{url}", "0" * 64, (place,))
                 sibling = Sibling(spec, DRIVER, "0" * 64, lambda: None)
-                sibling._answers = True  # noqa: SLF001 - it has just died
+                sibling._answered_at = time.monotonic()  # noqa: SLF001 - it has just died
                 took = [_load(driver, sibling, number) for number in range(tries)]
                 added = [one - statistics.median(alone) for one in took]
                 worst = percentile(added, 0.99)

@@ -8,6 +8,7 @@ the lender has to be trusted with nothing, and what it costs is bounded: a borro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -34,13 +35,14 @@ from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 32
-OF_DRIVER_AT_ONCE: Final = 8
+AT_ONCE: Final = 128
+OF_DRIVER_AT_ONCE: Final = 32  # one for each shard, of what a driver borrows at once
 SECONDS_MAX: Final = 30.0  # of one borrow; slots are kept for no longer
 STALL_SECONDS: Final = 5.0  # of a lender that says nothing
 AWAY_SECONDS: Final = 5.0  # for which a lender that can't be reached is not tried again
 IDLE_SECONDS: Final = 30.0  # after which a connection to a lender is closed
 WAYS_MAX: Final = 256
+TURN_LOOK_SECONDS: Final = 0.05  # between looks whether a borrow that waits for its turn was given up
 # A request waits for these bytes as well, and computes them if they take too long: they yield less than
 # those of moves.
 PIECE_BYTES: Final = 16 << 20
@@ -66,7 +68,9 @@ class From(Protocol):
 class Borrowed:
     """Since the start. Any thread may add to it."""
 
-    bytes: Counter[str] = field(default_factory=Counter)  # from "here", or from an "agent"
+    bytes: Counter[str] = field(
+        default_factory=Counter
+    )  # from the "same_agent", or from an "other_agent"
     missed: Counter[str] = field(default_factory=Counter)  # columns, by Miss
     late: int = 0  # borrows that did not end in time
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -94,7 +98,9 @@ class _Way:
 
     def requests(self) -> Requests:
         """Raises Lost."""
-        with self._opening:
+        if not self._opening.acquire(timeout=STALL_SECONDS):
+            raise Lost(f"{self._address} takes long to connect to")
+        try:
             if (there := self._requests) and not there.connection.channel.has_ended:
                 return there
             if time.monotonic() < self._away_until:
@@ -106,10 +112,8 @@ class _Way:
                 self._away_until = time.monotonic() + AWAY_SECONDS
                 raise error if isinstance(error, Lost) else Lost(str(error)) from error
             return self._requests
-
-    def hang_up(self) -> None:
-        if there := self._requests:
-            channels.hang_up(there.connection.channel.socket)
+        finally:
+            self._opening.release()
 
     def close(self) -> None:
         if there := self._requests:
@@ -117,21 +121,18 @@ class _Way:
 
 
 class _FromAgent:
-    def __init__(self, way: _Way, slot_bytes: int) -> None:
-        self._way = way
+    def __init__(self, way: _Way, requests: Requests, slot_bytes: int) -> None:
+        self._way, self._requests = way, requests
         self._slot_bytes = slot_bytes
         self._ended = threading.Event()
+        self._has_turn = False
 
     def read(self, wanted: Sequence[Wanted], into: Sequence[memoryview]) -> Iterator[Header | Miss]:
-        way, at = self._way, 0
-        requests = way.requests()
-        if requests.connection.welcome.slot_bytes != self._slot_bytes:
-            raise Lost("the slots of the lender have another size")
+        way, requests, at = self._way, self._requests, 0
         while at < len(wanted):
-            with way.turn:
+            with self._turn():
                 self._ended.wait(way.background.rest(time.monotonic()))
-                if self._ended.is_set():
-                    raise Lost("the borrow was given up")
+                self._check_runs()
                 end = at + max(1, way.background.piece() // self._slot_bytes)
                 began = time.monotonic()
                 found = requests.refill(wanted[at:end], into[at:end], 0, 0.0, of_any_evict=True)
@@ -142,9 +143,26 @@ class _FromAgent:
             at = end
             yield from found
 
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        while not self._way.turn.acquire(timeout=TURN_LOOK_SECONDS):
+            self._check_runs()
+        self._has_turn = True
+        try:
+            yield
+        finally:
+            self._has_turn = False
+            self._way.turn.release()
+
+    def _check_runs(self) -> None:
+        if self._ended.is_set():
+            raise Lost("the borrow was given up")
+
     def hang_up(self) -> None:
+        """Others read over the same connection: it ends only if it is this one's turn."""
         self._ended.set()
-        self._way.hang_up()
+        if self._has_turn:
+            channels.hang_up(self._requests.connection.channel.socket)
 
 
 class _FromHere:
@@ -213,7 +231,10 @@ class _Borrow:
             if self._is_given_up:
                 return
             self._from = found
-        self._fill(found)
+        try:
+            self._fill(found)
+        except Exception:
+            log.exception("A borrow from %s has failed", self._asked.lender)
 
     def _fill(self, found: From) -> None:
         shard, asked = self._shard, self._asked
@@ -222,11 +243,14 @@ class _Borrow:
         for place, slot in enumerate(self._slots):
             if isinstance(slot, Miss):
                 continue
-            memory = shard.arena.slot(slot)
+            try:
+                memory = shard.arena.slot(slot)
+            except IndexError:  # the shard has ended
+                continue
             if seal.is_newer(memory, asked.after, shard.core.accepted):
                 self.answers[place] = Miss.STALE
                 continue
-            seal.open_slot(memory, asked.after)
+            seal.open_slot_for(memory, asked.after, asked.columns[place].tag)
             places.append(place)
             memories.append(memory)
         columns = [asked.columns[place] for place in places]
@@ -246,7 +270,9 @@ class _Borrow:
 
     def _finish(self, place: int, memory: memoryview, header: Header | Miss) -> None:
         """What has come is sealed as of now; of what has not, nothing stays."""
-        after = self._asked.after
+        after, tag = self._asked.after, self._asked.columns[place].tag
+        if isinstance(header, Header) and not seal.is_open_for(memory, after, tag):
+            header = Miss.ABSENT  # it was purged meanwhile
         if isinstance(header, Miss):
             seal.clear(memory, after, scrub=True)
             self.answers[place] = header
@@ -305,17 +331,21 @@ class Borrowing:
             work = self._loop.run_in_executor(
                 self._threads, borrow.run, lambda: self._find(shard, lender)
             )
+            work.add_done_callback(lambda _: self._ended(driver))
             done, _ = await asyncio.wait({work}, timeout=min(lender.seconds, SECONDS_MAX))
             if not done:
                 self.borrowed.late += 1
                 if borrow.give_up():
                     await asyncio.wait({work})
         finally:
-            with self._lock:
-                self._running[driver] -= 1
             self._count(borrow, is_here=lender.shard in self._shards)
             then(tuple(borrow.answers), ())
             self._loop.call_later(IDLE_SECONDS, self._close_idle)
+
+    def _ended(self, driver: str) -> None:
+        """Its thread has: one that hangs counts, also when its borrow was answered."""
+        with self._lock:
+            self._running[driver] -= 1
 
     def _find(self, shard: HostedShard, lender: Lender) -> From:
         """Raises Lost."""
@@ -326,8 +356,10 @@ class Borrowing:
             return _FromHere(here, identity.driver)
         way = self._way(lender, identity.driver)
         way.bytes_per_second = lender.bytes_per_second
-        way.requests()
-        return _FromAgent(way, identity.slot_bytes)
+        requests = way.requests()
+        if requests.connection.welcome.slot_bytes != identity.slot_bytes:
+            raise Lost("the slots of the lender have another size")
+        return _FromAgent(way, requests, identity.slot_bytes)
 
     def _way(self, lender: Lender, driver: str) -> _Way:
         name = lender.address, lender.shard, driver
@@ -353,7 +385,7 @@ class Borrowing:
 
     def _count(self, borrow: _Borrow, *, is_here: bool) -> None:
         with self.borrowed.lock:
-            self.borrowed.bytes["here" if is_here else "agent"] += borrow.bytes
+            self.borrowed.bytes["same_agent" if is_here else "other_agent"] += borrow.bytes
             for answer in borrow.answers:
                 if isinstance(answer, Miss):
                     self.borrowed.missed[answer] += 1

@@ -61,7 +61,7 @@ RESTED = _counter(
 )
 BORROWED = _counter(
     "kvss_borrowed_bytes_total",
-    "Bytes that were copied from a sibling's slots: on this agent (here), or on another (agent).",
+    "Bytes that were copied from a sibling's slots, on the same agent or on another one.",
     "from",
 )
 NOT_BORROWED = _counter(

@@ -28,6 +28,7 @@ from swdriver_shim.policy import OrgPolicies
 ORGS_MAX: Final = 100_000
 AGENTS_REMOVED_MAX: Final = 4096
 SIBLINGS_MAX: Final = 64
+BORROWERS_MAX: Final = 4096
 CLAIMS_KEY_BYTES_MIN: Final = 32
 SHA256: Final = r"^[0-9a-f]{64}$"
 
@@ -189,6 +190,7 @@ class Desired(WholeDocument, frozen=True, omit_defaults=True):
     agents_removed: Annotated[tuple[Text, ...], Meta(max_length=AGENTS_REMOVED_MAX)] = ()
     orgs: Annotated[tuple[OrgSpec, ...], Meta(max_length=ORGS_MAX)] = field(default_factory=tuple)
     siblings: Annotated[tuple[SiblingSpec, ...], Meta(max_length=SIBLINGS_MAX)] = ()
+    borrowers: Annotated[tuple[Name, ...], Meta(max_length=BORROWERS_MAX)] = ()  # that may borrow here
     # What gateways sign the claims of an engine's requests with. Daemons have none: their callers have
     # tokens.
     claims_key: Annotated[bytes, Meta(min_length=CLAIMS_KEY_BYTES_MIN, max_length=256)] | None = None

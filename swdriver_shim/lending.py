@@ -21,7 +21,7 @@ from swdriver_shim.layout import GROUPS_MAX
 from swdriver_shim.policy import Tier2Rule
 from telemetry.decoder import Limits
 
-KEYS_MAX: Final = 1 << 13  # of one prompt: half a million tokens
+KEYS_MAX: Final = 1 << 13  # of one prompt: half a million tokens; brains name as many
 PATH: Final = "/v1/lend"
 ASK_BYTES_MAX: Final = 1 << 18
 ANSWER: Final = Limits(4 << 20, GROUPS_MAX * KEYS_MAX * 8)
@@ -52,13 +52,12 @@ class LentColumn(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class LentAnswer(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is lent of each group, in the layout's order. `seconds`: for how long it stays."""
+    """What is lent of each group, in the layout's order."""
 
     groups: Annotated[
         tuple[Annotated[tuple[LentColumn, ...], Meta(max_length=KEYS_MAX)], ...],
         Meta(max_length=GROUPS_MAX),
     ]
-    seconds: Annotated[float, Meta(ge=0, le=3600)]
 
 
 def token_for(lender_secret: bytes, borrower: str) -> str:

@@ -23,7 +23,7 @@ from console.sessions.rules import effective_rules
 from console.sessions.siblings import Sibling, Siblings
 from kvss_agent.desired import SHARDS_MAX
 from kvss_agent.security.identity import fingerprint
-from swdriver_shim.desired import AGENTS_REMOVED_MAX
+from swdriver_shim.desired import AGENTS_REMOVED_MAX, BORROWERS_MAX
 from swdriver_shim.lending import token_for
 
 
@@ -162,12 +162,14 @@ def siblings_of_drivers() -> Part:
 
 
 def siblings(name: str, *, found: Siblings, drivers: _Drivers) -> Mapping[str, Any]:
-    """Whom it may borrow from. Left out while there is none: older drivers refuse the field."""
-    its = found.of(name)
-    if not its:
-        return {}
+    """Whom it may borrow from, and who from it. Left out where there is none: older drivers refuse these
+    fields."""
+    its, borrowers = found.of(name), found.borrowers_of(name)[:BORROWERS_MAX]
     known = drivers.of([one.driver.name for one in its])
-    return {"siblings": [_sibling(one, known[one.driver.name], name) for one in its]}
+    return {
+        **({"siblings": [_sibling(one, known[one.driver.name], name) for one in its]} if its else {}),
+        **({"borrowers": borrowers} if borrowers else {}),
+    }
 
 
 def _sibling(one: Sibling, known: _Known, borrower: str) -> dict[str, Any]:

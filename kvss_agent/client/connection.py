@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import socket
 import ssl
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from kvss_agent.security.trust import ClientCertificate
 
 CONNECT_SECONDS: Final = 5.0
+HANDSHAKE_SECONDS: Final = 5.0  # of an agent, from connecting on, in however small pieces it comes
 LAST_WORDS_SECONDS: Final = 0.2
 _HOST: Final = re.compile(r"[^\s\[\]]+")
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
@@ -147,6 +149,7 @@ class AgentConnection:
             tls = certified if address.is_tls else credentials.tls
             self.channel = address.open(tls, credentials.stall_seconds)
         self.address = address
+        self._until = time.monotonic() + max(HANDSHAKE_SECONDS, credentials.stall_seconds)
         self.reader = wire.FrameReader()
         self._with_descriptors = role is Role.SHARED
         try:
@@ -176,6 +179,7 @@ class AgentConnection:
         self.version = got.version
         self.features = got.features & said.features
         self.welcome = self.receive_a(wire.Welcome)
+        self._until = math.inf
 
     @property
     def is_private(self) -> bool:
@@ -212,6 +216,8 @@ class AgentConnection:
                     if self.reader.between_frames and time.monotonic() < until:
                         continue
                     raise Breach(Cause.STALLED, "it does not answer") from error
+                if time.monotonic() > self._until:
+                    raise Breach(Cause.STALLED, "its handshake takes too long")
                 found = self.reader.fed(count)
                 if isinstance(found, wire.Error):
                     raise Lost(f"{self.address} says: {found.sentence}", found.cause)

@@ -175,6 +175,18 @@ def open_slot(slot: memoryview, sequence: int) -> None:
     _MARK.pack_into(slot, 0, MAGIC, VERSION, _OPEN, 0, sequence)
 
 
+def open_slot_for(slot: memoryview, sequence: int, tag: bytes) -> None:
+    """The same, and whose column it will be: who purges that tag waits, or empties the slot."""
+    open_slot(slot, sequence)
+    slot[32:48] = tag
+
+
+def is_open_for(slot: memoryview, sequence: int, tag: bytes) -> bool:
+    """Whether it still is as `open_slot_for` has left it."""
+    mark = _MARK.pack(MAGIC, VERSION, _OPEN, 0, sequence)
+    return bytes(slot[: len(mark)]) == mark and bytes(slot[32:48]) == tag
+
+
 def verify(slot: memoryview, expected: Column, mover: Mover = PYTHON) -> Header | Miss:
     """Check header and payload in place. On success the payload is `slot[64 : 64 + length]`.
 

@@ -28,7 +28,7 @@ from swdriver_shim.cache.loans import Loans
 from swdriver_shim.cache.lookup import Lookup, Match, columns_of
 from swdriver_shim.cache.misses import ColumnState
 from swdriver_shim.cache.object_ledger import ObjectLedger
-from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap, State
+from swdriver_shim.cache.prefix_map import NEVER_YET, Account, Column, PrefixMap, State
 from swdriver_shim.cache.reasons import GHOSTS_MAX, Reason, Removal, Tally
 from swdriver_shim.cache.recalls import Recall, RecallPlanner, RestorePlanner
 from swdriver_shim.cache.request_log import HasKeys, RequestRecord
@@ -284,12 +284,19 @@ class Ledger:
             self._stock.deletes.delete(prefix_map, prompt.keys)  # files have the policy's TTL only
         return len(columns)
 
-    def purge(self, org: str, namespace: Namespace | None = None, tag: bytes | None = None) -> Removal:
+    def purge(
+        self,
+        org: str,
+        namespace: Namespace | None = None,
+        tag: bytes | None = None,
+        now: float = NEVER_YET,
+    ) -> Removal:
         """Remove all columns of the org, or of one namespace; from tier 2 always all. They are not found
-        from here on; `reclaim` does the rest.
+        from here on; `reclaim` does the rest. What a sibling has stored before `now` is not borrowed.
 
         `tag`: the org's isolation tag, needed if it may have sent no request yet.
         """
+        self._stock.account(org).purged_at = now
         return self._stock.purge(self._stock.account(org), namespace, tag)
 
     def purge_tag(self, org: str, tag: bytes) -> Removal:

@@ -20,6 +20,7 @@ from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace
 from swdriver_shim.policy import Policy, Tier2Rule
 
 NO_SLOT: Final = -1
+NEVER_YET: Final = float("-inf")
 
 
 class State(IntEnum):
@@ -223,6 +224,7 @@ class Account:
         self.makers: dict[Namespace, Keys] = {}
         self.purged: list[PrefixMap] = []  # not found any more; their columns are being removed
         self.removals = 0  # how often somebody has had something removed
+        self.purged_at = NEVER_YET  # what a sibling stored before is not borrowed
         self.bytes = 0
         self.group_bytes = [0] * groups
         self.tally = Tally()

@@ -91,13 +91,21 @@ class RecallPlanner:
         return self._stock.account(prompt.maker.org).removals
 
     def borrow(
-        self, prompt: HasKeys, lent: Sequence[Mapping[int, LentColumn]], removals: int, now: float
+        self,
+        prompt: HasKeys,
+        lent: Sequence[Mapping[int, LentColumn]],
+        asked: tuple[float, int],
+        now: float,
     ) -> list[Recall]:
-        """The same of columns that a sibling lends, by group and depth. `removals`: before it was
-        asked."""
-        account = self._stock.account(prompt.maker.org)
+        """The same of columns that a sibling lends, by group and depth. `asked`: when it was, and how
+        many `removals` there had been. It may have what was purged here before."""
+        account, (asked_at, removals) = self._stock.account(prompt.maker.org), asked
         if account.removals != removals:
             return []
+        lent = [
+            {depth: one for depth, one in of.items() if asked_at - one.stored_age > account.purged_at}
+            for of in lent
+        ]
         if account.policy.tiers is Tiers.NONE or not self._stock.is_reachable:
             return []
         recalls = self._begin(prompt, lent, now)

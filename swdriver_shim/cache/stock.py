@@ -266,6 +266,7 @@ class Stock:
         if column.state is State.READY:
             self.withdraw(column)
         self.expiry.put(column, 0)
+        self.borrowed.pop(column.key, None)
         column.state = State.EMPTY
         slot, column.slot = column.slot, NO_SLOT
         owner = column.map

@@ -77,8 +77,9 @@ RECALL_REQUESTS = _counter(
 )
 BORROWS = _counter(
     "swdriver_borrows_total",
-    "Prompts to borrow from a sibling: borrowed, partly, nothing (it had none), slower (than to compute "
-    "them), away (it did not answer) or here (nothing was missing).",
+    "Prompts to borrow from a sibling: borrowed, partly, failed (none of it came), refused (by this "
+    "driver's own nodes), nothing (it had none), slower (than to compute it), away (it does not answer) "
+    "or in_memory (nothing was missing).",
     "what",
 )
 BORROWED_COLUMNS = _counter(

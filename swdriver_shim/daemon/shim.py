@@ -24,7 +24,6 @@ from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.security.confirmations import DriverStatement, NotConfirmedYet, Question, ShardCover
 from kvss_agent.security.trust import Trust
 from swdriver_shim import desired as documents
-from swdriver_shim.cache.loans import LOAN_SECONDS
 from swdriver_shim.cache.request_log import PromptKeys, cut_keys
 from swdriver_shim.cache_map.codec import SPACE_BYTES, CachePath
 from swdriver_shim.cache_map.follower import Follower
@@ -492,7 +491,7 @@ class Shim:
         told = self.desired
         if told is None:
             return [CONTROLLER]
-        siblings = (f"sibling:{one.driver}" for one in told.siblings)
+        siblings = (f"sibling:{name}" for name in told.borrowers)
         return [CONTROLLER, *(owner_of(org.name) for org in told.orgs), *siblings]
 
     def permit(self, token: str, org: OrgSpec) -> Callable[[], bool]:
@@ -586,13 +585,13 @@ class Shim:
         maker = self._maker_of(body.tag)
         keys = cut_keys(body.keys)
         found = driver.lend(PromptKeys(maker, keys), body.start) if maker else []
-        return LentAnswer(tuple(map(tuple, found)), LOAN_SECONDS)
+        return LentAnswer(tuple(map(tuple, found)))
 
     def borrower(self, name: str, token: str) -> str | None:
-        """Whose request this is, if it shows what the console has made of our secret for this driver;
-        None for anybody else."""
+        """Whose request this is, if it may borrow here and shows what the console has made of our secret
+        for it; None for anybody else."""
         told = self.desired
-        if told is None or not name:
+        if told is None or name not in told.borrowers:
             return None
         return f"sibling:{name}" if is_token(token, token_for(told.secret, name)) else None
 

@@ -2,7 +2,7 @@
 
 Columns are borrowed where that is expected to be faster than computing them, by what both have taken.
 A load that comes meanwhile waits for them as for a recall; what comes too late for it is there for the
-next.
+next. All of it runs in threads of its own: a sibling that is slow holds up nothing of tier 2.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
+from kvss_agent.client import Miss
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
@@ -24,12 +27,25 @@ from swdriver_shim.data_plane.break_even import BreakEven, LinearFit
 from swdriver_shim.data_plane.shard.columns import RecallColumn
 from swdriver_shim.data_plane.shard.control import ShardControl
 from swdriver_shim.data_plane.siblings import Away, Loan, Sibling
-from swdriver_shim.data_plane.tier2 import SEARCHES_AHEAD_MAX, Tier2Transfers
+from swdriver_shim.data_plane.tier2 import Tier2Transfers, on_each
 from telemetry.histogram import Histogram
 
 log = logging.getLogger(__name__)
 
+PROMPTS_AT_ONCE: Final = 8  # further ones are not borrowed
+THREADS_MAX: Final = 32  # one for each shard of what is borrowed at once; an agent takes as many
 ORGS_MAX: Final = 1024  # whose break-even is kept
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """Of one prompt."""
+
+    loan: Loan
+    until: float  # by the monotonic clock
+    came: int = 0  # columns
+    missed: int = 0
+    refused: bool = True  # by our own agents, all of it
 
 
 class Borrowing:
@@ -43,7 +59,7 @@ class Borrowing:
         clock: Callable[[], float],
     ) -> None:
         """`lock` is the ledger's."""
-        self.seconds: dict[str, Histogram] = {}  # of borrows, by path
+        self.seconds: dict[str, Histogram] = {}  # of up to 64 columns, by path
         self.bytes: Counter[str] = Counter()  # by path
         self.outcomes: Counter[str] = Counter()  # of prompts
         self._fits: dict[str, LinearFit] = {}  # by path
@@ -52,54 +68,74 @@ class Borrowing:
         self._lock = lock
         self._transfers = transfers
         self._clock = clock
+        self._running = 0
+        self._prompts = ThreadPoolExecutor(PROMPTS_AT_ONCE, thread_name_prefix="borrow")
+        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="borrow shard")
+
+    def close(self) -> None:
+        """Once the shards are closed: what is under way ends soon."""
+        for pool in (self._prompts, self._threads):
+            pool.shutdown(cancel_futures=True)
 
     def begin(self, prompt: HasKeys, sibling: Sibling) -> bool:
         """Borrow what is missing of a prompt that is about to be loaded. Returns at once: whether it has
         begun, or there is nothing to do."""
+        prompt = PromptKeys(prompt.maker, list(prompt.keys))
         with self._lock:
             start = self._ledger.tier2.has(prompt, self._clock())
             removals = self._ledger.tier2.removals(prompt)
-        if start >= len(prompt.keys):
-            self.outcomes["here"] += 1
-            return True
-        prompt = PromptKeys(prompt.maker, list(prompt.keys))
-        return self._transfers.begin(
-            prompt.keys[start],
-            lambda: self._borrow(prompt, start, removals, sibling),
-            SEARCHES_AHEAD_MAX,
-        )
+            if start >= len(prompt.keys):
+                self.outcomes["in_memory"] += 1
+                return True
+            first = prompt.keys[start]
+            if self._transfers.is_coming(first):
+                return True
+            if self._running >= PROMPTS_AT_ONCE:
+                return False
+            self._running += 1
+            self._transfers.is_to_come(first)
+        self._prompts.submit(self._run, prompt, start, removals, sibling)
+        return True
 
-    def tokens_min(self, org: str) -> int | None:
-        """From how many tokens on borrowing is faster than computing, over the path that was used last;
-        None for never. The caller holds the lock."""
-        layout = self._ledger.layout
-        found = [pace for (name, _), pace in self._paces.items() if name == org]
-        return found[-1].tokens_min(layout.token_bytes, layout.state_bytes) if found else 0
+    def _run(self, prompt: HasKeys, start: int, removals: int, sibling: Sibling) -> None:
+        outcome = "failed"
+        try:
+            outcome = self._borrow(prompt, start, removals, sibling)
+        except Exception:
+            log.exception("Borrowing from %s has failed", sibling.spec.driver)
+        finally:
+            with self._lock:
+                self._running -= 1
+                self.outcomes[outcome] += 1
+            self._transfers.has_come(prompt.keys[start])
 
-    def _borrow(self, prompt: HasKeys, start: int, removals: int, sibling: Sibling) -> None:
+    def _borrow(self, prompt: HasKeys, start: int, removals: int, sibling: Sibling) -> str:
+        """What became of it."""
         try:
             loan = sibling.ask(prompt, start, self._clock())
         except Away as error:
             log.debug("Nothing is borrowed: %s", error)
-            self.outcomes["away"] += 1
-            return
+            return "away"
         if len(loan.groups) != len(self._ledger.layout.groups) or not any(loan.groups):
-            self.outcomes["nothing"] += 1
-            return
-        recalls: list[Recall] = []
+            return "nothing"
         with self._lock:
             now = self._clock()
             tokens, size = self._ledger.tier2.gain(prompt, loan.groups, now)
-            is_worth_it = self._pace(prompt.maker.org, sibling.path).is_worth_it(tokens, size, now)
-            if tokens and is_worth_it:
-                recalls = self._ledger.tier2.begin_borrows(prompt, loan.groups, removals, now)
-        if recalls:
-            is_whole = self._transfers.carry_back(
-                recalls, lambda recall: self._fetched(recall, sibling, loan)
-            )
-            self.outcomes["borrowed" if is_whole else "partly"] += 1
-        else:
-            self.outcomes["slower" if tokens and not is_worth_it else "nothing"] += 1
+            if tokens and not self._pace(prompt.maker.org, sibling.path).is_worth_it(tokens, size, now):
+                return "slower"
+            asked = loan.asked_at, removals
+            recalls = self._ledger.tier2.begin_borrows(prompt, loan.groups, asked, now) if tokens else []
+        if not recalls:
+            return "nothing"
+        arriving = _Arriving(loan, time.monotonic() + sibling.seconds_for(size))
+        self._transfers.carry_back(recalls, lambda recall: self._fetched(recall, sibling, arriving))
+        if arriving.came:
+            sibling.lent()
+            return "partly" if arriving.missed else "borrowed"
+        if arriving.refused:
+            return "refused"
+        sibling.leave()  # its agents do not answer, or it has forgotten what it said
+        return "failed"
 
     def _pace(self, org: str, path: str) -> BreakEven:
         """The caller holds the lock."""
@@ -113,40 +149,44 @@ class Borrowing:
             )
         return found
 
-    def _fetched(self, recall: Recall, sibling: Sibling, loan: Loan) -> dict[Column, Dates | Reason]:
-        began = time.perf_counter()
+    def _fetched(
+        self, recall: Recall, sibling: Sibling, arriving: _Arriving
+    ) -> dict[Column, Dates | Reason]:
+        """Empty where it is too late for any."""
+        began, loan = time.monotonic(), arriving.loan
+        seconds_left = arriving.until - began
         groups: dict[int, list[tuple[Column, RecallColumn, int]]] = {}
         with self._lock:
             for column, slot in recall.places:
                 source = loan.groups[column.group][column.depth].slot
                 into = RecallColumn(slot, column.key, recall.tag)
                 groups.setdefault(column.group, []).append((column, into, source))
+        if seconds_left <= 0:
+            arriving.missed += len(recall.places)
+            return {}
 
-        def fetch(group: int, index: int, shard: ShardControl) -> Sequence[object]:
-            shape, parts = self._ledger.layout.groups[group], groups[group]
-            size = len(parts) * shape.slot_bytes[index]
-            lender = sibling.lender(shape.name, index, size)
+        def fetch(group: int, index: int, shard: ShardControl) -> Sequence[Miss | None]:
+            lender = sibling.lender(self._ledger.layout.groups[group].name, index, seconds_left)
+            parts = groups[group]
             return shard.borrow([into for _, into, _ in parts], [slot for *_, slot in parts], lender)
 
         found: dict[Column, Dates | Reason] = {}
         size = 0
-        for group, answers in self._transfers.on_each_shard(fetch, groups).items():
+        for group, answers in on_each(self._threads, self._transfers.shards, fetch, groups).items():
             for (column, *_), missed in zip(groups[group], zip(*answers, strict=True), strict=True):
-                if any(missed):
+                if why := set(missed) - {None}:
                     found[column] = Reason.NOT_BORROWED
+                    arriving.missed += 1
+                    arriving.refused &= why == {Miss.REFUSED}
                     continue
                 its = loan.groups[column.group][column.depth]
                 found[column] = Dates(loan.asked_at - its.stored_age, loan.asked_at - its.used_age)
+                arriving.came += 1
                 size += column.bytes
-        seconds = time.perf_counter() - began
-        if not size:
-            sibling.leave()  # its agents do not answer, or it has forgotten what it said
-            found = {}
-        else:
-            sibling.lent()
+        seconds = time.monotonic() - began
         with self._lock:
             self.bytes[sibling.path] += size
             self.seconds.setdefault(sibling.path, Histogram()).record(seconds)
             if size:
                 self._fits[sibling.path].add(size, seconds)
-        return found
+        return found if size else {}

@@ -7,6 +7,7 @@ late for one request is there for the next.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import struct
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from kvss_agent.client import TIER_SECONDS, Miss, Purged
 from swdriver_shim.cache.ledger import Ledger
@@ -62,6 +63,13 @@ def reason_of(miss: Miss) -> Reason:
     return Reason.WRITING if miss is Miss.LATE else Reason.AGENT_LOST
 
 
+class _Coming(NamedTuple):
+    """What a sibling lends of a prompt."""
+
+    is_over: threading.Event
+    then: list[Callable[[], object]]  # searches that wait for it
+
+
 class Tier2Transfers:
     """All methods may be called from any thread."""
 
@@ -82,12 +90,12 @@ class Tier2Transfers:
         self.arrived = threading.Condition()  # something has come, or is not going to
         self._ledger = ledger
         self._lock = lock
-        self._shards = shards
+        self.shards = shards
         self._clock = clock
         self._wall_clock = wall_clock
         self._on_change = on_change
         self._searching = 0
-        self._coming: dict[bytes, threading.Event] = {}  # from siblings, by the first missing column
+        self._coming: dict[bytes, _Coming] = {}  # from siblings, by the first missing column
         self._seekings: set[threading.Event] = set()
         self._spilling = 0
         self._is_busy = False  # restoring, forgetting or purging
@@ -137,65 +145,64 @@ class Tier2Transfers:
         with self._lock:
             coming = self._coming.get(trail.keys[start]) if start < len(trail.keys) else None
             if self._searching >= most:
-                return coming
+                return coming.is_over if coming else None
             search = self._ledger.tier2.search(trail, start, self._clock())
             if search is None:
-                return coming
+                return coming.is_over if coming else None
             trail = PromptKeys(trail.maker, list(trail.keys))  # a prompt goes on meanwhile
-            return self._start(lambda: self._seek(trail, search, coming, match))
+            self._searching += 1
+            seeking = threading.Event()
+            self._seekings.add(seeking)
+            if coming:  # tier 2 is asked for what is missing then
+                coming.then.append(lambda: self._searches.submit(self._seek_rest, trail, seeking, match))
+            else:
+                self._searches.submit(self._do_search, trail, search, seeking, match)
+            return seeking
 
-    def begin(self, first: bytes, work: Callable[[], None], most: int) -> bool:
-        """Have columns of a prompt brought from elsewhere, of which the first is missing; who seeks it
-        waits for that. Whether it has begun: not while so many searches are running."""
+    def is_coming(self, first: bytes) -> bool:
+        """Whether a prompt is on its way from a sibling whose first missing column this is. The caller
+        holds the lock."""
+        return first in self._coming
+
+    def is_to_come(self, first: bytes) -> None:
+        """From now on; who seeks it waits until `has_come`. The caller holds the lock."""
+        self._coming[first] = _Coming(threading.Event(), [])
+
+    def has_come(self, first: bytes) -> None:
+        """Or is not going to."""
         with self._lock:
-            if first in self._coming:
-                return True
-            if self._searching >= most:
-                return False
-            self._coming[first] = self._start(lambda: self._come(first, work))
-            return True
-
-    def _come(self, first: bytes, work: Callable[[], None]) -> None:
-        try:
-            work()
-        finally:
-            with self._lock:
-                del self._coming[first]
-
-    def _start(self, work: Callable[[], None]) -> threading.Event:
-        """Do this when its turn comes. Returns what is set then. The caller holds the lock."""
-        self._searching += 1
-        seeking = threading.Event()
-        self._seekings.add(seeking)
-        self._searches.submit(self._do_search, work, seeking)
-        return seeking
+            coming = self._coming.pop(first)
+        coming.is_over.set()
+        self._say_arrived()
+        with contextlib.suppress(RuntimeError):  # it is closed
+            for begin in coming.then:
+                begin()
 
     def look(self, trail: HasKeys, start: int) -> list[set[int]]:
         """By group, the columns behind the first so many that would be brought back from tier 2."""
         with self._lock:
             search = self._ledger.tier2.search(trail, start, self._clock())
-        return self._answered(trail, search) if search else [set() for _ in self._shards]
+        return self._answered(trail, search) if search else [set() for _ in self.shards]
 
-    def _seek(
-        self, trail: HasKeys, search: Search, coming: threading.Event | None, match: Match | None
+    def _seek_rest(self, trail: HasKeys, seeking: threading.Event, match: Match | None) -> None:
+        with self._lock:
+            now = self._clock()
+            search = self._ledger.tier2.search(trail, self._ledger.tier2.has(trail, now), now)
+        self._do_search(trail, search, seeking, match)
+
+    def _do_search(
+        self,
+        trail: HasKeys,
+        search: Search | None,
+        seeking: threading.Event,
+        match: Match | None,
     ) -> None:
-        if coming:
-            coming.wait()  # it ends by itself; tier 2 is asked for what is missing then
-            with self._lock:
-                start = self._ledger.tier2.has(trail, self._clock())
-                again = self._ledger.tier2.search(trail, start, self._clock())
-            if again is None:
-                return
-            search = again
-        there = self._answered(trail, search)
-        if any(there):
-            self._bring(trail, there, match)
-
-    def _do_search(self, work: Callable[[], None], seeking: threading.Event) -> None:
         try:
-            work()
+            there = self._answered(trail, search) if search else []
+            if any(there):
+                self._bring(trail, there, match)
         except Exception:
-            log.exception("A look-up in tier 2, or at a sibling, has failed")
+            log.exception("A look-up in tier 2 has failed")
         finally:
             with self._lock:
                 self._searching -= 1
@@ -428,7 +435,7 @@ class Tier2Transfers:
                     removal.confirmed[shard.name] = self._clock()
             return gone
 
-        return [one for of in self._on_each(empty, range(len(self._shards))).values() for one in of]
+        return [one for of in self._on_each(empty, range(len(self.shards))).values() for one in of]
 
     def _pause(self, is_done: bool) -> None:  # noqa: FBT001
         """What could not be done is tried again, and not in a hurry."""
@@ -442,25 +449,30 @@ class Tier2Transfers:
         shards: frozenset[int] | None = None,
     ) -> dict[int, list[T]]:
         """Do this for each shard of these groups at the same time; what came of it, by group."""
-        return self.on_each_shard(lambda group, _, shard: work(group, shard), groups, shards)
+        return on_each(
+            self._threads, self.shards, lambda group, _, shard: work(group, shard), groups, shards
+        )
 
-    def on_each_shard(
-        self,
-        work: Callable[[int, int, ShardControl], T],
-        groups: Iterable[int],
-        shards: frozenset[int] | None = None,
-    ) -> dict[int, list[T]]:
-        """The same for work that wants to know the shard's place in its group."""
-        futures = {
-            group: [
-                self._threads.submit(work, group, index, shard)
-                for index, shard in enumerate(self._shards[group])
-                if shards is None or index in shards
-            ]
-            for group in groups
-        }
-        wait([future for of in futures.values() for future in of])
-        return {group: [future.result() for future in of] for group, of in futures.items()}
+
+def on_each(
+    threads: ThreadPoolExecutor,
+    shards: Sequence[Sequence[ShardControl]],
+    work: Callable[[int, int, ShardControl], T],
+    groups: Iterable[int],
+    only: frozenset[int] | None = None,
+) -> dict[int, list[T]]:
+    """Do this in these threads for each shard of these groups, with its group and place; what came of
+    it, by group."""
+    futures = {
+        group: [
+            threads.submit(work, group, index, shard)
+            for index, shard in enumerate(shards[group])
+            if only is None or index in only
+        ]
+        for group in groups
+    }
+    wait([future for of in futures.values() for future in of])
+    return {group: [future.result() for future in of] for group, of in futures.items()}
 
 
 def _note(dates: Dates, offset: float) -> int:

@@ -137,6 +137,7 @@ class Decider:
         self._shard_threads.close()
         self._housekeeper.close()
         self._tier2.close()
+        self.borrowing.close()
         self.siblings.close()
 
     def _restore(self, snapshots: Snapshots) -> dict[int, list[int]]:

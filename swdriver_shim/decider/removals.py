@@ -67,7 +67,9 @@ class Removals:
 
         `tag`: the org's, needed for tier 2 if the org may have sent no request since the start.
         """
-        return self._finish(lambda: self._ledger.purge(org, namespace, tag), seconds, org, tag)
+        return self._finish(
+            lambda: self._ledger.purge(org, namespace, tag, self._clock()), seconds, org, tag
+        )
 
     def start_purge(self, org: str, tag: bytes) -> None:
         """Remove all columns that carry this tag, which is not its org's any more. `finish_purge`

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from kvss_agent.shard import seal
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.lookup import Match
-from swdriver_shim.cache.prefix_map import Column
+from swdriver_shim.cache.prefix_map import NEVER_YET, Column
 from swdriver_shim.cache.reasons import Reason, Removal
 from swdriver_shim.cache.stores import Store
 from swdriver_shim.decider.removals import Receipt, Removals
@@ -362,7 +362,13 @@ class Watched(Ledger):
             self._judge.deleted(prompt, slots, removal)
         return removal
 
-    def purge(self, org: str, namespace: Namespace | None = None, tag: bytes | None = None) -> Removal:
-        removal = super().purge(org, namespace, tag)
+    def purge(
+        self,
+        org: str,
+        namespace: Namespace | None = None,
+        tag: bytes | None = None,
+        now: float = NEVER_YET,
+    ) -> Removal:
+        removal = super().purge(org, namespace, tag, now)
         self._judge.purged(org, namespace, removal)
         return removal

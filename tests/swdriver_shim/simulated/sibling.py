@@ -154,11 +154,14 @@ class SimulatedSibling:
     def lent(self) -> None:
         """It is what it is for."""
 
-    def lender(self, group: str, index: int, _size: int) -> Lender:
+    def seconds_for(self, _size: int) -> float:
+        return self._chance.choice((0.05, 1.0, 20.0))
+
+    def lender(self, group: str, index: int, seconds: float) -> Lender:
         at = next(
             (number, index) for number, of in enumerate(self._world.layout.groups) if of.name == group
         )
-        return Lender(self._homes[at].name, name_of(at), self._chance.choice((0.05, 1.0, 20.0)))
+        return Lender(self._homes[at].name, name_of(at), seconds)
 
 
 class Far(StreamClient):
