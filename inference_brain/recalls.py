@@ -49,8 +49,8 @@ class Result(StrEnum):
 
 
 class Recalls:
-    """Used from one event loop. `count` is told of each attempt; of those to borrow `count_borrow` is, if
-    it is given. Bounds hold for both together."""
+    """Used from one event loop. `count` is told of each attempt; of those to borrow `count_borrow`, if
+    there is one. Bounds hold for both together."""
 
     def __init__(
         self,
