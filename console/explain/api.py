@@ -108,8 +108,21 @@ class CandidateOut(Schema):
     waiting_seconds: float = Field(validation_alias="estimate.waiting_seconds")
     fetching_seconds: float = Field(validation_alias="estimate.fetching_seconds")
     computing_seconds: float = Field(validation_alias="estimate.computing_seconds")
-    hit_tokens: int = Field(validation_alias="estimate.hit_tokens")
-    tier2_tokens: int = Field(validation_alias="estimate.tier2_tokens")
+    hit_tokens: int = Field(
+        validation_alias="estimate.hit_tokens",
+        description="Expected hits: from memory, from a sibling and from tier 2.",
+    )
+    tier2_tokens: int = Field(
+        validation_alias="estimate.tier2_tokens", description="Of these, from tier 2."
+    )
+    sibling_tokens: int = Field(
+        validation_alias="estimate.sibling_tokens", description="Of these, borrowed from a sibling."
+    )
+    sibling: str = Field(
+        validation_alias="estimate.sibling",
+        description="The driver that lends them. Empty without access to the fleet, or if nothing is "
+        "borrowed.",
+    )
     guessed: bool = Field(validation_alias="estimate.guessed", description="Its cache was guessed at.")
     path: str = Field(
         validation_alias="estimate.path",

@@ -135,6 +135,7 @@ def _unnamed(route: Route) -> Route:
                 one.estimate,
                 replica=names[one.replica],
                 path="",
+                sibling="",
                 excluded="not available" if one.estimate.excluded else "",
             ),
         )
