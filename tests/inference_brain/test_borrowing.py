@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from inference_brain import metrics, recalls
-from inference_brain.choice import Load, Regret
+from inference_brain import metrics
+from inference_brain.choice import Asked, Candidate, Rates, Regret, choose
 from inference_brain.decisions import CandidateEstimate, RequestRecord
 from inference_brain.desired import DriverSpec, ReplicaSpec, ServedModel
 from inference_brain.recalls import AGAIN_SECONDS, PENDING_MAX, TOKENS_MIN, Recalls, Result
@@ -33,6 +35,7 @@ from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from tests.inference_brain.brains import SECRET, RunningBrain, told
 from tests.inference_brain.engines import FakeEngine
 from tests.inference_brain.map_worlds import model_of
+from tests.live import wait_until
 from tests.swdriver_shim.prompts import FULL, HYBRID
 
 MODEL = model_of(FULL)
@@ -92,12 +95,17 @@ class Two:
         exchange = self.running.brain.router.admission._exchange
         self.running.call(lambda: setattr(exchange, "elsewhere", loads))
 
-    def ask(self) -> RequestRecord:
+        def begin() -> None:
+            router.flights["m"].begin(f"busy {replica}", choice, time.monotonic())
+
+        self.running.call(begin)
+
+    def ask(self, tokens: Sequence[int] = TOKENS) -> RequestRecord:
         running = self.running
         answer = httpx.post(
             f"{running.url}/v1/completions",
             headers=running.headers,
-            json={"model": "m", "prompt": TOKENS, "max_tokens": 3},
+            json={"model": "m", "prompt": tokens, "max_tokens": 3},
             timeout=20,
         )
         assert answer.status_code == 200
@@ -170,13 +178,19 @@ def test_what_a_sibling_did_not_lend_in_time_is_told_apart() -> None:
 
 
 def test_while_it_waits_its_driver_is_asked_as_well() -> None:
-    """What is asked for then, is not asked for again when it is sent: `Recalls` sees to that."""
+    """And again when it is sent, which `Recalls` does not repeat."""
     with two() as pair:
         pair.set_maps(report(COLUMNS), report(0))
         pair.set_busy(r0=900_000.0, r1=200_000.0)
         record = pair.ask()
+        for one in others:
+            one.join()
     assert record.chosen == "r1"
-    assert {one[0] for one in pair.asked.borrowed} == {"d1"}
+    assert record.outcome
+    assert record.outcome.queued_seconds > 0.5
+    ahead, sent = pair.asked.borrowed
+    assert ahead == sent
+    assert ahead[0] == "d1"
     assert pair.asked.recalled == []
 
 
@@ -221,7 +235,6 @@ class Stream:
         pass
 
 
-@dataclass
 class Asker:
     recalls: Recalls
     stream: Stream
@@ -270,4 +283,3 @@ async def test_recalls_and_borrows_are_bounded_together(asker: Asker) -> None:
         asker.recalls.ask(f"job{number}", PROMPT, 0, len(TOKENS))
     asker.recalls.borrow("job", PROMPT, 0, len(TOKENS), "other")
     assert asker.counted == {f"borrow {Result.TOO_MANY}": 1}
-    await asker.recalls.close()

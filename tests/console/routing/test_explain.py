@@ -25,7 +25,9 @@ RECORD = RequestRecord(
     chosen="chat-1",
     why="chat-1 has 1,920 of 2,048 tokens in memory.",
     candidates=(
-        CandidateEstimate("chat-2", 0, 0, 0.01, 0.0, 0.4),
+        CandidateEstimate(
+            "chat-2", 1280, 0, 0.01, 0.0, 0.4, sibling_tokens=1280, sibling="chat-1-driver"
+        ),
         CandidateEstimate("chat-1", 1920, 640, 0.02, 0.01, 0.03, path="spine"),
         CandidateEstimate("chat-3", excluded="ejected after 3 failures"),
     ),
@@ -57,10 +59,12 @@ def test_the_platform_sees_candidates_beside_what_happened(
     route = answer.json()["route"]
     assert (route["brain"], route["chosen"], route["prompt_tokens"]) == ("east", "chat-1", 2048)
     assert [one["replica"] for one in route["candidates"]] == ["chat-1", "chat-2", "chat-3"]
-    first, _, excluded = route["candidates"]
+    first, second, excluded = route["candidates"]
     assert (first["chosen"], round(first["seconds"], 3), first["tier2_tokens"]) == (True, 0.06, 640)
     assert (excluded["seconds"], excluded["excluded"]) == (None, "ejected after 3 failures")
     assert first["path"] == "spine"
+    assert (first["sibling_tokens"], first["sibling"]) == (0, "")
+    assert (second["sibling_tokens"], second["sibling"]) == (1280, "chat-1-driver")
     assert round(route["error_seconds"], 3) == 0.02
     assert (route["outcome"]["hit_tokens"], route["regret"]) == (1920, {"expired": 128})
 
@@ -74,6 +78,7 @@ def test_the_page_says_why(
         "chat-1 has 1,920 of 2,048 tokens in memory.",
         "ejected after 3 failures",
         "expected 1,920",
+        "from chat-1-driver",
         "Regret, expired",
     ):
         assert text in page, text
@@ -87,6 +92,7 @@ def test_an_org_sees_its_request_and_no_names_of_replicas_or_brains(
     )
     route = answer.json()["route"]
     assert [one["replica"] for one in route["candidates"]] == ["replica 1", "replica 2", "replica 3"]
+    assert [one["sibling_tokens"] for one in route["candidates"]] == [0, 1280, 0]
     assert (route["chosen"], route["outcome"]["replica"], route["brain"]) == (
         "replica 1",
         "replica 1",
