@@ -89,11 +89,10 @@ class Two:
 
         self.running.call(read)
 
-    def set_busy(self, **tokens: float) -> None:
-        """With so many tokens that wait at each, by what another brain has sent there."""
-        loads = {("m", name): Load(waiting, waiting=9) for name, waiting in tokens.items()}
-        exchange = self.running.brain.router.admission._exchange
-        self.running.call(lambda: setattr(exchange, "elsewhere", loads))
+    def set_busy(self, replica: str, tokens: int = 200_000) -> None:
+        """By a request with so many tokens, that has no answer yet."""
+        router = self.running.brain.router
+        choice = choose(Asked(tokens), [Candidate(replica, Rates())], 0.0, random.Random(1))
 
         def begin() -> None:
             router.flights["m"].begin(f"busy {replica}", choice, time.monotonic())
@@ -151,7 +150,7 @@ def test_the_request_goes_to_an_idle_sibling_and_nothing_is_borrowed() -> None:
 def test_from_a_busy_sibling_the_bytes_come_before_the_request_is_sent() -> None:
     with two() as pair:
         pair.set_maps(report(COLUMNS), report(64))
-        pair.set_busy(r0=200_000.0)
+        pair.set_busy("r0")
         pair.engines[1].behavior.cached_tokens = len(TOKENS)
         record = pair.ask()
         counts = pair.running.brain.counts
@@ -171,7 +170,7 @@ def test_from_a_busy_sibling_the_bytes_come_before_the_request_is_sent() -> None
 def test_what_a_sibling_did_not_lend_in_time_is_told_apart() -> None:
     with two() as pair:
         pair.set_maps(report(COLUMNS), report(64))
-        pair.set_busy(r0=200_000.0)
+        pair.set_busy("r0")
         pair.engines[1].behavior.cached_tokens = 64 * COLUMN_TOKENS
         record = pair.ask()
     assert record.regret == {Regret.NOT_LENT: (COLUMNS - 64) * COLUMN_TOKENS}
@@ -181,7 +180,12 @@ def test_while_it_waits_its_driver_is_asked_as_well() -> None:
     """And again when it is sent, which `Recalls` does not repeat."""
     with two() as pair:
         pair.set_maps(report(COLUMNS), report(0))
-        pair.set_busy(r0=900_000.0, r1=200_000.0)
+        pair.set_busy("r0")
+        pair.engines[1].behavior.first_seconds = 2.0
+        others = [threading.Thread(target=pair.ask, args=([number] * 40_000,)) for number in range(2)]
+        for one in others:
+            one.start()
+        wait_until("the replica is busy", lambda: pair.engines[1].now_running == len(others))
         record = pair.ask()
         for one in others:
             one.join()
@@ -212,7 +216,7 @@ def test_nothing_is_borrowed_where_it_can_not_be_or_is_not_worth_it(
 ) -> None:
     with two(siblings, models) as pair:
         pair.set_maps(*reports)
-        pair.set_busy(r0=200_000.0)
+        pair.set_busy("r0")
         record = pair.ask()
     assert record.chosen == "r1"
     assert not any(one.sibling or one.sibling_tokens for one in record.candidates)
@@ -236,23 +240,24 @@ class Stream:
 
 
 class Asker:
-    recalls: Recalls
-    stream: Stream
-    counted: Counter[str]
-    now: list[float]
+    def __init__(self) -> None:
+        self.stream = Stream()
+        self.counted = Counter[str]()
+        self.now = 0.0
+        self.recalls = Recalls(
+            "redis://nowhere",
+            lambda result: self.counted.update([f"recall {result}"]),
+            lambda result: self.counted.update([f"borrow {result}"]),
+            clock=lambda: self.now,
+        )
+        self.recalls._redis = self.stream  # type: ignore[assignment]
 
 
 @pytest.fixture
-def asker(monkeypatch: pytest.MonkeyPatch) -> Asker:
-    stream, counted, now = Stream(), Counter[str](), [0.0]
-    monkeypatch.setattr(recalls, "async_client", lambda *_, **__: stream)
-    made = Recalls(
-        "redis://nowhere",
-        lambda result: counted.update([f"recall {result}"]),
-        lambda result: counted.update([f"borrow {result}"]),
-        clock=lambda: now[0],
-    )
-    return Asker(made, stream, counted, now)
+async def asker() -> AsyncIterator[Asker]:
+    made = Asker()
+    yield made
+    await made.recalls.close()
 
 
 async def test_a_request_to_borrow_names_the_sibling_and_the_columns(asker: Asker) -> None:
@@ -271,7 +276,7 @@ async def test_a_request_to_borrow_names_the_sibling_and_the_columns(asker: Aske
 async def test_a_prompt_is_borrowed_once_in_a_while_by_a_driver(asker: Asker) -> None:
     for driver in ("job", "job", "other"):
         asker.recalls.borrow(driver, PROMPT, 0, len(TOKENS), "third")
-    asker.now[0] = AGAIN_SECONDS
+    asker.now = AGAIN_SECONDS
     asker.recalls.borrow("job", PROMPT, 0, len(TOKENS), "third")
     await asyncio.sleep(0)
     assert len(asker.stream.requests) == 3
