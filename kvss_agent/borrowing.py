@@ -367,6 +367,7 @@ class Borrowing:
             if (way := self._ways.get(name)) is None:
                 way = self._ways[name] = _Way(lender, lambda: self._shown(driver), self.totals)
             self._ways.move_to_end(name)
+            way.used_at = time.monotonic()
             least = self._ways.popitem(last=False)[1] if len(self._ways) > WAYS_MAX else None
         if least:
             least.close()

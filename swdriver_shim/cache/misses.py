@@ -40,7 +40,7 @@ def reason(stock: Stock, column: Column | None, key: bytes, now: float) -> Reaso
     """Why the column can't be served; None if it can."""
     if column is None or column.state is State.EMPTY:
         return stock.ghosts.reason_of(key)
-    if column.state is State.RECALLING and column.key in stock.borrowing:
+    if column.state is State.RECALLING and column in stock.borrowing:
         return Reason.NOT_BORROWED
     if column.state in _IN_TRANSIT:
         return _IN_TRANSIT[column.state]

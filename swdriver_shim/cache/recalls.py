@@ -112,7 +112,7 @@ class RecallPlanner:
         for recall in recalls:
             recall.lent = {column: lent[column.group][column.depth] for column, _ in recall.places}
             for column, its in recall.lent.items():
-                self._stock.borrowing.add(column.key)
+                self._stock.borrowing.add(column)
                 column.ttl = its.ttl
                 column.tier2_rule = max(its.tier2_rule, column.tier2_rule, key=_strictness)
         return recalls
@@ -155,7 +155,7 @@ class RecallPlanner:
         removed."""
         stock, recalled = self._stock, self.recalled if recall.lent is None else self.borrowed
         missed = Reason.TIER2_LATE if recall.lent is None else Reason.NOT_BORROWED
-        stock.borrowing.difference_update(column.key for column in recall.lent or ())
+        stock.borrowing.difference_update(recall.lent or ())
         if recall.number and not stock.slots.end(recall):
             return
         arrived: list[Column] = []

@@ -58,7 +58,7 @@ class Stock:
         self.overstay = Overstay()
         self.is_reachable = True  # while an agent is lost nothing is served, and nothing has to go
         self.orgs_with_keys: Collection[str] = ()  # whose columns can be encrypted in tier 2
-        self.borrowing: set[bytes] = set()  # keys of columns that are on their way from a sibling
+        self.borrowing: set[Column] = set()  # on their way from a sibling
         self.borrowed: OrderedDict[bytes, None] = OrderedDict()  # keys, until their first hit
         self.slow_orgs: set[str] = set()  # whose slots are copied or scrubbed before they are free
         self._policies: Mapping[str, OrgPolicies] = {}

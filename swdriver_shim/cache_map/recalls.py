@@ -40,7 +40,7 @@ class Recalled(StrEnum):
     ASKED = "asked"  # tier 2 is, or the sibling
     UNKNOWN = "unknown"  # the driver doesn't serve this org
     NO_SIBLING = "no_sibling"  # it may not borrow from the driver that was named
-    BUSY = "busy"  # tier 2 is asked for too much, or the org has none
+    BUSY = "busy"  # too much is recalled or borrowed, or the org has no tier 2
     TOO_MANY = "too_many"  # of this org
     LATE = "late"
     MALFORMED = "malformed"

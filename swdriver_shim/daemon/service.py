@@ -34,6 +34,7 @@ from swdriver_shim.daemon.shim import Shim
 from telemetry.emit.exposition import CONTENT_TYPE
 
 CONTROLS_AT_ONCE: Final = 4
+LENDS_AT_ONCE: Final = 2  # siblings wait for each other, and for nobody else
 _LEND: Final = msgspec.json.Decoder(lending.LendBody)
 _EXPLAIN_ORG: Final = msgspec.json.Decoder(ExplainOrgBody)
 
@@ -52,6 +53,7 @@ class Service:
         self._callers = CallerApi(shim)
         # Not the threads of callers: those may all be waiting for what the controller is about to fix.
         self._threads = ThreadPoolExecutor(CONTROLS_AT_ONCE, thread_name_prefix="control")
+        self._lending = ThreadPoolExecutor(LENDS_AT_ONCE, thread_name_prefix="lend")
 
     def application(self) -> Starlette:
         def control(path: str, handler: Any, method: str = "GET") -> Route:
@@ -80,7 +82,8 @@ class Service:
     async def lend(self, request: Request) -> Response:
         """For a sibling: where the columns of a prompt are."""
         body = decode(await body_of(request, lending.ASK_BYTES_MAX), _LEND)
-        return as_json(await asyncio.to_thread(self.shim.lend, body))
+        loop = asyncio.get_running_loop()
+        return as_json(await loop.run_in_executor(self._lending, self.shim.lend, body))
 
     async def openapi(self, _request: Request) -> Response:
         return as_json(describe(self._callers.verbs))

@@ -270,7 +270,9 @@ def test_rules_of_a_request_hold_at_the_borrower(pair: tuple[Member, Member]) ->
     b.engine.store(asked, Rules(ttl_seconds=600, tier2=Tier2Rule.NEVER))
     assert a.borrow(asked, "b") is Recalled.ASKED
     a.settled("borrowed")
-    for column in a.engine.driver.ledger.accounts["acme"].columns(0):
+    borrowed = list(a.engine.driver.ledger.accounts["acme"].columns(0))
+    assert len(borrowed) == 3
+    for column in borrowed:
         assert column.ttl == 600
         assert a.engine.driver.ledger._stock.why_no_spill(column) is NoSpill.REQUEST
 
