@@ -415,4 +415,4 @@ def test_a_lender_stores_on_however_much_is_lent(pair: tuple[Member, Member]) ->
         b.engine.store(asked)
         assert b.shim.driver.lend(asked, 0)
     for kind in range(100, 100 + 2 * SLOTS):
-        assert b.engine.store(prompt(tokens(kind))) == 1
+        assert b.engine.store(prompt(tokens(kind))) == 2  # one in each group
