@@ -17,7 +17,17 @@ import pytest
 
 from kvss_agent import borrowing
 from kvss_agent.borrowing import Borrowing
-from kvss_agent.client import Column, Credentials, Lender, Miss, ShardClient, Wanted
+from kvss_agent.client import (
+    Address,
+    Column,
+    Credentials,
+    Lender,
+    Lost,
+    Miss,
+    ShardClient,
+    Wanted,
+    connection,
+)
 from kvss_agent.data_plane import wire
 from kvss_agent.shard import seal
 from kvss_agent.shard.arena import Arena, slot_bytes_for
@@ -27,6 +37,7 @@ from tests.kvss_agent.plane import (
     DRIVER,
     PAYLOAD,
     READER,
+    SECRET,
     TAG,
     Plane,
     column,
@@ -296,8 +307,7 @@ class Trickle:
                 self._pass(far, near, self._most)
                 there.join()  # whoever asks hangs up
 
-    @staticmethod
-    def _pass(source: socket.socket, sink: socket.socket, most: int) -> None:
+    def _pass(self, source: socket.socket, sink: socket.socket, most: int) -> None:
         with contextlib.suppress(OSError):
             while most and (some := source.recv(min(most, 4096))):
                 sink.sendall(some)
@@ -368,3 +378,65 @@ def test_an_agent_that_does_not_borrow_refuses(tmp_path: Path) -> None:
         with plane.client("tcp") as client:
             lender = Lender("tcp:127.0.0.1:1", "s", 1.0)
             assert client.borrow([Wanted(0, column("one"))], [0], lender) == [Miss.REFUSED]
+
+
+class Slow(Trickle):
+    """Passes on what a real agent says, so many bytes a second."""
+
+    def __init__(self, port: int, bytes_per_second: int) -> None:
+        self._pause = 4096 / bytes_per_second
+        super().__init__(port, 1 << 40)
+
+    def _pass(self, source: socket.socket, sink: socket.socket, most: int) -> None:
+        with contextlib.suppress(OSError):
+            while most and (some := source.recv(min(most, 4096))):
+                sink.sendall(some)
+                time.sleep(self._pause)
+
+
+def test_a_borrow_that_is_late_takes_no_other_one_with_it(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop
+) -> None:
+    """Both come over one connection, one after the other."""
+    with agent(tmp_path / "a", loop) as here, agent(tmp_path / "b", loop) as there:
+        add(here, "ours", READER)
+        add(there, "theirs", DRIVER, readers=READER)
+        with there.client("tcp", "theirs") as theirs, here.client("tcp", "ours", driver=READER) as ours:
+            for at in range(4):
+                number = theirs.evict(at, *column(f"c{at}")[:1], TAG, 64, kv())
+            theirs.wait_applied(number)
+            address = Slow(there.tcp, bytes_per_second=400_000).address
+            answers: list[int | Miss] = []
+
+            def borrow() -> None:
+                wanted = [Wanted(at, column(f"c{at}")) for at in range(3)]
+                answers.extend(ours.borrow(wanted, range(3), Lender(address, "theirs", 25.0)))
+
+            thread = threading.Thread(target=borrow)
+            thread.start()
+            slot = here.shards["ours"].arena.slot(0)
+            wait_until("it is on its way", lambda: seal.tag_of(slot) == TAG)
+            late = ours.borrow([Wanted(5, column("c3"))], [3], Lender(address, "theirs", 0.1))
+            assert late == [Miss.LOST]
+            thread.join()
+            assert not any(isinstance(one, Miss) for one in answers)
+
+
+def test_a_handshake_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the lender says something that means nothing."""
+    monkeypatch.setattr(connection, "HANDSHAKE_SECONDS", 0.5)
+
+    def chat(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            near, _ = listener.accept()
+            with near:
+                while True:
+                    near.sendall(wire.Goodbye().encode())
+                    time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=chat, args=(listener,), daemon=True).start()
+        address = Address.parse(f"tcp:127.0.0.1:{listener.getsockname()[1]}")
+        credentials = Credentials(READER, SECRET, stall_seconds=0.5)
+        with pytest.raises(Lost, match="its handshake takes too long"):
+            connection.AgentConnection(address, "theirs", credentials, wire.Role.REFILL)

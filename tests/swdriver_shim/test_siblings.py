@@ -287,6 +287,20 @@ def test_a_purged_org_is_lent_nothing_of(pair: tuple[Member, Member]) -> None:
     assert a.engine.load(asked) == 0
 
 
+def test_what_was_purged_here_does_not_come_back_from_a_sibling(pair: tuple[Member, Member]) -> None:
+    a, b = pair
+    before, after = prompt(tokens(1, 2, 3)), prompt(tokens(4, 5, 6))
+    b.engine.store(before)
+    assert a.engine.driver.removals.purge("acme", tag=before.maker.tag, seconds=5).done
+    assert a.borrow(before, "b") is Recalled.ASKED
+    a.settled("nothing")
+    assert a.engine.load(before) == 0
+    b.engine.store(after)
+    assert a.borrow(after, "b") is Recalled.ASKED
+    a.settled("borrowed")
+    assert a.engine.load(after) == 3 * C
+
+
 def test_what_is_deleted_while_a_sibling_is_asked_does_not_come_back(
     pair: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
 ) -> None:
