@@ -2,9 +2,9 @@
 
 A borrow is of up to 64 columns: the driver asks its agent, and that copies them from a shard of its own,
 compared with memcpy, or from another agent over TCP, compared with a driver that refills the same
-columns over TCP. Both in turns; medians. The dead sibling takes connections and says nothing: its driver,
-or its agent. What is counted is how much longer a load takes than without it, the first one after its
-death. Those after that one do not ask it.
+columns over TCP. Both in turns; medians. The dead sibling takes connections and says nothing: its
+driver, or its agent. What is counted is how much longer a load takes than without it, the first one
+after its death. Those after that one do not ask it.
 """
 
 from __future__ import annotations
