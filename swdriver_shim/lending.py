@@ -21,7 +21,7 @@ from swdriver_shim.layout import GROUPS_MAX
 from swdriver_shim.policy import Tier2Rule
 from telemetry.decoder import Limits
 
-KEYS_MAX: Final = 1 << 13  # of one prompt: half a million tokens; brains name as many
+KEYS_MAX: Final = 1 << 13  # of one prompt: half a million tokens; what brains ask for as well
 PATH: Final = "/v1/lend"
 ASK_BYTES_MAX: Final = 1 << 18
 ANSWER: Final = Limits(4 << 20, GROUPS_MAX * KEYS_MAX * 8)

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from inference_brain.maps.hits import Hits, Numbers
-from swdriver_shim.cache_map.recalls import KEYS_MAX
 from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.lending import KEYS_MAX
 
 # Columns that expire sooner are gone before they are copied.
 EXPIRES_SECONDS_MIN: Final = 5.0

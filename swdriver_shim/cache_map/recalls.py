@@ -21,11 +21,11 @@ from msgspec import Meta
 
 from swdriver_shim.cache_map.codec import Space
 from swdriver_shim.keys import KEY_BYTES
+from swdriver_shim.lending import KEYS_MAX
 from telemetry.decoder import Limits, Malformed, Seconds, unpack
 
 VERSION: Final = 1
 VERSION_WITH_SIBLING: Final = 2
-KEYS_MAX: Final = 1 << 13  # of one prompt: half a million tokens
 STREAM_LENGTH_MAX: Final = 256
 LATE_SECONDS_MAX: Final = 10.0  # after which the request is served, or gone
 OF_ORG_A_SECOND: Final = 8  # that are carried out
