@@ -6,8 +6,8 @@ import numpy as np
 
 from inference_brain.maps import NEVER, Hits, Siblings
 from inference_brain.maps.siblings import EXPIRES_SECONDS_MIN, SILENT_SECONDS_MAX, Lent
-from swdriver_shim.cache_map.recalls import KEYS_MAX
 from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.lending import KEYS_MAX
 from swdriver_shim.policy import Rules
 from tests.inference_brain.map_worlds import MapWorld, tokens_of
 from tests.swdriver_shim.prompts import FULL
