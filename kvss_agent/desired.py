@@ -19,6 +19,8 @@ from kvss_agent.tier2.settings import Tier2Settings
 SHARDS_MAX: Final = 4096
 RETIRING_MAX: Final = 64
 TAGS_MAX: Final = 1_000_000
+DATA_MAX: Final = 8  # fragments with data, and with parity
+PARITY_MAX: Final = 4
 NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$"
 HEX_16: Final = r"^[0-9a-f]{32}$"
 TAG: Final = whole(HEX_16)
@@ -57,11 +59,38 @@ class PeerSpec(Document, frozen=True):
     key: Annotated[str, Meta(pattern=whole(r"^[0-9a-f]{64}$"))] | None = None
 
 
+class HolderSpec(Document, frozen=True):
+    """An agent that stores one fragment of each redundant column of a shard, and the small shard there
+    that its fragments pass through, of the same driver."""
+
+    address: Annotated[str, Meta(min_length=1, max_length=500)]
+    shard: Name
+
+
+class RedundancySpec(Document, frozen=True):
+    """How the redundant columns of a shard are stored: any `data` of the fragments make the column, so
+    the loss of `parity` holders loses nothing. The order of the holders is that of the fragments."""
+
+    data: Annotated[int, Meta(ge=1, le=DATA_MAX)]
+    parity: Annotated[int, Meta(ge=1, le=PARITY_MAX)]
+    holders: Annotated[tuple[HolderSpec, ...], Meta(min_length=2, max_length=DATA_MAX + PARITY_MAX)]
+    repair_bytes_per_second: Annotated[int, Meta(ge=1, lt=1 << 62)] = 64 << 20
+
+    def problem(self) -> str:
+        """Empty if there is none."""
+        if len(self.holders) != self.data + self.parity:
+            return f"{self.data}+{self.parity} fragments need as many holders, not {len(self.holders)}."
+        if len({one.address for one in self.holders}) != len(self.holders):
+            return "Two fragments on one agent would be lost together."
+        return ""
+
+
 class ShardSpec(Document, frozen=True):
     """One shard. Another size is a resize; anything else that changes makes it another shard.
 
     `readers`: other drivers that may refill from it. `pull_bytes_per_second`: what may come from its
-    former home while it moves here. These change freely.
+    former home while it moves here. `redundancy`: where its redundant columns are stored. These change
+    freely.
     """
 
     name: Name
@@ -74,6 +103,7 @@ class ShardSpec(Document, frozen=True):
     huge_pages: bool = False
     applied: Number = 0  # where the numbers of its evicts go on, if it has to be made
     pull_bytes_per_second: Annotated[int, Meta(ge=1, lt=1 << 62)] | None = None
+    redundancy: RedundancySpec | None = None
 
     def identity(self) -> ShardIdentity:
         return ShardIdentity(
@@ -130,6 +160,8 @@ def _problems(desired: Desired) -> Iterator[str]:
         for name in (shard.driver, *shard.readers):
             if name not in peers:
                 yield f"Shard {shard.name} is for {name}, who is not among the peers."
+        if shard.redundancy and (problem := shard.redundancy.problem()):
+            yield f"Shard {shard.name}: {problem}"
     places = [store.place for store in desired.retiring]
     for place in _repeated(places):
         yield f"There are two entries for the retiring store {place}."

@@ -4,15 +4,22 @@ the bytes by itself."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple, Self, TypeVar
 
 from kvss_agent.client.connection import Lost
 from kvss_agent.client.requests import Requests
-from kvss_agent.data_plane.wire import Feature, Lender, TierAnswer, TierColumn, TierVerb
+from kvss_agent.data_plane.wire import (
+    Feature,
+    Lender,
+    ListedColumn,
+    TierAnswer,
+    TierColumn,
+    TierVerb,
+)
 from kvss_agent.shard.core import batches
-from kvss_agent.shard.seal import KEY_BYTES, Column, Header, Miss
+from kvss_agent.shard.seal import KEY_BYTES, TAG_BYTES, Column, Header, Miss
 
 T = TypeVar("T")
 
@@ -69,6 +76,10 @@ class Views(ABC):
 
 class NotApplied(Exception):
     """An evict was not applied in time."""
+
+
+class NotListed(Exception):
+    """Tier 2 of an agent is not open, or the agent is of a version that lists nothing."""
 
 
 class ShardClient(ABC):
@@ -167,10 +178,14 @@ class ShardClient(ABC):
         *,
         notes: Sequence[int] = (),
         data_key: bytes = b"",
+        redundant: bool = False,
         wait_seconds: float = WAIT_SECONDS,
         seconds: float = TIER_SECONDS,
     ) -> list[TierAnswer | Miss]:
         """Copy these columns from their slots to tier 2. DONE or ALREADY where they are there now.
+
+        `redundant`: as fragments on several agents, as the document of this one says; where it says
+        nothing of it, or the agent is of an older version, as without.
 
         `notes`, a number of 64 bits for each, come back when the columns are recalled. What is there
         ALREADY keeps the note that it has. With a data key, of 32 bytes, the files are encrypted; over a
@@ -181,8 +196,22 @@ class ShardClient(ABC):
             for (slot, column), note in zip(columns, notes or repeat(0, len(columns)), strict=True)
         ]
         after = max((one.column.sequence for one in columns), default=0)
-        answers = self._tier(TierVerb.SPILL, asked, after, wait_seconds, seconds, data_key)
+        can = redundant and self.requests.connection.features & Feature.REDUNDANCY
+        verb = TierVerb.SPILL_REDUNDANT if can else TierVerb.SPILL
+        answers = self._tier(verb, asked, after, wait_seconds, seconds, data_key)
         return [answer for answer, _ in answers]
+
+    def listed(self, *, seconds: float = TIER_SECONDS) -> Iterator[ListedColumn]:
+        """The columns of this shard in tier 2, in the order of tag and key. Raises NotListed."""
+        key, tag = bytes(KEY_BYTES), bytes(TAG_BYTES)
+        while True:
+            found = self.requests.list(TierColumn(0, key, tag), seconds)
+            if found is None:
+                raise NotListed("the agent can't list its tier 2 now")
+            yield from found.columns
+            if not found.more or not found.columns:
+                return
+            key, tag, *_ = found.columns[-1]
 
     def recall(
         self,

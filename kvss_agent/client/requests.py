@@ -33,7 +33,7 @@ _NEEDED = {
     wire.TierVerb.BORROW: wire.Feature.BORROW,
 }
 Found = list[Header | Miss]
-Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Rejected
+Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Listed | wire.Rejected
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +119,17 @@ class Requests:
         if isinstance(answer, wire.Tiered):
             return list(zip(answer.answers, answer.notes or repeat(0), strict=False))
         return [(answer.reason if isinstance(answer, wire.Rejected) else Miss.LOST, 0) for _ in columns]
+
+    def list(self, after: wire.TierColumn, seconds: float) -> wire.Listed | None:
+        """The columns of the shard in tier 2 that follow this one; None where that is refused."""
+        if not self.connection.features & wire.Feature.REDUNDANCY:
+            return None
+        answer = self._ask(
+            _Pending(),
+            lambda number: wire.Tier(number, wire.TierVerb.LIST, 0, 0, (after,)),
+            seconds,
+        )
+        return answer if isinstance(answer, wire.Listed) else None
 
     def close(self) -> None:
         with self._changed:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS: Final = 5.0  # from connecting to PROOF
+_SPILLS: Final = (TierVerb.SPILL, TierVerb.SPILL_REDUNDANT)  # they read slots
 _FILLS: Final = (TierVerb.RECALL, TierVerb.BORROW)  # they write to slots
 TIER_REQUESTS_MAX: Final = 256  # requests of one connection for tier 2 that are not answered
 OUTBOX_MAX: Final = 4096  # answers that wait to be sent: a few times what a shard lets wait
@@ -257,6 +258,7 @@ class Connection:
             features |= wire.Feature.SHARED
         if self.plane.tier_requests:
             features |= wire.Feature.TIER | wire.Feature.PURGE | wire.Feature.ENCRYPT
+            features |= wire.Feature.REDUNDANCY
         if self.plane.borrowing:
             features |= wire.Feature.BORROW
         return features & said.features
@@ -367,10 +369,10 @@ class Connection:
         if request in self._tier_requests:
             raise Breach(Cause.UNEXPECTED, f"request {asked.request} is running already")
         self._tier_requests[request] = asked
-        if asked.verb not in (TierVerb.SPILL, *_FILLS):
+        if asked.verb not in (*_SPILLS, *_FILLS):
             self._start_tier_request(asked, tuple(Miss.ABSENT for _ in asked.columns), None)
             return
-        verb = Verb.REFILL if asked.verb is TierVerb.SPILL else Verb.FILL
+        verb = Verb.REFILL if asked.verb in _SPILLS else Verb.FILL
         self._ask(verb, asked, request, [column.slot for column in asked.columns])
 
     def _do(self, effects: Iterable[Mine]) -> None:
@@ -409,15 +411,21 @@ class Connection:
     def _start_tier_request(
         self, asked: wire.Tier, slots: tuple[int | Miss, ...], lease: int | None
     ) -> None:
-        def then(answers: tuple[TierAnswer | Miss, ...], notes: tuple[int, ...]) -> None:
+        def then(answers: tuple[TierAnswer | Miss, ...], notes: tuple[int, ...] = ()) -> None:
             if lease is not None:
                 if asked.verb in _FILLS and self.left.is_set():
                     self._shard.empty(slots, asked.after)  # nobody knows that they have come
                 for more in self._shard.done(lease, self):
                     self.post(more)
-            self.post(wire.Tiered(asked.request, answers, notes))
+            answered(wire.Tiered(asked.request, answers, notes))
+
+        def answered(answer: wire.Frame) -> None:
+            self.post(answer)
             del self._tier_requests[_apart(asked.request)]
 
+        if asked.verb is TierVerb.LIST and self.plane.tier_requests:
+            self.plane.tier_requests.list_columns(self._shard, asked, answered)
+            return
         carrier = self._carrier_of(asked)
         assert carrier  # noqa: S101 - it was there when the request was accepted
         carrier.start(self._shard, asked, slots, then)

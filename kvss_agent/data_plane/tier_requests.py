@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvss_agent.data_plane.connection import TierDone
-from kvss_agent.data_plane.wire import Tier, TierAnswer, TierVerb
+from kvss_agent.data_plane.lists import Lists
+from kvss_agent.data_plane.wire import Listed, ListedColumn, Rejected, Tier, TierAnswer, TierVerb
 from kvss_agent.shard import seal
+from kvss_agent.shard.core import BATCH_MAX
 from kvss_agent.shard.hosted import HostedShard
 from kvss_agent.shard.seal import Column, Miss
 from kvss_agent.tier2.address import Address, Scope
@@ -46,9 +48,11 @@ class TierRequests:
     ) -> None:
         """`retiring`: all retiring stores that may have files. Raises NotOpen if one can't be asked."""
         self.store: Tier2 | None = None
+        self.page = BATCH_MAX  # of a list
         self.is_off = False  # the document that we follow has no tier 2
         self._retiring = retiring
         self._loop = loop
+        self._lists = Lists()
         self._purges: dict[tuple[Tier2, Scope], asyncio.Task[bool]] = {}
         self._unreported: dict[Scope, Removed] = {}  # what is gone, and whose receipt nobody has got
 
@@ -87,8 +91,30 @@ class TierRequests:
         if asked.verb is TierVerb.EXISTS:
             there = await store.exists(addresses)
             return tuple(TierAnswer.DONE if found else Miss.ABSENT for found in there), ()
-        carry_out = _spill if asked.verb is TierVerb.SPILL else _recall
+        carry_out = _recall if asked.verb is TierVerb.RECALL else _spill
         return await carry_out(store, shard, asked, addresses, slots)
+
+    def list_columns(
+        self, shard: HostedShard, asked: Tier, then: Callable[[Listed | Rejected], None]
+    ) -> None:
+        """The columns of the shard that follow the one that is asked for."""
+        asyncio.run_coroutine_threadsafe(self._list_columns(shard, asked, then), self._loop)
+
+    async def _list_columns(
+        self, shard: HostedShard, asked: Tier, then: Callable[[Listed | Rejected], None]
+    ) -> None:
+        answer: Listed | Rejected = Rejected(asked.request, Miss.REFUSED)
+        try:
+            if store := self.store:
+                first, identity = asked.columns[0], shard.identity
+                after = first.tag, first.key
+                found = await self._lists.of(
+                    store, identity.namespace, identity.part, after, self.page + 1
+                )
+                columns = tuple(ListedColumn(*one) for one in found[: self.page])
+                answer = Listed(asked.request, columns, more=len(found) > self.page)
+        finally:
+            then(answer)
 
     def _everything(self) -> list[Tier2]:
         """All stores that may have files. Raises NotOpen."""

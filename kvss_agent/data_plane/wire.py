@@ -25,6 +25,7 @@ they belong and hands out exactly those places to be received into.
 |            |        |         |        |          | sequence 8 and note 8 of each; a data key 32, or |
 |            |        |         |        |          | none                                             |
 | TIERED     | agent  | request |        | answers  | outcome 1 of each; then none, or a note 8 of each|
+| LISTED     | agent  | request | MORE   | columns  | key 16, tag 16, bytes 8, seconds 8 of each       |
 | REJECTED   | agent  | request |        | reason   |                                                  |
 | RESIZED    | agent  | slots   |        | extents  | slots of each extent 8                           |
 | SHRUNK     | driver | slots   |        |          |                                                  |
@@ -41,7 +42,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.mover import Bytes
@@ -69,6 +70,7 @@ _SLOT = struct.Struct("<I")
 _EVICT_BYTES: Final = 4 + HEADER_BYTES
 _TIER = struct.Struct("<I16s16sQQ")
 _NOTE = struct.Struct("<Q")
+_LISTED = struct.Struct("<16s16sQQ")
 _LENDER = struct.Struct("<QIBB")  # bytes per second, milliseconds, lengths of address and shard
 
 
@@ -90,6 +92,7 @@ class Kind(IntEnum):
     ERROR = 15
     TIER = 16
     TIERED = 17
+    LISTED = 18
 
 
 class Role(IntEnum):
@@ -114,11 +117,13 @@ class Feature(IntFlag):
     PURGE = 8  # which can be emptied of a tag
     ENCRYPT = 16  # and encrypts with the key that a request brings
     BORROW = 32  # the agent borrows columns from other shards
+    REDUNDANCY = 64  # the agent stores fragments on other agents, and lists the columns of a shard
 
 
 class Flag(IntFlag):
     NONE = 0
     SCRUB = 1
+    MORE = 1  # of a list: there are more columns behind these
 
 
 class TierVerb(IntEnum):
@@ -130,6 +135,8 @@ class TierVerb(IntEnum):
     DELETE = 4
     PURGE = 5  # of all that carries the tag; there are two answers: notes are how many files and bytes
     BORROW = 6  # copy into the slot from the lender's slot that is its note, sealed as `after`
+    SPILL_REDUNDANT = 7  # like SPILL, as fragments on several agents: survives the loss of some
+    LIST = 8  # the columns of this shard that follow this one, in the order of tag and key
 
 
 class TierAnswer(IntEnum):
@@ -143,7 +150,13 @@ class TierAnswer(IntEnum):
 
 
 FEATURES: Final = (
-    Feature.SHARED | Feature.SCRUB | Feature.TIER | Feature.PURGE | Feature.ENCRYPT | Feature.BORROW
+    Feature.SHARED
+    | Feature.SCRUB
+    | Feature.TIER
+    | Feature.PURGE
+    | Feature.ENCRYPT
+    | Feature.BORROW
+    | Feature.REDUNDANCY
 )
 
 
@@ -439,6 +452,37 @@ class Tiered:
         return cls(request, tuple(_read_answer(code) for code in body[:count]), notes)
 
 
+class ListedColumn(NamedTuple):
+    """A column of a shard in tier 2: the bytes of its file, and when that was written, since 1970."""
+
+    key: bytes
+    tag: bytes
+    bytes: int
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Columns of a shard in tier 2, in the order of tag and key. `more`: others follow."""
+
+    kind: ClassVar = Kind.LISTED
+    request: int
+    columns: tuple[ListedColumn, ...]
+    more: bool = False
+
+    def encode(self) -> bytes:
+        body = b"".join(_LISTED.pack(*column) for column in self.columns)
+        flags = Flag.MORE if self.more else Flag.NONE
+        return _frame(self.kind, body, self.request, flags=flags, count=len(self.columns))
+
+    @classmethod
+    def decode(cls, body: bytes, request: int, flags: int, count: int) -> Listed:
+        if count > BATCH_MAX or len(body) != count * _LISTED.size:
+            raise _malformed("a list of another length")
+        columns = tuple(ListedColumn(*fields) for fields in _LISTED.iter_unpack(body))
+        return cls(request, columns, bool(flags & Flag.MORE))
+
+
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """A refill or delete was rejected: it came late, or there are too many."""
@@ -516,6 +560,7 @@ Frame = (
     | Deleted
     | Tier
     | Tiered
+    | Listed
     | Rejected
     | Resized
     | Shrunk
@@ -544,6 +589,7 @@ _BODY_BYTES_MAX: Final[dict[int, int]] = {
     + BATCH_MAX * _TIER.size
     + max(DATA_KEY_BYTES, _LENDER.size + 2 * TEXT_BYTES_MAX),
     Kind.TIERED: BATCH_MAX * (1 + _NOTE.size),
+    Kind.LISTED: BATCH_MAX * _LISTED.size,
     Kind.RESIZED: 8 * EXTENTS_MAX,
     Kind.ERROR: 2 * (1 + TEXT_BYTES_MAX),
 }
@@ -578,6 +624,8 @@ def decode(kind: int, flags: int, count: int, number: int, body: bytes) -> Frame
             return Tier.decode(body, number, flags, count)
         case Kind.TIERED:
             return Tiered.decode(body, number, count)
+        case Kind.LISTED:
+            return Listed.decode(body, number, flags, count)
         case Kind.REJECTED:
             if count >= len(_MISSES):
                 raise _malformed("an unknown reason")

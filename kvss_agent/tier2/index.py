@@ -188,6 +188,11 @@ class Index:
             yield from org.idle.items()
         yield from ((a, reading.bytes) for a, reading in self._reading.items() if reading.bytes)
 
+    def written_at(self, address: Address) -> float:
+        """When its file was written, in seconds since 1970; 0 if nobody knows."""
+        org = self._orgs.get(address.tag)
+        return org.written.get(address, 0.0) if org else 0.0
+
     # Reading
 
     def touch(self, address: Address) -> None:

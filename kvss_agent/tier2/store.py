@@ -229,6 +229,12 @@ class Tier2:
             await self._work.run(self._work.writes, self._state.backend.tidy)
         return count
 
+    def listed(self) -> list[tuple[Address, int, float]]:
+        """All columns that can be recalled, as far as the index knows: the bytes of each file, and when
+        it was written."""
+        index = self._state.index
+        return [(address, size, index.written_at(address)) for address, size in index.sizes()]
+
     def stats(self) -> Stats:
         counts = self._state.counts
         return Stats(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from kvss_agent.client import Lost, Miss, Purged, ShardClient, TierAnswer, Wanted
+from kvss_agent.client import Lost, Miss, NotListed, Purged, ShardClient, TierAnswer, Wanted
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.data_plane.wire import Feature
 from kvss_agent.tier2.address import Scope
@@ -19,7 +20,7 @@ from kvss_agent.tier2.backend import Failed, Fault, Incoming, Removed
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Tier2
-from tests.kvss_agent.plane import TAG, Plane, column, kv, running
+from tests.kvss_agent.plane import PAYLOAD, TAG, Plane, column, kv, running
 from tests.live import wait_until
 
 
@@ -124,6 +125,31 @@ def test_where_tier_2_is_off_nothing_is_left_of_anything(
         assert client.spill([Wanted(0, column("a", number))]) == [Miss.REFUSED]
         assert client.recall([Wanted(1, column("a"))]) == [Miss.REFUSED]
     tier_requests.store = store
+
+
+def test_a_shard_s_columns_in_tier_2_are_listed_in_order_over_several_pages(
+    plane: Plane, tier_requests: TierRequests
+) -> None:
+    tier_requests.page = 3
+    names = [f"{number:02}" for number in range(8)]
+    with plane.client() as client:
+        keep(client, *reversed(names))
+        listed = list(client.listed())
+        assert [one.key for one in listed] == [column(name).key for name in names]
+        assert {one.tag for one in listed} == {TAG}
+        assert all(one.bytes > PAYLOAD and abs(one.seconds - time.time()) < 60 for one in listed)
+
+
+def test_while_tier_2_is_not_open_no_list_is_empty(plane: Plane, tier_requests: TierRequests) -> None:
+    with plane.client() as client:
+        keep(client, "a")
+        store, tier_requests.store = tier_requests.store, None
+        with pytest.raises(NotListed):
+            list(client.listed())
+        tier_requests.store = store
+        lacks(client, Feature.REDUNDANCY)
+        with pytest.raises(NotListed):
+            list(client.listed())
 
 
 def test_an_agent_that_never_has_a_tier_2_has_nothing_to_remove(tmp_path: Path) -> None:

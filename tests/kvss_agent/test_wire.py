@@ -88,6 +88,14 @@ FRAMES: st.SearchStrategy[wire.Frame] = st.one_of(
         ),
     ),
     st.builds(wire.Tiered, NUMBER, st.lists(ANSWER, max_size=BATCH_MAX).map(tuple)),
+    st.builds(
+        wire.Listed,
+        NUMBER,
+        st.lists(
+            st.builds(wire.ListedColumn, BYTES_16, BYTES_16, NUMBER, NUMBER), max_size=BATCH_MAX
+        ).map(tuple),
+        st.booleans(),
+    ),
     st.builds(wire.Rejected, NUMBER, st.sampled_from(Miss)),
     st.builds(wire.Resized, NUMBER, EXTENTS),
     st.builds(wire.Shrunk, NUMBER),
