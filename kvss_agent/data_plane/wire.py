@@ -374,7 +374,7 @@ class Lender:
         address, shard = self.address.encode(), self.shard.encode()
         if not (0 < len(address) <= TEXT_BYTES_MAX and 0 < len(shard) <= TEXT_BYTES_MAX):
             raise ValueError(f"an address and a name have 1 to {TEXT_BYTES_MAX} bytes")
-        milliseconds = max(1, min(int(self.seconds * 1000), 2**32 - 1))
+        milliseconds = max(1, min(round(self.seconds * 1000), 2**32 - 1))
         head = _LENDER.pack(self.bytes_per_second, milliseconds, len(address), len(shard))
         return head + address + shard
 
