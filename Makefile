@@ -17,7 +17,7 @@ AUDITED = run dev fuzz audit uv
 # What was compiled is kept, whatever the environment says: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 # Of the image, and of a checkout.
-OF_IMAGE = --extra console --extra brain --extra cluster --extra kubernetes --extra manager
+OF_IMAGE = --extra console --extra brain --extra cluster --extra kubernetes --extra manager --extra redundancy
 EXTRAS = $(OF_IMAGE) --extra embedded
 
 .DEFAULT_GOAL := help

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from kvss_agent.mover import PYTHON, Mover
 from kvss_agent.shard import seal
@@ -40,6 +40,7 @@ __all__ = ["Outcome", "Receipt", "Stats", "Tier2"]
 
 HIT: Final = "hit"
 _EXPIRE_AT_ONCE: Final = 1000
+T = TypeVar("T")
 
 
 class Tier2:
@@ -174,6 +175,26 @@ class Tier2:
                     seal.clear(slot, sequence, scrub=False)
             self._state.counts.recalls.update(one if isinstance(one, Miss) else HIT for one in found)
             return found
+
+    async def while_read(
+        self, addresses: Sequence[Address], call: Callable[[Sequence[str]], T]
+    ) -> T | None:
+        """Call this in a thread, with the names of those of these columns that are there: none of them
+        is removed or written meanwhile. None if none is there. Raises Failed."""
+        index = self._state.index
+        there = [one for one in addresses if index.knows(one) and not self._state.is_closed(one)]
+        if not there:
+            return None
+        for address in there:
+            index.begin_read(address)
+        try:
+            return await self._work.uninterrupted(
+                self._work.run(self._work.writes, call, [address.name for address in there])
+            )
+        finally:
+            for address in there:
+                index.end_read(address)
+            self._work.changed()
 
     async def delete(self, addresses: Sequence[Address]) -> Removed:
         """Remove these columns, once nobody reads or writes them. Raises Failed: some may be left."""

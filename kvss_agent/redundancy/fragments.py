@@ -1,0 +1,618 @@
+"""Column files as fragments on several agents: see `Backend`.
+
+A fragment's note says how long its file is and which fragments belong together: those that one `write`
+has made. Whoever reads takes the fragments with data, and others in place of those that are missing.
+
+A file is stored when `data` of its fragments are; which ones it lacks is remembered, and `repair` makes
+them again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from kvss_agent.client import Column, Header, Miss, TierAnswer
+from kvss_agent.redundancy.erasure_code import ErasureCode
+from kvss_agent.redundancy.holder import Fragment, Holder, Place
+from kvss_agent.redundancy.layout import SLOTS, fragment_bytes
+from kvss_agent.tier2.address import Address, Scope, parse
+from kvss_agent.tier2.backend import (
+    Failed,
+    Fault,
+    Found,
+    Incoming,
+    Outgoing,
+    Progress,
+    Removed,
+    Seen,
+    ignore_progress,
+)
+from kvss_agent.tier2.column_file import PAGE
+
+log = logging.getLogger(__name__)
+
+AT_ONCE: Final = SLOTS // 4  # files of one call that are on their way together
+CALLS_AT_ONCE: Final = 4  # to one holder
+_BYTES_BITS: Final = (
+    32  # of a note, for the bytes of the file; the rest says which fragments belong together
+)
+
+T = TypeVar("T")
+# By place of the holder.
+Answers = dict[int, T | Failed]
+
+
+@dataclass(eq=False, slots=True)
+class _Reading:
+    """One file on its way back."""
+
+    address: Address
+    slot: int  # that its fragments pass through, at each holder
+    note: int | None = None
+    there: dict[int, memoryview] = field(default_factory=dict)  # by place
+    numbers: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # by place: of the recall, and note
+    lacks: dict[int, Miss | Failed] = field(default_factory=dict)  # by place: why not
+    is_mixed: bool = False  # its fragments are of several writes
+
+    @property
+    def place(self) -> Place:
+        return Place(self.slot, self.address.key, self.address.tag)
+
+    @property
+    def file_bytes(self) -> int:
+        return (self.note or 0) & ((1 << _BYTES_BITS) - 1)
+
+
+class Fragments:
+    """Of one shard: its namespace, and its part of columns."""
+
+    kind = "fragments"
+
+    def __init__(
+        self, code: ErasureCode, holders: Sequence[Holder], namespace: bytes, part: str, slot_bytes: int
+    ) -> None:
+        """`slot_bytes`: of the shard. The order of the holders is that of the fragments."""
+        if len(holders) != code.fragments:
+            raise ValueError(f"{code.fragments} fragments need as many holders, not {len(holders)}")
+        self._code, self._holders = code, holders
+        self._namespace, self._part = namespace, part
+        self._file_bytes_max = slot_bytes + PAGE
+        self._free = [*range(SLOTS)]
+        self._freed = threading.Condition()
+        self._threads = [ThreadPoolExecutor(CALLS_AT_ONCE, "fragments") for _ in holders]
+        self._parity = threading.local()
+        self._lock = threading.Lock()
+        self._incomplete: dict[Address, None] = {}  # files that lack fragments, as far as is known
+        self._counts: Counter[str] = Counter()
+
+    # What is known
+
+    @property
+    def incomplete(self) -> int:
+        return len(self._incomplete)
+
+    @property
+    def repaired(self) -> int:
+        return self._counts["repaired"]
+
+    def unreachable(self) -> list[str]:
+        return [holder.address for holder in self._holders if holder.is_away]
+
+    def some_incomplete(self, most: int) -> list[Address]:
+        """Those that have waited longest."""
+        with self._lock:
+            return [address for address, _ in zip(self._incomplete, range(most), strict=False)]
+
+    def properties(self) -> Mapping[str, bool | int]:
+        with self._lock:
+            return {
+                "fragments": self._code.fragments,
+                "incomplete": len(self._incomplete),
+                "repaired": self._counts["repaired"],
+                "read_with_parity": self._counts["read with parity"],
+            }
+
+    # Opening
+
+    def open(self) -> None:
+        answers = self._each(lambda holder, _: holder.open())
+        self._need(answers, self._code.data)
+
+    def tidy(self) -> None:
+        """Nothing is left undone: whoever has the budget calls `repair`."""
+
+    def own_faults(self) -> Mapping[str, int]:
+        with self._lock:
+            return {Fault.UNREACHABLE: self._counts["unreachable"]}
+
+    def close(self) -> None:
+        for holder in self._holders:
+            holder.close()
+        for pool in self._threads:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    # Writing
+
+    def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
+        answers: list[bool | Failed] = []
+        for start in range(0, len(files), AT_ONCE):
+            some = files[start : start + AT_ONCE]
+            with self._slots(len(some)) as slots:
+                answers += self._write(some, slots)
+        return answers
+
+    def _write(self, files: Sequence[Outgoing], slots: Sequence[int]) -> list[bool | Failed]:
+        addresses = [_address(file.name) for file in files]
+        notes, fragments = [], []
+        for number, (file, address, slot) in enumerate(zip(files, addresses, slots, strict=True)):
+            size = sum(map(len, file.parts))
+            notes.append(secrets.randbits(64 - _BYTES_BITS) << _BYTES_BITS | size)
+            its = self._fragments_of(file.parts, size, number)
+            fragments.append([Fragment(slot, address.key, address.tag, one) for one in its])
+        numbers = self._each(lambda holder, place: holder.evict([its[place] for its in fragments]))
+        intact = [place for place, file in enumerate(files) if file.intact()]
+        stored = self._each(
+            lambda holder, place: self._spill(holder, place, fragments, numbers, notes, intact)
+        )
+        answers: list[bool | Failed] = [False] * len(files)
+        for at, its_place in enumerate(intact):
+            its_answers = {
+                place: answer if isinstance(answer, Failed) else answer[at]
+                for place, answer in stored.items()
+            }
+            answers[its_place] = self._conclude(addresses[its_place], its_answers)
+        return answers
+
+    def _spill(
+        self,
+        holder: Holder,
+        place: int,
+        fragments: Sequence[Sequence[Fragment]],
+        numbers: Answers[list[int]],
+        notes: Sequence[int],
+        intact: Sequence[int],
+    ) -> list[TierAnswer | Miss]:
+        its_numbers = numbers[place]
+        if isinstance(its_numbers, Failed):
+            raise its_numbers
+        if not intact:
+            return []
+        return holder.spill(
+            [fragments[file][place] for file in intact],
+            [its_numbers[file] for file in intact],
+            [notes[file] for file in intact],
+        )
+
+    def _conclude(
+        self, address: Address, answers: Mapping[int, TierAnswer | Miss | Failed]
+    ) -> bool | Failed:
+        """Whether the file is stored, by what each holder says."""
+        stored = [place for place, answer in answers.items() if answer is TierAnswer.DONE]
+        if len(stored) == self._code.fragments:
+            self._is_complete(address)
+            return True
+        if len(stored) >= self._code.data:
+            self._is_incomplete(address)
+            return True
+        column = [Column(address.key, address.tag, 0)]
+        self._each(lambda holder, place: holder.delete(column) if place in stored else None)
+        failed = next((one for one in answers.values() if isinstance(one, Failed)), None)
+        if failed:
+            return failed
+        why = next(answer for answer in answers.values() if answer is not TierAnswer.DONE)
+        fault = Fault.NO_SPACE if why is TierAnswer.FULL else Fault.OTHER
+        sentence = f"only {len(stored)} of {self._code.fragments} agents could store a fragment"
+        return Failed(fault, f"{sentence}: {str(why).lower()}")
+
+    def _fragments_of(self, parts: Sequence[memoryview], size: int, number: int) -> list[memoryview]:
+        """All fragments of a file. Parity is in memory of this thread, until it asks for as many files
+        once more."""
+        if size > self._file_bytes_max:
+            raise ValueError(f"a file of {size} bytes is larger than the shard's columns")
+        step, data = fragment_bytes(size, self._code.data), self._code.data
+        its = [_cut(parts, at * step, min(size, (at + 1) * step)) for at in range(data)]
+        parity = [memory[: len(its[0])] for memory in self._parity_memory(number)]
+        self._code.encode(its, parity)
+        return [*its, *parity]
+
+    def _parity_memory(self, number: int) -> list[memoryview]:
+        memories: list[list[memoryview]] = self._parity.__dict__.setdefault("memories", [])
+        step = fragment_bytes(self._file_bytes_max, self._code.data)
+        while len(memories) <= number:
+            memories.append([memoryview(bytearray(step)) for _ in range(self._code.parity)])
+        return memories[number]
+
+    # Reading
+
+    def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
+        answers: list[int | Failed | None] = []
+        for start in range(0, len(files), AT_ONCE):
+            some = files[start : start + AT_ONCE]
+            with self._slots(len(some)) as slots:
+                readings = [
+                    _Reading(_address(name), slot) for (name, _), slot in zip(some, slots, strict=True)
+                ]
+                targets = {one: parts for one, (_, parts) in zip(readings, some, strict=True)}
+                self._gather(readings, targets)
+                answers += [self._read(one, targets[one]) for one in readings]
+        return answers
+
+    def _read(self, reading: _Reading, parts: Sequence[memoryview]) -> int | Failed | None:
+        """Bring the parts into order, with the fragments that are there."""
+        if failed := self._why_not(reading):
+            return failed
+        if reading.note is None:
+            return None
+        size = min(reading.file_bytes, sum(map(len, parts)))
+        step, data = fragment_bytes(reading.file_bytes, self._code.data), self._code.data
+        missing = {}
+        for place in range(data):
+            start, end = place * step, min(reading.file_bytes, (place + 1) * step)
+            if place not in reading.there:
+                missing[place] = _window(parts, start, end) or memoryview(bytearray(end - start))
+        if missing:
+            self._code.rebuild(reading.there, missing)
+            with self._lock:
+                self._counts["read with parity"] += 1
+        for place in range(data):
+            start, its = place * step, missing.get(place) or reading.there[place]
+            if _window(parts, start, start + len(its)) is None:  # else it was read to where it belongs
+                _fill(parts, start, its)
+        return size
+
+    def _why_not(self, reading: _Reading) -> Failed | None:
+        """The failure, where the file may be there and can't be read now."""
+        if reading.note is not None:
+            return None
+        failures = [one for one in reading.lacks.values() if isinstance(one, Failed)]
+        absent = len(reading.lacks) - len(failures)
+        return failures[0] if failures and self._code.fragments - absent >= self._code.data else None
+
+    def _gather(
+        self,
+        readings: Sequence[_Reading],
+        targets: Mapping[_Reading, Sequence[memoryview]] | None = None,
+    ) -> None:
+        """Read `data` fragments of each, or fewer where there are not as many. `targets`: where to read
+        those with data to, as far as a fragment fits into one piece of it."""
+        open_ = [*readings]
+        while open_:
+            self._recall([one for one in open_ if self._wanted(one)])
+            ready = [one for one in open_ if not self._wanted(one)]
+            for one in ready:
+                self._agree(one)
+            self._refill([one for one in ready if one.note is not None], targets or {})
+            open_ = [one for one in open_ if not self._is_over(one)]
+        for one in readings:
+            its_own = [place for place, why in one.lacks.items() if isinstance(why, Miss)]
+            if one.note is not None and its_own:
+                self._is_incomplete(one.address)
+
+    def _chosen(self, reading: _Reading) -> list[int]:
+        """The places that it is read from: the first that nothing is said against."""
+        usable = [place for place in range(self._code.fragments) if place not in reading.lacks]
+        return usable[: self._code.data]
+
+    def _wanted(self, reading: _Reading) -> list[int]:
+        """The places that have to be asked next."""
+        chosen = self._chosen(reading)
+        if len(chosen) < self._code.data:
+            return []
+        if reading.is_mixed:
+            chosen = [place for place in range(self._code.fragments) if place not in reading.lacks]
+        return [place for place in chosen if place not in reading.numbers]
+
+    def _is_over(self, reading: _Reading) -> bool:
+        chosen = self._chosen(reading)
+        if len(chosen) < self._code.data:
+            reading.note = None
+            return True
+        return all(place in reading.there for place in chosen)
+
+    def _recall(self, readings: Sequence[_Reading]) -> None:
+        asked: dict[int, list[_Reading]] = {}
+        for one in readings:
+            for place in self._wanted(one):
+                asked.setdefault(place, []).append(one)
+        answers = self._each(
+            lambda holder, place: holder.recall([one.place for one in asked[place]]), [*asked]
+        )
+        for place, answer in answers.items():
+            for at, one in enumerate(asked[place]):
+                found = answer if isinstance(answer, Failed) else answer[at]
+                if isinstance(found, Miss | Failed):
+                    one.lacks[place] = found
+                else:
+                    one.numbers[place] = found.number, found.note
+
+    def _agree(self, reading: _Reading) -> None:
+        """Only fragments of one write make a file. Where there are others, all are looked at before
+        those of one write are chosen."""
+        usable = [place for place in reading.numbers if place not in reading.lacks]
+        notes = Counter(reading.numbers[place][1] for place in usable)
+        before, reading.note = reading.note, None
+        if len(self._chosen(reading)) < self._code.data:
+            return
+        if len(notes) > 1 and not reading.is_mixed:
+            reading.is_mixed = True
+            return
+        note = max(notes, key=lambda one: notes[one])
+        size = note & ((1 << _BYTES_BITS) - 1)
+        for place in usable:
+            if reading.numbers[place][1] != note or not 0 < size <= self._file_bytes_max:
+                reading.lacks[place] = Miss.STALE
+        if note != before:
+            reading.there.clear()
+        if all(place in reading.numbers for place in self._chosen(reading)):
+            reading.note = note
+
+    def _refill(
+        self, readings: Sequence[_Reading], targets: Mapping[_Reading, Sequence[memoryview]]
+    ) -> None:
+        asked: dict[int, list[tuple[_Reading, memoryview]]] = {}
+        for one in readings:
+            step = fragment_bytes(one.file_bytes, self._code.data)
+            for place in self._chosen(one):
+                if place in one.there:
+                    continue
+                start, end = place * step, min(one.file_bytes, (place + 1) * step)
+                if place >= self._code.data:
+                    start, end = 0, step
+                window = None
+                if place < self._code.data and one in targets:
+                    window = _window(targets[one], start, end)
+                into = memoryview(bytearray(end - start)) if window is None else window
+                asked.setdefault(place, []).append((one, into))
+
+        def ask(holder: Holder, place: int) -> list[Header | Miss]:
+            its = asked[place]
+            numbers = [one.numbers[place][0] for one, _ in its]
+            return holder.refill([one.place for one, _ in its], numbers, [into for _, into in its])
+
+        for place, answer in self._each(ask, [*asked]).items():
+            for at, (one, into) in enumerate(asked[place]):
+                found = answer if isinstance(answer, Failed) else answer[at]
+                if isinstance(found, Header) and found.length == len(into):
+                    one.there[place] = into
+                else:
+                    one.lacks[place] = Miss.CORRUPT if isinstance(found, Header) else found
+
+    # Looking and removing
+
+    def look(self, name: str) -> Seen | None:
+        address = _address(name)
+        column = [Column(address.key, address.tag, 0)]
+        answers = self._each(lambda holder, _: holder.exists(column)[0])
+        there = sum(answer is True for answer in answers.values())
+        if there < self._code.data:
+            absent = sum(answer is False for answer in answers.values())
+            if self._code.fragments - absent >= self._code.data:
+                self._need(answers, self._code.data)
+            return None
+        return Seen(self._file_bytes_max // PAGE * PAGE, time.time())
+
+    def delete(self, names: Sequence[str]) -> None:
+        addresses = [_address(name) for name in names]
+        columns = [Column(address.key, address.tag, 0) for address in addresses]
+        answers = self._each(lambda holder, _: holder.delete(columns))
+        with self._lock:
+            for address in addresses:
+                self._incomplete.pop(address, None)
+        self._need(answers, self._code.fragments)
+
+    def damaged(self, names: Sequence[str]) -> list[bool]:
+        self.delete(names)
+        return [False] * len(names)
+
+    def purge(self, scope: Scope) -> Removed:
+        if scope.namespace not in (None, self._namespace):
+            return Removed(0, 0)
+        tags = [scope.tag] if scope.tag else sorted({found.address.tag for found in self.files()})
+        files = size = 0
+        for tag in tags:
+            answers = self._each(lambda holder, _: holder.purge(tag))  # noqa: B023
+            self._need(answers, self._code.fragments)
+            removed = [answer for answer in answers.values() if not isinstance(answer, Failed)]
+            files += max(its_files for its_files, _ in removed)
+            size += sum(its_bytes for _, its_bytes in removed)
+        with self._lock:
+            for address in [one for one in self._incomplete if scope.covers(one)]:
+                del self._incomplete[address]
+        return Removed(files, size)
+
+    # Listing
+
+    def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
+        """Those of which enough fragments are there; what they lack is known from then on."""
+        progress(0, None)
+        away: set[int] = set()
+        listed = [self._listed(place, away) for place in range(self._code.fragments)]
+        key: tuple[bytes, bytes] | None = None
+        places: list[tuple[int, int, int]] = []
+        done = 0
+        for its_key, place, size, seconds in heapq.merge(*listed):
+            if its_key != key:
+                yield from self._found(key, places, away)
+                key, places, done = its_key, [], done + 1
+                progress(done, None)
+            places.append((place, size, seconds))
+        yield from self._found(key, places, away)
+        if len(away) > self._code.parity:
+            raise Failed(Fault.UNREACHABLE, f"{len(away)} of {self._code.fragments} holders are away")
+
+    def _listed(self, place: int, away: set[int]) -> Iterator[tuple[tuple[bytes, bytes], int, int, int]]:
+        try:
+            for key, tag, size, seconds in self._holders[place].listed():
+                yield (tag, key), place, size, seconds
+        except Failed as failed:
+            self._count(failed)
+            away.add(place)
+
+    def _found(
+        self, key: tuple[bytes, bytes] | None, places: Sequence[tuple[int, int, int]], away: set[int]
+    ) -> Iterator[Found]:
+        if key is None or len(places) < self._code.data:
+            return
+        address = Address(self._namespace, *key, self._part)
+        if len(places) + len(away) < self._code.fragments:
+            self._is_incomplete(address)
+        yield Found(address, sum(size for _, size, _ in places), min(when for *_, when in places))
+
+    # Repairing
+
+    def repair(self, names: Sequence[str]) -> int:
+        """Make the fragments that these files lack, where holders can be reached, at most AT_ONCE files.
+        How many bytes were moved. Nobody else writes or removes these files meanwhile."""
+        some = [_address(name) for name in names[:AT_ONCE]]
+        columns = [Column(one.key, one.tag, 0) for one in some]
+        answers = self._each(lambda holder, _: holder.exists(columns))
+        with self._slots(len(some)) as slots:
+            readings = [_Reading(one, slot) for one, slot in zip(some, slots, strict=True)]
+            lacking: dict[_Reading, list[int]] = {}
+            for at, one in enumerate(readings):
+                for place, answer in answers.items():
+                    if isinstance(answer, Failed):
+                        one.lacks[place] = answer
+                    elif not answer[at]:
+                        one.lacks[place] = Miss.ABSENT
+                lacking[one] = [p for p, why in one.lacks.items() if why is Miss.ABSENT]
+            self._gather(readings)
+            return sum(self._repair(one, lacking[one]) for one in readings)
+
+    def _repair(self, reading: _Reading, lacking: Sequence[int]) -> int:
+        if reading.note is None:
+            if self._why_not(reading) is None:
+                self._is_complete(reading.address)  # too little of it is left: there is nothing to mend
+            return 0
+        places = {*lacking} | {p for p, why in reading.lacks.items() if isinstance(why, Miss)}
+        step, size = fragment_bytes(reading.file_bytes, self._code.data), reading.file_bytes
+        missing = {}
+        for place in places:
+            end = min(size, (place + 1) * step) - place * step if place < self._code.data else step
+            missing[place] = memoryview(bytearray(end))
+        if missing:
+            self._code.rebuild(reading.there, missing)
+        slot, key, tag = reading.place
+        stored = 0
+        for place, its in missing.items():
+            fragment, holder = [Fragment(slot, key, tag, its)], self._holders[place]
+            try:
+                answer = holder.spill(fragment, holder.evict(fragment), [reading.note])
+            except Failed as failed:
+                self._count(failed)
+            else:
+                stored += answer == [TierAnswer.DONE]
+        is_whole = stored == len(missing) and not any(
+            isinstance(why, Failed) for why in reading.lacks.values()
+        )
+        with self._lock:
+            self._counts["repaired"] += stored > 0
+            self._incomplete.pop(reading.address, None)
+            if not is_whole:  # behind the others: what can't be mended now must not hold them up
+                self._incomplete[reading.address] = None
+        return size + sum(map(len, missing.values()))
+
+    # Inside
+
+    @contextmanager
+    def _slots(self, count: int) -> Iterator[list[int]]:
+        """Slots of the small shards, the same ones at each holder."""
+        with self._freed:
+            self._freed.wait_for(lambda: len(self._free) >= count)
+            taken = [self._free.pop() for _ in range(count)]
+        try:
+            yield taken
+        finally:
+            with self._freed:
+                self._free += taken
+                self._freed.notify_all()
+
+    def _each(self, call: Callable[[Holder, int], T], places: Sequence[int] | None = None) -> Answers[T]:
+        """Ask these holders at once, or all."""
+
+        def ask(place: int) -> T | Failed:
+            try:
+                return call(self._holders[place], place)
+            except Failed as failed:
+                self._count(failed)
+                return failed
+
+        asked = range(len(self._holders)) if places is None else places
+        try:
+            running = {place: self._threads[place].submit(ask, place) for place in asked}
+            return {place: future.result() for place, future in running.items()}
+        except (RuntimeError, CancelledError) as error:
+            raise Failed(Fault.UNREACHABLE, "redundancy was closed") from error
+
+    def _need(self, answers: Mapping[int, object], least: int) -> None:
+        """Raises Failed if fewer have answered."""
+        failures = [one for one in answers.values() if isinstance(one, Failed)]
+        if len(answers) - len(failures) < least:
+            raise failures[0]
+
+    def _count(self, failed: Failed) -> None:
+        with self._lock:
+            self._counts["unreachable"] += 1
+        log.debug("Fragments of %s: %s", self._part, failed)
+
+    def _is_incomplete(self, address: Address) -> None:
+        with self._lock:
+            self._incomplete.setdefault(address, None)
+
+    def _is_complete(self, address: Address) -> None:
+        with self._lock:
+            self._incomplete.pop(address, None)
+
+
+def _address(name: str) -> Address:
+    address = parse(name)
+    if address is None:
+        raise ValueError(f"{name} is no name of a column")
+    return address
+
+
+def _window(parts: Sequence[memoryview], start: int, end: int) -> memoryview | None:
+    """These bytes of the parts, if they lie in one of them."""
+    for part in parts:
+        if start >= 0 and end <= len(part):
+            return part[start:end]
+        start, end = start - len(part), end - len(part)
+    return None
+
+
+def _cut(parts: Sequence[memoryview], start: int, end: int) -> memoryview:
+    """These bytes of the parts: as they are, if they lie in one that can be written to."""
+    window = _window(parts, start, end)
+    if window is not None and not window.readonly:
+        return window
+    found, filled = memoryview(bytearray(end - start)), 0
+    for part in parts:
+        piece = part[max(0, start) : max(0, end)]
+        found[filled : filled + len(piece)] = piece
+        filled += len(piece)
+        start, end = start - len(part), end - len(part)
+    return found
+
+
+def _fill(parts: Sequence[memoryview], start: int, content: memoryview) -> None:
+    """Copy the content to this place of the parts, as far as they go."""
+    at = 0
+    for part in parts:
+        first = max(0, start - at)
+        offset = max(0, at - start)
+        count = min(len(part) - first, len(content) - offset)
+        if count > 0:
+            part[first : first + count] = content[offset : offset + count]
+        at += len(part)

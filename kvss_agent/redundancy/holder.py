@@ -1,0 +1,214 @@
+"""One agent that stores fragments, seen from the agent of the shard: a driver of the small shard there.
+
+A fragment passes through a slot of that shard: it is evicted there and spilled to the holder's tier 2,
+or recalled and refilled. So it is checked by its seal in both directions.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from kvss_agent.client import (
+    Column,
+    Credentials,
+    Evict,
+    Header,
+    Lost,
+    Miss,
+    NotListed,
+    Recalled,
+    ShardClient,
+    TierAnswer,
+    Wanted,
+    connect,
+)
+from kvss_agent.data_plane.wire import ListedColumn
+from kvss_agent.redundancy.layout import SLOTS
+from kvss_agent.shard.seal import HEADER_BYTES
+from kvss_agent.tier2.backend import Failed, Fault
+
+AWAY_SECONDS: Final = 5.0  # for which a holder that can't be reached is not tried again, and up to
+AWAY_SECONDS_MAX: Final = 60.0  # so many if it still can't
+OPEN_SECONDS: Final = 5.0  # to wait for somebody else who connects
+DISK_SECONDS: Final = 5.0  # for the holder's disk; then it counts as unreachable
+TOKENS: Final = 1  # of a fragment's header: nobody reads it
+_STORED: Final = (TierAnswer.DONE, TierAnswer.ALREADY)
+
+T = TypeVar("T")
+
+
+class Fragment(NamedTuple):
+    """A fragment, and the slot that it passes through."""
+
+    slot: int
+    key: bytes
+    tag: bytes
+    bytes: memoryview
+
+
+class Place(NamedTuple):
+    """A fragment to be read: the slot that it passes through."""
+
+    slot: int
+    key: bytes
+    tag: bytes
+
+
+class Holder:
+    """Any thread may ask. Every method raises Failed where the holder can't be reached."""
+
+    def __init__(
+        self,
+        address: str,
+        shard: str,
+        credentials: Callable[[], Credentials],
+        payload_bytes: int,
+    ) -> None:
+        """`payload_bytes`: of the largest fragment. `credentials` raises Lost if there are none."""
+        self.address = address
+        self._shard, self._credentials = shard, credentials
+        self._payload_bytes = payload_bytes
+        self._client: ShardClient | None = None
+        self._opening = threading.Lock()
+        self._evicting = threading.Lock()
+        self._away_until = 0.0
+        self._away_seconds = AWAY_SECONDS  # the next time
+        self._why_away = ""
+        self._is_closed = False
+
+    @property
+    def is_away(self) -> bool:
+        return time.monotonic() < self._away_until
+
+    def evict(self, fragments: Sequence[Fragment]) -> list[int]:
+        """Put fragments into their slots; the number of each evict."""
+        columns = [Evict(slot, key, tag, TOKENS, its) for slot, key, tag, its in fragments]
+
+        def ask(client: ShardClient) -> list[int]:
+            with self._evicting:  # the numbers of one batch follow each other
+                last = client.evict_batch(columns)
+            return [*range(last - len(columns) + 1, last + 1)]
+
+        return self._ask(ask)
+
+    def spill(
+        self, fragments: Sequence[Fragment], numbers: Sequence[int], notes: Sequence[int]
+    ) -> list[TierAnswer | Miss]:
+        """Store what was evicted, in place of what the holder has of these columns."""
+        wanted = [
+            Wanted(one.slot, Column(one.key, one.tag, number))
+            for one, number in zip(fragments, numbers, strict=True)
+        ]
+
+        def ask(client: ShardClient) -> list[TierAnswer | Miss]:
+            answers = client.spill(wanted, notes=notes, seconds=DISK_SECONDS)
+            older = [place for place, one in enumerate(answers) if one is TierAnswer.ALREADY]
+            if older:  # of another time that this column was stored
+                client.tier_delete([wanted[place].column for place in older])
+                some = [wanted[place] for place in older]
+                its = [notes[place] for place in older]
+                again = client.spill(some, notes=its, seconds=DISK_SECONDS)
+                for place, answer in zip(older, again, strict=True):
+                    answers[place] = answer
+            return answers
+
+        return self._ask(ask)
+
+    def recall(self, places: Sequence[Place]) -> list[Recalled | Miss]:
+        """Have the holder read these from its disk into their slots; each with its note."""
+        wanted = [Wanted(slot, Column(key, tag, 0)) for slot, key, tag in places]
+        return self._ask(lambda client: client.recall(wanted, seconds=DISK_SECONDS))
+
+    def refill(
+        self, places: Sequence[Place], numbers: Sequence[int], into: Sequence[memoryview]
+    ) -> list[Header | Miss]:
+        """Read what was recalled."""
+        wanted = [
+            Wanted(slot, Column(key, tag, number))
+            for (slot, key, tag), number in zip(places, numbers, strict=True)
+        ]
+        return self._ask(lambda client: client.refill(wanted, into))
+
+    def exists(self, columns: Sequence[Column]) -> list[bool]:
+        return self._ask(lambda client: client.exists(columns))
+
+    def delete(self, columns: Sequence[Column]) -> None:
+        """Raises Failed unless all are gone."""
+        answers = self._ask(lambda client: client.tier_delete(columns))
+        if any(answer is not TierAnswer.DONE for answer in answers):
+            raise Failed(Fault.UNREACHABLE, f"{self.address} could not remove all fragments")
+
+    def purge(self, tag: bytes) -> tuple[int, int]:
+        """How many files, and bytes. Raises Failed unless nothing of this tag is left."""
+        receipt = self._ask(lambda client: client.purge(tag))
+        if receipt is None:
+            raise Failed(Fault.UNREACHABLE, f"{self.address} has not removed all fragments yet")
+        return receipt
+
+    def listed(self) -> Iterator[ListedColumn]:
+        """All fragments, in the order of tag and key."""
+        try:
+            yield from self._ask(lambda client: client.listed())
+        except (Lost, NotListed) as error:
+            raise Failed(Fault.UNREACHABLE, str(error)) from error
+
+    def open(self) -> None:
+        """Connect, unless it is connected."""
+        self._ask(lambda _: None)
+
+    def close(self) -> None:
+        self._is_closed = True
+        if client := self._client:
+            client.close()
+
+    # Inside
+
+    def _ask(self, ask: Callable[[ShardClient], T]) -> T:
+        client = self._open()
+        try:
+            answer = ask(client)
+        except Lost as error:
+            self._lose(client, str(error))
+            raise Failed(Fault.UNREACHABLE, str(error)) from error
+        self._away_seconds = AWAY_SECONDS
+        return answer
+
+    def _open(self) -> ShardClient:
+        if not self._opening.acquire(timeout=OPEN_SECONDS):
+            raise Failed(Fault.UNREACHABLE, f"{self.address} takes long to connect to")
+        try:
+            if (there := self._client) and there.lost is None:
+                return there
+            if self._is_closed:
+                raise Failed(Fault.UNREACHABLE, "redundancy was closed")
+            if self.is_away:
+                raise Failed(Fault.UNREACHABLE, self._why_away)
+            try:
+                self._client = self._connected()
+            except (Lost, ValueError) as error:
+                self._lose(None, str(error))
+                raise Failed(Fault.UNREACHABLE, str(error)) from error
+            return self._client
+        finally:
+            self._opening.release()
+
+    def _connected(self) -> ShardClient:
+        client = connect(self.address, self._shard, self._credentials(), transport="stream")
+        if client.slots < SLOTS or client.payload_bytes_max < self._payload_bytes:
+            client.close()
+            raise Lost(
+                f"{self.address} has {client.slots} slots of {client.slot_bytes} bytes for fragments: "
+                f"{SLOTS} of {HEADER_BYTES + self._payload_bytes} are needed"
+            )
+        return client
+
+    def _lose(self, client: ShardClient | None, why: str) -> None:
+        self._away_until, self._why_away = time.monotonic() + self._away_seconds, why
+        self._away_seconds = min(AWAY_SECONDS_MAX, 2 * self._away_seconds)
+        if client:
+            client.close()
+            if self._client is client:
+                self._client = None
