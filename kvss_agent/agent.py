@@ -33,11 +33,13 @@ from kvss_agent.process.durable_file import write_durably
 from kvss_agent.process.membership import MembershipStatus
 from kvss_agent.pulls import Pull, Source, run_pull
 from kvss_agent.purges import Purges
+from kvss_agent.redundancy.stores import RedundantStores
 from kvss_agent.security.trust import Trust
 from kvss_agent.settings import Settings
 from kvss_agent.shard.arena import Arena, NoMemory, available_bytes
 from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from kvss_agent.tier2.backend import Failed
+from kvss_agent.tier2.index import Limits
 from kvss_agent.tier2.store import Receipt, Tier2
 from kvss_agent.tier2.stores import NotOpen, Stores
 from telemetry.histogram import Histogram
@@ -70,8 +72,11 @@ class Agent:
         self.started_at = time.time()
         self.shards: dict[str, HostedShard] = {}
         self.stores = Stores(settings.state_dir, self._serve_tier2)
+        self.redundant = RedundantStores(self._shown_to_agents)
         self.tier_requests = TierRequests(
-            asyncio.get_running_loop(), lambda: list(self.stores.retiring().values())
+            asyncio.get_running_loop(),
+            lambda: list(self.stores.retiring().values()),
+            self.redundant,
         )
         self.borrowing = Borrowing(asyncio.get_running_loop(), self.shards, self._shown_to_agents)
         self.plane = DataPlane(
@@ -90,6 +95,7 @@ class Agent:
             self.stores,
             self.shards,
             lambda: [spec.name for spec in self.desired.shards] if self.desired else [],
+            self.redundant,
         )
         self.draining = False
         self.membership_status = MembershipStatus()  # with the console
@@ -136,6 +142,7 @@ class Agent:
             pull.cancel()
         gone = await asyncio.to_thread(self.plane.stop, seconds)
         self.borrowing.close()
+        await self.redundant.close()
         for shard in list(self.shards.values()):
             await asyncio.to_thread(shard.end, Cause.DRAINING, "the agent stops")
         await self.stores.close()
@@ -225,6 +232,8 @@ class Agent:
             if self.desired is not desired:
                 return  # there is a newer document: begin anew
             await self._provide(spec)
+        limits = desired.tier2.limits() if desired.tier2 else Limits()
+        await self.redundant.follow(desired.shards if desired.tier2 else (), limits)
 
     async def _provide(self, spec: ShardSpec) -> None:
         """Make a shard, or its size, what it should be."""
@@ -277,7 +286,9 @@ class Agent:
     async def _follow_tier2(self, desired: Desired) -> None:
         self.tier_requests.is_off = self.tier_requests.is_off and desired.tier2 is None
         tags = desired.orgs.tags
-        self.stores.serve_only(None if tags is None else frozenset(map(bytes.fromhex, tags)))
+        live = None if tags is None else frozenset(map(bytes.fromhex, tags))
+        self.stores.serve_only(live)
+        self.redundant.serve_only(live)
         await self.stores.use(desired.tier2)
         self.tier_requests.is_off = desired.tier2 is None
         await self.stores.retire(desired.retiring)
@@ -291,6 +302,7 @@ class Agent:
             await asyncio.sleep(EXPIRE_SECONDS)
             try:
                 await self.stores.expire()
+                await self.redundant.expire()
             except Failed:
                 pass  # counted by the store; there is a next time
             except Exception:
@@ -312,6 +324,12 @@ class Agent:
             raise NotReady(str(why)) from why
         if not stores:
             raise Conflict("There is no tier 2 here.")
+        try:
+            redundant = self.redundant.everything()
+        except NotOpen as why:
+            raise NotReady(str(why)) from why
+        for one in redundant.values():  # the holders report what they remove
+            await one.purge(tag=tag, namespace=namespace)
         receipts = [await store.purge(tag=tag, namespace=namespace) for store in stores.values()]
         return Receipt(
             sum(one.columns for one in receipts),
@@ -423,6 +441,8 @@ class Agent:
         }
         if shard:
             answer |= self._statistics(shard)
+        if redundancy := self.redundant.shown(name):
+            answer["redundancy"] = redundancy
         return answer
 
     def _statistics(self, shard: HostedShard) -> Mapping[str, Any]:

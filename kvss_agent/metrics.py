@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ from telemetry.metrics import Catalog, Metric, Sink, put
 if TYPE_CHECKING:
     from kvss_agent.agent import Agent
     from kvss_agent.http.server import HttpPolicy
+    from kvss_agent.redundancy.stores import RedundantStores
 
 METRICS: Final = Catalog()
 _counter, _gauge, _histogram = METRICS.counter, METRICS.gauge, METRICS.histogram
@@ -76,6 +78,33 @@ BORROW_RESTED = _counter(
     "kvss_borrow_rests_seconds_total",
     "Time that borrowing rested: for its budget, and to yield to other traffic on its way.",
     "why",
+)
+REDUNDANT_COLUMNS = _gauge(
+    "kvss_redundancy_columns", "Columns that are stored as fragments on several agents.", "shard"
+)
+INCOMPLETE = _gauge(
+    "kvss_redundancy_incomplete_columns",
+    "Columns of which a fragment is missing, as far as the agent knows.",
+    "shard",
+)
+UNREACHABLE_HOLDERS = _gauge(
+    "kvss_redundancy_unreachable_holders", "Agents with fragments that can't be reached.", "shard"
+)
+REPAIRED = _counter(
+    "kvss_redundancy_repaired_total", "Columns whose missing fragments were made again.", "shard"
+)
+REPAIR_BYTES = _counter(
+    "kvss_redundancy_repair_bytes_total", "Bytes that were read and written to repair columns."
+)
+STORED_ALONE = _counter(
+    "kvss_redundancy_stored_alone_total",
+    "Columns that were stored in tier 2 of this agent alone, since too few others could be reached.",
+)
+REDUNDANT_SPILLS = _counter(
+    "kvss_redundancy_spills_total", "Redundant spills, by what became of them.", "outcome"
+)
+REDUNDANT_RECALLS = _counter(
+    "kvss_redundancy_recalls_total", "Recalls from fragments, by what became of them.", "outcome"
 )
 EVENTS = _counter(
     "kvss_shard_events_total",
@@ -158,6 +187,7 @@ def collect(agent: Agent, into: Sink) -> None:
     put(into, NOT_BORROWED, dict(borrowing.borrowed.missed))
     put(into, BORROWS_LATE, borrowing.borrowed.late)
     put(into, BORROW_RESTED, dict(borrowing.totals.rested_seconds))
+    _redundancy(agent.redundant, into)
     _shards(agent, into)
     if agent.tier_requests.store:
         _tier2(asdict(agent.tier_requests.store.stats()), into)
@@ -168,6 +198,19 @@ def put_http(into: Sink, policy: HttpPolicy, connections: Metric, refused: Metri
     admission = policy.admission
     put(into, connections, {"proven": admission.proven, "stranger": admission.strangers})
     put(into, refused, policy.refused)
+
+
+def _redundancy(redundant: RedundantStores, into: Sink) -> None:
+    shown = {name: one for name in redundant.shards() if (one := redundant.shown(name))}
+    put(into, REDUNDANT_COLUMNS, {name: one["columns"] for name, one in shown.items()})
+    put(into, INCOMPLETE, {name: one["incomplete"] for name, one in shown.items()})
+    put(into, UNREACHABLE_HOLDERS, {name: len(one["unreachable"]) for name, one in shown.items()})
+    put(into, REPAIRED, {name: one["repaired"] for name, one in shown.items()})
+    put(into, REPAIR_BYTES, redundant.totals.bytes)
+    put(into, STORED_ALONE, redundant.stored_alone)
+    stats = [store.stats() for store in redundant.opened]
+    put(into, REDUNDANT_SPILLS, dict(sum((Counter(one.spills) for one in stats), Counter())))
+    put(into, REDUNDANT_RECALLS, dict(sum((Counter(one.recalls) for one in stats), Counter())))
 
 
 def _shards(agent: Agent, into: Sink) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvss_agent.redundancy.stores import RedundantStores
 from kvss_agent.security.confirmations import (
     AgentStatement,
     MemoryCover,
@@ -51,12 +52,14 @@ class Purges:
         stores: Stores,
         shards: Mapping[str, HostedShard],
         told: Callable[[], Sequence[str]],
+        redundant: RedundantStores | None = None,
     ) -> None:
         """`told`: the shards that the agent should have; one that it has not has no memory."""
         self._identity = identity
         self._stores = stores
         self._shards = shards
         self._told = told
+        self._redundant = redundant
         self._purges: dict[str, _Purge] = {}
 
     async def confirm(self, question: Question) -> AgentStatement:
@@ -128,6 +131,10 @@ class Purges:
     def _new_stores(self, purge: _Purge) -> dict[str, Tier2]:
         """Those that it has not looked at; one that was opened anew is another one. Raises NotOpen."""
         stores = self._stores.everything()
+        if self._redundant:
+            # What was on its way to holders may arrive after they have confirmed: their turn comes once
+            # more, when nothing is on its way. They report the files; no statement names these stores.
+            stores |= self._redundant.everything()
         return {place: one for place, one in stores.items() if purge.stores.get(place) is not one}
 
     def _new_shards(self, purge: _Purge) -> list[HostedShard]:

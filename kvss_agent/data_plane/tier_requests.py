@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from kvss_agent.data_plane.connection import TierDone
 from kvss_agent.data_plane.lists import Lists
 from kvss_agent.data_plane.wire import Listed, ListedColumn, Rejected, Tier, TierAnswer, TierVerb
+from kvss_agent.redundancy.stores import RedundantStores
 from kvss_agent.shard import seal
 from kvss_agent.shard.core import BATCH_MAX
 from kvss_agent.shard.hosted import HostedShard
@@ -28,6 +30,7 @@ _OUTCOMES = {
     Outcome.FULL: TierAnswer.FULL,
     Outcome.FAILED: TierAnswer.FAILED,
 }
+_NOT_STORED: Final = (TierAnswer.FULL, TierAnswer.FAILED)
 Answer = TierAnswer | Miss
 Answers = tuple[tuple[Answer, ...], tuple[int, ...]]  # and notes, where there are any
 
@@ -45,12 +48,14 @@ class TierRequests:
         self,
         loop: asyncio.AbstractEventLoop,
         retiring: Callable[[], Sequence[Tier2]] = _none,
+        redundant: RedundantStores | None = None,
     ) -> None:
         """`retiring`: all retiring stores that may have files. Raises NotOpen if one can't be asked."""
         self.store: Tier2 | None = None
         self.page = BATCH_MAX  # of a list
         self.is_off = False  # the document that we follow has no tier 2
         self._retiring = retiring
+        self._redundant = redundant
         self._loop = loop
         self._lists = Lists()
         self._purges: dict[tuple[Tier2, Scope], asyncio.Task[bool]] = {}
@@ -80,19 +85,64 @@ class TierRequests:
         namespace, part = shard.identity.namespace, shard.identity.part
         addresses = [Address(namespace, column.tag, column.key, part) for column in asked.columns]
         if asked.verb is TierVerb.PURGE:
-            return await self._purge(self._everything(), Scope(asked.columns[0].tag, namespace))
+            everything = [*self._everything(), *self._redundant_of(shard)]
+            return await self._purge(everything, Scope(asked.columns[0].tag, namespace))
         if asked.verb is TierVerb.DELETE:
-            for one in self._everything():
+            for one in [*self._everything(), *self._redundant_of(shard)]:
                 await one.delete(addresses)
             return tuple(TierAnswer.DONE for _ in addresses), ()
         store = self.store
         if store is None:
             return tuple(Miss.REFUSED for _ in asked.columns), ()
+        redundant = self._redundant.of(shard.identity.name) if self._redundant else None
         if asked.verb is TierVerb.EXISTS:
             there = await store.exists(addresses)
+            if redundant and not all(there):
+                elsewhere = await redundant.exists(addresses)
+                there = [one or other for one, other in zip(there, elsewhere, strict=True)]
             return tuple(TierAnswer.DONE if found else Miss.ABSENT for found in there), ()
-        carry_out = _recall if asked.verb is TierVerb.RECALL else _spill
-        return await carry_out(store, shard, asked, addresses, slots)
+        if asked.verb is TierVerb.RECALL:
+            return await _recall(store, redundant, shard, asked, addresses, slots)
+        if asked.verb is TierVerb.SPILL_REDUNDANT and self._redundant:
+            return await self._spill_redundant(store, redundant, shard, asked, addresses, slots)
+        return await _spill(store, shard, asked, addresses, slots)
+
+    async def _spill_redundant(
+        self,
+        store: Tier2,
+        redundant: Tier2 | None,
+        shard: HostedShard,
+        asked: Tier,
+        addresses: Sequence[Address],
+        slots: Sequence[int | Miss],
+    ) -> Answers:
+        """What the holders can't take is stored here alone."""
+        left = [*range(len(slots))]
+        answers: list[Answer] = [TierAnswer.FAILED] * len(slots)
+        if redundant:
+            found, _ = await _spill(redundant, shard, asked, addresses, slots)
+            answers = list(found)
+            left = [place for place, one in enumerate(found) if one in _NOT_STORED]
+        if left:
+            asked_alone = replace(asked, columns=tuple(asked.columns[place] for place in left))
+            alone, _ = await _spill(
+                store,
+                shard,
+                asked_alone,
+                [addresses[place] for place in left],
+                [slots[place] for place in left],
+            )
+            for place, answer in zip(left, alone, strict=True):
+                answers[place] = answer
+            if self._redundant and self._redundant.has(shard.identity.name):
+                self._redundant.stored_alone += sum(one is TierAnswer.DONE for one in alone)
+        return tuple(answers), ()
+
+    def _redundant_of(self, shard: HostedShard) -> list[Tier2]:
+        """Raises NotOpen."""
+        if self._redundant is None:
+            return []
+        return list(self._redundant.everything([shard.identity.name]).values())
 
     def list_columns(
         self, shard: HostedShard, asked: Tier, then: Callable[[Listed | Rejected], None]
@@ -185,6 +235,7 @@ def _answer(outcome: Outcome | Miss) -> Answer:
 
 async def _recall(
     store: Tier2,
+    redundant: Tier2 | None,
     shard: HostedShard,
     asked: Tier,
     addresses: Sequence[Address],
@@ -201,7 +252,12 @@ async def _recall(
         else:
             items.append((address, memory, asked.after))
             places.append(place)
-    for place, found in zip(places, await store.recall_many(items, _form(asked)), strict=True):
+    results = await store.recall_many(items, _form(asked))
+    if redundant and (absent := [at for at, found in enumerate(results) if found is Miss.ABSENT]):
+        again = await redundant.recall_many([items[at] for at in absent], _form(asked))
+        for at, found in zip(absent, again, strict=True):
+            results[at] = found
+    for place, found in zip(places, results, strict=True):
         if isinstance(found, Miss):
             answers[place] = found
         else:

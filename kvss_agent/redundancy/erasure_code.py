@@ -39,7 +39,8 @@ class ErasureCode:
         return self.data + self.parity
 
     def encode(self, fragments: Sequence[memoryview], into: Sequence[memoryview]) -> None:
-        """Fill the fragments of parity. `fragments`: those with data, in writable memory that is read."""
+        """Fill the fragments of parity. `fragments`: those with data, which are read, but are in memory
+        that can be written to."""
         self._combine(self._matrix[self.data * self.data :], _as_long(fragments), into)
 
     def rebuild(self, there: Mapping[int, memoryview], missing: Mapping[int, memoryview]) -> None:

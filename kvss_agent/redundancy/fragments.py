@@ -115,6 +115,12 @@ class Fragments:
         with self._lock:
             return [address for address, _ in zip(self._incomplete, range(most), strict=False)]
 
+    def forget(self, addresses: Sequence[Address]) -> None:
+        """These files are not there any more."""
+        with self._lock:
+            for address in addresses:
+                self._incomplete.pop(address, None)
+
     def properties(self) -> Mapping[str, bool | int]:
         with self._lock:
             return {
@@ -407,9 +413,7 @@ class Fragments:
         addresses = [_address(name) for name in names]
         columns = [Column(address.key, address.tag, 0) for address in addresses]
         answers = self._each(lambda holder, _: holder.delete(columns))
-        with self._lock:
-            for address in addresses:
-                self._incomplete.pop(address, None)
+        self.forget(addresses)
         self._need(answers, self._code.fragments)
 
     def damaged(self, names: Sequence[str]) -> list[bool]:

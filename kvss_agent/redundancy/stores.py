@@ -1,0 +1,226 @@
+"""The redundant tier 2 of an agent's shards: each shard that its document gives holders has a store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvss_agent import native
+from kvss_agent.client.connection import Credentials
+from kvss_agent.desired import Progress, RedundancySpec, ShardSpec
+from kvss_agent.limits.background import Background, Totals
+from kvss_agent.redundancy.erasure_code import ErasureCode, NoLibrary
+from kvss_agent.redundancy.fragments import AT_ONCE, Fragments
+from kvss_agent.redundancy.holder import Holder
+from kvss_agent.redundancy.layout import fragment_slot_bytes
+from kvss_agent.shard.seal import HEADER_BYTES
+from kvss_agent.tier2.backend import Failed
+from kvss_agent.tier2.index import Caps, Limits
+from kvss_agent.tier2.store import Tier2
+from kvss_agent.tier2.stores import NO_CAP, NotOpen
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 10.0  # between attempts to open
+REPAIR_LOOK_SECONDS: Final = 1.0  # between looks for files that lack fragments
+LIST_SECONDS: Final = 3600.0  # after which holders are asked again what they have
+THREADS: Final = 4
+
+CredentialsOf = Callable[[str], Credentials]
+
+
+@dataclass(eq=False, slots=True)
+class _Redundant:
+    """Of one shard."""
+
+    spec: RedundancySpec
+    identity: tuple[str, str, str, int]  # driver, namespace, part, slot bytes
+    progress: Progress = field(default_factory=Progress)
+    fragments: Fragments | None = None
+    store: Tier2 | None = None  # once it is open
+    task: asyncio.Task[None] | None = None
+
+
+class RedundantStores:
+    """Lives on one event loop."""
+
+    def __init__(self, credentials: CredentialsOf) -> None:
+        """`credentials`: what is shown to holders in a driver's name. Raises Lost if there are none."""
+        self.totals = Totals()  # of repair
+        self.stored_alone = 0  # columns that no holder could take
+        self._credentials = credentials
+        self._redundant: dict[str, _Redundant] = {}  # by shard
+        self._live: Collection[bytes] | None = None
+        self._limits = Limits()
+
+    # What there is
+
+    def of(self, shard: str) -> Tier2 | None:
+        """The open store of a shard; None if it has none, or it is not open."""
+        one = self._redundant.get(shard)
+        return one.store if one else None
+
+    def has(self, shard: str) -> bool:
+        """Whether a shard should have one."""
+        return shard in self._redundant
+
+    @property
+    def opened(self) -> list[Tier2]:
+        return [one.store for one in self._redundant.values() if one.store]
+
+    def everything(self, shards: Collection[str] | None = None) -> dict[str, Tier2]:
+        """By shard, all that may have files, or those of these shards. Raises NotOpen."""
+        found = {}
+        for shard, one in self._redundant.items():
+            if shards is not None and shard not in shards:
+                continue
+            if one.store is None:
+                reason = one.progress.reason or one.progress.state
+                raise NotOpen(f"The redundant tier 2 of shard {shard} is not open yet: {reason}")
+            found[f"redundant:{shard}"] = one.store
+        return found
+
+    def shown(self, shard: str) -> dict[str, Any] | None:
+        one = self._redundant.get(shard)
+        if one is None:
+            return None
+        fragments, stats = one.fragments, one.store.stats() if one.store else None
+        return {
+            "state": one.progress.state,
+            "reason": one.progress.reason,
+            "columns": stats.columns if stats else 0,
+            "incomplete": fragments.incomplete if fragments else 0,
+            "repaired": fragments.repaired if fragments else 0,
+            "unreachable": fragments.unreachable() if fragments else [],
+        }
+
+    def shards(self) -> list[str]:
+        return [*self._redundant]
+
+    # Following a document
+
+    def serve_only(self, tags: Collection[bytes] | None) -> None:
+        """As `Stores.serve_only`."""
+        self._live = tags
+        for store in self.opened:
+            store.live = tags
+
+    async def follow(self, specs: Iterable[ShardSpec], limits: Limits) -> None:
+        """Have a store for each of these shards that has holders. Opening waits for nobody: it goes on
+        behind, and is tried again."""
+        self._limits = limits
+        wanted = {spec.name: spec for spec in specs if spec.redundancy}
+        for name, one in [*self._redundant.items()]:
+            spec = wanted.get(name)
+            if spec is None or (spec.redundancy, _identity(spec)) != (one.spec, one.identity):
+                del self._redundant[name]
+                await _closed(one)
+        for name, spec in wanted.items():
+            if name not in self._redundant and spec.redundancy:
+                one = self._redundant[name] = _Redundant(spec.redundancy, _identity(spec))
+                one.task = asyncio.create_task(self._run(one, spec), name=f"redundancy of {name}")
+        for store in self.opened:
+            store.limits = limits
+
+    async def expire(self) -> None:
+        """Remove what is too old. Raises Failed; the others have had their turn then."""
+        failed: Failed | None = None
+        for store in self.opened:
+            try:
+                await store.sweep()
+                await store.expire()
+            except Failed as error:
+                failed = error
+        if failed:
+            raise failed
+
+    async def close(self) -> None:
+        redundant, self._redundant = self._redundant, {}
+        for one in redundant.values():
+            await _closed(one)
+
+    # Running one
+
+    async def _run(self, one: _Redundant, spec: ShardSpec) -> None:
+        """Open it, then repair what lacks fragments, until it is cancelled."""
+        while one.store is None:
+            try:
+                await self._open(one, spec)
+            except (Failed, NoLibrary, ValueError, OSError) as error:
+                one.progress = Progress("refused", str(error))
+                log.warning("Redundancy of shard %s: %s", spec.name, error)
+                await asyncio.sleep(RETRY_SECONDS)
+            except Exception:
+                log.exception("Redundancy of shard %s can't be opened; retrying soon", spec.name)
+                one.progress = Progress("refused", "Internal error; see the agent's log.")
+                await asyncio.sleep(RETRY_SECONDS)
+        background = Background(lambda: one.spec.repair_bytes_per_second, self.totals)
+        listed = time.monotonic()
+        while True:
+            await asyncio.sleep(max(REPAIR_LOOK_SECONDS, background.rest(time.monotonic())))
+            try:
+                if time.monotonic() - listed > LIST_SECONDS:
+                    await one.store.rebuild()
+                    listed = time.monotonic()
+                await _repair(one, background)
+            except Failed as error:
+                log.info("Redundancy of shard %s: %s", spec.name, error)
+            except Exception:
+                log.exception("A repair of shard %s has failed; retrying soon", spec.name)
+
+    async def _open(self, one: _Redundant, spec: ShardSpec) -> None:
+        one.progress = Progress("indexing", one.progress.reason)
+        code = ErasureCode(one.spec.data, one.spec.parity)
+        payload = fragment_slot_bytes(spec.slot_bytes, one.spec.data) - HEADER_BYTES
+        holders = [
+            Holder(its.address, its.shard, lambda: self._credentials(spec.driver), payload)
+            for its in one.spec.holders
+        ]
+        namespace = bytes.fromhex(spec.namespace)
+        one.fragments = Fragments(code, holders, namespace, spec.part, spec.slot_bytes)
+        mover = native.current()
+        store = Tier2(one.fragments, Caps(NO_CAP, NO_CAP), threads=THREADS, mover=mover)
+        store.live, store.limits = self._live, self._limits
+        native.follow(store)
+        try:
+            await store.open(one.progress.report)
+        except BaseException:
+            await store.close()
+            raise
+        one.store = store
+        one.progress = Progress("ready")
+
+
+async def _repair(one: _Redundant, background: Background) -> None:
+    """All that can be repaired now, piece by piece."""
+    fragments, store = one.fragments, one.store
+    tried = 0
+    while fragments and store and tried < fragments.incomplete and not fragments.unreachable():
+        some = fragments.some_incomplete(AT_ONCE)
+        tried += len(some)
+        began = time.monotonic()
+        size = await store.while_read(some, fragments.repair)
+        if size is None:
+            fragments.forget(some)  # they were removed meanwhile
+            continue
+        now = time.monotonic()
+        background.moved(size, now - began, now)
+        await asyncio.sleep(background.rest(time.monotonic()))
+
+
+def _identity(spec: ShardSpec) -> tuple[str, str, str, int]:
+    return spec.driver, spec.namespace, spec.part, spec.slot_bytes
+
+
+async def _closed(one: _Redundant) -> None:
+    if one.task:
+        one.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await one.task
+    if one.store:
+        await one.store.close()
