@@ -24,10 +24,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -147,8 +148,11 @@ class Agent:
     def process(self) -> psutil.Process:
         return psutil.Process(self._process.pid)
 
-    def be(self, **shards: tuple[int, int]) -> float:
-        """Have these shards, of (slots, payload bytes); the seconds that took."""
+    def be(
+        self, more: Mapping[str, Mapping[str, Any]] | None = None, /, **shards: tuple[int, int]
+    ) -> float:
+        """Have these shards, of (slots, payload bytes); the seconds that took. `more`: what else the
+        document says of each."""
         self._generation += 1
         specs = [
             {
@@ -157,6 +161,7 @@ class Agent:
                 "slot_bytes": slot_bytes_for(payload),
                 "driver": DRIVER,
                 "part": name.lower(),
+                **(more or {}).get(name, {}),
             }
             for name, (slots, payload) in shards.items()
         ]

@@ -1,4 +1,5 @@
-"""What a directory in front of tier 2 gives, and what it costs; and siblings' memory (`borrows`).
+"""What a directory in front of tier 2 gives, and what it costs; siblings' memory (`borrows`);
+and columns that outlive agents (`redundancy`).
 
     python -m benchmarks.sharing --quick
 
@@ -23,6 +24,7 @@ from typing import Final
 
 from benchmarks.borrows import borrows
 from benchmarks.harness import Row, options, progress, show, traces_folder
+from benchmarks.redundancy import redundancy
 from benchmarks.routing.shared import ttft
 from kvss_agent import native
 from kvss_agent.shard import seal
@@ -157,6 +159,7 @@ async def measured(*, quick: bool) -> list[Row]:
             *await chains(Path(folder), quick=quick),
             *await reads(Path(folder) / "reads", quick=quick),
             *await asyncio.to_thread(borrows, quick=quick),
+            *await asyncio.to_thread(lambda: redundancy(quick=quick)),
             *await asyncio.to_thread(lambda: list(ttft(quick=quick))),
         ]
 

@@ -1,0 +1,235 @@
+"""What it costs to store columns as fragments on several agents. Part of `benchmarks.sharing`.
+
+    python -m benchmarks.redundancy --quick
+
+Encoding is on memory as it is, compared with its goal in GB/s of data, and with memcpy of the same data.
+The rest is of real agents with their stores on one disk, which is what they share here and would not
+elsewhere: written bytes compared with (k+m)/k, columns that are recalled with one agent dead compared
+with all alive, and evicts to another shard while columns are repaired compared with evicts alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from benchmarks.dataplane import KEY, TAG, Agent, Memory, running, timed
+from benchmarks.harness import Row, options, percentile, progress, show
+from kvss_agent import native
+from kvss_agent.client import Column, Miss, ShardClient, TierAnswer, Wanted
+from kvss_agent.redundancy.erasure_code import ErasureCode
+from kvss_agent.redundancy.layout import SLOTS, fragment_part, fragment_slot_bytes
+from kvss_agent.shard.arena import slot_bytes_for
+from kvss_agent.shard.seal import HEADER_BYTES
+
+MIB: Final = 1 << 20
+ENCODE_GOALS: Final = {(4, 1): 12.0, (8, 2): 10.0}  # GB/s
+DATA, PARITY = 4, 1
+PAYLOAD: Final = MIB - HEADER_BYTES  # so that a slot has 1 MiB
+COLUMNS, QUICK_COLUMNS = 64, 24
+ROUNDS, QUICK_ROUNDS = 9, 3
+EVICTS, QUICK_EVICTS = 4000, 1000
+PART: Final = "full.0"
+
+
+def redundancy(*, quick: bool) -> list[Row]:
+    rows = []
+    for (data, parity), goal in ENCODE_GOALS.items():
+        progress(f"encoding {data}+{parity}")
+        rows += [_encoding(data, parity, size, goal, quick=quick) for size in (MIB, 4 * MIB)]
+    return [*rows, *_agents(quick=quick)]
+
+
+def _encoding(data: int, parity: int, size: int, goal: float, *, quick: bool) -> Row:
+    """Columns one after the other, so many that none is in the processor's cache."""
+    count, rounds = (256 * MIB) // size, 3 if quick else 9
+    memory = mmap.mmap(-1, count * size)
+    block = secrets.token_bytes(MIB)
+    for at in range(0, count * size, MIB):
+        memory[at : at + MIB] = block
+    view, step = memoryview(memory), size // data
+    columns = [
+        [view[at + place * step : at + (place + 1) * step] for place in range(data)]
+        for at in range(0, count * size, size)
+    ]
+    into = [memoryview(bytearray(step)) for _ in range(parity)]
+    code = ErasureCode(data, parity)
+    copy = (ctypes.c_char * size)()
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+    def encode() -> None:
+        for column in columns:
+            code.encode(column, into)
+
+    def copied() -> None:
+        for at in range(count):
+            ctypes.memmove(copy, start + at * size, size)
+
+    encode()
+    copied()
+    took = [(timed(encode), timed(copied)) for _ in range(rounds)]
+    ours, limit = (statistics.median(each) for each in zip(*took, strict=True))
+    speed, memcpy = count * size / ours / 1e9, count * size / limit / 1e9
+    name = f"redundancy.encode.{data}+{parity}.{size // MIB}MiB"
+    return Row(name, speed, "GB/s", f"{goal:g} GB/s", speed / goal, 1.0, {"memcpy GB/s": memcpy})
+
+
+def _fragment_shards(place: int) -> dict[str, dict[str, Any]]:
+    part = fragment_part(PART, place, DATA, PARITY)
+    size = fragment_slot_bytes(slot_bytes_for(PAYLOAD), DATA)
+    return {f"f{place}": {"part": part, "slot_bytes": size, "slots": SLOTS}}
+
+
+def _tell(home: Agent, holders: Sequence[Agent]) -> None:
+    """The home's shard `s` is stored by these; `other` is for evicts that have nothing to do with it."""
+    named = [
+        {"address": f"tcp:127.0.0.1:{one.tcp}", "shard": f"f{place}"}
+        for place, one in enumerate(holders)
+    ]
+    redundancy = {
+        "data": DATA,
+        "parity": PARITY,
+        "holders": named,
+        "repair_bytes_per_second": 64 * MIB,
+    }
+    more = {"s": {"part": PART, "redundancy": redundancy}}
+    home.be(more, s=(COLUMNS, PAYLOAD), other=(COLUMNS, PAYLOAD))
+
+
+def _be_holder(one: Agent, place: int) -> None:
+    one.be(_fragment_shards(place), **{f"f{place}": (SLOTS, PAYLOAD // DATA)})
+
+
+def _wait(what: str, holds: Callable[[], bool], seconds: float = 300.0) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > until:
+            raise RuntimeError(f"not in time: {what}")
+        time.sleep(0.05)
+
+
+def _redundancy(home: Agent) -> dict[str, Any]:
+    shards = {one["name"]: one for one in home.http.get("/v1/observed").json()["shards"]}
+    found: dict[str, Any] = shards["s"].get("redundancy", {"state": ""})
+    return found
+
+
+def _key(slot: int) -> bytes:
+    return slot.to_bytes(2) + KEY[2:]
+
+
+def _stored(client: ShardClient, memory: Memory, count: int) -> None:
+    wanted = []
+    for slot in range(count):
+        number = client.evict(slot, _key(slot), TAG, 64, memory.sources[slot])
+        wanted.append(Wanted(slot, Column(_key(slot), TAG, number)))
+    answers = client.spill(wanted, redundant=True, wait_seconds=60)
+    if set(answers) != {TierAnswer.DONE}:
+        raise RuntimeError(f"columns were not stored: {set(answers)}")
+
+
+def _recalled(client: ShardClient, count: int) -> float:
+    client.delete(range(count))
+    wanted = [Wanted(slot, Column(_key(slot), TAG, 0)) for slot in range(count)]
+    began = time.perf_counter()
+    found = client.recall(wanted)
+    took = time.perf_counter() - began
+    if missed := [one for one in found if isinstance(one, Miss)]:
+        raise RuntimeError(f"columns were not recalled: {missed}")
+    return took
+
+
+def _evicts(client: ShardClient, memory: Memory, count: int) -> list[float]:
+    def evict(number: int) -> None:
+        slot = number % COLUMNS
+        last = client.evict(slot, _key(slot), TAG, 64, memory.sources[slot])
+        client.wait_applied(last, 60)
+
+    return [timed(lambda: evict(number)) for number in range(count)]  # noqa: B023
+
+
+def _agents(*, quick: bool) -> list[Row]:
+    count = QUICK_COLUMNS if quick else COLUMNS
+    rounds, evicts = (QUICK_ROUNDS, QUICK_EVICTS) if quick else (ROUNDS, EVICTS)
+    memory, mover = Memory(PAYLOAD), native.current()
+    with contextlib.ExitStack() as stack:
+        home = stack.enter_context(running(tier2=True))
+        holders = [stack.enter_context(running(tier2=True)) for _ in range(DATA + PARITY)]
+        spare = stack.enter_context(running(tier2=True))
+        for place, one in enumerate(holders):
+            _be_holder(one, place)
+        _tell(home, holders)
+        _wait("redundancy is ready", lambda: _redundancy(home)["state"] == "ready")
+        client = stack.enter_context(home.client("tcp", "s", mover))
+        other = stack.enter_context(home.client("tcp", "other", mover))
+
+        progress("columns are stored as fragments")
+        _stored(client, memory, count)
+        files = [path for one in holders for path in (one.directory / "files").glob("*/*/*/*")]
+        written = sum(path.stat().st_size for path in files) / (count * slot_bytes_for(PAYLOAD))
+        limit = (DATA + PARITY) / DATA
+        rows = [Row("redundancy.write.amplification", written, "x", f"{limit:g}", limit / written, 0.98)]
+
+        progress("columns are recalled, with all agents alive and with one dead")
+        healthy = [_recalled(client, count) for _ in range(rounds)]
+        holders[0].process.kill()
+        _recalled(client, count)  # the first one finds out
+        degraded = [_recalled(client, count) for _ in range(rounds)]
+        size, ours = count * PAYLOAD, statistics.median(degraded)
+        against = statistics.median(healthy)
+        more = {"healthy GB/s": size / against / 1e9}
+        rows.append(
+            Row(
+                "redundancy.recall.degraded",
+                size / ours / 1e9,
+                "GB/s",
+                "all alive",
+                against / ours,
+                0.5,
+                more,
+            )
+        )
+
+        progress("evicts, alone and while columns are repaired")
+        alone = _evicts(other, memory, evicts)
+        _be_holder(spare, 0)
+        _tell(home, [spare, *holders[1:]])
+        _wait("repair has begun", lambda: _redundancy(home).get("repaired", 0) > 0)
+        began, before = time.monotonic(), _redundancy(home)["repaired"]
+        beside: list[float] = []
+        while _redundancy(home)["incomplete"] and len(beside) < evicts:
+            beside += _evicts(other, memory, 25)
+        repaired = _redundancy(home)["repaired"] - before
+        _wait("all is repaired", lambda: _redundancy(home)["incomplete"] == 0)
+        p99 = percentile(beside, 0.99)
+        rows.append(
+            Row(
+                "redundancy.repair.evict.p99",
+                1e3 * p99,
+                "ms",
+                "evicts alone",
+                percentile(alone, 0.99) / p99,
+                1 / 1.2,
+                {
+                    "repaired": repaired,
+                    "repaired MiB/s": repaired * PAYLOAD / MIB / (time.monotonic() - began),
+                },
+            )
+        )
+    return rows
+
+
+def main() -> None:
+    given = options(str(__doc__))
+    native.best(build=True)
+    show("Redundancy", redundancy(quick=given.quick), given.json)
+
+
+if __name__ == "__main__":
+    main()
