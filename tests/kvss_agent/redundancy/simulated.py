@@ -1,0 +1,134 @@
+"""Holders in memory, that die, stall, lose and damage what they have, as a test wants it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvss_agent.client import Column, Header, Miss, Recalled, TierAnswer
+from kvss_agent.data_plane.wire import ListedColumn
+from kvss_agent.redundancy.holder import Fragment, Holder, Place
+from kvss_agent.tier2.backend import Failed, Fault
+
+Name = tuple[bytes, bytes]  # tag and key
+
+
+@dataclass
+class Stored:
+    note: int
+    content: bytes
+    is_damaged: bool = False
+
+
+@dataclass
+class SimulatedHolder(Holder):
+    """As `Holder`, without a connection. `before` is called with the name of each request."""
+
+    address: str
+    files: dict[Name, Stored] = field(default_factory=dict)
+    is_alive: bool = True
+    is_full: bool = False
+    is_read_only: bool = False
+    before: Callable[[str], None] = lambda _: None
+    slots: dict[int, tuple[int, Name, bytes]] = field(default_factory=dict)
+    number: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def is_away(self) -> bool:
+        return not self.is_alive
+
+    def _asked(self, what: str) -> None:
+        self.before(what)
+        if not self.is_alive:
+            raise Failed(Fault.UNREACHABLE, f"{self.address} is dead")
+
+    def open(self) -> None:
+        self._asked("open")
+
+    def close(self) -> None:
+        pass
+
+    def evict(self, fragments: Sequence[Fragment]) -> list[int]:
+        self._asked("evict")
+        numbers = []
+        with self.lock:
+            for slot, key, tag, content in fragments:
+                self.number += 1
+                self.slots[slot] = self.number, (tag, key), bytes(content)
+                numbers.append(self.number)
+        return numbers
+
+    def spill(
+        self, fragments: Sequence[Fragment], numbers: Sequence[int], notes: Sequence[int]
+    ) -> list[TierAnswer | Miss]:
+        self._asked("spill")
+        answers: list[TierAnswer | Miss] = []
+        for one, number, note in zip(fragments, numbers, notes, strict=True):
+            its_number, name, content = self.slots[one.slot]
+            if (its_number, name) != (number, (one.tag, one.key)):
+                answers.append(Miss.STALE)
+            elif self.is_full:
+                answers.append(TierAnswer.FULL)
+            elif self.is_read_only:
+                answers.append(TierAnswer.FAILED)
+            else:
+                self.files[name] = Stored(note, content)
+                answers.append(TierAnswer.DONE)
+        return answers
+
+    def recall(self, places: Sequence[Place]) -> list[Recalled | Miss]:
+        self._asked("recall")
+        answers: list[Recalled | Miss] = []
+        with self.lock:
+            for slot, key, tag in places:
+                found = self.files.get((tag, key))
+                if found is None:
+                    answers.append(Miss.ABSENT)
+                elif found.is_damaged:
+                    del self.files[tag, key]
+                    answers.append(Miss.CORRUPT)
+                else:
+                    self.slots[slot] = self.number, (tag, key), found.content
+                    answers.append(Recalled(self.number, found.note))
+        return answers
+
+    def refill(
+        self, places: Sequence[Place], numbers: Sequence[int], into: Sequence[memoryview]
+    ) -> list[Header | Miss]:
+        self._asked("refill")
+        answers: list[Header | Miss] = []
+        for (slot, key, tag), number, place in zip(places, numbers, into, strict=True):
+            its_number, name, content = self.slots[slot]
+            if name != (tag, key) or its_number != number:
+                answers.append(Miss.STALE)
+            elif len(content) > len(place):
+                answers.append(Miss.CORRUPT)
+            else:
+                place[: len(content)] = content
+                answers.append(Header(1, number, key, tag, 0, len(content)))
+        return answers
+
+    def exists(self, columns: Sequence[Column]) -> list[bool]:
+        self._asked("exists")
+        return [(one.tag, one.key) in self.files for one in columns]
+
+    def delete(self, columns: Sequence[Column]) -> None:
+        self._asked("delete")
+        if self.is_read_only:
+            raise Failed(Fault.UNREACHABLE, "read-only")
+        for one in columns:
+            self.files.pop((one.tag, one.key), None)
+
+    def purge(self, tag: bytes) -> tuple[int, int]:
+        self._asked("purge")
+        if self.is_read_only:
+            raise Failed(Fault.UNREACHABLE, "read-only")
+        gone = [name for name in self.files if name[0] == tag]
+        return len(gone), sum(len(self.files.pop(name).content) for name in gone)
+
+    def listed(self) -> Iterator[ListedColumn]:
+        self._asked("list")
+        for (tag, key), found in sorted(self.files.items()):
+            yield ListedColumn(key, tag, len(found.content), 0)
