@@ -16,7 +16,7 @@ from django.conf import settings
 
 from console.stack import embedded
 from console.stack import redis as redis_server
-from inference_brain.admission import Admission, Place, Reason, Rejected, Shared
+from inference_brain.admission import Admission, Place, Reason, Rejected, Shared, shared
 from inference_brain.admission.shared import PREFIX, WAIT_SECONDS
 from inference_brain.choice.candidates import Load
 from telemetry.credentials import own_url, rules
@@ -65,8 +65,10 @@ async def entered(admission: Admission, count: int, **more: object) -> list[Plac
     return outcomes  # type: ignore[return-value]
 
 
-async def test_a_limit_holds_over_two_brains(prefix: str) -> None:
-    rooms = Rooms(1000)
+async def test_a_limit_holds_over_two_brains(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a machine that is busy answers are late, and then each brain grants an equal part on its own.
+    monkeypatch.setattr(shared, "WAIT_SECONDS", 10.0)
+    rooms, began = Rooms(1000), time.monotonic()
     async with (
         running(settings.REDIS_URL, prefix, rooms) as one,
         running(settings.REDIS_URL, prefix, rooms) as other,
@@ -76,9 +78,7 @@ async def test_a_limit_holds_over_two_brains(prefix: str) -> None:
             outcomes += await entered(admission, 10, requests_per_minute=25)
         placed = [outcome for outcome in outcomes if isinstance(outcome, Place)]
         refused = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
-        assert len(placed) <= 25
-        # Answers may be late on a machine that is busy, and then there is an equal part.
-        assert len(placed) >= 12
+        assert 25 <= len(placed) <= 26 + (time.monotonic() - began) * 25 / 60
         assert {outcome.code for outcome in refused} == {Reason.RATE}
 
 
