@@ -77,6 +77,12 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     encrypt_tier2: bool = False
     scrub: bool = False  # overwrite deleted, purged and expired columns
     store_tokens_max: Tokens | None = None  # of each prompt, from its start; whole units only
+    redundant_from_priority: Priority | None = None  # in tier 2: columns of this priority or more
+
+    def is_redundant(self, priority: int) -> bool:
+        """Whether a column of this priority is stored redundantly in tier 2."""
+        lowest = self.redundant_from_priority
+        return lowest is not None and priority >= lowest
 
     @property
     def columns_max(self) -> int | None:

@@ -23,6 +23,7 @@ LABELS: Final = {
     "encrypt_tier2": "Encrypt tier 2",
     "scrub": "Scrub on delete",
     "store_tokens_max": "Stored tokens per prompt",
+    "redundant_from_priority": "Redundant in tier 2 from priority",
 }
 TIERS: Final = {
     Tiers.NONE: "none: nothing is stored",
@@ -63,10 +64,16 @@ def _further(policy: Policy) -> Iterator[str]:
         yield f"They use at most {size(policy.dram_bytes_max)} of memory per driver."
     if policy.tiers is Tiers.TIER2 and policy.tier2_bytes_max is not None:
         yield f"They use at most {size(policy.tier2_bytes_max)} of tier 2."
+    if policy.tiers is Tiers.TIER2 and policy.redundant_from_priority is not None:
+        yield f"{_redundant(policy.redundant_from_priority)} are stored redundantly in tier 2."
     if policy.store_tokens_max is not None:
         yield f"Only the first {policy.store_tokens_max:,} tokens of each prompt are stored."
     if policy.scrub:
         yield "Deleted columns are overwritten."
+
+
+def _redundant(priority: int) -> str:
+    return f"Those of priority {priority} or more" if priority else "All of them"
 
 
 def value(field: str, told: Any) -> str:
@@ -76,7 +83,7 @@ def value(field: str, told: Any) -> str:
     if isinstance(told, bool):
         return "yes" if told else "no"
     if told is None:
-        return "never" if field.startswith("ttl") else "no limit"
+        return "never" if field.startswith("ttl") else "none" if "redundant" in field else "no limit"
     if field == "store_tokens_max":
         return f"the first {told:,}"
     if field.startswith("ttl"):

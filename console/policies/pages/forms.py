@@ -108,6 +108,15 @@ class PolicyForm(forms.Form):
         widget=forms.NumberInput(attrs={"placeholder": "no limit"}),
         help_text="From its start, such as the system prefix that prompts share. Empty: all.",
     )
+    redundant_from_priority = forms.IntegerField(
+        required=False,
+        min_value=0,
+        max_value=PRIORITY_MAX,
+        label=sentences.LABELS["redundant_from_priority"],
+        widget=forms.NumberInput(attrs={"placeholder": "none"}),
+        help_text="0 to 100; 0: all columns. Where the session's rules have redundancy, such columns "
+        "survive the loss of an agent.",
+    )
 
     def __init__(self, *args: Any, limits: Limits | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -168,8 +177,16 @@ class ChangedQuantityField(QuantityField):
 
 
 def _tokens(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > STORE_TOKENS_MAX:
-        raise units.Unreadable(f"A number of tokens, up to {STORE_TOKENS_MAX:,}.")
+    return _number(text, STORE_TOKENS_MAX, "A number of tokens, up to")
+
+
+def _priority(text: str) -> int:
+    return _number(text, PRIORITY_MAX, "A priority, up to")
+
+
+def _number(text: str, most: int, what: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > most:
+        raise units.Unreadable(f"{what} {most:,}.")
     return int(text)
 
 
@@ -207,6 +224,9 @@ class BulkForm(forms.Form):
     )
     scrub = forms.ChoiceField(required=False, label=sentences.LABELS["scrub"], choices=YES_OR_NO)
     store_tokens_max = ChangedQuantityField(_tokens, str, label=sentences.LABELS["store_tokens_max"])
+    redundant_from_priority = ChangedQuantityField(
+        _priority, str, label=sentences.LABELS["redundant_from_priority"]
+    )
     reason = forms.CharField(
         max_length=REASON_MAX,
         required=False,

@@ -63,6 +63,33 @@ def test_a_policy_is_read_changed_and_read_again(olga: Client) -> None:
     assert version == olga.get(f"{POLICY}/versions/1").json()
 
 
+def test_redundancy_in_tier_2_is_read_previewed_saved_and_restored(
+    olga: Client, people: People, browser_of: Callable[..., Client]
+) -> None:
+    assert olga.get(POLICY).json()["policy"]["redundant_from_priority"] is None
+    wanted = {"tiers": "dram+tier2", "redundant_from_priority": 0}
+    label = "Redundant in tier 2 from priority"
+    assert preview(olga, wanted).status_code == 200
+    assert put(olga, {"policy": wanted}).status_code == 200
+    assert put(olga, {"policy": {"redundant_from_priority": 101}}, key="wrong").status_code == 422
+    assert put(olga, {"policy": {}}, key="without").status_code == 200
+    assert olga.get(POLICY).json()["policy"]["redundant_from_priority"] is None
+    headers = {"Idempotency-Key": "back", "If-Match": '"2"'}
+    path = f"{POLICY}/versions/1/restore"
+    back = olga.post(path, {"reason": "so"}, content_type="application/json", headers=headers)
+    assert back.status_code == 200, back.content
+    assert olga.get(POLICY).json()["effective"]["redundant_from_priority"] == 0
+    olga_at_the_page = browser_of(people.org_admin)
+    page = olga_at_the_page.get("/orgs/acme/policy/").content.decode()
+    assert label in page
+    form = {"version": 3, "ttl_last_use_seconds": "1 h", "tiers": "dram+tier2", "share": 100}
+    form |= {"priority": 35, "displacement": "default", "model": "", "reason": "by hand"}
+    olga_at_the_page.post("/orgs/acme/policy/", form | {"redundant_from_priority": "60"})
+    assert olga.get(POLICY).json()["policy"]["redundant_from_priority"] == 60
+    olga_at_the_page.post("/orgs/acme/policy/", form | {"version": 4, "redundant_from_priority": ""})
+    assert olga.get(POLICY).json()["policy"]["redundant_from_priority"] is None
+
+
 def test_drivers_of_another_org_are_counted_and_named_to_the_platform_s_own_people_only(
     people: People, api_of: Callable[..., Client], browser_of: Callable[..., Client]
 ) -> None:

@@ -250,3 +250,31 @@ def test_many_are_edited_in_a_browser(people: People, browser_of: Callable[..., 
     saved = ada.post("/policies/bulk/", {**form, "token": token, "save": ""})
     assert (saved.status_code, saved["Location"]) == (302, "/policies/")
     assert {version.reason for version in PolicyVersion.objects.all()} == {"for all"}
+
+
+@pytest.mark.usefixtures("contexts_of_pages")
+@pytest.mark.parametrize(
+    ("written", "before", "after"),
+    [("0", None, 0), ("100", 50, 100), ("none", 50, None), ("", 50, 50)],
+)
+def test_redundancy_in_tier_2_is_set_for_many_and_taken_back(
+    people: People,
+    browser_of: Callable[..., Client],
+    written: str,
+    before: int | None,
+    after: int | None,
+) -> None:
+    save(people, redundant_from_priority=before)
+    form = {"org": ["acme", "globex"], "redundant_from_priority": written, "share": 7, "reason": "so"}
+    looked = browser_of(people.platform_admin).post("/policies/bulk/", {**form, "look": ""})
+    form["token"] = looked.context["token"]
+    saved = browser_of(people.platform_admin).post("/policies/bulk/", {**form, "save": ""})
+    assert saved.status_code == 302, saved.content
+    held = services.active_policy(people.acme).policy
+    assert (held.redundant_from_priority, held.share) == (after, 7)
+
+
+def test_no_priority_is_refused_in_a_sentence(people: People, browser_of: Callable[..., Client]) -> None:
+    form = {"org": ["acme"], "redundant_from_priority": "101", "reason": "so"}
+    refused = browser_of(people.platform_admin).post("/policies/bulk/", {**form, "look": ""})
+    assert b"A priority, up to 100." in refused.content

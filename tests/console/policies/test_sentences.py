@@ -53,6 +53,24 @@ from swdriver_shim.policy import Policy, Tiers
                 "Only the first 2,048 tokens of each prompt are stored."
             ),
         ),
+        (
+            Policy(tiers=Tiers.TIER2, redundant_from_priority=50),
+            (
+                "Prompts are stored in memory and in tier 2 for 1 h after their last use. "
+                "Those of priority 50 or more are stored redundantly in tier 2."
+            ),
+        ),
+        (
+            Policy(tiers=Tiers.TIER2, redundant_from_priority=0),
+            (
+                "Prompts are stored in memory and in tier 2 for 1 h after their last use. "
+                "All of them are stored redundantly in tier 2."
+            ),
+        ),
+        (
+            Policy(tiers=Tiers.DRAM, redundant_from_priority=50),
+            "Prompts are stored in memory only for 1 h after their last use.",
+        ),
         (Policy(tiers=Tiers.NONE), "Prompts are not stored: every prompt is recomputed."),
     ],
 )
@@ -70,6 +88,9 @@ def test_every_field_has_a_name_and_every_difference_is_told() -> None:
     ]
     assert sentences.differences(Policy(), Policy(store_tokens_max=2048)) == [
         ("Stored tokens per prompt", "no limit", "the first 2,048")
+    ]
+    assert sentences.differences(Policy(), Policy(redundant_from_priority=0)) == [
+        ("Redundant in tier 2 from priority", "none", "0")
     ]
     close = Policy(dram_bytes_max=1 << 40), Policy(dram_bytes_max=(1 << 40) + 1)
     assert sentences.differences(*close) == [("Memory limit", "1 TiB", "1099511627777 B")]

@@ -272,6 +272,8 @@ def test_a_document_spells_out_every_field_so_that_no_default_changes_it() -> No
         ({"policy": {"ttl_last_use_seconds": 0}}, "policy/ttl_last_use_seconds"),
         ({"policy": {"ttl_last_use_seconds": "soon"}}, "policy/ttl_last_use_seconds"),
         ({"policy": {"tiers": "tape"}}, "policy/tiers"),
+        ({"policy": {"redundant_from_priority": 101}}, "policy/redundant_from_priority"),
+        ({"policy": {"redundant_from_priority": -1}}, "policy/redundant_from_priority"),
         ({"policy": {"ttl": 5}}, "policy"),
         ({"policies": {}}, ""),
         ({"models": {f"m{n}": {} for n in range(51)}}, "models"),
