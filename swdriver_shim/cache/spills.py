@@ -7,6 +7,9 @@
 
 Tier 2 itself knows which columns exist there. What a column notes of it (`tier2_used_at`) only saves
 copying twice. `Stock.why_no_spill` says which columns stay in memory only.
+
+The policy and the column's priority decide when it is copied whether the copy is redundant. A later
+change of either copies nothing again.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ class ColumnCopy(NamedTuple):
     dates: Dates
     again: bool
     encrypted_for: str  # an org; empty for unencrypted
+    redundant: bool  # as fragments on several agents
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +72,7 @@ class Spilled:
     """Columns since the start."""
 
     columns: int = 0
+    redundant: int = 0  # of these, which agents were asked to store redundantly
     bytes: int = 0
     not_spilled: int = 0  # tier 2 had no room, or failed
     no_time: int = 0  # displaced before they could be copied
@@ -148,6 +153,7 @@ class SpillPlanner:
             exists = place < len(copied) and copied[place]
             if exists:
                 self.spilled.columns += 1
+                self.spilled.redundant += copy.redundant
                 self.spilled.bytes += self._stock.layout.groups[copy.group].column_bytes
                 for listener in self._stock.listeners:
                     listener.copied(copy.tag, copy.key)
@@ -220,6 +226,7 @@ def _copy(column: Column) -> ColumnCopy:
         Dates(column.stored_at, column.used_at),
         column.tier2_used_at is not None,
         owner.account.encrypted_for,
+        owner.account.policy.is_redundant(column.priority),
     )
 
 

@@ -63,7 +63,8 @@ OVERSTAY = _gauge(
 )
 TIER2_COLUMNS = _counter(
     "swdriver_tier2_columns_total",
-    "Columns copied between memory and tier 2, by result.",
+    "Columns copied between memory and tier 2, by result; redundant: the spilled ones that were to be "
+    "stored redundantly.",
     "what",
 )
 TIER2_BYTES = _counter(
@@ -226,6 +227,7 @@ def _tiers(driver: Decider, into: Sink) -> None:
     put(into, OVERSTAY, overstay.seconds_max)
     columns = {
         "spilled": spilled.columns,
+        "redundant": spilled.redundant,
         "not_spilled": spilled.not_spilled,
         "no_time": spilled.no_time,
         "recalled": recalled.columns,

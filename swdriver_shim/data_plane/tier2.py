@@ -376,18 +376,24 @@ class Tier2Transfers:
             if again := [(one.key, one.tag) for one in mine if one.again]:
                 shard.delete(again)
             copied = [False] * len(mine)
-            for org in {one.encrypted_for for one in mine}:
+            # One request for each key, and one for each way to store columns.
+            for org, redundant in dict.fromkeys((one.encrypted_for, one.redundant) for one in mine):
                 if self._ledger.tier2.seconds_left(spill, self._clock()) < 2 * TIER_SECONDS:
                     break  # it would be given up while it is copied
                 data_key = self._data_key(org)
-                its = [place for place, one in enumerate(mine) if one.encrypted_for == org]
+                its = [
+                    place
+                    for place, one in enumerate(mine)
+                    if (one.encrypted_for, one.redundant) == (org, redundant)
+                ]
                 if data_key is None:
                     continue
                 copies = [
                     SpillColumn(mine[at].slot, mine[at].key, mine[at].tag, _note(mine[at].dates, offset))
                     for at in its
                 ]
-                for at, is_kept in zip(its, shard.spill(copies, data_key), strict=True):
+                answers = shard.spill(copies, data_key, redundant=redundant)
+                for at, is_kept in zip(its, answers, strict=True):
                     copied[at] = is_kept
             return copied
 

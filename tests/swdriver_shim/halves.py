@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from kvss_agent.client import Credentials, Evict, Miss
+from kvss_agent.data_plane.tier_requests import TierRequests
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.homes import Home
@@ -88,8 +89,8 @@ class Halves:
 
 
 @contextlib.contextmanager
-def halves(directory: Path, **policies: Policy) -> Iterator[Halves]:
-    with running(directory) as plane:
+def halves(directory: Path, tier: TierRequests | None = None, **policies: Policy) -> Iterator[Halves]:
+    with running(directory, tier_requests=tier) as plane:
         fleet = Fleet(plane)
         fleet.make()
         made = Halves(fleet, **policies)

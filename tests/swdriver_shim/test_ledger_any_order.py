@@ -61,6 +61,7 @@ POLICIES = st.builds(
     displacement=st.sampled_from(["default", "lru", "lfu", "slru", "s3fifo"]),
     scrub=st.booleans(),
     store_tokens_max=st.sampled_from([None, None, None, None, 0, 70, 128]),
+    redundant_from_priority=st.sampled_from([None, 0, 31]),
 )
 RULES = st.builds(
     Rules,
@@ -386,7 +387,10 @@ class LedgerMachine(RuleBasedStateMachine):
                 continue
             slots[one.group, one.slot] = held
             assert (held.key, prompt([], held.org).maker.tag) == (one.key, one.tag)
-            assert self.policy(held.org).tiers is Tiers.TIER2
+            policy = self.policy(held.org)
+            assert policy.tiers is Tiers.TIER2
+            if policy.redundant_from_priority != 31:  # some of its columns
+                assert one.redundant is (policy.redundant_from_priority == 0)
             assert not held.purged
             if one.again:
                 self.disk.pop((one.group, one.key), None)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvss_agent.data_plane.tier_requests import TierRequests
@@ -19,12 +19,14 @@ SOON = 20.0  # seconds: long for a test, and it ends as soon as all is there
 
 
 @contextlib.contextmanager
-def tier_requests(files: Path) -> Iterator[TierRequests]:
+def tier_requests(
+    files: Path, kind: Callable[[asyncio.AbstractEventLoop], TierRequests] = TierRequests
+) -> Iterator[TierRequests]:
     """A tier 2 on a loop of its own, as an agent has it."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    made = TierRequests(loop)
+    made = kind(loop)
     store = Tier2(Posix(files), Caps(1 << 30, 1 << 30))
     asyncio.run_coroutine_threadsafe(store.open(), loop).result()
     made.store = store

@@ -89,8 +89,13 @@ class ShardControl(Protocol):
     def exists(self, columns: Sequence[tuple[bytes, bytes]]) -> list[bool]:
         """Which of these columns, by key and tag, are in tier 2."""
 
-    def spill(self, columns: Sequence[SpillColumn], data_key: bytes = b"") -> list[bool]:
-        """Copy columns to tier 2, encrypted if there is a key. Returns which are there now."""
+    def spill(
+        self, columns: Sequence[SpillColumn], data_key: bytes = b"", *, redundant: bool = False
+    ) -> list[bool]:
+        """Copy columns to tier 2, encrypted if there is a key. Returns which are there now.
+
+        `redundant`: as fragments on several agents, where the agent was told of any.
+        """
 
     def recall(self, columns: Sequence[RecallColumn], data_key: bytes = b"") -> list[int | Miss]:
         """Copy columns from tier 2 into unused slots. Returns their notes, or why they are missed."""

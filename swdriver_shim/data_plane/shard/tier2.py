@@ -33,7 +33,9 @@ class ShardTier2:
         asked = [Column(key, tag, 0) for key, tag in columns]
         return self._ask(lambda client: client.exists(asked), [False] * len(columns))
 
-    def spill(self, columns: Sequence[SpillColumn], data_key: bytes = b"") -> list[bool]:
+    def spill(
+        self, columns: Sequence[SpillColumn], data_key: bytes = b"", *, redundant: bool = False
+    ) -> list[bool]:
         homes, slots = self._homes, self._homes.slots
         with homes.lock:
             slots.grow(max(column.slot for column in columns))
@@ -52,6 +54,7 @@ class ShardTier2:
                 [wanted[place] for place in here],
                 notes=[columns[place].note for place in here],
                 data_key=data_key,
+                redundant=redundant,
             )
         except Lost as error:
             homes.lose(client, error)

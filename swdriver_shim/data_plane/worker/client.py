@@ -315,7 +315,9 @@ class RemoteShard:
         return [False] * len(columns)
 
     @remote()
-    def spill(self, columns: Sequence[SpillColumn], data_key: bytes = b"") -> list[bool]:
+    def spill(
+        self, columns: Sequence[SpillColumn], data_key: bytes = b"", *, redundant: bool = False
+    ) -> list[bool]:
         return [False] * len(columns)
 
     @remote()
