@@ -23,6 +23,7 @@ OFTEN: Final = {
         "missed: agent_lost",
         *("a sibling lent something", "columns were borrowed", "tokens from sibling"),
         *("a process stood still", "a connection was slow", "an earlier version was spoken"),
+        *("redundant columns were spilled", "redundant columns outlived all disks"),
     ),
     "documents": (
         *("it was taken", "it came twice", "an older one came", "one was skipped"),
@@ -38,6 +39,7 @@ SELDOM: Final = {
         *("missed: tier2_late", "missed: not_worth_it", "missed: writing", "an engine failed"),
         *("the calendar was put back", "the calendar was put ahead", "a disk was full"),
         *("an agent changed its version", "a driver changed its version"),
+        *("a disk was lost", "redundant columns were recalled"),
     ),
     "documents": ("another came", "a driver was restarted", "the last console was upgraded"),
     "plane": (),

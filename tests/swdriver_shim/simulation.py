@@ -124,7 +124,7 @@ class Simulation:
         self._until(lambda: not engine.asking, "requests come to their end")
         for end in [end for agent in world.agents for end in agent.ends]:
             end.cut(0)  # over a stream, a driver hears of another size when it connects
-        roomy = Policy(tiers=Tiers.TIER2, ttl_last_use_seconds=None)
+        roomy = Policy(tiers=Tiers.TIER2, ttl_last_use_seconds=None, redundant_from_priority=0)
         engine.set_policies({org: OrgPolicies(policy=roomy) for org in ORGS})
         engine.start(engine.find_out, "find out")
         self._until(lambda: not engine.asking, "all shards are there again")

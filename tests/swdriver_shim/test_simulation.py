@@ -17,7 +17,7 @@ from tests.worlds import SHRINK_SECONDS, STEPS_A_SECOND, WORLDS, live, lives
 # Of agents that crashed; and where the collector came in a frame that can't warn.
 quiet = pytest.mark.filterwarnings(
     "ignore:coroutine .* was never awaited",
-    "ignore:Exception ignored in. <coroutine object (TierRequests|Tier2)",
+    "ignore:Exception ignored in. <coroutine object (TierRequests|Tier2|Lister)",
 )
 
 

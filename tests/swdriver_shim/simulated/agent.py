@@ -25,9 +25,11 @@ from kvss_agent.tier2.store import Tier2
 from tests.one_thread import Loop, Process, Turns
 from tests.swdriver_shim.simulated.disk import Disk
 from tests.swdriver_shim.simulated.network import STALL_SECONDS, End, Pipe
+from tests.swdriver_shim.simulated.redundancy import SimulatedRedundancy
 
 DRIVER, SECRET = "job-1", b"a secret of the driver and of its agents"
 OTHER_DRIVER = "job-2"
+ROOMY = Caps(1 << 30, 1 << 30)
 
 
 @dataclass(frozen=True)
@@ -87,10 +89,11 @@ class Plane(DataPlane):
 class Agent:
     """An agent as far as its data plane, its shards and tier 2 go; what it is told outlives it."""
 
-    def __init__(self, name: str, turns: Turns, disk: Disk, caps: Caps) -> None:
+    def __init__(self, name: str, turns: Turns, disk: Disk, fragments: Disk, caps: Caps) -> None:
         self.name = name
         self.turns = turns
         self.disk = disk
+        self.fragments = fragments  # of redundant columns, of all agents
         self.caps = caps
         self.specs: dict[str, Spec] = {}
         self.process = Process(name)
@@ -125,7 +128,7 @@ class Agent:
         self.is_heard = True
 
     def _start(self) -> None:
-        self.tier_requests = TierRequests(self.loop)
+        self.tier_requests = SimulatedRedundancy(self.loop, self.disk.seen)
         self.borrowing = Borrowing(self.loop, self.shards, _shown)
         self.plane = Plane(
             self.shards,
@@ -137,14 +140,16 @@ class Agent:
         )
         for spec in self.specs.values():
             self.provide(spec)
-        asyncio.run_coroutine_threadsafe(self._open(), self.loop)
+        own, others = self.tier_requests, self.tier_requests.others
+        for requests, disk, caps in (own, self.disk, self.caps), (others, self.fragments, ROOMY):
+            asyncio.run_coroutine_threadsafe(self._open(requests, disk, caps), self.loop)
 
-    async def _open(self) -> None:
-        opened = Tier2(self.disk, self.caps, threads=2, clock=self.turns.calendar)
+    async def _open(self, requests: TierRequests, disk: Disk, caps: Caps) -> None:
+        opened = Tier2(disk, caps, threads=2, clock=self.turns.calendar)
         while True:
             with contextlib.suppress(Failed):
                 await opened.open()
-                self.tier_requests.store = opened
+                requests.store = opened
                 return
 
     def provide(self, spec: Spec) -> None:

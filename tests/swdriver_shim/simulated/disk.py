@@ -52,6 +52,14 @@ class Disk:
         self.slow = turns.chance.choice((0.0, 0.1, 0.5))  # how often
         self._purged: Counter[str] = Counter()
 
+    @property
+    def seen(self) -> Counter[str]:
+        return self._judge.seen
+
+    def lose(self) -> None:
+        """All files are gone, and nobody is told."""
+        self.contents.clear()
+
     def open(self) -> None:
         pass
 

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from kvss_agent.tier2.address import Address
 from swdriver_shim.driver import Driver, Loaded
 from swdriver_shim.keys import Keys, Prompt
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tier2Rule, Tiers
 from tests.swdriver_shim.judge import Sight, Written
 from tests.swdriver_shim.prompts import NAMESPACE, OTHER, keys
-from tests.swdriver_shim.simulated.world import ORGS, C, World
+from tests.swdriver_shim.simulated.world import ORGS, C, World, name_of
 
 ASKING_MAX: Final = 8  # requests at once
 Place = tuple[int, int, int, int]  # group, shard, depth, tokens
@@ -285,6 +286,7 @@ class Engine:
             displacement=chance.choice(("default", "lru", "lfu", "slru", "s3fifo")),
             encrypt_tier2=chance.random() < 0.05,
             scrub=chance.random() < 0.4,
+            redundant_from_priority=chance.choice((None, 0, 50, 50)),
         )
         self._world.policies = {
             **self._world.policies,
@@ -317,11 +319,52 @@ class Engine:
             else:
                 raise AssertionError("what was just stored is missed")
             self._judge.forget(asked)
+        if self._world.can_be_redundant:
+            self._show_redundancy(driver)
         for org in ORGS:
             assert driver.removals.purge(org, tag=keys(org).tag, seconds=30).done
         self._world.inspect()
         assert not any(disk.contents for disk in self._world.disks)
         assert not any(pool.used for pool in driver.ledger.pools)
+
+    def _show_redundancy(self, driver: Driver) -> None:
+        """All agents lose their memory and their disks: what is redundant comes back."""
+        for kind in range(20, 40):  # a copy that fails is not made again at once
+            asked = keys().prompt([kind] * C + [6] * C)
+            for _ in range(20):
+                if self._load(asked) or self._store_all(asked):
+                    self._turns.wait(None, 0.2)
+                if self._is_redundant(asked):
+                    break
+            else:
+                self._judge.forget(asked)
+                continue
+            break
+        else:
+            raise AssertionError("nothing is stored redundantly")
+        for agent in self._world.agents:
+            agent.crash()
+            agent.disk.lose()
+            agent.start()
+        before = driver.ledger.tier2.recalled.columns
+        for _ in range(60):
+            if self._load(asked) == asked.tokens and driver.ledger.tier2.recalled.columns > before:
+                break
+            self._turns.wait(None, 0.5)
+        else:
+            raise AssertionError("what was redundant is lost")
+        self._seen["redundant columns outlived all disks"] += 1
+        self._judge.forget(asked)
+
+    def _is_redundant(self, asked: Prompt) -> bool:
+        """Whether all that a load of it needs lies where no agent's loss matters."""
+        return all(
+            Address(NAMESPACE.digest(), asked.maker.tag, asked.keys[depth], name_of((group, shard))).name
+            in self._world.fragments.contents
+            for group, of in enumerate(self._world.layout.groups)
+            for depth in range(of.first_needed(asked.tokens), len(asked.keys))
+            for shard in range(of.shards)
+        )
 
     def _store_all(self, asked: Prompt) -> bool:
         written = self._judge.begins(asked, asked.tokens, Rules())

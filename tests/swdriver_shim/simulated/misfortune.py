@@ -48,6 +48,7 @@ class Misfortune:
             (self.fill_a_disk, 1),
             (self.slow_down, 2),
             (self.upgrade, 1),
+            (self.lose_a_node, 2),
         ]
 
     def _some_end(self) -> End | None:
@@ -85,6 +86,15 @@ class Misfortune:
         if agent.is_up:
             agent.crash()
             self._seen["crash"] += 1
+            self._later(self._chance.choice((0.5, 3.0, 20.0)), agent.start_again)
+
+    def lose_a_node(self) -> None:
+        """Memory and disk: it comes back with neither. What is stored redundantly is elsewhere."""
+        agent = self._chance.choice(self._world.agents)
+        if agent.is_up:
+            agent.crash()
+            self._seen["a disk was lost"] += bool(agent.disk.contents)
+            agent.disk.lose()
             self._later(self._chance.choice((0.5, 3.0, 20.0)), agent.start_again)
 
     def _later(self, seconds: float, work: Callable[[], None]) -> None:
@@ -130,8 +140,8 @@ class Misfortune:
 
     def spoil(self) -> None:
         """A file is gone, or not what it was."""
-        disk = self._chance.choice(self._world.disks)
-        if disk.contents:
+        if used := [disk for disk in self._world.disks if disk.contents]:
+            disk = self._chance.choice(used)
             name = self._chance.choice(list(disk.contents))
             raw = disk.contents[name].raw
             match self._chance.randrange(3):

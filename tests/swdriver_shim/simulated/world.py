@@ -72,9 +72,11 @@ class World:
         self.is_shared = chance.random() < 0.6  # tier 2 is one, of all agents
         # Of the data plane: who is upgraded later speaks the one before until then.
         self.driver_versions = chance.choice((BEFORE, NOW, NOW, NOW))
-        self.disks = [Disk(self.turns, self.judge) for _ in range(1 if self.is_shared else 3)]
+        own = [Disk(self.turns, self.judge) for _ in range(1 if self.is_shared else 3)]
+        self.fragments = Disk(self.turns, self.judge)  # of redundant columns, of all agents
+        self.disks = [*own, self.fragments]
         self.agents = [
-            Agent(name, self.turns, self.disks[at % len(self.disks)], self.caps())
+            Agent(name, self.turns, own[at % len(own)], self.fragments, self.caps())
             for at, name in enumerate(("one", "two", "three"))
         ]
         self.homes: dict[At, Agent] = {}
@@ -115,7 +117,8 @@ class World:
         while self.turns.go_on():
             pass
         for org in ORGS:
-            self.policies[org] = OrgPolicies(policy=Policy(tiers=Tiers.TIER2))
+            policy = Policy(tiers=Tiers.TIER2, redundant_from_priority=50)
+            self.policies[org] = OrgPolicies(policy=policy)
         self.turns.start(self._drive, "start", self.process)
 
     def _drive(self) -> None:
@@ -134,6 +137,12 @@ class World:
 
     def _address(self, name: str) -> To:
         return To(host="far", agent=next(agent for agent in self.agents if agent.name == name))
+
+    @property
+    def can_be_redundant(self) -> bool:
+        """Whether all of them are of a version that knows it."""
+        spoken = [self.driver_versions, *(agent.versions for agent in self.agents)]
+        return all(highest == VERSION for _, highest in spoken)
 
     def caps(self) -> Caps:
         total = self.chance.choice((1 << 30, 1 << 30, 20 * 4096, 5 * 4096))
