@@ -561,7 +561,7 @@ RESOURCES: Final = (
             "PUT",
             fields=(
                 *("path", "refuse_spine", "wait_for_rail_seconds", "boxes_min", "boxes_increment"),
-                *("boxes_max", "grant_percent", "moves_percent", "borrow"),
+                *("boxes_max", "grant_percent", "moves_percent", "borrow", "redundancy"),
                 *("boxes_quota", "replicas_quota"),
                 *("replace_lost", "replace_lost_after_seconds", "reason"),
             ),

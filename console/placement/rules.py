@@ -89,6 +89,46 @@ _FAR = {
 }
 
 
+class Redundancy(Enum):
+    """Into how many fragments a column of tier 2 is divided: with data, and with parity. As many of them
+    as have data make the column."""
+
+    NONE = "none"
+    MIRROR = "1+1"  # two copies
+    TWO_AND_ONE = "2+1"
+    FOUR_AND_ONE = "4+1"
+    FOUR_AND_TWO = "4+2"
+    EIGHT_AND_TWO = "8+2"
+
+    @property
+    def data(self) -> int:
+        return 1 if self is Redundancy.NONE else int(self.value.partition("+")[0])
+
+    @property
+    def parity(self) -> int:
+        """How many agents may be lost without a loss."""
+        return 0 if self is Redundancy.NONE else int(self.value.partition("+")[2])
+
+    @property
+    def holders(self) -> int:
+        """How many agents it takes; 0 for none."""
+        return 0 if self is Redundancy.NONE else self.data + self.parity
+
+    @property
+    def strictness(self) -> int:
+        """What survives more losses is stricter. Of two that survive as many, the one of fewer fragments
+        is: it is less likely that too many of those are lost."""
+        return 100 * self.parity - self.data
+
+    @property
+    def label(self) -> str:
+        if self is Redundancy.NONE:
+            return "none: what an agent loses is computed again"
+        agents = "1 agent" if self.parity == 1 else f"{self.parity} agents"
+        more = 100 * self.parity // self.data
+        return f"{self.value}: survives the loss of {agents}, {more} % more bytes"
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """The worst path that a stream may get, and what keeps it from a worse one."""
@@ -115,6 +155,7 @@ class Rules:
     boxes_max: int | None = None
     moves_percent: int = 100  # of a link, for the bytes of streams that move over it
     borrow: Borrow = Borrow.SPINE  # how far drivers may copy columns from siblings' memory
+    redundancy: Redundancy = Redundancy.NONE  # of columns in tier 2
     grant_percent: int = 100  # of the fair share. Less leaves room, and so more streams find a rail
     replace_lost: bool = True  # place the streams of a lost node anew
     replace_lost_after_seconds: float = 0  # the grace period of that
@@ -132,7 +173,9 @@ class Rules:
             )
 
     def stricter(self, other: Rules) -> Rules:
-        """What both allow. Of two increments the larger holds, and the smaller has to divide it."""
+        """What both allow. Of two increments the larger holds, and the smaller has to divide it. Of two
+        redundancies the one holds that survives more losses: what one of them promises, the other does
+        not take back."""
         low, high = sorted((self.boxes_increment, other.boxes_increment))
         if high % low:
             raise Misconfigured(f"An increment of {low} boxes and one of {high} don't go together.")
@@ -146,6 +189,7 @@ class Rules:
             boxes_max=min(largest) if largest else None,
             moves_percent=min(self.moves_percent, other.moves_percent),
             borrow=max(self.borrow, other.borrow, key=lambda borrow: borrow.strictness),
+            redundancy=max(self.redundancy, other.redundancy, key=lambda one: one.strictness),
             grant_percent=min(self.grant_percent, other.grant_percent),
             replace_lost=self.replace_lost and other.replace_lost,
             replace_lost_after_seconds=max(

@@ -13,12 +13,13 @@ from django.utils import timezone
 from console.fleet.models import Box, Driver, Node
 from console.operations.models import Operation
 from console.orgs.models import SLUG, Org
-from console.placement.rules import Borrow, Cause, Path, Rules
+from console.placement.rules import Borrow, Cause, Path, Redundancy, Rules
 from console.placement.topology import Tier
 from console.sessions.plans.losses import Verdict
 
 PATHS = [(path.value, path.label) for path in Path]
 BORROWS = [(borrow.value, borrow.label) for borrow in Borrow]
+REDUNDANCIES = [(one.value, one.label) for one in Redundancy]
 OF_RULES = tuple(one.name for one in fields(Rules))
 QUOTAS = ("boxes_quota", "replicas_quota")  # of an org; a platform admin sets them
 TIERS = [(tier.value, tier.name.lower()) for tier in Tier]
@@ -58,6 +59,13 @@ class RuleSet(models.Model):
         db_default=Borrow.LEAF.value,
         help_text="How far drivers may copy columns from the memory of siblings.",
     )
+    redundancy = models.CharField(
+        max_length=8,
+        choices=REDUNDANCIES,
+        default=Redundancy.NONE.value,
+        db_default=Redundancy.NONE.value,
+        help_text="Of columns in tier 2: fragments with data, and with parity.",
+    )
     grant_percent = models.PositiveSmallIntegerField(
         default=100, validators=[MinValueValidator(1), MaxValueValidator(100)]
     )
@@ -90,6 +98,10 @@ class RuleSet(models.Model):
                 name="rules_borrow", condition=Q(borrow__in=[value for value, _ in BORROWS])
             ),
             models.CheckConstraint(
+                name="rules_redundancy",
+                condition=Q(redundancy__in=[value for value, _ in REDUNDANCIES]),
+            ),
+            models.CheckConstraint(
                 name="rules_path", condition=Q(path__in=[value for value, _ in PATHS])
             ),
             models.CheckConstraint(
@@ -104,7 +116,14 @@ class RuleSet(models.Model):
     def rules(self) -> Rules:
         """Raises Misconfigured where they contradict themselves."""
         values = {name: getattr(self, name) for name in OF_RULES}
-        return Rules(**values | {"path": Path(self.path), "borrow": Borrow(self.borrow)})
+        return Rules(
+            **values
+            | {
+                "path": Path(self.path),
+                "borrow": Borrow(self.borrow),
+                "redundancy": Redundancy(self.redundancy),
+            }
+        )
 
     def snapshot(self) -> dict[str, Any]:
         """What the audit trail keeps of it."""

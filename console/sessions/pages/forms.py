@@ -15,6 +15,7 @@ from console.sessions.models import (
     BOXES_MAX,
     PATHS,
     QUOTAS,
+    REDUNDANCIES,
     REPLACE_LOST_AFTER_SECONDS_MAX,
     WAIT_SECONDS_MAX,
 )
@@ -218,6 +219,12 @@ class RulesForm(ReasonMixin):
         label="Siblings' memory",
         help_text="How far drivers copy columns from the memory of other drivers of their model.",
     )
+    redundancy = forms.ChoiceField(
+        choices=REDUNDANCIES,
+        label="Redundancy of tier 2",
+        help_text="Columns are divided into fragments with data + with parity. Each is stored by "
+        "another agent, on a disk of its own.",
+    )
     grant_percent = forms.IntegerField(
         min_value=1,
         max_value=100,
@@ -251,7 +258,7 @@ class RulesForm(ReasonMixin):
     )
     field_order = [
         *("path", "refuse_spine", "wait_for_rail_seconds", "boxes_min", "boxes_increment"),
-        *("boxes_max", "grant_percent", *QUOTAS, "moves_percent", "borrow"),
+        *("boxes_max", "grant_percent", *QUOTAS, "moves_percent", "borrow", "redundancy"),
         *("replace_lost", "replace_lost_after_seconds"),
         "reason",
     ]

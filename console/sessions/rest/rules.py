@@ -26,7 +26,7 @@ from console.sessions.models import (
     WAIT_SECONDS_MAX,
     RuleSet,
 )
-from console.sessions.rest.schemas import BorrowName, PathName
+from console.sessions.rest.schemas import BorrowName, PathName, RedundancyName
 
 router = Router(tags=["sessions"])
 
@@ -66,6 +66,10 @@ class RulesOut(RulesBody):
         description="How far drivers may copy columns from the memory of siblings: not at all, within a "
         "node, within a leaf, or across the spine."
     )
+    redundancy: RedundancyName = Field(
+        description="Of columns in tier 2: fragments with data + with parity, each at another agent. "
+        "The loss of as many agents as there are fragments with parity loses nothing."
+    )
     version: int = Field(description="Incremented with each change; the ETag.")
 
 
@@ -76,6 +80,9 @@ class RulesIn(RulesBody, Input):
     )
     borrow: BorrowName | None = Field(
         None, description="How far drivers may copy columns from siblings. Without it, it stays."
+    )
+    redundancy: RedundancyName | None = Field(
+        None, description="Of columns in tier 2. Without it, it stays."
     )
     grant_percent: Annotated[int, Field(ge=1, le=100)] = 100
     boxes_quota: Annotated[int, Field(ge=0, le=BOXES_MAX)] | None = None
@@ -119,7 +126,7 @@ def _set(principal: Principal, org: Org | None, payload: RulesIn, if_match: str)
     check_match(if_match, rules.version)
     values = payload.model_dump()
     reason = values.pop("reason")
-    for name in ("moves_percent", "borrow"):
+    for name in ("moves_percent", "borrow", "redundancy"):
         if values[name] is None:  # of a client that does not know it
             del values[name]
     try:

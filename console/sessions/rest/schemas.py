@@ -23,6 +23,7 @@ from console.visibility import Sight
 TierName = Annotated[str, BeforeValidator(lambda tier: Tier(tier).name.lower())]
 PathName = Literal["require_rail", "prefer_rail", "any"]
 BorrowName = Literal["no", "node", "leaf", "spine"]
+RedundancyName = Literal["none", "1+1", "2+1", "4+1", "4+2", "8+2"]
 ReplacementName = Literal["waiting", "replacing", "blocked", "replaced"]
 Boxes = Annotated[int, Field(ge=1, le=BOXES_MAX)]
 WaitSeconds = Annotated[

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from console.placement.rules import Borrow, Cause, Limit, Path, Rules
+from console.placement.rules import Borrow, Cause, Limit, Path, Redundancy, Rules
 from console.placement.topology import Misconfigured, Tier
 from tests.console.placement.worlds import EXAMPLES
 
@@ -22,6 +22,7 @@ RULES = st.builds(
     boxes_max=st.none() | st.integers(8, 12),
     grant_percent=st.integers(1, 100),
     borrow=st.sampled_from(Borrow),
+    redundancy=st.sampled_from(Redundancy),
     replace_lost=st.booleans(),
     replace_lost_after_seconds=st.integers(0, 3),
 )
@@ -85,6 +86,8 @@ def test_stricter_rules_allow_what_both_allow(one: Rules, other: Rules, boxes: i
     assert both.grant_percent == min(one.grant_percent, other.grant_percent)
     far = list(Borrow)
     assert far.index(both.borrow) == min(far.index(one.borrow), far.index(other.borrow))
+    assert both.redundancy in (one.redundancy, other.redundancy)
+    assert both.redundancy.parity == max(one.redundancy.parity, other.redundancy.parity)
     assert both.replace_lost == (one.replace_lost and other.replace_lost)
     assert both.replace_lost_after_seconds == max(
         one.replace_lost_after_seconds, other.replace_lost_after_seconds
@@ -105,3 +108,15 @@ def test_rules_that_contradict_themselves_are_refused() -> None:
 def test_a_cause_says_whether_waiting_helps() -> None:
     assert Cause.EXCEEDS_CLUSTER_CAPACITY.is_never
     assert not Cause.WAITING_FOR_RAIL.is_never
+
+
+def test_what_survives_more_losses_is_stricter_and_then_what_has_fewer_fragments() -> None:
+    ordered = sorted(Redundancy, key=lambda one: one.strictness)
+    assert [one.value for one in ordered] == ["none", "4+1", "2+1", "1+1", "8+2", "4+2"]
+
+
+def test_a_redundancy_says_what_it_survives_and_what_it_costs() -> None:
+    assert Redundancy("4+1").label == "4+1: survives the loss of 1 agent, 25 % more bytes"
+    assert Redundancy("1+1").label == "1+1: survives the loss of 1 agent, 100 % more bytes"
+    assert Redundancy("4+2").label == "4+2: survives the loss of 2 agents, 50 % more bytes"
+    assert [one.holders for one in Redundancy] == [0, 2, 3, 5, 6, 10]

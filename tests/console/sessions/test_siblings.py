@@ -529,7 +529,8 @@ def test_the_rule_on_its_page(people: People, browser_of: Callable[..., Client])
     assert "How far drivers copy columns from the memory of other drivers" in page
     assert "on the same node or leaf" in page
     form = {"path": "any", "wait_for_rail_seconds": 0, "boxes_min": 1, "boxes_increment": 1}
-    form |= {"grant_percent": 100, "moves_percent": 25, "borrow": "no", "replace_lost_after_seconds": 20}
+    form |= {"grant_percent": 100, "moves_percent": 25, "borrow": "no", "redundancy": "none"}
+    form |= {"replace_lost_after_seconds": 20}
     assert browser.post("/session-rules/", {**form, "reason": "quiet"}).status_code == 302
     assert RuleSet.objects.get(org=None).borrow == "no"
     assert "not used" in browser.get("/session-rules/").content.decode()
