@@ -100,7 +100,8 @@ def _fill() -> None:
     from console.placement import grants
     from console.placement.planner import plan
     from console.sessions.models import Job, JobBox, RuleSet, Session, SessionBox, Stream
-    from console.sessions.plans.snapshot import job_of, model_of
+    from console.sessions.plans.model import model_of
+    from console.sessions.plans.snapshot import job_of
     from tests.console.sessions.fleets import make_box, make_driver, make_node
 
     for number in range(NODES):

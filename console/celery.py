@@ -43,6 +43,8 @@ app.conf.beat_schedule = {
     "find-who-is-lost": _every(5.0, "console.fleet.tasks.find_who_is_lost"),
     "replace-lost-nodes": _every(2.0, "console.sessions.tasks.replace_lost_nodes"),
     "forget-former-homes": _every(5.0, "console.sessions.tasks.forget_former_homes"),
+    "keep-holders-of-fragments": _every(5.0, "console.sessions.tasks.keep_holders"),
+    "look-at-redundancy": _every(10.0, "console.sessions.tasks.look_at_redundancy"),
     "replace-authorities": _every(5.0, "console.authority.tasks.advance"),
     "keep-telemetry-users": _every(2.0, "console.fleet.tasks.keep_telemetry_users"),
     "measure-cpu-of-shards": _every(300.0, "console.fleet.tasks.measure_cpu_of_shards"),

@@ -302,6 +302,7 @@ CELERY_TASK_ROUTES = {
     "console.fleet.tasks.look_after_retiring_stores": {"priority": CAN_WAIT},
     "console.fleet.tasks.measure_cpu_of_shards": {"priority": CAN_WAIT},
     "console.sessions.tasks.forget_former_homes": {"priority": CAN_WAIT},
+    "console.sessions.tasks.look_at_redundancy": {"priority": CAN_WAIT},
 }
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]

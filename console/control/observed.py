@@ -13,9 +13,22 @@ from telemetry.decoder import NO_NUL, Count
 
 SHARDS_MAX = 1 << 16
 PROBLEMS_MAX = 100
+HOLDERS_MAX = 64
 # One above any that is told can still be stored.
 Generation = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Text = Annotated[str, Meta(max_length=2000, pattern=NO_NUL)]
+
+
+class Redundancy(Struct, frozen=True):
+    """Of the columns of a shard that are stored in fragments; `unreachable`: addresses of agents that
+    store them."""
+
+    state: Text
+    reason: Text = ""
+    columns: Count = 0
+    incomplete: Count = 0
+    repaired: Count = 0
+    unreachable: Annotated[list[Text], Meta(max_length=HOLDERS_MAX)] = []
 
 
 class Shard(Struct, frozen=True):
@@ -32,6 +45,7 @@ class Shard(Struct, frozen=True):
     left_to_move: Count = 0
     former_homes: Annotated[list[Text], Meta(max_length=SHARDS_MAX)] = []
     count_from: Count = 0
+    redundancy: Redundancy | None = None
 
 
 Shards = Annotated[list[Shard], Meta(max_length=SHARDS_MAX)]

@@ -50,6 +50,21 @@ def streams_on(kind: Kind, names: Collection[str]) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
+Listener = Callable[[], None]
+_listeners: list[Listener] = []
+
+
+def hears_of_nodes(function: Listener) -> Listener:
+    """Register who is told, in the transaction, that nodes have other states or descriptions."""
+    _listeners.append(function)
+    return function
+
+
+def tell_listeners() -> None:
+    for hear in _listeners:
+        hear()
+
+
 def snapshot(node: Node) -> dict[str, Any]:
     """What the audit trail keeps of a node's state and labels."""
     state, reason = wanted(node)
@@ -94,6 +109,7 @@ def set_state(
     sentence = f"{node.name} is {state.value}{f': {reason}' if reason else ''}."
     if node.state == State.LOST.value:
         sentence = f"{node.name} will be {state.value} when it comes back."
+    tell_listeners()
     _save(principal, "node.state", node, sentence, before, reason)
     return node
 

@@ -17,8 +17,9 @@ from console.fleet.models import Driver, Node, Removed, SpineLink
 from console.placement.topology import Tier
 from console.sessions import endpoints
 from console.sessions.budgets import Budgets
+from console.sessions.fragments import AllFragments
 from console.sessions.models import FormerHome, Job, Phase, Stream
-from console.sessions.plans.snapshot import model_of
+from console.sessions.plans.model import model_of
 from console.sessions.rules import effective_rules
 from console.sessions.siblings import Sibling, Siblings
 from kvss_agent.desired import SHARDS_MAX
@@ -122,9 +123,11 @@ def _on(node: Node) -> QuerySet[Stream]:
     )
 
 
-def streams_of_node(node: Node) -> set[str]:
-    """What its document names."""
-    return {stream.name for stream in _on(node).select_related("job__driver", "job__session")}
+def shards_of_node(node: Node) -> set[str]:
+    """What its document names: its streams, and the shards that fragments of others pass through."""
+    streams = _on(node).select_related("job__driver", "job__session")
+    fragments = AllFragments().at(node.name)
+    return {stream.name for stream in streams}.union(one.name for one in fragments)
 
 
 def streams_of_driver(name: str) -> set[tuple[str, int]]:
@@ -194,27 +197,37 @@ def _sibling(one: Sibling, known: _Known, borrower: str) -> dict[str, Any]:
 
 @round_part("node")
 def streams_of_nodes() -> Part:
-    return partial(streams, siblings=Siblings(), drivers=_Drivers())
+    return partial(streams, siblings=Siblings(), drivers=_Drivers(), fragments=AllFragments())
 
 
 def streams(
-    name: str, *, siblings: Siblings | None = None, drivers: _Drivers | None = None
+    name: str,
+    *,
+    siblings: Siblings | None = None,
+    drivers: _Drivers | None = None,
+    fragments: AllFragments | None = None,
 ) -> Mapping[str, Any]:
     """All that it has or is about to have, and the drivers that may connect: those whose streams these
-    are, those that may borrow from them, and those that have left."""
+    are, those whose fragments it stores, those that may borrow from them, and those that have left."""
     node = Node.objects.get(name=name)
     found, siblings, drivers = _on(node), siblings or Siblings(), drivers or _Drivers()
+    fragments = fragments or AllFragments()
     related = ("job__driver", "job__session__org", "node", "next_node")
     budgets = Budgets()
-    specs = [_spec(stream, node, budgets) for stream in found.select_related(*related).order_by("pk")]
+    specs = [
+        # Without redundancy documents are what they were before: older agents refuse the field.
+        {**_spec(stream, node, budgets), **fragments.told(stream, node)}
+        for stream in found.select_related(*related).order_by("pk")
+    ]
+    small = [one.spec() for one in fragments.at(name)][: max(0, SHARDS_MAX - len(specs))]
     former = FormerHome.objects.filter(node=node).values_list("driver__name", flat=True)
-    own = {spec["driver"] for spec in specs}.union(former)
+    own = {spec["driver"] for spec in (*specs, *small)}.union(former)
     readers = {one: siblings.borrowers_of(one) for one in {spec["driver"] for spec in specs}}
     others = sorted({one for some in readers.values() for one in some} - own)
     let_in = own.union(others[: max(0, SHARDS_MAX - len(own))])
     known = drivers.of(let_in)
     return {
-        "shards": [_with_readers(spec, readers, let_in) for spec in specs],
+        "shards": [*(_with_readers(spec, readers, let_in) for spec in specs), *small],
         "peers": [_peer(driver, known[driver], node) for driver in sorted(let_in)],
     }
 

@@ -20,6 +20,7 @@ from console.sessions.plans.losses import Verdict
 PATHS = [(path.value, path.label) for path in Path]
 BORROWS = [(borrow.value, borrow.label) for borrow in Borrow]
 REDUNDANCIES = [(one.value, one.label) for one in Redundancy]
+CODES = [(one.value, one.value) for one in Redundancy if one is not Redundancy.NONE]
 OF_RULES = tuple(one.name for one in fields(Rules))
 QUOTAS = ("boxes_quota", "replicas_quota")  # of an org; a platform admin sets them
 TIERS = [(tier.value, tier.name.lower()) for tier in Tier]
@@ -285,6 +286,39 @@ class FormerHome(models.Model):
         return f"{self.driver.name} was on {self.node.name}"
 
 
+class FragmentHolder(models.Model):
+    """A node whose agent stores one fragment of each redundant column of a shard, see `holders`.
+    Replicas of one model have the same ones, as they have the same columns in tier 2.
+
+    The row goes with the node; the next look assigns another one.
+    """
+
+    namespace = models.CharField(max_length=32)  # of the model, in hex
+    group = models.CharField(max_length=200)
+    index = models.PositiveSmallIntegerField()
+    place = models.PositiveSmallIntegerField()  # the number of the fragment: those with data come first
+    code = models.CharField(max_length=8, choices=CODES)  # how many fragments there are
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="fragments")
+    since = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ("namespace", "group", "index", "place")
+        constraints = [
+            models.UniqueConstraint(
+                name="fragment_once", fields=["namespace", "group", "index", "place"]
+            ),
+            models.UniqueConstraint(
+                name="fragments_on_different_nodes", fields=["namespace", "group", "index", "node"]
+            ),
+            models.CheckConstraint(
+                name="fragment_code", condition=Q(code__in=[value for value, _ in CODES])
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"fragment {self.place} of {self.group}.{self.index} on {self.node.name}"
+
+
 class JobBox(models.Model):
     """A box that a job runs on, which so can't leave the session."""
 
@@ -383,6 +417,25 @@ class Stream(models.Model):
     @property
     def path(self) -> str:
         return Tier(self.tier).name.lower()
+
+
+class StreamRedundancy(models.Model):
+    """What its agent has said last of the redundancy of a stream."""
+
+    stream = models.OneToOneField(Stream, on_delete=models.CASCADE, related_name="redundancy")
+    state = models.CharField(max_length=16)
+    reason = models.CharField(max_length=500, blank=True)
+    columns = models.BigIntegerField()
+    incomplete = models.BigIntegerField()  # of them lack a fragment
+    repaired = models.BigIntegerField()
+    unreachable = models.JSONField(default=list)  # addresses of holders
+    seen_at = models.DateTimeField()
+
+    class Meta:
+        verbose_name_plural = "stream redundancies"
+
+    def __str__(self) -> str:
+        return f"redundancy of {self.stream.name}"
 
 
 class Loss(models.Model):

@@ -190,15 +190,28 @@ def _may_return_to() -> dict[str, int]:
     return {one.plan["session"]: int(one.before["boxes"]) for one in resizes}
 
 
+Listener = Callable[[], set[control.Address]]
+_listeners: Final[list[Listener]] = []
+
+
+def follows_rules(function: Listener) -> Listener:
+    """Register who does by other rules at once: it says whose documents change so."""
+    _listeners.append(function)
+    return function
+
+
 def _tell_fleet(rules: RuleSet, names: Collection[str]) -> None:
     """Moves that are under way, and drivers that borrow, go on by the new rules."""
+    more = {one for follow in _listeners for one in follow()}
+    told: list[control.Address]
     if "borrow" in names:
         told = [control.ALL_NODES, control.ALL_DRIVERS, control.ALL_BRAINS]
     elif "moves_percent" in names:
         told = [*(("node", name) for name in sorted(Budgets().nodes)), control.ALL_DRIVERS]
     else:
-        return
-    control.changed(told, f"{rules} were changed")
+        told = []
+    if told or more:
+        control.changed({*told, *more}, f"{rules} were changed")
 
 
 def _tell_sessions(changed: RuleSet) -> None:

@@ -24,7 +24,7 @@ from console.placement.topology import Misconfigured, Tier
 from console.sessions import endpoints
 from console.sessions.budgets import Budgets, Link
 from console.sessions.models import DriverOrg, Phase, Stream
-from console.sessions.plans.snapshot import model_of
+from console.sessions.plans.model import model_of
 from console.sessions.rules import effective_rules_of_all
 from swdriver_shim.desired import SIBLINGS_MAX, ModelSpec
 

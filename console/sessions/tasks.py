@@ -1,4 +1,5 @@
-"""What is done beside requests: replacing lost nodes, and forgetting those that streams have left."""
+"""What is done beside requests: replacing lost nodes, forgetting those that streams have left, and
+assigning agents that store fragments."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ import logging
 from celery import shared_task
 from django.utils import timezone
 
+from console.sessions import holders
 from console.sessions.changes import replacements
-from console.sessions.steps import former_homes
+from console.sessions.steps import former_homes, redundancy
 
 log = logging.getLogger(__name__)
 
@@ -22,3 +24,13 @@ def replace_lost_nodes() -> None:
 @shared_task
 def forget_former_homes() -> None:
     former_homes.forget_emptied()
+
+
+@shared_task
+def keep_holders() -> None:
+    holders.keep(timezone.now())
+
+
+@shared_task
+def look_at_redundancy() -> None:
+    redundancy.look()

@@ -27,7 +27,7 @@ from console.fleet.descriptions import document, rows, tier2
 from console.fleet.descriptions.document import BOX, KINDS, LEAF, LINK, NODE, STAMP, Thing, Things
 from console.fleet.insight import activity
 from console.fleet.models import Box, Domain, Leaf, Nic, Node, SpineLink, Stamp
-from console.fleet.nodes import Impossible, streams_on
+from console.fleet.nodes import Impossible, streams_on, tell_listeners
 from console.operations.services import Busy
 from console.placement.topology import State
 from telemetry.events import note
@@ -277,6 +277,8 @@ def _tell(found: Difference) -> None:
     told = [one for one in nodes if any(path.startswith("tier2") for path, *_ in one.differences)]
     if told:
         control.changed([(NODE, one.name) for one in told], "Their tier 2 is described anew.")
+    if any(one.kind == NODE for one in found.changes):
+        tell_listeners()
     if any(one.kind == NODE and one.after is None for one in found.changes):
         control.changed([control.ALL_DRIVERS], "Nodes were removed from the fleet.")
 

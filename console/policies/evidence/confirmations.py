@@ -25,7 +25,7 @@ from console.fleet.retired_stores import place_of
 from console.operations.core import Done, Outcome, Waiting
 from console.operations.models import Operation
 from console.policies.models import PurgeConfirmation
-from console.sessions.desired import streams_of_driver, streams_of_node
+from console.sessions.desired import shards_of_node, streams_of_driver
 from kvss_agent.http.exchange import Budget, Reply
 from kvss_agent.security.confirmations import (
     NO_IDENTITY,
@@ -123,7 +123,7 @@ def _lacking_of_agent(node: Node, told: AgentStatement) -> str:
     places |= {place_of(said)} if said else set()
     if missing := sorted(places - {one.place for one in told.stores}):
         return f"It does not speak of the store {missing[0]}, which it should have."
-    shards = streams_of_node(node) - {one.shard for one in told.memory}
+    shards = shards_of_node(node) - {one.shard for one in told.memory}
     return f"It does not speak of shard {min(shards)}, which it should have." if shards else ""
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from django.db import transaction
 from django.db.models import QuerySet
+from django.utils import timezone
 
 from console.accounts.principal import SYSTEM, Principal
 from console.accounts.roles import Role
@@ -22,7 +23,7 @@ from console.operations import services as operations
 from console.operations.machines import Machine, Step, machine
 from console.operations.models import Operation
 from console.operations.services import StalePlan
-from console.sessions import siblings
+from console.sessions import holders
 from console.sessions.changes.requests import of_job
 from console.sessions.models import Job
 from console.sessions.steps import machines
@@ -122,8 +123,9 @@ def remove(
     _record(principal, found, reason)
     org = found.job.session.org if found.job else None
     if found.job is not None:
-        named = siblings.documents_of(driver.name) - {("driver", driver.name)}
+        named = machines.documents_of(driver.name) - {("driver", driver.name)}
         found.job.delete()
+        named |= holders.reconcile(timezone.now())
         machines.tell(set(found.nodes), named, operation.sentence)
     if driver.joined_at is not None:
         removed = Removed.of(driver, org.slug if org else "")

@@ -15,6 +15,7 @@ from console.placement import grants
 from console.placement.rules import Cause
 from console.sessions import rules as session_rules
 from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
+from console.sessions.plans.model import model_of
 from console.sessions.plans.proposals import (
     CannotPlan,
     Planned,
@@ -25,7 +26,7 @@ from console.sessions.plans.proposals import (
     propose,
     refusals,
 )
-from console.sessions.plans.snapshot import Snapshot, boxes_for, job_of, model_of
+from console.sessions.plans.snapshot import Snapshot, boxes_for, job_of
 from console.sessions.steps.relocation import WHY_MAX, Place, place_of, send_to
 from telemetry.topics import of_session
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
 
-import msgspec
-
-from console.fleet.models import Driver
 from console.fleet.services import closed_boxes, topology
 from console.placement import grants
 from console.placement.grants import Stream, spread
 from console.placement.topology import Box, Fleet, Misconfigured
 from console.sessions import models
+from console.sessions.fragments import AllFragments
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.layout import Group
 
@@ -79,7 +77,7 @@ class Snapshot:
     @classmethod
     def now(cls) -> Snapshot:
         return cls(
-            topology(),
+            _beside_fragments(topology()),
             tuple(map(PlacedStream._make, models.Stream.objects.order_by("pk").values_list(*_FIELDS))),
             frozenset(models.SessionBox.objects.values_list("box__name", flat=True)),
             frozenset(closed_boxes().values_list("name", flat=True)),
@@ -111,21 +109,19 @@ class Snapshot:
         return [box for box in self.fleet.boxes if box.name not in self.taken | self.closed]
 
 
+def _beside_fragments(fleet: Fleet) -> Fleet:
+    """With the memory that is left where fragments of others pass through."""
+    taken = AllFragments().bytes_by_node
+    if not taken:
+        return fleet
+    nodes = (
+        replace(node, memory_bytes=max(1, node.memory_bytes - taken[node.name])) for node in fleet.nodes
+    )
+    return replace(fleet, nodes=tuple(nodes))
+
+
 def key_of(stream: models.Stream) -> Key:
     return stream.job.session.name, stream.job.name, stream.group, stream.box.name, stream.domain
-
-
-def model_of(driver: Driver) -> ModelSpec:
-    """Raises Misconfigured for a driver that has reported no model, or an invalid one."""
-    if not driver.model:
-        raise Misconfigured(f"Driver {driver.name} has not reported its model.")
-    try:
-        spec: ModelSpec = msgspec.convert(driver.model, ModelSpec)
-    except msgspec.ValidationError as error:
-        raise Misconfigured(
-            f"The model that driver {driver.name} reports is invalid: {error}."
-        ) from None
-    return spec
 
 
 def job_of(

@@ -15,7 +15,7 @@ from console.operations.core import Done, Failed, Outcome, Waiting
 from console.operations.machines import Machine, Step, machine
 from console.operations.models import Operation
 from console.placement.topology import Misconfigured, State
-from console.sessions import driver_orgs, siblings
+from console.sessions import driver_orgs, holders, siblings
 from console.sessions.models import WAIT_SECONDS_MAX, Job, Session, Stream
 from console.sessions.plans.proposals import CannotPlan, Proposal
 from console.sessions.plans.reservations import (
@@ -200,9 +200,9 @@ def _unmake_job(operation: Operation) -> Outcome:
     lock_fleet()  # before the session, as for all who plan
     _session(operation)
     if (job := _job(operation)) is not None:
-        nodes, named = nodes_of([job]), siblings.documents_of(job.driver.name)
+        nodes, named = nodes_of([job]), documents_of(job.driver.name)
         job.delete()
-        tell(nodes, named, operation.sentence)
+        tell(nodes, named | holders.reconcile(timezone.now()), operation.sentence)
     return Waiting("Its streams are removed.", seconds=0)
 
 
@@ -213,9 +213,10 @@ def _tell_driver(operation: Operation) -> Outcome:
         return Failed("NoSuchJob", "The job no longer exists.")
     topics = frozenset({of_source("driver", job.driver.name)})
     if not job.running:
+        lock_fleet()  # before the row of the job
         job.running = True
         job.save(update_fields=["running"])
-        named = siblings.documents_of(job.driver.name)
+        named = holders.reconcile(timezone.now()) | documents_of(job.driver.name)
         control.changed({("driver", job.driver.name), *named}, operation.sentence)
         return Waiting(f"Driver {job.driver.name} is being configured.", topics=topics)
     facts = Observations(set(), {job.driver})
@@ -235,10 +236,11 @@ def _tell_driver(operation: Operation) -> Outcome:
 def _stop_telling(operation: Operation) -> Outcome:
     job = _job(operation)
     if job is not None:
-        named = siblings.documents_of(job.driver.name)
+        lock_fleet()
+        named = documents_of(job.driver.name)
         job.running = False
         job.save(update_fields=["running"])
-        tell(set(), named, operation.sentence)
+        tell(set(), named | holders.reconcile(timezone.now()), operation.sentence)
     return Done()
 
 
@@ -263,10 +265,10 @@ def _end_jobs(operation: Operation) -> Outcome:
     if "job" in operation.plan:
         jobs = jobs.filter(name=operation.plan["job"])
     streams = [stream.name for job in jobs for stream in job.streams.select_related("job__driver")]
-    nodes, named = nodes_of(list(jobs)), siblings.documents_of(*(job.driver.name for job in jobs))
+    nodes, named = nodes_of(list(jobs)), documents_of(*(job.driver.name for job in jobs))
     operation.notes["streams"], operation.notes["nodes"] = streams, sorted(nodes)
     jobs.delete()
-    tell(nodes, named, operation.sentence)
+    tell(nodes, named | holders.reconcile(timezone.now()), operation.sentence)
     return Done()
 
 
@@ -340,6 +342,12 @@ def nodes_of(jobs: list[Job]) -> set[str]:
     return {
         node.name for stream in streams for node in (stream.node, stream.next_node) if node is not None
     }
+
+
+def documents_of(*drivers: str) -> set[control.Address]:
+    """Those of others that say something of these drivers: of their siblings, and of the nodes that
+    store their fragments."""
+    return siblings.documents_of(*drivers) | holders.documents_of(*drivers)
 
 
 def tell(nodes: set[str], more: set[control.Address], why: str) -> None:

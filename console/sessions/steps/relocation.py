@@ -25,6 +25,7 @@ from console.placement.plan import Route
 from console.placement.topology import State, Tier
 from console.sessions import endpoints, siblings
 from console.sessions.budgets import Budgets
+from console.sessions.fragments import AllFragments
 from console.sessions.models import Phase, Stream
 from console.sessions.rules import effective_rules
 from console.sessions.steps import former_homes
@@ -89,6 +90,15 @@ class _Changes:
         if stream.job.running and driver not in self._moving:
             self._moving.add(driver)
             self._named |= siblings.documents_of(driver)
+
+    def goes_on(self, stream: Stream) -> None:
+        """Its driver uses the other one of its nodes from now on."""
+        self.drivers.add(stream.job.driver.name)
+        driver = stream.job.driver.name, stream.group, stream.index
+        fragments = AllFragments()
+        shard = fragments.shard_of(*driver)
+        if shard is not None and fragments.holders_of(shard) and stream.next_node is not None:
+            self.nodes.update((stream.node.name, stream.next_node.name))
 
     def publish(self, why: str) -> None:
         targets = {("node", name) for name in self.nodes} | {("driver", name) for name in self.drivers}
@@ -184,9 +194,10 @@ def _more_bytes(stream: Stream) -> int:
 
 
 def published_bytes(node: Node) -> int:
-    """What its streams may have by now, as far as it was changes."""
+    """What its streams may have by now, as far as it was changes; and fragments of others."""
     found = Stream.objects.filter(Q(node=node) | Q(next_node=node))
-    return sum(_slots_at(stream, node.pk) * stream.slot_bytes for stream in found)
+    of_streams = sum(_slots_at(stream, node.pk) * stream.slot_bytes for stream in found)
+    return of_streams + AllFragments().bytes_by_node[node.name]
 
 
 def _slots_at(stream: Stream, node: int) -> int:
@@ -225,7 +236,7 @@ def _advance(stream: Stream, facts: Observations, changes: _Changes) -> str:
         changes.moves(stream)
         stream.phase = Phase.MOVING
         stream.save(update_fields=["phase"])
-        changes.drivers.add(stream.job.driver.name)
+        changes.goes_on(stream)
         return ""
     _finish(stream, node, changes)
     return ""
@@ -266,7 +277,7 @@ def _stay_for_now(stream: Stream, node: Node, changes: _Changes) -> str:
     changes.moves(stream)
     stream.phase = Phase.MAKING
     stream.save(update_fields=["phase"])
-    changes.drivers.add(stream.job.driver.name)
+    changes.goes_on(stream)
     return _why_not(stream, node, None)
 
 
@@ -340,9 +351,10 @@ def _without_room(
 ) -> list[Stream]:
     """Those of them that don't fit where they were, beside what has been promised to others since."""
     returning = {stream.pk for stream in free}
+    fragments = AllFragments().bytes_by_node
     found = []
     for node in {places[pk].node for pk in returning}:
-        room = node.memory_bytes
+        room = node.memory_bytes - fragments[node.name]
         for other in Stream.objects.filter(Q(node=node) | Q(next_node=node)).exclude(pk__in=returning):
             room -= _promised_slots_at(other, node.pk, operation) * other.slot_bytes
         here = [stream for stream in free if places[stream.pk].node == node]

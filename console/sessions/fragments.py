@@ -1,0 +1,159 @@
+"""Fragments of redundant columns: where they are, and the small shards that they pass through.
+
+An agent divides each redundant column of a shard into fragments, and has each stored by another agent,
+as a column of a small shard of the same driver there. Who stores which is decided in `holders`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from console.fleet.models import Driver, Node
+from console.placement.rules import Redundancy
+from console.placement.topology import Misconfigured, Tier
+from console.sessions import endpoints
+from console.sessions.models import FragmentHolder, Phase, Stream
+from console.sessions.plans.model import model_of
+from kvss_agent.redundancy.layout import SLOTS, fragment_part, fragment_slot_bytes
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Shard:
+    """Of a model: what its replicas store at the same number of the same group."""
+
+    namespace: str
+    group: str
+    index: int
+
+    @property
+    def part(self) -> str:
+        """What agents call it in tier 2."""
+        return f"{self.group.lower()}.{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fragments:
+    """Of one stream at one node: a fragment shard."""
+
+    driver: str
+    shard: Shard
+    holder: FragmentHolder
+    column_slot_bytes: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.driver}.{self.shard.group}.{self.shard.index}.f{self.holder.place}"
+
+    @property
+    def slot_bytes(self) -> int:
+        return fragment_slot_bytes(self.column_slot_bytes, Redundancy(self.holder.code).data)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.slot_bytes * SLOTS
+
+    def spec(self) -> dict[str, Any]:
+        """As it stands in the document of the node."""
+        code = Redundancy(self.holder.code)
+        return {
+            "name": self.name,
+            "driver": self.driver,
+            "slot_bytes": self.slot_bytes,
+            "slots": SLOTS,
+            "namespace": self.shard.namespace,
+            "part": fragment_part(self.shard.part, self.holder.place, code.data, code.parity),
+        }
+
+
+class AllFragments:
+    """As things are when it is first asked. In as many queries for many as for few; one, where there is
+    no redundancy at all."""
+
+    @property
+    def is_any(self) -> bool:
+        return bool(self._holders)
+
+    def holders_of(self, shard: Shard) -> list[FragmentHolder]:
+        """In the order of their fragments; none where one is missing."""
+        found = self._holders.get(shard, [])
+        return found if found and len(found) == Redundancy(found[0].code).holders else []
+
+    def shard_of(self, driver: str, group: str, index: int) -> Shard | None:
+        namespace = self._namespaces.get(driver)
+        return None if namespace is None else Shard(namespace, group, index)
+
+    def told(self, stream: Stream, node: Node) -> Mapping[str, Any]:
+        """What the document of this node says of the redundancy of a stream. While a stream moves, the
+        one node says it that its driver uses: two agents would write over each other's fragments."""
+        uses = stream.next_node_id if stream.phase == Phase.MOVING else stream.node_id
+        shard = self.shard_of(stream.job.driver.name, stream.group, stream.index)
+        if uses != node.pk or shard is None or not (holders := self.holders_of(shard)):
+            return {}
+        code = Redundancy(holders[0].code)
+        found = [
+            {
+                "address": endpoints.address(holder.node, Tier.SPINE),
+                "shard": f"{stream.name}.f{holder.place}",
+            }
+            for holder in holders
+        ]
+        return {"redundancy": {"data": code.data, "parity": code.parity, "holders": found}}
+
+    def at(self, node: str) -> list[Fragments]:
+        """The fragment shards of a node."""
+        return self._by_node.get(node, [])
+
+    @cached_property
+    def bytes_by_node(self) -> Counter[str]:
+        """The memory that fragment shards take."""
+        found: Counter[str] = Counter()
+        for node, its in self._by_node.items():
+            found[node] = sum(one.memory_bytes for one in its)
+        return found
+
+    def nodes_of(self, drivers: set[str]) -> set[str]:
+        """Those that have fragment shards of these drivers."""
+        return {node for node, its in self._by_node.items() if any(one.driver in drivers for one in its)}
+
+    # Reading
+
+    @cached_property
+    def _holders(self) -> dict[Shard, list[FragmentHolder]]:
+        found: dict[Shard, list[FragmentHolder]] = defaultdict(list)
+        for holder in FragmentHolder.objects.select_related("node"):
+            found[Shard(holder.namespace, holder.group, holder.index)].append(holder)
+        return found
+
+    @cached_property
+    def _namespaces(self) -> dict[str, str]:
+        """By driver with a running job."""
+        return namespaces() if self._holders else {}
+
+    @cached_property
+    def _by_node(self) -> dict[str, list[Fragments]]:
+        found: dict[str, list[Fragments]] = defaultdict(list)
+        if not self._namespaces:
+            return found
+        streams = Stream.objects.filter(job__driver__name__in=self._namespaces).order_by("pk")
+        for driver, group, index, size in streams.values_list(
+            "job__driver__name", "group", "index", "slot_bytes"
+        ):
+            shard = Shard(self._namespaces[driver], group, index)
+            for holder in self.holders_of(shard):
+                found[holder.node.name].append(Fragments(driver, shard, holder, size))
+        return found
+
+
+def namespaces() -> dict[str, str]:
+    """Of the models of drivers with a running job, by the name of the driver."""
+    found = {}
+    for driver in Driver.objects.filter(job__running=True).order_by("name"):
+        try:
+            found[driver.name] = model_of(driver).namespace().digest().hex()
+        except Misconfigured:
+            continue
+    return found

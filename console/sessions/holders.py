@@ -1,0 +1,289 @@
+"""Who stores the fragments of which shard: assigning agents, and replacing those that are lost or leave.
+
+Of the sessions whose drivers run one model, the rule that survives most losses holds for all: replicas
+share their columns in tier 2, and so their fragments. `keep` is called every few seconds, and at once
+when rules, jobs or nodes change.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from fractions import Fraction
+from functools import cached_property
+from typing import Final
+
+from celery import current_app
+from django.contrib.postgres.aggregates import ArrayAgg
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+from kombu.exceptions import OperationalError
+
+from console.control import services as control
+from console.control.models import Kind
+from console.control.services import Address
+from console.fleet.models import Node
+from console.fleet.nodes import hears_of_nodes
+from console.fleet.services import lock_fleet
+from console.placement.rules import Redundancy, Rules
+from console.placement.topology import State, Tier
+from console.sessions import endpoints
+from console.sessions.fragments import AllFragments, Shard, namespaces
+from console.sessions.models import FragmentHolder, Job, RuleSet, Stream
+from console.sessions.plans.holders import Agent, Choice, Standing, choose
+from console.sessions.plans.losses import Limits
+from console.sessions.rules import effective_rules_of_all, follows_rules
+from kvss_agent.desired import PART
+from kvss_agent.redundancy.layout import fragment_part
+
+log = logging.getLogger(__name__)
+
+KEEP: Final = "console.sessions.tasks.keep_holders"  # by its name, for it imports this module
+WHY: Final = "Other agents store fragments of columns."
+LOST_SHARE_MAX: Final[Fraction] = Limits().share  # if more are lost at once, a person decides
+NO_DISK: Final = "has no tier 2 on a disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the rules of sessions say about a shard."""
+
+    code: Redundancy
+    replace_lost: bool
+    after_seconds: float
+
+    def stricter(self, rules: Rules) -> Wanted:
+        return Wanted(
+            max(self.code, rules.redundancy, key=lambda one: one.strictness),
+            self.replace_lost and rules.replace_lost,
+            max(self.after_seconds, rules.replace_lost_after_seconds),
+        )
+
+
+class Assignment:
+    """The shards of running jobs with who stores their fragments, and who should."""
+
+    def __init__(self, now: datetime) -> None:
+        self._now = now
+        self._agents: dict[tuple[bool, float], list[Agent]] = {}
+
+    @cached_property
+    def rows(self) -> dict[Shard, list[FragmentHolder]]:
+        found: dict[Shard, list[FragmentHolder]] = defaultdict(list)
+        for row in FragmentHolder.objects.select_related("node"):
+            found[Shard(row.namespace, row.group, row.index)].append(row)
+        return found
+
+    @cached_property
+    def fragments(self) -> Counter[str]:
+        """How many each node has."""
+        return Counter(row.node.name for rows in self.rows.values() for row in rows)
+
+    @cached_property
+    def namespaces(self) -> dict[str, str]:
+        return namespaces()
+
+    @cached_property
+    def wanted(self) -> dict[Shard, Wanted]:
+        """Of all shards of running jobs, also those without redundancy."""
+        rules = effective_rules_of_all()
+        orgs = dict(Job.objects.filter(running=True).values_list("driver__name", "session__org"))
+        by_model: dict[str, Wanted] = {}
+        for driver, namespace in self.namespaces.items():
+            its = rules(orgs.get(driver))
+            known = by_model.get(namespace, Wanted(Redundancy.NONE, True, 0))
+            by_model[namespace] = known.stricter(its)
+        return {shard: by_model[shard.namespace] for shard in sorted(self._slot_bytes)}
+
+    @cached_property
+    def _slot_bytes(self) -> dict[Shard, set[int]]:
+        streams = Stream.objects.filter(job__driver__name__in=self.namespaces)
+        found: dict[Shard, set[int]] = defaultdict(set)
+        for driver, group, index, size in streams.values_list(
+            "job__driver__name", "group", "index", "slot_bytes"
+        ):
+            found[Shard(self.namespaces[driver], group, index)].add(size)
+        return found
+
+    def choice(self, shard: Shard) -> Choice:
+        wanted = self.wanted.get(shard)
+        if wanted is None:
+            return Choice((), "No running job uses it.")
+        if wanted.code is Redundancy.NONE:
+            return Choice((), "The session rules ask for none.")
+        code = wanted.code
+        if not re.fullmatch(PART, fragment_part(shard.part, code.holders - 1, code.data, code.parity)):
+            return Choice((), f"The name of group {shard.group} is too long to be that of fragments.")
+        if len(self._slot_bytes[shard]) > 1:
+            return Choice((), "Drivers of this model and layout have columns of different sizes.")
+        current = {row.place: row.node.name for row in self.rows.get(shard, ())}
+        agents = self.agents(replace_lost=wanted.replace_lost, after_seconds=wanted.after_seconds)
+        return choose(code, current, agents, self.fragments)
+
+    def agents(self, *, replace_lost: bool, after_seconds: float) -> list[Agent]:
+        """Those that could store fragments, and those that do."""
+        key = replace_lost, after_seconds
+        if key not in self._agents:
+            self._agents[key] = [
+                self._agent(node, leaves, replace_lost=replace_lost, after_seconds=after_seconds)
+                for node, leaves in self._nodes
+            ]
+        return self._agents[key]
+
+    @cached_property
+    def _nodes(self) -> list[tuple[Node, frozenset[str]]]:
+        known = {row.node.pk for rows in self.rows.values() for row in rows}
+        leaves = ArrayAgg("nics__leaf__name", filter=Q(nics__isnull=False), default=[])
+        found = Node.objects.filter(joined_at__isnull=False).annotate(nic_leaves=leaves)
+        useful = found.filter(Q(declared__tier2__kind="posix") | Q(pk__in=known)).order_by("name")
+        return [(node, frozenset(node.nic_leaves)) for node in useful]
+
+    @cached_property
+    def _too_many_lost(self) -> bool:
+        """A fault of the console's own network must not have all fragments made anew."""
+        nodes = Node.objects.filter(joined_at__isnull=False).exclude(state=State.MAINTENANCE.value)
+        states = list(nodes.values_list("state", flat=True))
+        return states.count(State.LOST.value) > max(Fraction(1), LOST_SHARE_MAX * len(states))
+
+    def _agent(
+        self, node: Node, leaves: frozenset[str], *, replace_lost: bool, after_seconds: float
+    ) -> Agent:
+        tier2 = node.declared.get("tier2") or {}
+        standing, why = Standing.LEAVES, NO_DISK
+        if tier2.get("kind") == "posix" and node.data_address:
+            standing, why = _STANDING[node.state]
+            is_patient = not replace_lost or self._silent_seconds(node) < after_seconds
+            if node.state == State.LOST.value and (is_patient or self._too_many_lost):
+                standing = Standing.KEEPS
+        return Agent(node.name, standing, leaves, tier2, endpoints.address(node, Tier.SPINE), why)
+
+    def _silent_seconds(self, node: Node) -> float:
+        since = node.last_heartbeat_at or node.state_since
+        return (self._now - since).total_seconds()
+
+
+_STANDING: Final = {
+    State.READY.value: (Standing.FREE, ""),
+    State.CORDONED.value: (Standing.KEEPS, ""),
+    State.DRAINING.value: (Standing.LEAVES, "is draining"),
+    State.MAINTENANCE.value: (Standing.LEAVES, "is in maintenance"),
+    State.LOST.value: (Standing.LEAVES, "is lost"),
+}
+
+
+def reconcile(now: datetime) -> set[Address]:
+    """Assign what lacks a holder, replace holders that are lost or leave, and forget those of shards
+    that no running job uses. The documents that change so; whoever calls tells.
+
+    In the transaction of the caller. It takes the fleet's lock: who does not have it yet must not have
+    locked or noted anything.
+    """
+    if not _is_in_use():
+        return set()
+    lock_fleet()
+    found = Assignment(now)
+    changed: set[Address] = set()
+    shards = []
+    for shard in sorted({*found.wanted, *found.rows}):
+        before = found.rows.get(shard, [])
+        if nodes := _assign(found, shard, before):
+            changed.update((Kind.NODE.value, name) for name in nodes)
+            shards.append(shard)
+    return changed | _stream_nodes(found, shards)
+
+
+def _assign(found: Assignment, shard: Shard, before: list[FragmentHolder]) -> set[str]:
+    """The nodes whose part in it is another one now."""
+    names = found.choice(shard).holders
+    code = found.wanted[shard].code.value if names else ""
+    if [(row.place, row.node.name, row.code) for row in before] == [
+        (place, name, code) for place, name in enumerate(names)
+    ]:
+        return set()
+    stays = {
+        row.place: row
+        for row in before
+        if row.code == code and names[row.place : row.place + 1] == (row.node.name,)
+    }
+    gone = [row for row in before if row.place not in stays]
+    FragmentHolder.objects.filter(pk__in=[row.pk for row in gone]).delete()
+    keys = dict(Node.objects.filter(name__in=names).values_list("name", "pk"))
+    FragmentHolder.objects.bulk_create(
+        FragmentHolder(**asdict(shard), place=place, code=code, node_id=keys[name])
+        for place, name in enumerate(names)
+        if place not in stays
+    )
+    found.fragments.subtract(row.node.name for row in gone)
+    found.fragments.update(name for place, name in enumerate(names) if place not in stays)
+    # With their fragments the streams of all others are told: who comes has to let their drivers in.
+    return {*names, *(row.node.name for row in before)}
+
+
+def _stream_nodes(found: Assignment, shards: Iterable[Shard]) -> set[Address]:
+    """The nodes of the streams of these shards."""
+    changed = set(shards)
+    if not changed:
+        return set()
+    streams = Stream.objects.filter(job__driver__name__in=found.namespaces)
+    fields = ("job__driver__name", "group", "index", "node__name", "next_node__name")
+    return {
+        (Kind.NODE.value, name)
+        for driver, group, index, *nodes in streams.values_list(*fields)
+        if Shard(found.namespaces[driver], group, index) in changed
+        for name in nodes
+        if name
+    }
+
+
+def _is_in_use() -> bool:
+    asks = RuleSet.objects.exclude(redundancy=Redundancy.NONE.value)
+    return asks.exists() or FragmentHolder.objects.exists()
+
+
+def documents_of(*drivers: str) -> set[Address]:
+    """Those of the nodes that have fragment shards of these drivers. Whoever starts or ends their jobs
+    tells these."""
+    return {(Kind.NODE.value, name) for name in AllFragments().nodes_of(set(drivers))}
+
+
+@follows_rules
+def _follow_rules() -> set[Address]:
+    return reconcile(timezone.now())
+
+
+@transaction.atomic
+def keep(now: datetime) -> int:
+    """Reconcile, and tell those whose documents change; how many."""
+    told = reconcile(now)
+    if told:
+        control.changed(told, WHY)
+    return len(told)
+
+
+@hears_of_nodes
+def soon() -> None:
+    """Have it done after the commit; should that be lost, the next look does it."""
+    transaction.on_commit(_send)
+
+
+def _send() -> None:
+    try:
+        current_app.send_task(KEEP, retry=False)
+    except OperationalError as error:
+        log.warning("No task could be sent, so the next look assigns holders of fragments: %s", error)
+
+
+def can_hold(rules: Rules) -> Choice:
+    """Whether a shard without holders could get them now, by these rules."""
+    if rules.redundancy is Redundancy.NONE:
+        return Choice(())
+    found = Assignment(timezone.now())
+    agents = found.agents(
+        replace_lost=rules.replace_lost, after_seconds=rules.replace_lost_after_seconds
+    )
+    return choose(rules.redundancy, {}, agents, found.fragments)
