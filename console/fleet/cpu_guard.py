@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from datetime import timedelta
 from typing import Final
@@ -27,6 +28,7 @@ WINDOW_SECONDS: Final = 600
 STEP_SECONDS: Final = 60
 FRESH: Final = timedelta(minutes=15)  # what was measured holds for so long
 SHARDS_OF_NODE_MAX: Final = 4096
+_OF_FRAGMENTS: Final = re.compile(r"\.f[0-9]+$")
 
 
 def shards_by_cpu(cpus: int, cores: float, shards: int) -> int:
@@ -73,9 +75,8 @@ def _measured(topic: str) -> tuple[float, int]:
         step=STEP_SECONDS,
         by=("shard",),
     )
-    each = [
-        [value if isinstance(value, float) else 0.0 for value in line.values]
-        for line in ask(question, now, groups_max=SHARDS_OF_NODE_MAX).lines
-    ]
+    lines = ask(question, now, groups_max=SHARDS_OF_NODE_MAX).lines
+    each = [[value if isinstance(value, float) else 0.0 for value in line.values] for line in lines]
     cores = max(map(sum, zip(*each, strict=True)), default=0.0)
-    return cores, sum(any(values) for values in each)
+    # Small shards of others' fragments cost something, but are no streams, which are what is limited.
+    return cores, sum(any(one.values) for one in lines if not _OF_FRAGMENTS.search(one.labels["shard"]))

@@ -35,7 +35,7 @@ from console.placement.topology import State, Tier
 from console.sessions import endpoints
 from console.sessions.fragments import AllFragments, Shard, namespaces
 from console.sessions.models import FragmentHolder, Job, RuleSet, Stream
-from console.sessions.plans.holders import Agent, Choice, Standing, choose
+from console.sessions.plans.holders import Agent, Choice, Standing, apart, choose, too_few
 from console.sessions.plans.losses import Limits
 from console.sessions.rules import effective_rules_of_all, follows_rules
 from kvss_agent.desired import PART
@@ -109,6 +109,11 @@ class Assignment:
         ):
             found[Shard(self.namespaces[driver], group, index)].add(size)
         return found
+
+    def shard_of(self, stream: Stream) -> Shard | None:
+        """None without a running job."""
+        namespace = self.namespaces.get(stream.job.driver.name)
+        return None if namespace is None else Shard(namespace, stream.group, stream.index)
 
     def choice(self, shard: Shard) -> Choice:
         wanted = self.wanted.get(shard)
@@ -278,12 +283,12 @@ def _send() -> None:
         log.warning("No task could be sent, so the next look assigns holders of fragments: %s", error)
 
 
-def can_hold(rules: Rules) -> Choice:
-    """Whether a shard without holders could get them now, by these rules."""
-    if rules.redundancy is Redundancy.NONE:
-        return Choice(())
+def preview(rules: Rules) -> tuple[int, str]:
+    """How many agents can store fragments of one shard now; and in a sentence why those are too few for
+    these rules, or nothing."""
     found = Assignment(timezone.now())
     agents = found.agents(
         replace_lost=rules.replace_lost, after_seconds=rules.replace_lost_after_seconds
     )
-    return choose(rules.redundancy, {}, agents, found.fragments)
+    count = len(apart(agents))
+    return count, too_few(rules.redundancy, agents) if count < rules.redundancy.holders else ""

@@ -20,6 +20,7 @@ from console.alerts.conditions.condition import (
     name_of,
     verdict,
 )
+from console.alerts.state.lifecycle import Verdict
 from telemetry.histogram import BOUNDS, BUCKETS, Histogram
 from telemetry.queries import TOPIC, ResultSeries
 from telemetry.units import duration
@@ -40,6 +41,21 @@ def level(query: str, threshold: str, sentence: str, *, of: Reduce = max) -> Con
         for line in tables[query]:
             if known := line.numbers:
                 yield _above(line, of(known), values(line.labels[TOPIC])[threshold], sentence)
+
+    return condition
+
+
+def first_breach(*conditions: Condition) -> Condition:
+    """Breach while one of these does, of the same instances. The first that does says why."""
+
+    def condition(tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
+        found: dict[tuple[str, Key], Finding] = {}
+        for one in conditions:
+            for finding in one(tables, snapshot, values):
+                key = finding.topic, tuple(sorted(finding.labels.items()))
+                if key not in found or found[key].verdict is Verdict.OK:
+                    found[key] = finding
+        yield from found.values()
 
     return condition
 

@@ -141,4 +141,40 @@ RULES: Final[tuple[Rule, ...]] = (
         keep_firing_seconds=300,
         prometheus=("TidegateTier2Faults",),
     ),
+    Rule(
+        slug="redundancy-degraded",
+        title="Redundancy degraded",
+        severity=Severity.TICKET,
+        scope=Scope.NODE,
+        description="Agents that store fragments can't be reached, or columns lack a fragment. They can "
+        "still be recalled; the loss of another agent may lose them.",
+        unit="columns or agents",
+        suggested_fix="Start the agents that can't be reached, or remove them. Else wait for repair.",
+        condition=metrics.first_breach(
+            metrics.level(
+                "unreachable",
+                "agents",
+                "{name} can't reach {value:,.0f} agents with fragments of {shard}",
+                of=metrics.newest,
+            ),
+            metrics.level(
+                "incomplete",
+                "columns",
+                "{value:,.0f} columns of {shard} on {name} lack a fragment",
+                of=metrics.newest,
+            ),
+        ),
+        queries={
+            "unreachable": MetricQuery(
+                "kvss_redundancy_unreachable_holders", Fold.MAX, 30, by=("shard",)
+            ),
+            "incomplete": MetricQuery("kvss_redundancy_incomplete_columns", Fold.MAX, 30, by=("shard",)),
+        },
+        own_thresholds=(
+            Threshold("agents", 0, "Threshold: agents with fragments that can't be reached."),
+            Threshold("columns", 0, "Threshold: columns that lack a fragment."),
+        ),
+        pending_seconds=600,
+        prometheus=("TidegateRedundancyDegraded",),
+    ),
 )

@@ -18,6 +18,7 @@ from console.fleet.models import Box, Node
 from console.operations.models import Operation
 from console.operations.services import running_on
 from console.placement.topology import Tier
+from console.sessions.fragments import AllFragments
 from console.sessions.models import Loss, SessionBox, Stream
 from console.sessions.plans.losses import Verdict
 from telemetry.topics import of_source
@@ -40,6 +41,8 @@ class NodeActivity:
     streams: list[StreamRow]
     left_out: int
     memory_bytes: int
+    fragments: int  # small shards that fragments of other nodes' columns pass through
+    fragments_bytes: int  # of memory
     target: Target | None
     operation: Operation | None
 
@@ -73,10 +76,13 @@ def on_node(node: Node, topic: str) -> NodeActivity:
     found = Stream.objects.filter(Q(node=node) | Q(next_node=node))
     used = found.filter(node=node).aggregate(bytes=Sum(F("slots") * F("slot_bytes")))
     streams, left_out = _first(found.order_by("pk"))
+    fragments = AllFragments()
     return NodeActivity(
         streams,
         left_out,
         memory_bytes=used["bytes"] or 0,
+        fragments=len(fragments.at(node.name)),
+        fragments_bytes=fragments.bytes_by_node[node.name],
         target=target_of("node", node.name),
         operation=running_on(topic),
     )

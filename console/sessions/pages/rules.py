@@ -12,10 +12,12 @@ from console.audit.services import visible_entries
 from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.placement.topology import Misconfigured
+from console.sessions import holders
 from console.sessions import rules as services
 from console.sessions.models import Session
 from console.sessions.pages.forms import RulesForm
 from console.shell.pages import Refusing
+from console.visibility import sees_fleet
 
 RECENT = 10
 
@@ -47,6 +49,8 @@ def _page(request: SignedInRequest, org: Org | None) -> HttpResponse:
                 services.set_rules(principal, services.for_change(principal, org), values, reason=reason)
             messages.success(request, "Rules saved.")
             return redirect(request.path)
+    effective = services.effective_rules(org)
+    holders_now, too_few = holders.preview(effective) if sees_fleet(principal) else (None, "")
     entries = visible_entries(principal).filter(
         object_type="rules", object_id=org.slug if org else services.CLUSTER
     )
@@ -56,7 +60,9 @@ def _page(request: SignedInRequest, org: Org | None) -> HttpResponse:
         "rules": rules,
         "boxes_used": services.held_by(org) if org else None,
         "replicas_used": services.replicas_of(org) if org else None,
-        "effective": services.effective_rules(org),
+        "effective": effective,
+        "holders_now": holders_now,
+        "too_few_holders": too_few,
         "may_change": services.may_change(principal, org),
         "entries": entries[:RECENT],
         "sessions": Session.objects.filter(org=org).count() if org else Session.objects.count(),

@@ -81,12 +81,12 @@ def choose(
 
 def too_few(code: Redundancy, agents: Iterable[Agent]) -> str:
     """In a sentence, how many agents a code needs, and how many there are."""
-    count = len(_apart(agents))
+    count = len(apart(agents))
     there = "there is 1" if count == 1 else f"there are {count or 'none'}"
     return f"{code.value} needs {code.holders} agents with tier 2 on a disk of their own; {there}."
 
 
-def _apart(agents: Iterable[Agent]) -> list[Agent]:
+def apart(agents: Iterable[Agent]) -> list[Agent]:
     """As many as can have fragments of one shard."""
     found: list[Agent] = []
     for agent in sorted(agents, key=lambda one: one.name):

@@ -10,6 +10,7 @@ from django.utils.safestring import SafeString
 
 from console.fleet.models import Driver
 from console.placement.topology import Tier
+from console.sessions import redundancy
 from console.sessions.driver_orgs import ALL_WARNING, leaving_of, orgs_of
 from console.sessions.pages.forms import LeavingForm
 from console.sessions.siblings import Siblings
@@ -39,6 +40,12 @@ def driver_siblings(driver: Driver) -> dict[str, Any]:
     found = Siblings()
     its = found.of(driver.name)
     return {"siblings": its, "why": "" if its else found.why_none(driver.name)}
+
+
+@register.simple_tag
+def driver_redundancy(driver: Driver) -> list[redundancy.Row]:
+    """For the same page: its streams, with who stores their fragments."""
+    return redundancy.of_driver(driver)
 
 
 @register.simple_tag

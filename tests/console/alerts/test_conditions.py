@@ -98,6 +98,22 @@ def test_a_level_is_judged_of_each_shard() -> None:
     assert found[1].sentence == "1,001 requests waiting at shard b of ax-7"
 
 
+def test_redundancy_is_degraded_by_agents_that_are_away_and_by_columns_that_lack_a_fragment() -> None:
+    tables = {
+        "unreachable": [line("node:ax-7", 0, shard=name) for name in "ab"]
+        + [line("node:ax-7", 0, 2, shard="c")],
+        "incomplete": [
+            line("node:ax-7", 9, 0, shard="a"),
+            line("node:ax-7", 0, 1204, shard="b"),
+            line("node:ax-7", 0, 7, shard="c"),
+        ],
+    }
+    found = {dict(one.labels)["shard"]: one for one in judged(BY_SLUG["redundancy-degraded"], tables)}
+    assert {name: one.verdict for name, one in found.items()} == {"a": FINE, "b": BREACH, "c": BREACH}
+    assert found["b"].sentence == "1,204 columns of b on ax-7 lack a fragment"
+    assert found["c"].sentence == "ax-7 can't reach 2 agents with fragments of c"
+
+
 def test_tier_2_is_held_against_its_cap_and_without_a_cap_nothing_is_said() -> None:
     def full(held: float, cap: list[float]) -> list[Verdict]:
         tables = {"held": [line("node:ax-7", held)], "cap": [line("node:ax-7", *cap)] if cap else []}

@@ -83,6 +83,18 @@ def test_the_busiest_minute_of_all_shards_counts(world: World) -> None:
     assert node.measured_at
 
 
+def test_small_shards_of_fragments_cost_something_and_are_no_streams(world: World) -> None:
+    now = int(time.time()) // 60 * 60
+    RollUp().tend_days(now)
+    for at in range(now - 120, now - 60, 10):
+        seconds_of_cpu("node:ax-1", "job1.full.0", at, 20.0)
+        seconds_of_cpu("node:ax-1", "job2.full.0.f3", at, 5.0)
+    cpu_guard.measure()
+    node = refreshed(world.here)
+    assert node.cores_used == pytest.approx(2.5, rel=0.01)
+    assert node.shards_measured == 1
+
+
 def test_a_node_that_reports_absurdly_many_shards_stops_the_guard_of_no_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

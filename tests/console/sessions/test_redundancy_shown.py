@@ -1,0 +1,135 @@
+"""What people see of redundancy: on the pages of a driver, a node and the session rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from console.fleet.models import Node
+from console.placement.topology import State
+from console.sessions.models import (
+    FragmentHolder,
+    Job,
+    Session,
+    SessionBox,
+    Stream,
+    StreamRedundancy,
+)
+from tests.conftest import People
+from tests.console.sessions.fleets import make_box, make_driver, make_node
+from tests.console.sessions.requests import set_rules
+
+pytestmark = pytest.mark.django_db
+
+DISK = {"tier2": {"kind": "posix", "path": "/mnt/kv", "cap": "1TiB", "shared": False}}
+
+
+@pytest.fixture
+def stream(db: None) -> Stream:
+    """Of `job1`, on `n1`. Agents on n1, n2 and n3 could store its fragments."""
+    for number in (1, 2, 3):
+        make_node(f"n{number}", f"l{number}", declared=DISK)
+    model = {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [192]}]}
+    driver = make_driver("job1", model)
+    session = Session.objects.create(name="chat", boxes_desired=1, boxes_min=1, boxes_increment=1)
+    box = make_box("cs1")
+    SessionBox.objects.create(session=session, box=box, ready=True)
+    return Stream.objects.create(
+        job=Job.objects.create(session=session, name="serve", driver=driver, running=True),
+        group="full",
+        index=0,
+        box=box,
+        domain=0,
+        wio=3,
+        slot_bytes=1 << 20,
+        slots=10,
+        node=Node.objects.get(name="n1"),
+        tier=0,
+        port_leaf="l1",
+        nic_leaf="l1",
+    )
+
+
+def said(browser: Client) -> str:
+    """The panel of the driver's page."""
+    page = browser.get("/fleet/drivers/job1/").content.decode()
+    _, _, rest = page.partition('<h2 id="redundancy">')
+    return " ".join(rest.partition("</section>")[0].split())
+
+
+def test_a_drivers_page_says_who_stores_fragments_and_what_agents_say_of_it(
+    stream: Stream, people: People, browser_of: Callable[..., Client]
+) -> None:
+    browser = browser_of(people.platform_viewer)
+    assert "The session rules ask for none." in said(browser)
+    set_rules(people, redundancy="2+1")
+    page = said(browser)
+    assert "2+1 on" in page
+    assert all(f"/fleet/nodes/n{number}/" in page for number in (1, 2, 3))
+    assert "not reported yet" in page
+    row = StreamRedundancy.objects.create(
+        stream=stream,
+        state="ready",
+        columns=9000,
+        incomplete=1204,
+        repaired=31,
+        unreachable=["unix:/nowhere/n2", "unix:/former"],
+        seen_at=timezone.now(),
+    )
+    page = said(browser)
+    assert "1,204 of 9,000 columns lack a fragment" in page
+    assert '<rect class="bar-fill" width="86.6"' in page
+    assert "31 repaired" in page
+    assert "n2, unix:/former" in page
+    assert "status--warn" in page, "it is ready, but not well"
+    row.incomplete, row.unreachable = 0, []
+    row.save()
+    page = said(browser)
+    assert "9,000 columns" in page
+    assert "lack" not in page
+    assert "status--ok" in page
+    row.state, row.reason = "refused", "ISA-L is not installed"
+    row.save()
+    assert "ISA-L is not installed" in said(browser)
+
+
+def test_a_drivers_page_says_why_a_holder_is_not_replaced(
+    stream: Stream, people: People, browser_of: Callable[..., Client]
+) -> None:
+    set_rules(people, redundancy="2+1")
+    Node.objects.filter(name="n2").update(state=State.DRAINING.value)
+    page = said(browser_of(people.platform_viewer))
+    assert "n2 is draining, and no other agent can take its fragments over." in page
+    FragmentHolder.objects.all().delete()
+    set_rules(people, redundancy="4+1")
+    page = said(browser_of(people.platform_viewer))
+    assert "4+1 needs 5 agents with tier 2 on a disk of their own; there are 2." in page
+
+
+def test_the_rules_page_says_whether_there_are_enough_agents(
+    stream: Stream, people: People, browser_of: Callable[..., Client]
+) -> None:
+    def active() -> str:
+        page = browser_of(people.platform_admin).get("/session-rules/").content.decode()
+        return " ".join(page.partition("<dt>Redundancy</dt>")[2].partition("</dd>")[0].split())
+
+    assert "3 agents can store fragments now" in active()
+    set_rules(people, redundancy="4+1")
+    assert "4+1 needs 5 agents with tier 2 on a disk of their own; there are 3." in active()
+    page = browser_of(people.org_admin).get("/orgs/acme/session-rules/").content.decode()
+    assert "4+1: survives" in page
+    assert "there are 3" not in page, "how many agents there are is not an org's to know"
+
+
+def test_a_nodes_page_counts_the_shards_of_fragments(
+    stream: Stream, people: People, browser_of: Callable[..., Client]
+) -> None:
+    browser = browser_of(people.platform_viewer)
+    assert "<dt>Fragments</dt>" not in browser.get("/fleet/nodes/n2/").content.decode()
+    set_rules(people, redundancy="1+1")
+    page = browser.get("/fleet/nodes/n2/").content.decode()
+    facts = " ".join(page.partition("<dt>Fragments</dt>")[2].partition("</dd>")[0].split())
+    assert "1 shard of 32.3 MiB" in facts
