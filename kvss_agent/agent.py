@@ -197,6 +197,7 @@ class Agent:
                     await self._follow(desired)
                 else:  # files that an earlier run left in tier 2 still expire and are purged
                     await self.stores.retire(())
+                    self.redundant.follow((), Limits())
             except Exception:
                 log.exception("Cannot apply the desired document; retrying soon")
                 self._has_failed = True
@@ -233,7 +234,7 @@ class Agent:
                 return  # there is a newer document: begin anew
             await self._provide(spec)
         limits = desired.tier2.limits() if desired.tier2 else Limits()
-        await self.redundant.follow(desired.shards if desired.tier2 else (), limits)
+        self.redundant.follow(desired.shards if desired.tier2 else (), limits)
 
     async def _provide(self, spec: ShardSpec) -> None:
         """Make a shard, or its size, what it should be."""
@@ -302,7 +303,6 @@ class Agent:
             await asyncio.sleep(EXPIRE_SECONDS)
             try:
                 await self.stores.expire()
-                await self.redundant.expire()
             except Failed:
                 pass  # counted by the store; there is a next time
             except Exception:

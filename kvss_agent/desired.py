@@ -65,6 +65,7 @@ class HolderSpec(Document, frozen=True):
 
     address: Annotated[str, Meta(min_length=1, max_length=500)]
     shard: Name
+    since: Annotated[float, Meta(ge=0)] = 0.0  # 1970: what it has from before is removed and not used
 
 
 class RedundancySpec(Document, frozen=True):
@@ -90,7 +91,7 @@ class ShardSpec(Document, frozen=True):
 
     `readers`: other drivers that may refill from it. `pull_bytes_per_second`: what may come from its
     former home while it moves here. `redundancy`: where its redundant columns are stored. These change
-    freely.
+    freely. `is_for_fragments`: another agent writes to it, in the name of the driver.
     """
 
     name: Name
@@ -104,6 +105,7 @@ class ShardSpec(Document, frozen=True):
     applied: Number = 0  # where the numbers of its evicts go on, if it has to be made
     pull_bytes_per_second: Annotated[int, Meta(ge=1, lt=1 << 62)] | None = None
     redundancy: RedundancySpec | None = None
+    is_for_fragments: bool = False
 
     def identity(self) -> ShardIdentity:
         return ShardIdentity(
@@ -113,6 +115,7 @@ class ShardSpec(Document, frozen=True):
             bytes.fromhex(self.namespace),
             self.part,
             self.huge_pages,
+            self.is_for_fragments,
         )
 
 

@@ -66,6 +66,7 @@ class Fragments:
             "slots": SLOTS,
             "namespace": self.shard.namespace,
             "part": fragment_part(self.shard.part, self.holder.place, code.data, code.parity),
+            "is_for_fragments": True,
         }
 
 
@@ -98,6 +99,7 @@ class AllFragments:
             {
                 "address": endpoints.address(holder.node, Tier.SPINE),
                 "shard": f"{stream.name}.f{holder.place}",
+                "since": holder.since.timestamp(),
             }
             for holder in holders
         ]

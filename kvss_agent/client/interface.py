@@ -167,10 +167,11 @@ class ShardClient(ABC):
     ) -> Miss | None:
         """Empty slots of what has been evicted so far; with zeros, if `scrub`. None when it is done."""
 
-    def exists(self, columns: Sequence[Column]) -> list[bool]:
+    def exists(self, columns: Sequence[Column], *, seconds: float = TIER_SECONDS) -> list[bool]:
         """Which of these are in tier 2. Sequence numbers do not matter there."""
         asked = [TierColumn(0, column.key, column.tag) for column in columns]
-        return [answer is TierAnswer.DONE for answer, _ in self._tier(TierVerb.EXISTS, asked, 0)]
+        answers = self._tier(TierVerb.EXISTS, asked, 0, seconds=seconds)
+        return [answer is TierAnswer.DONE for answer, _ in answers]
 
     def spill(
         self,
@@ -208,10 +209,13 @@ class ShardClient(ABC):
             found = self.requests.list(TierColumn(0, key, tag), seconds)
             if found is None:
                 raise NotListed("the agent can't list its tier 2 now")
-            yield from found.columns
+            for one in found.columns:
+                if (one.tag, one.key) <= (tag, key):
+                    raise NotListed("the agent lists its tier 2 out of order")
+                key, tag = one.key, one.tag
+                yield one
             if not found.more or not found.columns:
                 return
-            key, tag, *_ = found.columns[-1]
 
     def recall(
         self,
@@ -264,13 +268,15 @@ class ShardClient(ABC):
             for answer, _ in answers
         ]
 
-    def tier_delete(self, columns: Sequence[Column]) -> list[TierAnswer | Miss]:
+    def tier_delete(
+        self, columns: Sequence[Column], *, seconds: float = TIER_SECONDS
+    ) -> list[TierAnswer | Miss]:
         """Remove these columns from tier 2. DONE where none is left, or there is no tier 2. Whatever
         else it says has to be repeated, REFUSED too: tier 2 may be about to open."""
         if self._is_without_tier2:
             return [TierAnswer.DONE for _ in columns]
         asked = [TierColumn(0, column.key, column.tag) for column in columns]
-        return [answer for answer, _ in self._tier(TierVerb.DELETE, asked, 0)]
+        return [answer for answer, _ in self._tier(TierVerb.DELETE, asked, 0, seconds=seconds)]
 
     def purge(self, tag: bytes, *, seconds: float = TIER_SECONDS) -> Purged | None:
         """Remove all that carries this tag from tier 2, in the shard's namespace. None if some may be

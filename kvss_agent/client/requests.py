@@ -117,6 +117,9 @@ class Requests:
             wait_seconds + seconds,
         )
         if isinstance(answer, wire.Tiered):
+            # A purge has two answers, and may be refused with one.
+            if verb is not wire.TierVerb.PURGE and len(answer.answers) != len(columns):
+                raise Lost(f"{self.connection.address} answered for another number of columns")
             return list(zip(answer.answers, answer.notes or repeat(0), strict=False))
         return [(answer.reason if isinstance(answer, wire.Rejected) else Miss.LOST, 0) for _ in columns]
 
@@ -185,6 +188,8 @@ class Requests:
         """One answer, for whoever asked."""
         frame = self.connection.receive(self._earliest)
         if isinstance(frame, wire.Goodbye):
+            if time.monotonic() > self._earliest():
+                raise Lost(f"{self.connection.address} says nothing else")
             return
         if not isinstance(frame, Answer):
             raise Lost(

@@ -205,14 +205,17 @@ class Connection:
         return self._enter(said, version)
 
     def _is_other_agent(self, channel: TlsChannel, said: wire.Hello) -> bool:
-        """Whether it has shown the certificate of another agent, which fetches what a driver has here
-        and has to know its secret. A breach for a certificate that is neither its nor that."""
+        """Whether it has shown the certificate of another agent, which fetches what a driver has here,
+        or stores fragments, and has to know its secret. A breach for a certificate that is neither its
+        nor that."""
         peer = peer_of_connection(channel.socket)
         if peer is None:  # not of a console's authority: a driver is known by its common name
             if said.driver not in common_names(channel.socket):
                 raise Breach(Cause.AUTHENTICATION, "the certificate belongs to another driver")
             return False
-        if peer.role is PeerRole.NODE and said.role is Role.REFILL:
+        shard = self.plane.shards.get(said.shard)
+        may_write = said.role is Role.EVICT and shard and shard.identity.is_for_fragments
+        if peer.role is PeerRole.NODE and (said.role is Role.REFILL or may_write):
             return True
         if peer.role is not PeerRole.DRIVER or peer.name != said.driver:
             raise Breach(Cause.AUTHENTICATION, "the certificate belongs to another driver")

@@ -9,9 +9,10 @@ them again.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
+import itertools
 import logging
-import secrets
 import threading
 import time
 from collections import Counter
@@ -21,10 +22,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from xxhash import xxh3_64
+
 from kvss_agent.client import Column, Header, Miss, TierAnswer
 from kvss_agent.redundancy.erasure_code import ErasureCode
-from kvss_agent.redundancy.holder import Fragment, Holder, Place
+from kvss_agent.redundancy.holder import Evicted, Fragment, Holder, Place
 from kvss_agent.redundancy.layout import SLOTS, fragment_bytes
+from kvss_agent.shard.core import batches
 from kvss_agent.tier2.address import Address, Scope, parse
 from kvss_agent.tier2.backend import (
     Failed,
@@ -94,7 +98,9 @@ class Fragments:
         self._threads = [ThreadPoolExecutor(CALLS_AT_ONCE, "fragments") for _ in holders]
         self._parity = threading.local()
         self._lock = threading.Lock()
-        self._incomplete: dict[Address, None] = {}  # files that lack fragments, as far as is known
+        self._incomplete: dict[Address, set[int]] = {}  # files, and the places where fragments lack
+        self._touching: set[int] = set()  # places
+        self._is_listed = False
         self._counts: Counter[str] = Counter()
 
     # What is known
@@ -111,9 +117,11 @@ class Fragments:
         return [holder.address for holder in self._holders if holder.is_away]
 
     def some_incomplete(self, most: int) -> list[Address]:
-        """Those that have waited longest."""
+        """Those that have waited longest, of those that can be repaired now."""
         with self._lock:
-            return [address for address, _ in zip(self._incomplete, range(most), strict=False)]
+            usable = {place for place, one in enumerate(self._holders) if not one.is_away}
+            some = (address for address, lacking in self._incomplete.items() if lacking & usable)
+            return list(itertools.islice(some, most))
 
     def forget(self, addresses: Sequence[Address]) -> None:
         """These files are not there any more."""
@@ -155,23 +163,45 @@ class Fragments:
         answers: list[bool | Failed] = []
         for start in range(0, len(files), AT_ONCE):
             some = files[start : start + AT_ONCE]
-            with self._slots(len(some)) as slots:
-                answers += self._write(some, slots)
+            found = self._there_already([_address(file.name) for file in some])
+            left = [file for file, answer in zip(some, found, strict=True) if answer is None]
+            with self._slots(len(left)) as slots:
+                written = iter(self._write(left, slots) if left else [])
+            answers += [next(written) if answer is None else answer for answer in found]
         return answers
+
+    def _there_already(self, addresses: Sequence[Address]) -> list[bool | Failed | None]:
+        """Of each file: True if another driver of the model has stored it, a failure if nobody can tell,
+        and None if it is to be written. So drivers do not replace each other's fragments."""
+        columns = [Column(address.key, address.tag, 0) for address in addresses]
+        answers = self._each(lambda holder, _: holder.exists(columns))
+        failures = [one for one in answers.values() if isinstance(one, Failed)]
+        found: list[bool | Failed | None] = []
+        for at, address in enumerate(addresses):
+            there = {p for p, one in answers.items() if not isinstance(one, Failed) and one[at]}
+            if len(there) >= self._code.data:
+                if lacking := set(range(self._code.fragments)) - there:
+                    self._is_incomplete(address, lacking)
+                found.append(True)
+            elif there and len(there) + len(failures) >= self._code.data:
+                found.append(failures[0])
+            else:  # too few are left of it
+                column = [columns[at]]
+                self._each(lambda holder, _: holder.delete(column), [*there])  # noqa: B023
+                found.append(None)
+        return found
 
     def _write(self, files: Sequence[Outgoing], slots: Sequence[int]) -> list[bool | Failed]:
         addresses = [_address(file.name) for file in files]
         notes, fragments = [], []
         for number, (file, address, slot) in enumerate(zip(files, addresses, slots, strict=True)):
             size = sum(map(len, file.parts))
-            notes.append(secrets.randbits(64 - _BYTES_BITS) << _BYTES_BITS | size)
+            notes.append(_note(file.parts, size))
             its = self._fragments_of(file.parts, size, number)
             fragments.append([Fragment(slot, address.key, address.tag, one) for one in its])
-        numbers = self._each(lambda holder, place: holder.evict([its[place] for its in fragments]))
+        evicted = self._each(lambda holder, place: holder.evict([its[place] for its in fragments]))
         intact = [place for place, file in enumerate(files) if file.intact()]
-        stored = self._each(
-            lambda holder, place: self._spill(holder, place, fragments, numbers, notes, intact)
-        )
+        stored = self._each(lambda holder, place: self._spill(holder, place, evicted, notes, intact))
         answers: list[bool | Failed] = [False] * len(files)
         for at, its_place in enumerate(intact):
             its_answers = {
@@ -185,32 +215,29 @@ class Fragments:
         self,
         holder: Holder,
         place: int,
-        fragments: Sequence[Sequence[Fragment]],
-        numbers: Answers[list[int]],
+        evicted: Answers[list[Evicted]],
         notes: Sequence[int],
         intact: Sequence[int],
     ) -> list[TierAnswer | Miss]:
-        its_numbers = numbers[place]
-        if isinstance(its_numbers, Failed):
-            raise its_numbers
+        its = evicted[place]
+        if isinstance(its, Failed):
+            raise its
         if not intact:
             return []
-        return holder.spill(
-            [fragments[file][place] for file in intact],
-            [its_numbers[file] for file in intact],
-            [notes[file] for file in intact],
-        )
+        return holder.spill([its[file] for file in intact], [notes[file] for file in intact])
 
     def _conclude(
         self, address: Address, answers: Mapping[int, TierAnswer | Miss | Failed]
     ) -> bool | Failed:
         """Whether the file is stored, by what each holder says."""
         stored = [place for place, answer in answers.items() if answer is TierAnswer.DONE]
-        if len(stored) == self._code.fragments:
-            self._is_complete(address)
+        lacking = set(range(self._code.fragments)).difference(stored)
+        if not lacking:
+            self.forget([address])
             return True
-        if len(stored) >= self._code.data:
-            self._is_incomplete(address)
+        others = [place for place, answer in answers.items() if answer is TierAnswer.ALREADY]
+        if len(stored) >= self._code.data or len(others) >= self._code.data:
+            self._is_incomplete(address, lacking)  # repair finds out whose fragments are enough
             return True
         column = [Column(address.key, address.tag, 0)]
         self._each(lambda holder, place: holder.delete(column) if place in stored else None)
@@ -252,8 +279,49 @@ class Fragments:
                 ]
                 targets = {one: parts for one, (_, parts) in zip(readings, some, strict=True)}
                 self._gather(readings, targets)
-                answers += [self._read(one, targets[one]) for one in readings]
+                answers += [self._read_verified(one, targets[one]) for one in readings]
+            self._touch([one.address for one in readings if one.note is not None])
         return answers
+
+    def _read_verified(self, reading: _Reading, parts: Sequence[memoryview]) -> int | Failed | None:
+        """A fragment that its seal holds for good may be bad none the less, if its holder or the memory
+        there is. Then the file is made without each of them in turn."""
+        size = self._read(reading, parts)
+        if not isinstance(size, int) or size < reading.file_bytes or self._is_good(reading, parts):
+            return size
+        for place in self._chosen(reading):
+            again = _Reading(reading.address, reading.slot)
+            again.lacks = {**reading.lacks, place: Miss.CORRUPT}
+            self._gather([again], {again: parts})
+            found = self._read(again, parts)
+            if isinstance(found, int) and self._is_good(again, parts):
+                return found
+        return size  # the column's own seal says what is wrong with it
+
+    @staticmethod
+    def _is_good(reading: _Reading, parts: Sequence[memoryview]) -> bool:
+        return reading.note == _note(parts, reading.file_bytes)
+
+    def _touch(self, addresses: Sequence[Address]) -> None:
+        """Holders displace what nobody has asked for: parity is asked for, too, when a column is read.
+        Nobody waits for it, and while one is under way there is no other."""
+        columns = [Column(address.key, address.tag, 0) for address in addresses]
+        for place in range(self._code.data, self._code.fragments):
+            with self._lock:
+                if not columns or place in self._touching or self._holders[place].is_away:
+                    continue
+                self._touching.add(place)
+            with contextlib.suppress(RuntimeError):  # it is closed
+                self._threads[place].submit(self._touch_at, place, columns)
+
+    def _touch_at(self, place: int, columns: Sequence[Column]) -> None:
+        try:
+            self._holders[place].exists(columns)
+        except Failed as failed:
+            self._count(failed)
+        finally:
+            with self._lock:
+                self._touching.discard(place)
 
     def _read(self, reading: _Reading, parts: Sequence[memoryview]) -> int | Failed | None:
         """Bring the parts into order, with the fragments that are there."""
@@ -302,9 +370,9 @@ class Fragments:
             self._refill([one for one in ready if one.note is not None], targets or {})
             open_ = [one for one in open_ if not self._is_over(one)]
         for one in readings:
-            its_own = [place for place, why in one.lacks.items() if isinstance(why, Miss)]
+            its_own = {place for place, why in one.lacks.items() if isinstance(why, Miss)}
             if one.note is not None and its_own:
-                self._is_incomplete(one.address)
+                self._is_incomplete(one.address, its_own)
 
     def _chosen(self, reading: _Reading) -> list[int]:
         """The places that it is read from: the first that nothing is said against."""
@@ -423,7 +491,7 @@ class Fragments:
     def purge(self, scope: Scope) -> Removed:
         if scope.namespace not in (None, self._namespace):
             return Removed(0, 0)
-        tags = [scope.tag] if scope.tag else sorted({found.address.tag for found in self.files()})
+        tags = [scope.tag] if scope.tag else self._tags()
         files = size = 0
         for tag in tags:
             answers = self._each(lambda holder, _: holder.purge(tag))  # noqa: B023
@@ -436,13 +504,20 @@ class Fragments:
                 del self._incomplete[address]
         return Removed(files, size)
 
+    def _tags(self) -> list[bytes]:
+        """Of all fragments, also of those that make no file. Raises Failed if a holder is away."""
+        answers = self._each(lambda holder, _: {one.tag for one in holder.listed()})
+        self._need(answers, self._code.fragments)
+        return sorted(set().union(*(one for one in answers.values() if not isinstance(one, Failed))))
+
     # Listing
 
     def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
         """Those of which enough fragments are there; what they lack is known from then on."""
         progress(0, None)
         away: set[int] = set()
-        listed = [self._listed(place, away) for place in range(self._code.fragments)]
+        older: list[list[Column]] = [[] for _ in self._holders]
+        listed = [self._listed(place, away, older[place]) for place in range(self._code.fragments)]
         key: tuple[bytes, bytes] | None = None
         places: list[tuple[int, int, int]] = []
         done = 0
@@ -453,13 +528,24 @@ class Fragments:
                 progress(done, None)
             places.append((place, size, seconds))
         yield from self._found(key, places, away)
+        for place, columns in enumerate(older):
+            for some in batches(columns):
+                self._holders[place].delete(some)
         if len(away) > self._code.parity:
             raise Failed(Fault.UNREACHABLE, f"{len(away)} of {self._code.fragments} holders are away")
+        self._is_listed = True
 
-    def _listed(self, place: int, away: set[int]) -> Iterator[tuple[tuple[bytes, bytes], int, int, int]]:
+    def _listed(
+        self, place: int, away: set[int], older: list[Column]
+    ) -> Iterator[tuple[tuple[bytes, bytes], int, int, int]]:
+        """`older`: those that are from before the holder's time."""
+        holder = self._holders[place]
         try:
-            for key, tag, size, seconds in self._holders[place].listed():
-                yield (tag, key), place, size, seconds
+            for key, tag, size, seconds in holder.listed():
+                if seconds < int(holder.since):
+                    older.append(Column(key, tag, 0))
+                else:
+                    yield (tag, key), place, size, seconds
         except Failed as failed:
             self._count(failed)
             away.add(place)
@@ -470,8 +556,11 @@ class Fragments:
         if key is None or len(places) < self._code.data:
             return
         address = Address(self._namespace, *key, self._part)
-        if len(places) + len(away) < self._code.fragments:
-            self._is_incomplete(address)
+        lacking = set(range(self._code.fragments)).difference(place for place, *_ in places)
+        # Later listings find what holders have displaced: to store that again would displace other
+        # fragments in its place.
+        if lacking - away and not self._is_listed:
+            self._is_incomplete(address, lacking)
         yield Found(address, sum(size for _, size, _ in places), min(when for *_, when in places))
 
     # Repairing
@@ -498,8 +587,14 @@ class Fragments:
     def _repair(self, reading: _Reading, lacking: Sequence[int]) -> int:
         if reading.note is None:
             if self._why_not(reading) is None:
-                self._is_complete(reading.address)  # too little of it is left: there is nothing to mend
+                self.forget([reading.address])  # too little of it is left: there is nothing to mend
+            else:
+                self._put_off(reading.address)
             return 0
+        whole = self._whole(reading)
+        if whole is None:
+            self._put_off(reading.address)  # who reads it finds out which fragment is bad
+            return reading.file_bytes
         places = {*lacking} | {p for p, why in reading.lacks.items() if isinstance(why, Miss)}
         step, size = fragment_bytes(reading.file_bytes, self._code.data), reading.file_bytes
         missing = {}
@@ -509,24 +604,46 @@ class Fragments:
         if missing:
             self._code.rebuild(reading.there, missing)
         slot, key, tag = reading.place
-        stored = 0
+        stored = set()
         for place, its in missing.items():
-            fragment, holder = [Fragment(slot, key, tag, its)], self._holders[place]
+            holder = self._holders[place]
             try:
-                answer = holder.spill(fragment, holder.evict(fragment), [reading.note])
+                if reading.lacks.get(place) is not Miss.ABSENT:  # a bad one, or of another write
+                    holder.delete([Column(key, tag, 0)])
+                evicted = holder.evict([Fragment(slot, key, tag, its)])
+                if holder.spill(evicted, [reading.note]) == [TierAnswer.DONE]:
+                    stored.add(place)
             except Failed as failed:
                 self._count(failed)
-            else:
-                stored += answer == [TierAnswer.DONE]
-        is_whole = stored == len(missing) and not any(
-            isinstance(why, Failed) for why in reading.lacks.values()
-        )
+        left = places - stored
+        left |= {place for place, why in reading.lacks.items() if isinstance(why, Failed)}
         with self._lock:
-            self._counts["repaired"] += stored > 0
-            self._incomplete.pop(reading.address, None)
-            if not is_whole:  # behind the others: what can't be mended now must not hold them up
-                self._incomplete[reading.address] = None
+            self._counts["repaired"] += bool(stored)
+        self.forget([reading.address])
+        if left:  # behind the others: what can't be mended now must not hold them up
+            self._is_incomplete(reading.address, left)
         return size + sum(map(len, missing.values()))
+
+    def _whole(self, reading: _Reading) -> memoryview | None:
+        """The file, if it is what was written."""
+        step, data = fragment_bytes(reading.file_bytes, self._code.data), self._code.data
+        whole = memoryview(bytearray(reading.file_bytes))
+        missing = {}
+        for place in range(data):
+            window = whole[place * step : (place + 1) * step]
+            if place in reading.there:
+                window[:] = reading.there[place]
+            else:
+                missing[place] = window
+        if missing:
+            self._code.rebuild(reading.there, missing)
+        return whole if self._is_good(reading, [whole]) else None
+
+    def _put_off(self, address: Address) -> None:
+        with self._lock:
+            lacking = self._incomplete.pop(address, None)
+            if lacking:
+                self._incomplete[address] = lacking
 
     # Inside
 
@@ -571,13 +688,9 @@ class Fragments:
             self._counts["unreachable"] += 1
         log.debug("Fragments of %s: %s", self._part, failed)
 
-    def _is_incomplete(self, address: Address) -> None:
+    def _is_incomplete(self, address: Address, lacking: set[int]) -> None:
         with self._lock:
-            self._incomplete.setdefault(address, None)
-
-    def _is_complete(self, address: Address) -> None:
-        with self._lock:
-            self._incomplete.pop(address, None)
+            self._incomplete.setdefault(address, set()).update(lacking)
 
 
 def _address(name: str) -> Address:
@@ -585,6 +698,15 @@ def _address(name: str) -> Address:
     if address is None:
         raise ValueError(f"{name} is no name of a column")
     return address
+
+
+def _note(parts: Sequence[memoryview], size: int) -> int:
+    """Of a file's fragments: its length, and a checksum, so that those of two files don't match."""
+    sum_, left = xxh3_64(), size
+    for part in parts:
+        sum_.update(part[:left])
+        left -= min(left, len(part))
+    return sum_.intdigest() >> _BYTES_BITS << _BYTES_BITS | size
 
 
 def _window(parts: Sequence[memoryview], start: int, end: int) -> memoryview | None:

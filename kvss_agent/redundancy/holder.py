@@ -6,12 +6,14 @@ or recalled and refilled. So it is checked by its seal in both directions.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from kvss_agent.client import (
+    Cause,
     Column,
     Credentials,
     Evict,
@@ -33,9 +35,10 @@ from kvss_agent.tier2.backend import Failed, Fault
 AWAY_SECONDS: Final = 5.0  # for which a holder that can't be reached is not tried again, and up to
 AWAY_SECONDS_MAX: Final = 60.0  # so many if it still can't
 OPEN_SECONDS: Final = 5.0  # to wait for somebody else who connects
+PURGE_SECONDS: Final = 15.0  # a holder answers after 10, whether it is done or not
+LIST_SECONDS: Final = 20.0  # for one page
 DISK_SECONDS: Final = 5.0  # for the holder's disk; then it counts as unreachable
 TOKENS: Final = 1  # of a fragment's header: nobody reads it
-_STORED: Final = (TierAnswer.DONE, TierAnswer.ALREADY)
 
 T = TypeVar("T")
 
@@ -47,6 +50,13 @@ class Fragment(NamedTuple):
     key: bytes
     tag: bytes
     bytes: memoryview
+
+
+class Evicted(NamedTuple):
+    """A fragment that lies in its slot, and over which connection it got there."""
+
+    wanted: Wanted
+    by: ShardClient | None
 
 
 class Place(NamedTuple):
@@ -66,54 +76,48 @@ class Holder:
         shard: str,
         credentials: Callable[[], Credentials],
         payload_bytes: int,
+        since: float = 0.0,
     ) -> None:
-        """`payload_bytes`: of the largest fragment. `credentials` raises Lost if there are none."""
-        self.address = address
+        """`payload_bytes`: of the largest fragment. `credentials` raises Lost if there are none.
+        `since`: what it has stored before is not used."""
+        self.address, self.since = address, since
         self._shard, self._credentials = shard, credentials
         self._payload_bytes = payload_bytes
         self._client: ShardClient | None = None
         self._opening = threading.Lock()
         self._evicting = threading.Lock()
-        self._away_until = 0.0
-        self._away_seconds = AWAY_SECONDS  # the next time
+        self._away_until = -math.inf
+        self._away_seconds = AWAY_SECONDS
         self._why_away = ""
-        self._is_closed = False
+        self._ended = threading.Event()
 
     @property
     def is_away(self) -> bool:
-        return time.monotonic() < self._away_until
+        return self._ended.is_set() or time.monotonic() < self._away_until
 
-    def evict(self, fragments: Sequence[Fragment]) -> list[int]:
-        """Put fragments into their slots; the number of each evict."""
+    def evict(self, fragments: Sequence[Fragment]) -> list[Evicted]:
+        """Put fragments into their slots."""
         columns = [Evict(slot, key, tag, TOKENS, its) for slot, key, tag, its in fragments]
 
-        def ask(client: ShardClient) -> list[int]:
+        def ask(client: ShardClient) -> list[Evicted]:
             with self._evicting:  # the numbers of one batch follow each other
                 last = client.evict_batch(columns)
-            return [*range(last - len(columns) + 1, last + 1)]
+            first = last - len(columns) + 1
+            return [
+                Evicted(Wanted(one.slot, Column(one.key, one.tag, first + at)), client)
+                for at, one in enumerate(columns)
+            ]
 
         return self._ask(ask)
 
-    def spill(
-        self, fragments: Sequence[Fragment], numbers: Sequence[int], notes: Sequence[int]
-    ) -> list[TierAnswer | Miss]:
-        """Store what was evicted, in place of what the holder has of these columns."""
-        wanted = [
-            Wanted(one.slot, Column(one.key, one.tag, number))
-            for one, number in zip(fragments, numbers, strict=True)
-        ]
+    def spill(self, evicted: Sequence[Evicted], notes: Sequence[int]) -> list[TierAnswer | Miss]:
+        """Store what was evicted. ALREADY where the holder has a fragment of this column."""
 
         def ask(client: ShardClient) -> list[TierAnswer | Miss]:
-            answers = client.spill(wanted, notes=notes, seconds=DISK_SECONDS)
-            older = [place for place, one in enumerate(answers) if one is TierAnswer.ALREADY]
-            if older:  # of another time that this column was stored
-                client.tier_delete([wanted[place].column for place in older])
-                some = [wanted[place] for place in older]
-                its = [notes[place] for place in older]
-                again = client.spill(some, notes=its, seconds=DISK_SECONDS)
-                for place, answer in zip(older, again, strict=True):
-                    answers[place] = answer
-            return answers
+            if any(one.by is not client for one in evicted):  # somebody else may be its writer now
+                raise Failed(Fault.UNREACHABLE, f"{self.address} was lost before it had stored all")
+            wanted = [one.wanted for one in evicted]
+            return client.spill(wanted, notes=notes, seconds=DISK_SECONDS)
 
         return self._ask(ask)
 
@@ -133,17 +137,17 @@ class Holder:
         return self._ask(lambda client: client.refill(wanted, into))
 
     def exists(self, columns: Sequence[Column]) -> list[bool]:
-        return self._ask(lambda client: client.exists(columns))
+        return self._ask(lambda client: client.exists(columns, seconds=DISK_SECONDS))
 
     def delete(self, columns: Sequence[Column]) -> None:
         """Raises Failed unless all are gone."""
-        answers = self._ask(lambda client: client.tier_delete(columns))
+        answers = self._ask(lambda client: client.tier_delete(columns, seconds=DISK_SECONDS))
         if any(answer is not TierAnswer.DONE for answer in answers):
             raise Failed(Fault.UNREACHABLE, f"{self.address} could not remove all fragments")
 
     def purge(self, tag: bytes) -> tuple[int, int]:
         """How many files, and bytes. Raises Failed unless nothing of this tag is left."""
-        receipt = self._ask(lambda client: client.purge(tag))
+        receipt = self._ask(lambda client: client.purge(tag, seconds=PURGE_SECONDS))
         if receipt is None:
             raise Failed(Fault.UNREACHABLE, f"{self.address} has not removed all fragments yet")
         return receipt
@@ -151,7 +155,7 @@ class Holder:
     def listed(self) -> Iterator[ListedColumn]:
         """All fragments, in the order of tag and key."""
         try:
-            yield from self._ask(lambda client: client.listed())
+            yield from self._ask(lambda client: client.listed(seconds=LIST_SECONDS))
         except (Lost, NotListed) as error:
             raise Failed(Fault.UNREACHABLE, str(error)) from error
 
@@ -160,7 +164,7 @@ class Holder:
         self._ask(lambda _: None)
 
     def close(self) -> None:
-        self._is_closed = True
+        self._ended.set()
         if client := self._client:
             client.close()
 
@@ -171,9 +175,10 @@ class Holder:
         try:
             answer = ask(client)
         except Lost as error:
+            if error.cause is Cause.SUPERSEDED:  # another agent is the home of the shard
+                self._ended.set()
             self._lose(client, str(error))
             raise Failed(Fault.UNREACHABLE, str(error)) from error
-        self._away_seconds = AWAY_SECONDS
         return answer
 
     def _open(self) -> ShardClient:
@@ -182,8 +187,10 @@ class Holder:
         try:
             if (there := self._client) and there.lost is None:
                 return there
-            if self._is_closed:
-                raise Failed(Fault.UNREACHABLE, "redundancy was closed")
+            if there:
+                there.close()
+            if self._ended.is_set():
+                raise Failed(Fault.UNREACHABLE, self._why_away or "redundancy was closed")
             if self.is_away:
                 raise Failed(Fault.UNREACHABLE, self._why_away)
             try:
@@ -191,6 +198,8 @@ class Holder:
             except (Lost, ValueError) as error:
                 self._lose(None, str(error))
                 raise Failed(Fault.UNREACHABLE, str(error)) from error
+            if self._ended.is_set():  # meanwhile
+                self._client.close()
             return self._client
         finally:
             self._opening.release()
@@ -206,8 +215,13 @@ class Holder:
         return client
 
     def _lose(self, client: ShardClient | None, why: str) -> None:
-        self._away_until, self._why_away = time.monotonic() + self._away_seconds, why
-        self._away_seconds = min(AWAY_SECONDS_MAX, 2 * self._away_seconds)
+        now = time.monotonic()
+        if now > self._away_until:  # once for all who find out at the same time
+            is_new = now > self._away_until + AWAY_SECONDS_MAX
+            self._away_seconds = (
+                AWAY_SECONDS if is_new else min(AWAY_SECONDS_MAX, 2 * self._away_seconds)
+            )
+            self._away_until, self._why_away = now + self._away_seconds, why
         if client:
             client.close()
             if self._client is client:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from kvss_agent import native
@@ -55,6 +56,8 @@ class RedundantStores:
         self.stored_alone = 0  # columns that no holder could take
         self._credentials = credentials
         self._redundant: dict[str, _Redundant] = {}  # by shard
+        self._ending: dict[asyncio.Task[None], str] = {}  # of former ones, and their shards
+        self._is_told = False  # which shards have one
         self._live: Collection[bytes] | None = None
         self._limits = Limits()
 
@@ -76,6 +79,12 @@ class RedundantStores:
     def everything(self, shards: Collection[str] | None = None) -> dict[str, Tier2]:
         """By shard, all that may have files, or those of these shards. Raises NotOpen."""
         found = {}
+        if not self._is_told:
+            raise NotOpen("Nobody knows yet which shards are stored redundantly.")
+        # What is on its way there may still arrive.
+        for shard in self._ending.values():
+            if shards is None or shard in shards:
+                raise NotOpen(f"The redundant tier 2 of shard {shard} is being closed.")
         for shard, one in self._redundant.items():
             if shards is not None and shard not in shards:
                 continue
@@ -110,16 +119,20 @@ class RedundantStores:
         for store in self.opened:
             store.live = tags
 
-    async def follow(self, specs: Iterable[ShardSpec], limits: Limits) -> None:
-        """Have a store for each of these shards that has holders. Opening waits for nobody: it goes on
-        behind, and is tried again."""
-        self._limits = limits
+    def follow(self, specs: Iterable[ShardSpec], limits: Limits) -> None:
+        """Have a store for each of these shards that has holders. Nobody waits for one to open or to
+        close: that goes on behind, and opening is tried again."""
+        self._limits, self._is_told = limits, True
         wanted = {spec.name: spec for spec in specs if spec.redundancy}
         for name, one in [*self._redundant.items()]:
             spec = wanted.get(name)
-            if spec is None or (spec.redundancy, _identity(spec)) != (one.spec, one.identity):
+            if spec and spec.redundancy and _is_same(spec, one):
+                one.spec = spec.redundancy
+            else:
                 del self._redundant[name]
-                await _closed(one)
+                ending = asyncio.create_task(_closed(one), name=f"end of redundancy of {name}")
+                self._ending[ending] = name
+                ending.add_done_callback(lambda done: self._ending.pop(done, None))
         for name, spec in wanted.items():
             if name not in self._redundant and spec.redundancy:
                 one = self._redundant[name] = _Redundant(spec.redundancy, _identity(spec))
@@ -127,27 +140,14 @@ class RedundantStores:
         for store in self.opened:
             store.limits = limits
 
-    async def expire(self) -> None:
-        """Remove what is too old. Raises Failed; the others have had their turn then."""
-        failed: Failed | None = None
-        for store in self.opened:
-            try:
-                await store.sweep()
-                await store.expire()
-            except Failed as error:
-                failed = error
-        if failed:
-            raise failed
-
     async def close(self) -> None:
         redundant, self._redundant = self._redundant, {}
-        for one in redundant.values():
-            await _closed(one)
+        await asyncio.gather(*map(_closed, redundant.values()), *self._ending)
 
     # Running one
 
     async def _run(self, one: _Redundant, spec: ShardSpec) -> None:
-        """Open it, then repair what lacks fragments, until it is cancelled."""
+        """Open it, then expire and repair, until it is cancelled."""
         while one.store is None:
             try:
                 await self._open(one, spec)
@@ -167,6 +167,8 @@ class RedundantStores:
                 if time.monotonic() - listed > LIST_SECONDS:
                     await one.store.rebuild()
                     listed = time.monotonic()
+                await one.store.sweep()
+                await one.store.expire()
                 await _repair(one, background)
             except Failed as error:
                 log.info("Redundancy of shard %s: %s", spec.name, error)
@@ -178,7 +180,7 @@ class RedundantStores:
         code = ErasureCode(one.spec.data, one.spec.parity)
         payload = fragment_slot_bytes(spec.slot_bytes, one.spec.data) - HEADER_BYTES
         holders = [
-            Holder(its.address, its.shard, lambda: self._credentials(spec.driver), payload)
+            Holder(its.address, its.shard, partial(self._credentials, spec.driver), payload, its.since)
             for its in one.spec.holders
         ]
         namespace = bytes.fromhex(spec.namespace)
@@ -199,10 +201,11 @@ class RedundantStores:
 async def _repair(one: _Redundant, background: Background) -> None:
     """All that can be repaired now, piece by piece."""
     fragments, store = one.fragments, one.store
-    tried = 0
-    while fragments and store and tried < fragments.incomplete and not fragments.unreachable():
-        some = fragments.some_incomplete(AT_ONCE)
-        tried += len(some)
+    if not fragments or not store:
+        return
+    tries = fragments.incomplete
+    while tries > 0 and (some := fragments.some_incomplete(AT_ONCE)):
+        tries -= len(some)
         began = time.monotonic()
         size = await store.while_read(some, fragments.repair)
         if size is None:
@@ -217,7 +220,17 @@ def _identity(spec: ShardSpec) -> tuple[str, str, str, int]:
     return spec.driver, spec.namespace, spec.part, spec.slot_bytes
 
 
+def _is_same(spec: ShardSpec, one: _Redundant) -> bool:
+    """Whether nothing has changed but how fast it is repaired."""
+    told, now = spec.redundancy, one.spec
+    if told is None or _identity(spec) != one.identity:
+        return False
+    return (told.data, told.parity, told.holders) == (now.data, now.parity, now.holders)
+
+
 async def _closed(one: _Redundant) -> None:
+    if one.fragments:
+        one.fragments.close()  # first, so that no holder can hold it up
     if one.task:
         one.task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

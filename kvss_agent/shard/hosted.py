@@ -82,6 +82,7 @@ class ShardIdentity:
     namespace: bytes = bytes(16)
     part: str = "0"  # the name of this shard in tier 2, the same for all who share the namespace
     huge_pages: bool = False
+    is_for_fragments: bool = False  # other agents write to it, in the name of its driver
 
 
 class HostedShard:

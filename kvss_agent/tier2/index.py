@@ -13,7 +13,7 @@ if there is room; nothing is evicted for them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -113,6 +113,26 @@ class _Org(_Account):
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Columns with the bytes of their files. Of those of an org also when they were written."""
+
+    read: Sequence[tuple[Address, int]]
+    orgs: Sequence[tuple[Sequence[tuple[Address, int]], Mapping[Address, float]]]
+
+    def of(self, namespace: bytes, part: str) -> Iterator[tuple[Address, int, float]]:
+        """Those of this part, with when each was written, since 1970; 0 if nobody knows."""
+        written: dict[Address, float] = {}
+        for columns, when in self.orgs:
+            written.update((one, when[one]) for one, _ in self.read if one in when)
+            for address, size in columns:
+                if address.namespace == namespace and address.shard == part:
+                    yield address, size, when.get(address, 0.0)
+        for address, size in self.read:
+            if address.namespace == namespace and address.shard == part:
+                yield address, size, written.get(address, 0.0)
+
+
 @dataclass(eq=False, slots=True)
 class Ticket:
     """Room for one column, once `victims` are gone."""
@@ -188,10 +208,11 @@ class Index:
             yield from org.idle.items()
         yield from ((a, reading.bytes) for a, reading in self._reading.items() if reading.bytes)
 
-    def written_at(self, address: Address) -> float:
-        """When its file was written, in seconds since 1970; 0 if nobody knows."""
-        org = self._orgs.get(address.tag)
-        return org.written.get(address, 0.0) if org else 0.0
+    def listed(self) -> Listing:
+        """All that can be read, as it is now: copied at once, to be looked at in a thread."""
+        read = [(a, reading.bytes) for a, reading in self._reading.items() if reading.bytes]
+        orgs = [([*org.idle.items()], {**org.written}) for org in self._orgs.values()]
+        return Listing(read, orgs)
 
     # Reading
 

@@ -27,7 +27,7 @@ from kvss_agent.shard.seal import Column, Header, Miss
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.backend import Backend, Progress, Removed, ignore_progress
 from kvss_agent.tier2.column_file import CLEAR, PAGE, Form
-from kvss_agent.tier2.index import Caps, Index, Limits
+from kvss_agent.tier2.index import Caps, Index, Limits, Listing
 from kvss_agent.tier2.parts.execution import Execution
 from kvss_agent.tier2.parts.listing import Lister
 from kvss_agent.tier2.parts.recalls import Recall, Recaller
@@ -81,7 +81,7 @@ class Tier2:
 
     async def open(self, progress: Progress = ignore_progress) -> None:
         """Learn what is there. Raises Failed if the backend cannot be used; may be tried again."""
-        await self._work.run(self._work.writes, self._state.backend.open)
+        await self._work.uninterrupted(self._work.run(self._work.writes, self._state.backend.open))
         await self.rebuild(progress)
 
     async def rebuild(self, progress: Progress = ignore_progress) -> int:
@@ -250,11 +250,9 @@ class Tier2:
             await self._work.run(self._work.writes, self._state.backend.tidy)
         return count
 
-    def listed(self) -> list[tuple[Address, int, float]]:
-        """All columns that can be recalled, as far as the index knows: the bytes of each file, and when
-        it was written."""
-        index = self._state.index
-        return [(address, size, index.written_at(address)) for address, size in index.sizes()]
+    def listed(self) -> Listing:
+        """All columns that can be recalled, as far as the index knows."""
+        return self._state.index.listed()
 
     def stats(self) -> Stats:
         counts = self._state.counts

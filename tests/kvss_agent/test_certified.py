@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from console.authority.issuing import Root, make_root
-from kvss_agent.client import Credentials, Lost, ShardClient, connect
+from kvss_agent.client import Credentials, Lost, ShardClient, TierAnswer, Wanted, connect
+from kvss_agent.redundancy.layout import SLOTS, fragment_part, fragment_slot_bytes
 from kvss_agent.security.certificates import Role
 from kvss_agent.security.identity import ProcessIdentity, fingerprint
 from kvss_agent.security.trust import Trust
+from kvss_agent.shard.arena import slot_bytes_for
 from tests.control_api import NO_CONSOLE, as_process
 from tests.kvss_agent.certificates import NOW, process
-from tests.kvss_agent.plane import DRIVER, READER, SECRET
+from tests.kvss_agent.plane import DRIVER, PAYLOAD, READER, SECRET, TAG, column, kv
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
 
@@ -108,3 +110,33 @@ def test_an_agent_fetches_from_another_by_its_certificate_and_the_drivers_secret
             client(there, node, secret)
     with pytest.raises(Lost, match="another driver"):
         client(there, node, SECRET)  # it would evict as well
+
+
+def test_an_agent_stores_fragments_at_another_by_its_certificate_and_the_drivers_secret(
+    two: list[AgentProcess], root: Root, tmp_path: Path
+) -> None:
+    slot_bytes = fragment_slot_bytes(slot_bytes_for(PAYLOAD), 1)
+
+    def of(place: int, one: AgentProcess) -> dict[str, object]:
+        made = spec(f"f{place}", SLOTS, is_for_fragments=True)
+        tier2 = {"kind": "posix", "path": str(tmp_path / f"store-{place}"), "cap_bytes": 1 << 30}
+        shard = {**made, "slot_bytes": slot_bytes, "part": fragment_part("full.0", place, 1, 1)}
+        holders = [{"address": address(each), "shard": f"f{at}"} for at, each in enumerate(two)]
+        redundancy = {"data": 1, "parity": 1, "holders": holders}
+        home = spec("s", 8, part="full.0", redundancy=redundancy)
+        return document(9, shard, *([home] if one is two[0] else []), tier2=tier2)
+
+    here, there = two
+    there.tell(of(1, there))
+    here.tell(of(0, here))
+
+    def is_ready() -> bool:
+        shards = {one["name"]: one for one in here.observed()["shards"]}
+        return bool(shards["s"]["redundancy"]["state"] == "ready")
+
+    wait_until("redundancy is ready", is_ready)
+    with client(here, process(tmp_path, Role.DRIVER, DRIVER, root)) as driver:
+        number = driver.evict(0, column("x").key, TAG, 64, kv())
+        stored = driver.spill([Wanted(0, column("x", number))], redundant=True)
+        assert stored == [TierAnswer.DONE]
+    assert all(len(list((tmp_path / f"store-{place}").glob("*/*/*/*"))) == 1 for place in (0, 1))

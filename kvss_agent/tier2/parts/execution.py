@@ -40,8 +40,8 @@ class Execution:
     async def close(self) -> None:
         """Wait for what is running, then end the threads."""
         await self.until(lambda: not self.in_flight)
-        self.reads.shutdown()
-        self.writes.shutdown()
+        for pool in (self.reads, self.writes):  # not here: a thread may be at it that nobody waits for
+            await asyncio.to_thread(pool.shutdown)
 
     async def run(self, pool: ThreadPoolExecutor, call: Callable[..., _T], *arguments: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)

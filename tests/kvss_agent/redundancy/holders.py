@@ -27,6 +27,7 @@ DRIVER, SECRET = "job-1", b"a secret that only the driver and the agent know"
 NAMESPACE, PART = b"n" * 16, "full.0"
 PAYLOAD = 64 * 1024
 SLOT = slot_bytes_for(PAYLOAD)
+NAMES = ("fragments", "other")  # small shards, each of one driver of the model
 
 
 @dataclass
@@ -40,7 +41,8 @@ class FragmentAgent:
     plane: DataPlane | None = None
     store: Tier2 | None = None
     port: int = 0
-    shard: HostedShard | None = None
+    shard: HostedShard | None = None  # of the first driver
+    shards: dict[str, HostedShard] = field(default_factory=dict)
 
     def start(self) -> None:
         requests = TierRequests(self.loop)
@@ -48,16 +50,19 @@ class FragmentAgent:
         self.run(self.store.open())
         shards: dict[str, HostedShard] = {}
         self.plane = DataPlane(shards, {DRIVER: SECRET}, requests, stall_seconds=5, lease_seconds=5)
-        arena = Arena.allocate(self.identity.slot_bytes, SLOTS)
-        self.shard = HostedShard(self.identity, arena, 0, wake_me=self.plane.wake)
-        shards["fragments"] = self.shard
+        for name in (*NAMES[1:], NAMES[0]):
+            arena = Arena.allocate(self.identity.slot_bytes, SLOTS)
+            self.shard = HostedShard(self.identity, arena, 0, wake_me=self.plane.wake)
+            shards[name] = self.shard
+        self.shards = shards
         self.port = self.plane.listen_tcp("127.0.0.1", self.port, None)
 
     def stop(self) -> None:
         if self.plane and self.shard and self.store:
             self.plane.drain()
             self.plane.stop(0)
-            self.shard.end(Cause.GONE, "the test is over")
+            for shard in self.shards.values():
+                shard.end(Cause.GONE, "the test is over")
             self.run(self.store.close())
             self.plane = None
 
@@ -78,13 +83,13 @@ class World:
     parity: int
     made: list[Fragments] = field(default_factory=list)
 
-    def fragments(self) -> Fragments:
-        """As another agent has them, that has just been started."""
+    def fragments(self, name: str = "fragments") -> Fragments:
+        """As another agent has them, that has just been started. Another name: of another driver."""
         code = ErasureCode(self.data, self.parity)
         credentials = Credentials(DRIVER, SECRET, stall_seconds=2.0)
         payload = fragment_slot_bytes(SLOT, self.data) - 64
         holders = [
-            Holder(f"tcp:127.0.0.1:{one.port}", "fragments", lambda: credentials, payload)
+            Holder(f"tcp:127.0.0.1:{one.port}", name, lambda: credentials, payload)
             for one in self.agents
         ]
         self.made.append(Fragments(code, holders, NAMESPACE, PART, SLOT))
@@ -102,7 +107,12 @@ def running(folder: Path, data: int, parity: int) -> Iterator[World]:
             folder / str(place),
             loop,
             ShardIdentity(
-                "fragments", slot, DRIVER, NAMESPACE, fragment_part(PART, place, data, parity)
+                "fragments",
+                slot,
+                DRIVER,
+                NAMESPACE,
+                fragment_part(PART, place, data, parity),
+                is_for_fragments=True,
             ),
         )
         for place in range(data + parity)

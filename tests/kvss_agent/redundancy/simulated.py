@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvss_agent.client import Column, Header, Miss, Recalled, TierAnswer
+from kvss_agent.client import Column, Header, Miss, Recalled, TierAnswer, Wanted
 from kvss_agent.data_plane.wire import ListedColumn
-from kvss_agent.redundancy.holder import Fragment, Holder, Place
+from kvss_agent.redundancy.holder import Evicted, Fragment, Holder, Place
 from kvss_agent.tier2.backend import Failed, Fault
 
 Name = tuple[bytes, bytes]  # tag and key
@@ -26,6 +26,7 @@ class SimulatedHolder(Holder):
     """As `Holder`, without a connection. `before` is called with the name of each request."""
 
     address: str
+    since: float = 0.0
     files: dict[Name, Stored] = field(default_factory=dict)
     is_alive: bool = True
     is_full: bool = False
@@ -50,25 +51,25 @@ class SimulatedHolder(Holder):
     def close(self) -> None:
         pass
 
-    def evict(self, fragments: Sequence[Fragment]) -> list[int]:
+    def evict(self, fragments: Sequence[Fragment]) -> list[Evicted]:
         self._asked("evict")
-        numbers = []
+        evicted = []
         with self.lock:
             for slot, key, tag, content in fragments:
                 self.number += 1
                 self.slots[slot] = self.number, (tag, key), bytes(content)
-                numbers.append(self.number)
-        return numbers
+                evicted.append(Evicted(Wanted(slot, Column(key, tag, self.number)), None))
+        return evicted
 
-    def spill(
-        self, fragments: Sequence[Fragment], numbers: Sequence[int], notes: Sequence[int]
-    ) -> list[TierAnswer | Miss]:
+    def spill(self, evicted: Sequence[Evicted], notes: Sequence[int]) -> list[TierAnswer | Miss]:
         self._asked("spill")
         answers: list[TierAnswer | Miss] = []
-        for one, number, note in zip(fragments, numbers, notes, strict=True):
-            its_number, name, content = self.slots[one.slot]
-            if (its_number, name) != (number, (one.tag, one.key)):
+        for ((slot, column), _), note in zip(evicted, notes, strict=True):
+            its_number, name, content = self.slots[slot]
+            if (its_number, name) != (column.sequence, (column.tag, column.key)):
                 answers.append(Miss.STALE)
+            elif name in self.files:
+                answers.append(TierAnswer.ALREADY)
             elif self.is_full:
                 answers.append(TierAnswer.FULL)
             elif self.is_read_only:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from kvss_agent.redundancy.fragments import AT_ONCE, Fragments
+from kvss_agent.redundancy.holder import Place
 from kvss_agent.redundancy.layout import SLOTS
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.backend import Failed, Fault, Outgoing
-from tests.kvss_agent.redundancy.holders import NAMESPACE, PART, SLOT, World, running
+from tests.kvss_agent.redundancy.holders import NAMES, NAMESPACE, PART, SLOT, World, running
+from tests.live import wait_until
 
 TAG = b"t" * 16
 
@@ -143,14 +147,19 @@ def test_a_damaged_fragment_costs_nothing_but_its_repair(fragments: Fragments, w
 
 
 def test_fragments_of_two_writes_are_never_mixed(small: World) -> None:
-    """An agent that was away has the one before."""
+    """An agent that was away has the one before, and the others had lost it."""
     fragments = small.fragments()
     fragments.open()
     first, second = content(), content()
     assert fragments.write([outgoing(1, first)]) == [True]
     small.agents[0].stop()
-    assert fragments.write([outgoing(1, second)]) == [True]
-    assert fragments.incomplete == 1
+    for agent in small.agents[1:]:
+        agent.stop()
+        (agent.folder / agent.names[0]).unlink()
+        agent.start()
+    other = small.fragments()
+    assert other.write([outgoing(1, second)]) == [True]
+    assert other.incomplete == 1
     small.agents[0].start()
     later = small.fragments()
     assert read(later, [1]) == [second]
@@ -159,13 +168,114 @@ def test_fragments_of_two_writes_are_never_mixed(small: World) -> None:
     assert read(small.fragments(), [1]) == [second]
 
 
+def test_what_another_driver_has_stored_is_not_replaced(fragments: Fragments, world: World) -> None:
+    first = content()
+    assert fragments.write([outgoing(1, first)]) == [True]
+    assert world.fragments("other").write([outgoing(1, content())]) == [True]
+    assert read(fragments, [1]) == [first]
+    for agent in world.agents[: world.parity]:
+        agent.stop()
+    other = world.fragments("other")
+    assert other.write([outgoing(1, content())]) == [True]
+    assert read(other, [1]) == [first]
+    for agent in world.agents[world.parity : world.parity + 1]:
+        agent.stop()
+    if world.data > 1:  # some of it is left, and nobody can tell whether it is enough
+        (answer,) = world.fragments().write([outgoing(1, content())])
+        assert isinstance(answer, Failed)
+        for agent in world.agents[: world.parity + 1]:
+            agent.start()
+        assert read(world.fragments(), [1]) == [first]
+
+
+def test_drivers_that_store_one_column_at_once_do_not_destroy_it(world: World) -> None:
+    count = 24
+    ones = [world.fragments(name) for name in NAMES]
+    contents = [[content(4096) for _ in range(count)] for _ in ones]
+    with ThreadPoolExecutor(2) as threads:
+        results = threads.map(
+            lambda fragments, its: fragments.write([outgoing(n, one) for n, one in enumerate(its)]),
+            ones,
+            contents,
+        )
+        stored = list(zip(*results, strict=True))
+    found = read(world.fragments(), range(count))
+    for number, one in enumerate(found):
+        assert one is None or one in {its[number] for its in contents} or isinstance(one, Failed)
+        if True in stored[number]:
+            assert isinstance(one, bytes), f"column {number}"
+
+
+def test_a_fragment_that_is_bad_behind_a_good_seal_is_found_out(small: World) -> None:
+    fragments = small.fragments()
+    one = content()
+    assert fragments.write([outgoing(1, one)]) == [True]
+    place = fragments._holders[0]
+    honest = place.refill
+
+    def lies(places: Sequence[Place], numbers: Sequence[int], into: Sequence[memoryview]) -> object:
+        found = honest(places, numbers, into)
+        for memory in into:
+            memory[100] ^= 1
+        return found
+
+    place.refill = lies  # type: ignore[method-assign, assignment]
+    assert read(fragments, [1]) == [one]
+    assert fragments.incomplete == 1
+    assert all(len(agent.names) == 1 for agent in small.agents)
+
+
+def test_what_a_holder_has_from_before_its_time_is_removed_and_not_used(small: World) -> None:
+    fragments = small.fragments()
+    assert fragments.write([outgoing(1, content())]) == [True]
+    later = small.fragments()
+    for holder in later._holders:
+        holder.since = time.time() + 60
+    assert list(later.files()) == []
+    assert not any(agent.names for agent in small.agents)
+
+
+def test_a_purge_of_a_namespace_finds_what_makes_no_file(small: World) -> None:
+    fragments = small.fragments()
+    assert fragments.write([outgoing(1, content())]) == [True]
+    for agent in small.agents[:2]:
+        (agent.folder / agent.names[0]).unlink()
+        agent.stop()
+        agent.start()
+    other = small.fragments()
+    other.purge(Scope(namespace=NAMESPACE))
+    assert not small.agents[2].names
+    small.agents[2].stop()
+    with pytest.raises(Failed):
+        other.purge(Scope(namespace=NAMESPACE))
+
+
+def test_a_purge_empties_the_slots_that_fragments_have_passed_through(small: World) -> None:
+    fragments = small.fragments()
+    assert fragments.write([outgoing(1, content())]) == [True]
+    assert all(agent.shard and agent.shard.occupied() for agent in small.agents)
+    fragments.purge(Scope(TAG))
+    assert not any(agent.shard and agent.shard.occupied() for agent in small.agents)
+
+
+def test_what_hot_columns_lack_is_not_what_nobody_asks_for(small: World) -> None:
+    """Parity is asked for, too, so that its holder displaces something else."""
+    fragments = small.fragments()
+    assert fragments.write([outgoing(1, content())]) == [True]
+    store = small.agents[2].store
+    assert store is not None
+    asked = store.stats().work["exists"].count if "exists" in store.stats().work else 0
+    read(fragments, [1])
+    wait_until("parity is asked for", lambda: store.stats().work["exists"].count > asked)
+
+
 def test_while_an_agent_is_away_columns_are_stored_and_repaired_later(
     fragments: Fragments, world: World
 ) -> None:
     world.agents[-1].stop()
     one = content()
     assert fragments.write([outgoing(1, one)]) == [True]
-    assert (fragments.incomplete, fragments.some_incomplete(9)) == (1, [address(1)])
+    assert (fragments.incomplete, fragments.some_incomplete(9)) == (1, [])  # not while it is away
     assert fragments.repair([address(1).name]) > 0
     assert fragments.incomplete == 1  # it is still away
     world.agents[-1].start()
