@@ -6,21 +6,22 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from kvss_agent.client import Lost, Miss, NotListed, Purged, ShardClient, TierAnswer, Wanted
+from kvss_agent.client import Credentials, Lost, Miss, NotListed, Purged, ShardClient, TierAnswer, Wanted
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.data_plane.wire import Feature
+from kvss_agent.redundancy.stores import RedundantStores
 from kvss_agent.tier2.address import Scope
-from kvss_agent.tier2.backend import Failed, Fault, Incoming, Removed
+from kvss_agent.tier2.backend import Failed, Fault, Incoming, Outgoing, Removed
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Tier2
-from tests.kvss_agent.plane import PAYLOAD, TAG, Plane, column, kv, running
+from tests.kvss_agent.plane import DRIVER, PAYLOAD, TAG, Plane, column, kv, running
 from tests.live import wait_until
 
 
@@ -317,3 +318,63 @@ def test_purges_that_run_on_and_receipts_that_nobody_fetches_are_few(
         slow.go_on.set()
         is_over(tier_requests)
         wait_until("the oldest is let go of", lambda: len(tier_requests._unreported) == 2)
+
+
+class Failing(Slow):
+    """It takes as long as the test wants to write, and then fails."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.writes = 0
+
+    def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
+        self.writes += 1
+        assert self.go_on.wait(10)
+        return [Failed(Fault.UNREACHABLE, "too few agents") for _ in files]
+
+
+class Redundant(RedundantStores):
+    """Of each shard, one store."""
+
+    def __init__(self, store: Tier2) -> None:
+        super().__init__(lambda _: Credentials(DRIVER, None))
+        self.store = store
+
+    def of(self, _: str) -> Tier2:
+        return self.store
+
+    def has(self, _: str) -> bool:
+        return True
+
+    def everything(self, _: Collection[str] | None = None) -> dict[str, Tier2]:
+        return {"redundant:s": self.store}
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_what_holders_do_not_take_is_not_stored_alone_once_it_was_removed(
+    loop: asyncio.AbstractEventLoop, slow: Slow, tmp_path: Path, *, removes: bool
+) -> None:
+    holders = Failing(tmp_path / "holders")
+    holders.go_on.clear()
+    with opened(loop, holders) as redundant:
+        requests = TierRequests(loop, redundant=Redundant(redundant))
+        with (
+            opened(loop, slow) as requests.store,
+            running(tmp_path, tier_requests=requests) as plane,
+            ThreadPoolExecutor(2) as threads,
+        ):
+            plane.add()
+            with plane.client() as client:
+                number = client.evict(0, column("a").key, TAG, 64, kv())
+                wanted = [Wanted(0, column("a", number))]
+                spill = threads.submit(client.spill, wanted, redundant=True)
+                wait_until("it is written", lambda: holders.writes == 1)
+                purge = threads.submit(client.purge, TAG) if removes else None
+                if removes:
+                    wait_until("the own store is empty", lambda: slow.purges == 1)
+                holders.go_on.set()
+                (answer,) = spill.result()
+                assert answer is (TierAnswer.FAILED if removes else TierAnswer.DONE)
+                if purge:
+                    assert purge.result() is not None
+                assert client.exists([column("a")]) == [not removes]

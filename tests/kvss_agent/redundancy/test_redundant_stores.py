@@ -1,0 +1,112 @@
+"""While nobody can know what holders have, nothing is said to be gone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvss_agent.client import Credentials
+from kvss_agent.desired import HolderSpec, RedundancySpec, ShardSpec
+from kvss_agent.redundancy.stores import RedundantStores
+from kvss_agent.tier2.address import Address
+from kvss_agent.tier2.index import Limits
+from kvss_agent.tier2.store import Tier2
+from kvss_agent.tier2.stores import NotOpen
+from tests.kvss_agent.redundancy.holders import DRIVER, NAMESPACE, PART, SECRET, SLOT, World, running
+
+TAG = b"t" * 16
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with running(tmp_path, 2, 1) as made:
+        yield made
+
+
+def spec(world: World, **more: object) -> ShardSpec:
+    holders = tuple(HolderSpec(f"tcp:127.0.0.1:{one.port}", "fragments") for one in world.agents)
+    redundancy = RedundancySpec(world.data, world.parity, holders, **more)  # type: ignore[arg-type]
+    return ShardSpec("s", SLOT, 8, DRIVER, (), NAMESPACE.hex(), PART, redundancy=redundancy)
+
+
+def made() -> RedundantStores:
+    return RedundantStores(lambda _: Credentials(DRIVER, SECRET, stall_seconds=2.0))
+
+
+async def opened(stores: RedundantStores) -> Tier2:
+    async with asyncio.timeout(20):
+        while (store := stores.of("s")) is None:  # noqa: ASYNC110 - of a task behind
+            await asyncio.sleep(0.01)
+    return store
+
+
+async def test_before_the_first_document_nobody_knows() -> None:
+    stores = made()
+    with pytest.raises(NotOpen):
+        stores.everything()
+    stores.follow((), Limits())
+    assert stores.everything() == {}
+
+
+async def test_how_fast_it_is_repaired_changes_nothing_else(world: World) -> None:
+    stores = made()
+    stores.follow([spec(world)], Limits())
+    store = await opened(stores)
+    stores.follow([spec(world, repair_bytes_per_second=1)], Limits())
+    assert stores.of("s") is store
+    await stores.close()
+
+
+async def test_while_one_is_closed_with_work_on_its_way_nothing_is_said_to_be_gone(world: World) -> None:
+    stores = made()
+    stores.follow([spec(world)], Limits())
+    store = await opened(stores)
+    going, release = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        going.set()
+        assert release.wait(20)
+
+    address = Address(NAMESPACE, TAG, b"k" * 16, PART)
+    store._state.index.adopt(address, 4096)  # so that there is something to hold
+    holding = asyncio.create_task(store.while_read([address], hold))
+    await asyncio.to_thread(going.wait, 20)
+    stores.follow((), Limits())
+    assert not stores.has("s")
+    with pytest.raises(NotOpen, match="being closed"):
+        stores.everything()
+    with pytest.raises(NotOpen, match="being closed"):
+        stores.everything(["s"])
+    assert stores.everything(["other"]) == {}
+    release.set()
+    await holding
+    async with asyncio.timeout(20):
+        while stores._ending:  # noqa: ASYNC110 - of a task behind
+            await asyncio.sleep(0.01)
+    assert stores.everything() == {}
+
+
+async def test_holders_that_say_nothing_hold_up_neither_documents_nor_the_loop(world: World) -> None:
+    for agent in world.agents:
+        agent.stop()
+    mute = [socket.create_server(("127.0.0.1", one.port)) for one in world.agents]
+    stores, loop = made(), asyncio.get_running_loop()
+    stores.follow([spec(world)], Limits())
+    await asyncio.sleep(0.1)
+    began = loop.time()
+    stores.follow((), Limits())
+    gaps = []
+    for _ in range(20):
+        before = loop.time()
+        await asyncio.sleep(0.01)
+        gaps.append(loop.time() - before)
+    assert loop.time() - began < 5
+    assert max(gaps) < 1
+    await stores.close()
+    for one in mute:
+        one.close()
