@@ -29,6 +29,7 @@ from swdriver_shim.cache.lookup import Lookup, Match, columns_of
 from swdriver_shim.cache.misses import ColumnState
 from swdriver_shim.cache.object_ledger import ObjectLedger
 from swdriver_shim.cache.prefix_map import NEVER_YET, Account, Column, PrefixMap, State
+from swdriver_shim.cache.promotion import PromotionPlanner
 from swdriver_shim.cache.reasons import GHOSTS_MAX, Reason, Removal, Tally
 from swdriver_shim.cache.recalls import Recall, RecallPlanner, RestorePlanner
 from swdriver_shim.cache.request_log import HasKeys, RequestRecord
@@ -55,7 +56,8 @@ class Ledger:
         self._stores = StorePlanner(self._stock, self._allocator, self._spills)
         self._recalls = RecallPlanner(self._stock, self._allocator, self._spills)
         self._restores = RestorePlanner(self._stock)
-        self.tier2 = Tier2(self._stock, self._spills, self._recalls, self._restores)
+        self._promotion = PromotionPlanner(self._stock, self._recalls)
+        self.tier2 = Tier2(self._stock, self._spills, self._recalls, self._restores, self._promotion)
         # Also part of the interface
         self.refuse = self._restores.refuse
         self._loans = Loans(self._stock)
@@ -126,6 +128,7 @@ class Ledger:
             account.stamp(hit, now)
             self._spills.used(account, hit)
         self._say_used(match.columns)
+        self._promotion.requested(prompt, now)
         self._slots.begin(match, now)
         return match
 
@@ -337,6 +340,7 @@ class Ledger:
         for use in self._slots.overdue(now):
             self._abort(use, now)
         self._loans.end(now)
+        self._promotion.end(now)
         expiry = self._stock.expiry
         columns -= expiry.catch_up(columns)
         due = expiry.take(now, columns)
@@ -471,7 +475,12 @@ class Tier2:
     """
 
     def __init__(
-        self, stock: Stock, spills: SpillPlanner, recalls: RecallPlanner, restores: RestorePlanner
+        self,
+        stock: Stock,
+        spills: SpillPlanner,
+        recalls: RecallPlanner,
+        restores: RestorePlanner,
+        promotion: PromotionPlanner,
     ) -> None:
         # Copying there
         self.begin_spill = spills.begin
@@ -488,6 +497,12 @@ class Tier2:
         self.begin_restore = restores.begin
         self.start_recall = recalls.start
         self.finish_recall = recalls.finish
+        # Recalling columns before they are requested
+        self.set_promotion_budget = promotion.set_budget
+        self.next_promotion = promotion.next
+        self.is_promotion_wanted = promotion.is_wanted
+        self.begin_promotion = promotion.begin
+        self.hold_promoted = promotion.hold
         # Removing there
         self.take_deletes = stock.deletes.take
         self.finish_deletes = stock.deletes.finish
@@ -498,3 +513,4 @@ class Tier2:
         self.spilled = spills.spilled
         self.recalled = recalls.recalled
         self.borrowed = recalls.borrowed
+        self.promoted = promotion.promoted

@@ -22,6 +22,7 @@ from swdriver_shim.cache.reasons import GHOSTS_MAX, Ghosts, NoSpill, Reason, Rem
 from swdriver_shim.cache.request_log import Conversations, RequestLog
 from swdriver_shim.cache.slots import Freed, Slots, prune
 from swdriver_shim.cache.tier2_deletes import Tier2Deletes
+from swdriver_shim.cache.trails import Trails
 from swdriver_shim.keys import Keys, Namespace
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Tier2Rule, Tiers
@@ -60,6 +61,7 @@ class Stock:
         self.orgs_with_keys: Collection[str] = ()  # whose columns can be encrypted in tier 2
         self.borrowing: set[Column] = set()  # on their way from a sibling
         self.borrowed: OrderedDict[bytes, None] = OrderedDict()  # keys, until their first hit
+        self.trails = Trails()
         self.slow_orgs: set[str] = set()  # whose slots are copied or scrubbed before they are free
         self._policies: Mapping[str, OrgPolicies] = {}
         self._purged: FairQueue[tuple[PrefixMap, Removal]] = FairQueue()
@@ -305,6 +307,7 @@ class Stock:
         removal.after = [earlier for prefix_map, earlier in self._purged if belongs(prefix_map)]
         account.recorder.forget()
         self.requests.forget(account.org)
+        self.trails.forget(account.org)
         for namespace in namespaces:
             maps = account.maps.pop(namespace, [])
             for listener in self.listeners:
@@ -353,6 +356,7 @@ class Stock:
             return  # the org has never stored anything
         self.deletes.purge(account, tags, removal)
         self.conversations.forget(account.org)
+        self.trails.forget(account.org)
         for prefix_map in chain.from_iterable(account.maps.values()):
             for column in prefix_map.columns.values():
                 column.tier2_used_at = None

@@ -70,6 +70,15 @@ TIER2_COLUMNS = _counter(
 TIER2_BYTES = _counter(
     "swdriver_tier2_bytes_total", "Bytes spilled to tier 2 and recalled from it.", "what"
 )
+PROMOTED_COLUMNS = _counter(
+    "swdriver_promoted_columns_total",
+    "Columns recalled from tier 2 before a request: promoted, and of those used by a request, or "
+    "unused (removed before one came).",
+    "what",
+)
+PROMOTED_BYTES = _counter(
+    "swdriver_promoted_bytes_total", "Bytes recalled from tier 2 before a request."
+)
 RECALL_REQUESTS = _counter(
     "swdriver_recall_requests_total",
     "Prompts that brains asked to recall from tier 2, or to borrow, while requests were queued: asked, "
@@ -237,6 +246,10 @@ def _tiers(driver: Decider, into: Sink) -> None:
     }
     put(into, TIER2_COLUMNS, columns)
     put(into, TIER2_BYTES, {"spilled": spilled.bytes, "recalled": recalled.bytes})
+    promoted = driver.ledger.tier2.promoted
+    columns = {"promoted": promoted.columns, "used": promoted.used, "unused": promoted.unused}
+    put(into, PROMOTED_COLUMNS, columns)
+    put(into, PROMOTED_BYTES, promoted.bytes)
     borrowed, borrowing = driver.ledger.tier2.borrowed, driver.borrowing
     put(into, BORROWS, dict(borrowing.outcomes))
     columns = {

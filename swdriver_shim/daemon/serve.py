@@ -45,6 +45,7 @@ async def _serve(settings: Settings) -> int:
         token=settings.token,
         trust=host.trust,
         transfer_bytes=settings.transfer_memory,
+        promotion=settings.promotion,
     )
     await asyncio.to_thread(shim.start)
     fronts = {org: LmcacheServer(one, partial(shim.objects_of, org)) for org, one in listeners}

@@ -31,6 +31,7 @@ class Settings(ProcessSettings):
     model: ModelSpec | None = None
     engine: str = ""  # the engine that this process is, such as "vllm 0.32.0"; empty for a daemon
     transfer_memory: int = TRANSFER_BYTES
+    promotion: int = 0  # bytes per second; 0 for off
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
@@ -49,6 +50,12 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         "(default: 2GiB)",
     )
     add(
+        "--promotion",
+        metavar="SIZE",
+        help="recall prompts that are expected soon from tier 2, at most so much per second, such as "
+        "500MiB; 0 for never (default: 0)",
+    )
+    add(
         "--model",
         help="file with the `model` of a desired document, reported to the console (default: none)",
     )
@@ -59,6 +66,9 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         lmcache=take("lmcache", (), _orgs_at, "ORG=HOST:PORT, or several with commas"),
         transfer_memory=take(
             "transfer_memory", TRANSFER_BYTES, _transfer_memory, "a size of 16MiB or more, such as 2GiB"
+        ),
+        promotion=take(
+            "promotion", 0, parse_size, "a size that may be moved per second, such as 500MiB"
         ),
         model=take("model", None, _model, "a file with a model as docs/driver.md has it"),
     )

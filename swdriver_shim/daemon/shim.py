@@ -95,14 +95,17 @@ class Shim:
         notes: Path | None = None,
         trust: Trust | None = None,
         transfer_bytes: int = TRANSFER_BYTES,
+        promotion: int = 0,
     ) -> None:
         """Without `state_dir` the document is not stored, and has to be set after each start. `notes`, a
         folder of `state_dir` by default, is for what the next process continues with (`snapshot`).
         What is stored is sealed with a key that follows from `token`. `model`: the only one that the
         engine can use; documents of others are refused.
+        `promotion`: bytes per second that prompts expected soon may be recalled with, in advance.
         `trust` has the certificate that is shown to agents. `remote_shard` makes the stand-in for a
         shard of a group where workers have the shards; then only the engine loads and stores columns."""
         self._remote_shard = remote_shard
+        self._promotion = promotion
         self._notes = notes or (state_dir / "notes" if state_dir else None)
         self.trust = trust
         self.name = name
@@ -336,6 +339,8 @@ class Shim:
         if driver is None:
             self._current = dict(homes)
             driver = self._start(told, homes)
+            if self._promotion and not driver.layout.groups[0].alone:
+                driver.set_promotion_budget(self._promotion)
         earlier, self._homes = self._homes, homes
         for shard in self._shards.values():
             shard.set_removed_agents(told.agents_removed)

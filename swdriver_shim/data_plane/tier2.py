@@ -29,6 +29,7 @@ from swdriver_shim.cache.tier2_deletes import TierDelete, TierPurge
 from swdriver_shim.data_plane.break_even import BreakEven, LinearFit
 from swdriver_shim.data_plane.shard.columns import RecallColumn, SpillColumn
 from swdriver_shim.data_plane.shard.control import ShardControl
+from swdriver_shim.keys import Keys
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +83,10 @@ class Tier2Transfers:
         clock: Callable[[], float],
         wall_clock: Callable[[], float] = time.time,
         on_change: Callable[[], None],
+        is_served: Callable[[Keys], bool] = lambda _: True,
     ) -> None:
-        """`lock` is the ledger's. `on_change` is called when there may be more to do in `keep_house`."""
+        """`lock` is the ledger's. `on_change` is called when there may be more to do in `keep_house`.
+        `is_served`: whether the org is served with these keys, asked under the lock."""
         self.refilling, self.recalling = LinearFit(), LinearFit()
         self._paces: dict[str, BreakEven] = {}  # by org: one must not spoil it for the others
         self.data_keys: Mapping[str, bytes] = {}  # by org
@@ -94,17 +97,19 @@ class Tier2Transfers:
         self._clock = clock
         self._wall_clock = wall_clock
         self._on_change = on_change
+        self._is_served = is_served
         self._searching = 0
         self._coming: dict[bytes, _Coming] = {}  # from siblings, by the first missing column
         self._seekings: set[threading.Event] = set()
         self._spilling = 0
+        self._is_promoting = False
         self._is_busy = False  # restoring, forgetting or purging
         self._turn = 0  # of those three
         self._offsets = (math.inf, -math.inf)  # between the calendar and our clock: least and most
         count = min(THREADS_MAX, 2 * sum(map(len, shards)))
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="tier2")
         self._searches = ThreadPoolExecutor(SEARCHES_AT_ONCE, thread_name_prefix="search")
-        self._works = ThreadPoolExecutor(SPILLS_AT_ONCE + 1, thread_name_prefix="carrier")
+        self._works = ThreadPoolExecutor(SPILLS_AT_ONCE + 2, thread_name_prefix="carrier")
 
     def close(self) -> None:
         """Once the shards are closed: what is under way ends soon."""
@@ -320,6 +325,7 @@ class Tier2Transfers:
                     break
                 self._spilling += 1
                 self._works.submit(self._spill, spill)
+            self._begin_promotion(now)
             if self._is_busy:
                 return
             for _ in range(3):  # in turns: what fails must not keep the others from being done
@@ -333,6 +339,51 @@ class Tier2Transfers:
                 else:
                     continue
                 return
+
+    def _begin_promotion(self, now: float) -> None:
+        """Unless a request waits for tier 2. The caller holds the lock."""
+        if self._is_promoting or self._searching:
+            return
+        prompt = self._ledger.tier2.next_promotion(now)
+        if prompt is not None and self._may_promote(prompt, now):
+            self._is_promoting = True
+            self._works.submit(self._promote, prompt)
+
+    def _promote(self, prompt: PromptKeys) -> None:
+        """Recall some of a prompt that is expected soon; the rest has its turn in `keep_house`."""
+        try:
+            tier2, search, recalls = self._ledger.tier2, None, list[Recall]()
+            exists: list[set[int]] = [set() for _ in self.shards]
+            with self._lock:
+                now = self._clock()
+                if self._may_promote(prompt, now):
+                    search = tier2.search(prompt, tier2.has(prompt, now), now)
+            if search:
+                exists = self._answered(prompt, search)
+            with self._lock:
+                now = self._clock()
+                if self._may_promote(prompt, now):
+                    tokens, size = tier2.gain(prompt, exists, now)
+                    if not self.pace(prompt.maker.org).is_worth_it(tokens, size, now):
+                        exists = [set() for _ in self.shards]
+                    recalls = tier2.begin_promotion(prompt, exists, now)
+            self.carry_back(recalls, self._recalled)
+            with self._lock:
+                tier2.hold_promoted(recalls, self._clock())
+        except Exception:
+            log.exception("A promotion from tier 2 has failed")
+        finally:
+            with self._lock:
+                self._is_promoting = False
+        self._on_change()
+
+    def _may_promote(self, prompt: PromptKeys, now: float) -> bool:
+        """The caller holds the lock."""
+        return (
+            not self._searching
+            and self._is_served(prompt.maker)
+            and self._ledger.tier2.is_promotion_wanted(prompt, now)
+        )
 
     def _submit(self, work: Callable[[T], None], what: T) -> None:
         self._is_busy = True

@@ -116,7 +116,13 @@ class Decider:
         self._served_tags: Mapping[str, bytes] | None = None  # by org; None: all are served
         self._shard_threads = ShardThreads(shards)
         self._tier2 = Tier2Transfers(
-            self.ledger, self._lock, shards, clock=clock, wall_clock=wall_clock, on_change=self._wake
+            self.ledger,
+            self._lock,
+            shards,
+            clock=clock,
+            wall_clock=wall_clock,
+            on_change=self._wake,
+            is_served=self.is_served,
         )
         self.siblings = Siblings()
         self.borrowing = Borrowing(self.ledger, self._lock, self._tier2, clock)
@@ -341,6 +347,12 @@ class Decider:
         with self._lock:
             self._tier2.data_keys = dict(keys)
             self.ledger.set_orgs_with_keys(keys)
+
+    def set_promotion_budget(self, bytes_per_second: float) -> None:
+        """Recall prompts that are expected soon from tier 2, at most so many bytes per second; 0, the
+        default, for never. Raises ValueError for objects."""
+        with self._lock:
+            self.ledger.tier2.set_promotion_budget(bytes_per_second)
 
     def set_displacement(self, org: str, name: DisplacementName) -> None:
         """Use another displacement policy, also for stored columns, until policies are set again."""

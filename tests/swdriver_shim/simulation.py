@@ -154,6 +154,10 @@ class Simulation:
         world.seen["recalled"] += recalled.columns
         world.seen["restored"] += recalled.restored
         world.seen["late"] += recalled.late
+        promoted = driver.ledger.tier2.promoted
+        world.seen["promoted"] += promoted.columns
+        world.seen["promoted, used"] += promoted.used
+        world.seen["promoted, removed before"] += promoted.unused
 
     def what_was_seen(self) -> Counter[str]:
         return self.world.seen + Counter({"turns": self.world.turns.slices})
@@ -169,7 +173,9 @@ class Simulation:
         )  # fmt: skip
         carrier = driver._tier2
         is_left = any(shard.has_former_homes for of in driver._shards for shard in of)
-        is_carrying = carrier._is_busy or carrier._spilling or carrier._searching
+        is_carrying = (
+            carrier._is_busy or carrier._spilling or carrier._searching or carrier._is_promoting
+        )
         return (
             stock.is_reachable
             and not any(busy)

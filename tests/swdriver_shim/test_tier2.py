@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from swdriver_shim.cache import promotion
 from swdriver_shim.cache.reasons import TIER2, Reason
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.driver import Part, ResumableLoad
@@ -92,6 +94,26 @@ def test_what_was_evicted_comes_back_and_is_in_memory_from_then_on(fleet: Fleet,
         assert of(engine)[0] == 3 * C
         assert engine.load(prompt(tokens(1, 2, 3), "globex"), SOON) == 0
         assert engine.load(prompt(tokens(1, 2, 3), "initech"), SOON) == 0
+
+
+def test_what_is_expected_soon_is_in_memory_before_it_is_requested(
+    fleet: Fleet, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promotion, "RATE_MIN", math.inf)
+    with driving(fleet, acme=KEPT) as engine:
+        engine.driver.set_promotion_budget(1 << 30)
+        store_and_keep(engine, files, 1, 2, 3)
+        is_evicted(engine, fleet)
+        monkeypatch.setattr(promotion, "RATE_MIN", 0.0)
+        asked, promoted = prompt(tokens(1, 2, 3)), engine.driver.ledger.tier2.promoted
+        wait_until("it is promoted", lambda: promoted.columns > 0)
+        assert engine.load(asked) == 3 * C
+        assert of(engine) == (0, Counter()), "it was in memory when its request came"
+        assert promoted.used == promoted.columns
+        removal = engine.driver.removals.purge("acme", seconds=SOON)
+        assert removal.done
+        assert engine.load(asked, SOON) == 0
+        check_integrity(engine.driver.ledger)
 
 
 def test_an_engine_computes_while_more_is_on_its_way(fleet: Fleet, files: Path) -> None:

@@ -25,7 +25,7 @@ from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.parts import execution
 from kvss_agent.tier2.parts import statistics as store_statistics
 from swdriver_shim import driver
-from swdriver_shim.cache import spills
+from swdriver_shim.cache import promotion, spills
 from swdriver_shim.data_plane import borrowing as driver_borrowing
 from swdriver_shim.data_plane import tier2
 from swdriver_shim.data_plane.shard import Shard, connections, former_homes, moves, reads, slots
@@ -69,6 +69,7 @@ class World:
         self.layout = chance.choice((LAYOUT, STATEFUL))
         self.judge = Judge(self.layout, self.seen)
         self.mover = Mover(self.turns)
+        self.promotion = chance.choice((0, 0, 1 << 30))  # bytes per second
         self.is_shared = chance.random() < 0.6  # tier 2 is one, of all agents
         # Of the data plane: who is upgraded later speaks the one before until then.
         self.driver_versions = chance.choice((BEFORE, NOW, NOW, NOW))
@@ -96,6 +97,8 @@ class World:
         enter(mock.patch.object(decider, "Ledger", partial(Watched, self.judge)))
         enter(mock.patch.object(decider, "Removals", partial(WatchedRemovals, self.judge)))
         enter(mock.patch.object(spills, "RESERVE_PART", self.chance.choice((3, 5, 32))))
+        enter(mock.patch.object(promotion, "HELD_PART", self.chance.choice((1, 2, 4))))  # of a few slots
+        enter(mock.patch.object(promotion, "RATE_MIN", self.chance.choice((0.0, 1 / 60))))
         enter(mock.patch.object(moves, "PULL_SLOTS_MAX", self.chance.choice((1, 3, 64))))
         self._make()
         return self
@@ -134,6 +137,7 @@ class World:
             wall_clock=self.turns.calendar,
         )
         self.driver.set_policies(self.policies)
+        self.driver.set_promotion_budget(self.promotion)
 
     def _address(self, name: str) -> To:
         return To(host="far", agent=next(agent for agent in self.agents if agent.name == name))
