@@ -204,7 +204,11 @@ def _redundancy(redundant: RedundantStores, into: Sink) -> None:
     shown = {name: one for name in redundant.shards() if (one := redundant.shown(name))}
     put(into, REDUNDANT_COLUMNS, {name: one["columns"] for name, one in shown.items()})
     put(into, INCOMPLETE, {name: one["incomplete"] for name, one in shown.items()})
-    put(into, UNREACHABLE_HOLDERS, {name: len(one["unreachable"]) for name, one in shown.items()})
+    unreachable = {  # who can't begin reaches nobody
+        name: one["holders"] if one["state"] == "refused" else len(one["unreachable"])
+        for name, one in shown.items()
+    }
+    put(into, UNREACHABLE_HOLDERS, unreachable)
     put(into, REPAIRED, {name: one["repaired"] for name, one in shown.items()})
     put(into, REPAIR_BYTES, redundant.totals.bytes)
     put(into, STORED_ALONE, redundant.stored_alone)

@@ -102,6 +102,7 @@ class RedundantStores:
         return {
             "state": one.progress.state,
             "reason": one.progress.reason,
+            "holders": len(one.spec.holders),
             "columns": stats.columns if stats else 0,
             "incomplete": fragments.incomplete if fragments else 0,
             "repaired": fragments.repaired if fragments else 0,
