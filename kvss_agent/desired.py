@@ -60,8 +60,8 @@ class PeerSpec(Document, frozen=True):
 
 
 class HolderSpec(Document, frozen=True):
-    """An agent that stores one fragment of each redundant column of a shard, and the small shard there
-    that its fragments pass through, of the same driver."""
+    """An agent that stores one fragment of each redundant column of a shard, and the fragment shard
+    there that its fragments pass through, of the same driver."""
 
     address: Annotated[str, Meta(min_length=1, max_length=500)]
     shard: Name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -212,9 +211,8 @@ def _redundancy(redundant: RedundantStores, into: Sink) -> None:
     put(into, REPAIRED, {name: one["repaired"] for name, one in shown.items()})
     put(into, REPAIR_BYTES, redundant.totals.bytes)
     put(into, STORED_ALONE, redundant.stored_alone)
-    stats = [store.stats() for store in redundant.opened]
-    put(into, REDUNDANT_SPILLS, dict(sum((Counter(one.spills) for one in stats), Counter())))
-    put(into, REDUNDANT_RECALLS, dict(sum((Counter(one.recalls) for one in stats), Counter())))
+    put(into, REDUNDANT_SPILLS, redundant.spills())
+    put(into, REDUNDANT_RECALLS, redundant.recalls())
 
 
 def _shards(agent: Agent, into: Sink) -> None:

@@ -1,7 +1,7 @@
-"""Fragments of redundant columns: where they are, and the small shards that they pass through.
+"""Fragments of redundant columns: where they are, and the fragment shards that they pass through.
 
 An agent divides each redundant column of a shard into fragments, and has each stored by another agent,
-as a column of a small shard of the same driver there. Who stores which is decided in `holders`.
+as a column of a fragment shard of the same driver there. Who stores which is decided in `holders`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -56,7 +57,7 @@ class TierRequests:
         self.is_off = False  # the document that we follow has no tier 2
         self._retiring = retiring
         self._redundant = redundant
-        self._removals = 0  # requests for it, so far
+        self._removals: Counter[bytes] = Counter()  # requests for it so far, by namespace
         self._loop = loop
         self._lists = Lists()
         self._purges: dict[tuple[Tier2, Scope], asyncio.Task[bool]] = {}
@@ -86,15 +87,21 @@ class TierRequests:
         namespace, part = shard.identity.namespace, shard.identity.part
         addresses = [Address(namespace, column.tag, column.key, part) for column in asked.columns]
         if asked.verb in (TierVerb.PURGE, TierVerb.DELETE):
-            self._removals += 1
+            self._removals[namespace] += 1
         if asked.verb is TierVerb.PURGE:
             if shard.identity.is_for_fragments:  # its driver knows nothing of what lies in its slots
                 await asyncio.to_thread(shard.purge, {asked.columns[0].tag})
             everything = [*self._everything(), *self._redundant_of(shard)]
             return await self._purge(everything, Scope(asked.columns[0].tag, namespace))
         if asked.verb is TierVerb.DELETE:
+            failed: Failed | None = None
             for one in [*self._redundant_of(shard), *self._everything()]:
-                await one.delete(addresses)
+                try:
+                    await one.delete(addresses)
+                except Failed as error:
+                    failed = error
+            if failed:
+                raise failed
             return tuple(TierAnswer.DONE for _ in addresses), ()
         store = self.store
         if store is None:
@@ -123,14 +130,15 @@ class TierRequests:
     ) -> Answers:
         """What the holders can't take is stored here alone, unless something was removed meanwhile: that
         may have been among it, and be gone from here already."""
-        removals = self._removals
+        namespace = shard.identity.namespace
+        removals = self._removals[namespace]
         left = [*range(len(slots))]
         answers: list[Answer] = [TierAnswer.FAILED] * len(slots)
         if redundant:
             found, _ = await _spill(redundant, shard, asked, addresses, slots)
             answers = list(found)
             left = [place for place, one in enumerate(found) if one in _NOT_STORED]
-        if left and removals == self._removals:
+        if left and removals == self._removals[namespace]:
             asked_alone = replace(asked, columns=tuple(asked.columns[place] for place in left))
             alone, _ = await _spill(
                 store,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 TABLE_BYTES: Final = 32  # of one coefficient
+CACHED: Final = 256  # sets of fragments that were missing together
 IN_WHEEL: Final = "libisal*.so*"
 
 
@@ -33,6 +34,8 @@ class ErasureCode:
         self.data, self.parity = data, parity
         self._isal = library()
         self._matrix = self._coefficients()
+        self._inverse = lru_cache(CACHED)(self._inverted)
+        self._tables = lru_cache(CACHED)(self._made_tables)
 
     @property
     def fragments(self) -> int:
@@ -71,8 +74,7 @@ class ErasureCode:
         self._isal.gf_gen_cauchy1_matrix(matrix, n, k)
         return bytes(matrix)
 
-    @lru_cache(maxsize=256)  # noqa: B019 - there are as many codes as an agent has shards
-    def _inverse(self, places: tuple[int, ...]) -> bytes:
+    def _inverted(self, places: tuple[int, ...]) -> bytes:
         """Of these rows: what makes the data of the fragments at these places."""
         k = self.data
         rows = b"".join(self._matrix[place * k : (place + 1) * k] for place in places)
@@ -101,8 +103,7 @@ class ErasureCode:
             len(into[0]), k, len(into), tables, _addresses(sources), _addresses(into)
         )
 
-    @lru_cache(maxsize=256)  # noqa: B019 - as above
-    def _tables(self, rows: bytes) -> ctypes.Array[ctypes.c_ubyte]:
+    def _made_tables(self, rows: bytes) -> ctypes.Array[ctypes.c_ubyte]:
         count = len(rows) // self.data
         tables = (ctypes.c_ubyte * (TABLE_BYTES * len(rows)))()
         self._isal.ec_init_tables(self.data, count, (ctypes.c_ubyte * len(rows))(*rows), tables)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -45,6 +45,9 @@ from kvss_agent.tier2.column_file import PAGE
 
 log = logging.getLogger(__name__)
 
+REPAIR_RETRY_SECONDS: Final = 10.0  # after a repair that failed; twice as long each time, up to
+REPAIR_RETRY_SECONDS_MAX: Final = 600.0
+FEW: Final = 0.5  # a holder that has fewer than this share of the files has lost them
 AT_ONCE: Final = SLOTS // 4  # files of one call that are on their way together
 CALLS_AT_ONCE: Final = 4  # to one holder
 _BYTES_BITS: Final = (
@@ -79,8 +82,17 @@ class _Reading:
         return (self.note or 0) & ((1 << _BYTES_BITS) - 1)
 
 
+@dataclass(slots=True)
+class _Lack:
+    """The places where a file's fragments are missing, and when to try to repair it again."""
+
+    places: set[int] = field(default_factory=set)
+    retry_at: float = 0.0
+    wait_seconds: float = REPAIR_RETRY_SECONDS
+
+
 class Fragments:
-    """Of one shard: its namespace, and its part of columns."""
+    """The fragments of one shard's columns."""
 
     kind = "fragments"
 
@@ -98,9 +110,9 @@ class Fragments:
         self._threads = [ThreadPoolExecutor(CALLS_AT_ONCE, "fragments") for _ in holders]
         self._parity = threading.local()
         self._lock = threading.Lock()
-        self._incomplete: dict[Address, set[int]] = {}  # files, and the places where fragments lack
+        self._incomplete: dict[Address, _Lack] = {}
         self._touching: set[int] = set()  # places
-        self._is_listed = False
+        self._listed_once = False
         self._counts: Counter[str] = Counter()
 
     # What is known
@@ -120,8 +132,20 @@ class Fragments:
         """Those that have waited longest, of those that can be repaired now."""
         with self._lock:
             usable = {place for place, one in enumerate(self._holders) if not one.is_away}
-            some = (address for address, lacking in self._incomplete.items() if lacking & usable)
+            now = time.monotonic()
+            some = (
+                address
+                for address, lack in self._incomplete.items()
+                if lack.places & usable and lack.retry_at <= now
+            )
             return list(itertools.islice(some, most))
+
+    def take_restarts(self) -> bool:
+        """Whether a holder has been started anew since this was asked last: its disk may be empty."""
+        restarted = [one for one in self._holders if one.was_restarted]
+        for one in restarted:
+            one.was_restarted = False
+        return bool(restarted)
 
     def forget(self, addresses: Sequence[Address]) -> None:
         """These files are not there any more."""
@@ -181,7 +205,7 @@ class Fragments:
             there = {p for p, one in answers.items() if not isinstance(one, Failed) and one[at]}
             if len(there) >= self._code.data:
                 if lacking := set(range(self._code.fragments)) - there:
-                    self._is_incomplete(address, lacking)
+                    self._mark_incomplete(address, lacking)
                 found.append(True)
             elif there and len(there) + len(failures) >= self._code.data:
                 found.append(failures[0])
@@ -237,10 +261,10 @@ class Fragments:
             return True
         others = [place for place, answer in answers.items() if answer is TierAnswer.ALREADY]
         if len(stored) >= self._code.data or len(others) >= self._code.data:
-            self._is_incomplete(address, lacking)  # repair finds out whose fragments are enough
+            self._mark_incomplete(address, lacking)  # repair finds out whose fragments are enough
             return True
         column = [Column(address.key, address.tag, 0)]
-        self._each(lambda holder, place: holder.delete(column) if place in stored else None)
+        self._each(lambda holder, _: holder.delete(column), stored)
         failed = next((one for one in answers.values() if isinstance(one, Failed)), None)
         if failed:
             return failed
@@ -287,16 +311,35 @@ class Fragments:
         """A fragment that its seal holds for good may be bad none the less, if its holder or the memory
         there is. Then the file is made without each of them in turn."""
         size = self._read(reading, parts)
-        if not isinstance(size, int) or size < reading.file_bytes or self._is_good(reading, parts):
+        if not isinstance(size, int) or size < reading.file_bytes:
             return size
+        good: _Reading | None = reading
+        if not self._is_good(reading, parts):
+            good = self._without_the_bad(
+                reading, parts, lambda one: self._is_good(one, parts) and self._read(one, parts) == size
+            )
+        if good and (lacking := _its_own_lacks(good)):
+            self._mark_incomplete(good.address, lacking)
+        return size  # if none is good, the column's own seal says what is wrong with it
+
+    def _without_the_bad(
+        self,
+        reading: _Reading,
+        parts: Sequence[memoryview] | None,
+        is_good: Callable[[_Reading], bool],
+    ) -> _Reading | None:
+        """The file as it is without one of its fragments: the one that is bad."""
         for place in self._chosen(reading):
             again = _Reading(reading.address, reading.slot)
             again.lacks = {**reading.lacks, place: Miss.CORRUPT}
-            self._gather([again], {again: parts})
-            found = self._read(again, parts)
-            if isinstance(found, int) and self._is_good(again, parts):
-                return found
-        return size  # the column's own seal says what is wrong with it
+            self._gather([again], None if parts is None else {again: parts})
+            if again.note is None:
+                continue
+            if parts is not None:
+                self._read(again, parts)
+            if is_good(again):
+                return again
+        return None
 
     @staticmethod
     def _is_good(reading: _Reading, parts: Sequence[memoryview]) -> bool:
@@ -369,10 +412,6 @@ class Fragments:
                 self._agree(one)
             self._refill([one for one in ready if one.note is not None], targets or {})
             open_ = [one for one in open_ if not self._is_over(one)]
-        for one in readings:
-            its_own = {place for place, why in one.lacks.items() if isinstance(why, Miss)}
-            if one.note is not None and its_own:
-                self._is_incomplete(one.address, its_own)
 
     def _chosen(self, reading: _Reading) -> list[int]:
         """The places that it is read from: the first that nothing is said against."""
@@ -471,9 +510,9 @@ class Fragments:
         answers = self._each(lambda holder, _: holder.exists(column)[0])
         there = sum(answer is True for answer in answers.values())
         if there < self._code.data:
-            absent = sum(answer is False for answer in answers.values())
-            if self._code.fragments - absent >= self._code.data:
-                self._need(answers, self._code.data)
+            failures = [answer for answer in answers.values() if isinstance(answer, Failed)]
+            if failures and there + len(failures) >= self._code.data:
+                raise failures[0]
             return None
         return Seen(self._file_bytes_max // PAGE * PAGE, time.time())
 
@@ -518,22 +557,30 @@ class Fragments:
         away: set[int] = set()
         older: list[list[Column]] = [[] for _ in self._holders]
         listed = [self._listed(place, away, older[place]) for place in range(self._code.fragments)]
-        key: tuple[bytes, bytes] | None = None
-        places: list[tuple[int, int, int]] = []
-        done = 0
-        for its_key, place, size, seconds in heapq.merge(*listed):
-            if its_key != key:
-                yield from self._found(key, places, away)
-                key, places, done = its_key, [], done + 1
-                progress(done, None)
-            places.append((place, size, seconds))
-        yield from self._found(key, places, away)
+        done, missing = 0, dict[int, list[Address]]()
+        for (tag, key), group in itertools.groupby(heapq.merge(*listed), lambda one: one[0]):
+            places = {place: (size, seconds) for _, place, size, seconds in group}
+            if len(places) < self._code.data:
+                continue
+            done += 1
+            progress(done, None)
+            address = Address(self._namespace, tag, key, self._part)
+            for place in set(range(self._code.fragments)) - places.keys() - away:
+                missing.setdefault(place, []).append(address)
+            sizes, seconds = zip(*places.values(), strict=True)
+            yield Found(address, sum(sizes), min(seconds))
+        for place, addresses in missing.items():
+            # What a holder displaces now and then is not stored there again, which would displace other
+            # fragments in its place.
+            if not self._listed_once or len(addresses) > (1 - FEW) * done:
+                for address in addresses:
+                    self._mark_incomplete(address, {place})
         for place, columns in enumerate(older):
             for some in batches(columns):
                 self._holders[place].delete(some)
         if len(away) > self._code.parity:
             raise Failed(Fault.UNREACHABLE, f"{len(away)} of {self._code.fragments} holders are away")
-        self._is_listed = True
+        self._listed_once = True
 
     def _listed(
         self, place: int, away: set[int], older: list[Column]
@@ -549,19 +596,6 @@ class Fragments:
         except Failed as failed:
             self._count(failed)
             away.add(place)
-
-    def _found(
-        self, key: tuple[bytes, bytes] | None, places: Sequence[tuple[int, int, int]], away: set[int]
-    ) -> Iterator[Found]:
-        if key is None or len(places) < self._code.data:
-            return
-        address = Address(self._namespace, *key, self._part)
-        lacking = set(range(self._code.fragments)).difference(place for place, *_ in places)
-        # Later listings find what holders have displaced: to store that again would displace other
-        # fragments in its place.
-        if lacking - away and not self._is_listed:
-            self._is_incomplete(address, lacking)
-        yield Found(address, sum(size for _, size, _ in places), min(when for *_, when in places))
 
     # Repairing
 
@@ -591,10 +625,12 @@ class Fragments:
             else:
                 self._put_off(reading.address)
             return 0
-        whole = self._whole(reading)
-        if whole is None:
-            self._put_off(reading.address)  # who reads it finds out which fragment is bad
-            return reading.file_bytes
+        if self._whole(reading) is None:
+            good = self._without_the_bad(reading, None, lambda one: self._whole(one) is not None)
+            if good is None:
+                self._put_off(reading.address)
+                return reading.file_bytes
+            reading = good
         places = {*lacking} | {p for p, why in reading.lacks.items() if isinstance(why, Miss)}
         step, size = fragment_bytes(reading.file_bytes, self._code.data), reading.file_bytes
         missing = {}
@@ -603,7 +639,7 @@ class Fragments:
             missing[place] = memoryview(bytearray(end))
         if missing:
             self._code.rebuild(reading.there, missing)
-        slot, key, tag = reading.place
+        (slot, key, tag), note = reading.place, reading.note or 0
         stored = set()
         for place, its in missing.items():
             holder = self._holders[place]
@@ -611,7 +647,7 @@ class Fragments:
                 if reading.lacks.get(place) is not Miss.ABSENT:  # a bad one, or of another write
                     holder.delete([Column(key, tag, 0)])
                 evicted = holder.evict([Fragment(slot, key, tag, its)])
-                if holder.spill(evicted, [reading.note]) == [TierAnswer.DONE]:
+                if holder.spill(evicted, [note]) == [TierAnswer.DONE]:
                     stored.add(place)
             except Failed as failed:
                 self._count(failed)
@@ -619,9 +655,11 @@ class Fragments:
         left |= {place for place, why in reading.lacks.items() if isinstance(why, Failed)}
         with self._lock:
             self._counts["repaired"] += bool(stored)
-        self.forget([reading.address])
-        if left:  # behind the others: what can't be mended now must not hold them up
-            self._is_incomplete(reading.address, left)
+        if left:
+            self._mark_incomplete(reading.address, left)
+            self._put_off(reading.address)
+        else:
+            self.forget([reading.address])
         return size + sum(map(len, missing.values()))
 
     def _whole(self, reading: _Reading) -> memoryview | None:
@@ -640,16 +678,18 @@ class Fragments:
         return whole if self._is_good(reading, [whole]) else None
 
     def _put_off(self, address: Address) -> None:
+        """Behind the others: what can't be mended now must not hold them up."""
         with self._lock:
-            lacking = self._incomplete.pop(address, None)
-            if lacking:
-                self._incomplete[address] = lacking
+            if lack := self._incomplete.pop(address, None):
+                self._incomplete[address] = lack
+                lack.retry_at = time.monotonic() + lack.wait_seconds
+                lack.wait_seconds = min(2 * lack.wait_seconds, REPAIR_RETRY_SECONDS_MAX)
 
     # Inside
 
     @contextmanager
     def _slots(self, count: int) -> Iterator[list[int]]:
-        """Slots of the small shards, the same ones at each holder."""
+        """Slots of the fragment shards, the same ones at each holder."""
         with self._freed:
             self._freed.wait_for(lambda: len(self._free) >= count)
             taken = [self._free.pop() for _ in range(count)]
@@ -671,10 +711,17 @@ class Fragments:
                 return failed
 
         asked = range(len(self._holders)) if places is None else places
+        running: dict[int, Future[T | Failed]] = {}
         try:
-            running = {place: self._threads[place].submit(ask, place) for place in asked}
+            for place in asked:
+                running[place] = self._threads[place].submit(ask, place)
+        except RuntimeError as error:
+            raise Failed(Fault.UNREACHABLE, "redundancy was closed") from error
+        finally:
+            wait(running.values())  # they read and write the caller's memory
+        try:
             return {place: future.result() for place, future in running.items()}
-        except (RuntimeError, CancelledError) as error:
+        except CancelledError as error:
             raise Failed(Fault.UNREACHABLE, "redundancy was closed") from error
 
     def _need(self, answers: Mapping[int, object], least: int) -> None:
@@ -688,9 +735,14 @@ class Fragments:
             self._counts["unreachable"] += 1
         log.debug("Fragments of %s: %s", self._part, failed)
 
-    def _is_incomplete(self, address: Address, lacking: set[int]) -> None:
+    def _mark_incomplete(self, address: Address, lacking: set[int]) -> None:
         with self._lock:
-            self._incomplete.setdefault(address, set()).update(lacking)
+            self._incomplete.setdefault(address, _Lack()).places.update(lacking)
+
+
+def _its_own_lacks(reading: _Reading) -> set[int]:
+    """Where it has no good fragment, as far as holders that answer have been asked."""
+    return {place for place, why in reading.lacks.items() if isinstance(why, Miss)}
 
 
 def _address(name: str) -> Address:

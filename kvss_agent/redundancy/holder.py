@@ -1,4 +1,4 @@
-"""One agent that stores fragments, seen from the agent of the shard: a driver of the small shard there.
+"""One agent that stores fragments, seen from the agent of the shard: a driver of its fragment shard.
 
 A fragment passes through a slot of that shard: it is evicted there and spilled to the holder's tier 2,
 or recalled and refilled. So it is checked by its seal in both directions.
@@ -90,6 +90,8 @@ class Holder:
         self._away_seconds = AWAY_SECONDS
         self._why_away = ""
         self._ended = threading.Event()
+        self._incarnation = b""
+        self.was_restarted = False  # since somebody has looked
 
     @property
     def is_away(self) -> bool:
@@ -212,6 +214,8 @@ class Holder:
                 f"{self.address} has {client.slots} slots of {client.slot_bytes} bytes for fragments: "
                 f"{SLOTS} of {HEADER_BYTES + self._payload_bytes} are needed"
             )
+        self.was_restarted |= self._incarnation not in (b"", client.incarnation)
+        self._incarnation = client.incarnation
         return client
 
     def _lose(self, client: ShardClient | None, why: str) -> None:

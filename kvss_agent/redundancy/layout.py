@@ -8,7 +8,7 @@ from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.tier2.column_file import PAGE
 
 LINE_BYTES: Final = 64  # fragments begin at cache lines of a slot
-SLOTS: Final = 32  # of the small shard at a holder: as many fragments are on their way at once
+SLOTS: Final = 32  # of the fragment shard at a holder: as many fragments are on their way at once
 
 
 def fragment_bytes(file_bytes: int, data: int) -> int:
@@ -17,11 +17,11 @@ def fragment_bytes(file_bytes: int, data: int) -> int:
 
 
 def fragment_slot_bytes(slot_bytes: int, data: int) -> int:
-    """Of the small shard at a holder, for the columns of a shard with slots of this size. An encrypted
-    file may be a page larger than the slot."""
+    """Of the fragment shard at a holder, for the columns of a shard with slots of this size. A file that
+    is encrypted may be a page larger than the slot."""
     return slot_bytes_for(fragment_bytes(slot_bytes + PAGE, data))
 
 
 def fragment_part(part: str, place: int, data: int, parity: int) -> str:
-    """Which part of columns the small shard holds: fragments of another code are other columns."""
+    """Which part of columns the fragment shard holds: fragments of another code are other columns."""
     return f"{part}.{place}-{data}-{parity}"

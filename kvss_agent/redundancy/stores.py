@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -54,6 +55,8 @@ class RedundantStores:
         """`credentials`: what is shown to holders in a driver's name. Raises Lost if there are none."""
         self.totals = Totals()  # of repair
         self.stored_alone = 0  # columns that no holder could take
+        self._past_spills: Counter[str] = Counter()  # of stores that are closed
+        self._past_recalls: Counter[str] = Counter()
         self._credentials = credentials
         self._redundant: dict[str, _Redundant] = {}  # by shard
         self._ending: dict[asyncio.Task[None], str] = {}  # of former ones, and their shards
@@ -131,7 +134,7 @@ class RedundantStores:
                 one.spec = spec.redundancy
             else:
                 del self._redundant[name]
-                ending = asyncio.create_task(_closed(one), name=f"end of redundancy of {name}")
+                ending = asyncio.create_task(self._end(one), name=f"end of redundancy of {name}")
                 self._ending[ending] = name
                 ending.add_done_callback(lambda done: self._ending.pop(done, None))
         for name, spec in wanted.items():
@@ -143,7 +146,21 @@ class RedundantStores:
 
     async def close(self) -> None:
         redundant, self._redundant = self._redundant, {}
-        await asyncio.gather(*map(_closed, redundant.values()), *self._ending)
+        await asyncio.gather(*map(self._end, redundant.values()), *self._ending)
+
+    async def _end(self, one: _Redundant) -> None:
+        await _closed(one)
+        if one.store:
+            stats = one.store.stats()
+            self._past_spills.update(stats.spills)
+            self._past_recalls.update(stats.recalls)
+
+    def spills(self) -> dict[str, int]:
+        """Since the start, by what became of them."""
+        return dict(sum((Counter(one.stats().spills) for one in self.opened), self._past_spills))
+
+    def recalls(self) -> dict[str, int]:
+        return dict(sum((Counter(one.stats().recalls) for one in self.opened), self._past_recalls))
 
     # Running one
 
@@ -164,17 +181,19 @@ class RedundantStores:
         listed = time.monotonic()
         while True:
             await asyncio.sleep(max(REPAIR_LOOK_SECONDS, background.rest(time.monotonic())))
-            try:
-                if time.monotonic() - listed > LIST_SECONDS:
-                    await one.store.rebuild()
-                    listed = time.monotonic()
-                await one.store.sweep()
-                await one.store.expire()
-                await _repair(one, background)
-            except Failed as error:
-                log.info("Redundancy of shard %s: %s", spec.name, error)
-            except Exception:
-                log.exception("A repair of shard %s has failed; retrying soon", spec.name)
+            store = one.store
+            steps: list[Callable[[], Awaitable[object]]]
+            steps = [store.sweep, store.expire, partial(_repair, one, background)]
+            if time.monotonic() - listed > LIST_SECONDS or _has_restarts(one):
+                listed = time.monotonic()
+                steps.insert(0, store.rebuild)
+            for step in steps:  # one may need a holder that is away, and the others not
+                try:
+                    await step()
+                except Failed as error:
+                    log.info("Redundancy of shard %s: %s", spec.name, error)
+                except Exception:
+                    log.exception("Redundancy of shard %s: a step failed; retrying soon", spec.name)
 
     async def _open(self, one: _Redundant, spec: ShardSpec) -> None:
         one.progress = Progress("indexing", one.progress.reason)
@@ -199,6 +218,10 @@ class RedundantStores:
         one.progress = Progress("ready")
 
 
+def _has_restarts(one: _Redundant) -> bool:
+    return one.fragments is not None and one.fragments.take_restarts()
+
+
 async def _repair(one: _Redundant, background: Background) -> None:
     """All that can be repaired now, piece by piece."""
     fragments, store = one.fragments, one.store
@@ -207,10 +230,10 @@ async def _repair(one: _Redundant, background: Background) -> None:
     tries = fragments.incomplete
     while tries > 0 and (some := fragments.some_incomplete(AT_ONCE)):
         tries -= len(some)
+        fragments.forget([address for address in some if not store.knows(address)])
         began = time.monotonic()
         size = await store.while_read(some, fragments.repair)
-        if size is None:
-            fragments.forget(some)  # they were removed meanwhile
+        if size is None:  # they were removed meanwhile
             continue
         now = time.monotonic()
         background.moved(size, now - began, now)

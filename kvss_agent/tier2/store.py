@@ -176,6 +176,10 @@ class Tier2:
             self._state.counts.recalls.update(one if isinstance(one, Miss) else HIT for one in found)
             return found
 
+    def knows(self, address: Address) -> bool:
+        """Whether this column is there, as far as the index knows."""
+        return self._state.index.knows(address)
+
     async def while_read(
         self, addresses: Sequence[Address], call: Callable[[Sequence[str]], T]
     ) -> T | None:

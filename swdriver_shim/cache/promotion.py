@@ -2,9 +2,9 @@
 before.
 
 The planner remembers the last prompt of each conversation, as keys, and how long it took each time until
-a longer one came, or the same one again. A prompt is promoted when it is expected within about a minute,
-within a budget of bytes, into slots that are free. It never displaces a column that is as likely to be
-used; then the columns stay for a minute. Everything that holds for a recall holds for these.
+a longer one came, or the same one again. A prompt is promoted when keeping it is expected to yield a use
+within half a minute, within a budget of bytes, into slots that are free. Then its columns stay for a
+minute. Everything that holds for a recall holds for these.
 """
 
 from __future__ import annotations

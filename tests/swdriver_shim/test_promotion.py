@@ -174,7 +174,7 @@ def test_a_conversation_is_followed_as_it_grows() -> None:
 def test_the_budget_holds() -> None:
     tier, due = crowded(budget=2 * SIZE)
     at = due - 10
-    assert tier.promoted(at) <= 2 + 8
+    assert 0 < tier.promoted(at) <= 2 + 8
     batch = tier.recalled
     assert tier.promoted(at + 0.1) == 0, "the batch was more than a second's budget"
     assert batch <= RECALL_AT_ONCE
@@ -197,12 +197,12 @@ def test_a_column_that_is_as_likely_to_be_used_is_not_displaced() -> None:
 
 def test_slots_are_taken_that_are_free_and_no_column_is_displaced_for_them() -> None:
     tier, due = crowded()
-    for number in range(20):
+    for number in range(8):
         tier.ask(other(number), due - 6)
     before = {column.key for column in tier.ledger._stock.account("acme").columns(0)}
-    tier.promoted(due - 5)
+    assert tier.promoted(due - 5) > 0
     after = {column.key for column in tier.ledger._stock.account("acme").columns(0)}
-    assert before <= after
+    assert before < after
     assert tier.ledger.tier2.spilled.no_time == 0
 
 
@@ -337,7 +337,7 @@ def test_a_layout_with_a_window_gets_all_that_a_prompt_needs_or_nothing() -> Non
         now += PERIOD
     displace(tier)
     tier.promoted(now - 5)
-    assert tier.ledger.query(prompt(TALK), now - 5) in (0, 8 * C)
+    assert tier.ledger.query(prompt(TALK), now - 5) == 8 * C
 
 
 def trail(leaf: int, columns: int = 3, org: str = "acme") -> Trail:
@@ -393,8 +393,7 @@ def test_whatever_happens_the_budget_holds_and_no_column_makes_way(
             tier.ledger.sweep(now)
             account = tier.ledger._stock.account("acme")
             before = {one.key for one in account.columns(0) if one.state is State.READY}
-            for recall in tier.round(now):
-                assert sum(len(recall.places) for _ in [0]) <= RECALL_AT_ONCE
+            assert sum(len(recall.places) for recall in tier.round(now)) <= RECALL_AT_ONCE
             began = now if began is None else began
             after = {one.key for one in account.columns(0) if one.state is State.READY}
             assert before <= after

@@ -41,7 +41,7 @@ class NodeActivity:
     streams: list[StreamRow]
     left_out: int
     memory_bytes: int
-    fragments: int  # small shards that fragments of other nodes' columns pass through
+    fragments: int  # fragment shards that fragments of other nodes' columns pass through
     fragments_bytes: int  # of memory
     target: Target | None
     operation: Operation | None

@@ -27,7 +27,7 @@ DRIVER, SECRET = "job-1", b"a secret that only the driver and the agent know"
 NAMESPACE, PART = b"n" * 16, "full.0"
 PAYLOAD = 64 * 1024
 SLOT = slot_bytes_for(PAYLOAD)
-NAMES = ("fragments", "other")  # small shards, each of one driver of the model
+NAMES = ("fragments", "other")  # fragment shards, each of one driver of the model
 
 
 @dataclass

@@ -30,6 +30,7 @@ class SimulatedHolder(Holder):
     files: dict[Name, Stored] = field(default_factory=dict)
     is_alive: bool = True
     is_full: bool = False
+    was_restarted: bool = False
     is_read_only: bool = False
     before: Callable[[str], None] = lambda _: None
     slots: dict[int, tuple[int, Name, bytes]] = field(default_factory=dict)

@@ -65,7 +65,7 @@ class Fleet:
 
     @staticmethod
     def _fragment_shard(number: int) -> dict[str, Any]:
-        made = spec(f"s.f{number}", SLOTS, namespace=NAMESPACE)
+        made = spec(f"s.f{number}", SLOTS, namespace=NAMESPACE, is_for_fragments=True)
         slot_bytes = fragment_slot_bytes(slot_bytes_for(PAYLOAD), DATA)
         part = fragment_part("full.0", number, DATA, PARITY)
         return {**made, "slot_bytes": slot_bytes, "part": part}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -223,6 +224,49 @@ def test_a_fragment_that_is_bad_behind_a_good_seal_is_found_out(small: World) ->
     assert read(fragments, [1]) == [one]
     assert fragments.incomplete == 1
     assert all(len(agent.names) == 1 for agent in small.agents)
+    assert fragments.repair([address(1).name]) > 0
+    assert (fragments.incomplete, fragments.repaired) == (0, 1)
+
+
+def test_a_holder_that_comes_back_with_an_empty_disk_is_repaired(small: World) -> None:
+    fragments = small.fragments()
+    count = 6
+    contents = [content(4096) for _ in range(count)]
+    assert fragments.write([outgoing(n, one) for n, one in enumerate(contents)]) == [True] * count
+    list(fragments.files())
+    assert (fragments.incomplete, fragments.take_restarts()) == (0, False)
+    agent = small.agents[0]
+    (agent.folder / agent.names[0]).unlink()  # one that it has displaced is not stored again
+    agent.stop()
+    agent.start()
+    list(fragments.files())
+    assert fragments.incomplete == 0
+    agent.stop()
+    shutil.rmtree(agent.folder)
+    agent.start()
+    wait_until("it is reached", lambda: not fragments.unreachable(), seconds=30)
+    list(fragments.files())
+    assert fragments.take_restarts()
+    assert fragments.incomplete == count
+    assert fragments.repair([one.name for one in fragments.some_incomplete(9)]) > 0
+    assert (fragments.incomplete, len(agent.names)) == (0, count)
+
+
+def test_what_can_t_be_repaired_is_tried_again_later_and_not_at_once(small: World) -> None:
+    fragments = small.fragments()
+    assert fragments.write([outgoing(1, content())]) == [True]
+    agent = small.agents[0]
+    agent.stop()
+    shutil.rmtree(agent.folder)
+    agent.cap = 4096
+    agent.start()
+    wait_until(
+        "it is reached", lambda: bool(list(fragments.files())) and not fragments.unreachable(), 30
+    )
+    read(fragments, [1])
+    assert fragments.some_incomplete(9) == [address(1)]
+    assert fragments.repair([address(1).name]) > 0
+    assert (fragments.incomplete, fragments.some_incomplete(9)) == (1, [])
 
 
 def test_what_a_holder_has_from_before_its_time_is_removed_and_not_used(small: World) -> None:
