@@ -596,6 +596,7 @@ class Fragments:
         except Failed as failed:
             self._count(failed)
             away.add(place)
+            holder.was_not_listed = True
 
     # Repairing
 

@@ -92,6 +92,7 @@ class Holder:
         self._ended = threading.Event()
         self._incarnation = b""
         self.was_restarted = False  # since somebody has looked
+        self.was_not_listed = False  # when all others were
 
     @property
     def is_away(self) -> bool:
@@ -214,7 +215,8 @@ class Holder:
                 f"{self.address} has {client.slots} slots of {client.slot_bytes} bytes for fragments: "
                 f"{SLOTS} of {HEADER_BYTES + self._payload_bytes} are needed"
             )
-        self.was_restarted |= self._incarnation not in (b"", client.incarnation)
+        self.was_restarted |= self.was_not_listed or self._incarnation not in (b"", client.incarnation)
+        self.was_not_listed = False
         self._incarnation = client.incarnation
         return client
 

@@ -31,6 +31,7 @@ class SimulatedHolder(Holder):
     is_alive: bool = True
     is_full: bool = False
     was_restarted: bool = False
+    was_not_listed: bool = False
     is_read_only: bool = False
     before: Callable[[str], None] = lambda _: None
     slots: dict[int, tuple[int, Name, bytes]] = field(default_factory=dict)

@@ -252,6 +252,22 @@ def test_a_holder_that_comes_back_with_an_empty_disk_is_repaired(small: World) -
     assert (fragments.incomplete, len(agent.names)) == (0, count)
 
 
+def test_a_holder_that_was_away_when_others_were_listed_is_listed_when_it_is_reached(
+    small: World,
+) -> None:
+    before = small.fragments()
+    assert before.write([outgoing(1, content())]) == [True]
+    small.agents[0].stop()
+    fragments = small.fragments()
+    list(fragments.files())
+    assert not fragments.take_restarts()
+    small.agents[0].start()
+    wait_until("it is reached", lambda: not fragments.unreachable())
+    fragments.look(address(1).name)
+    assert fragments.take_restarts()
+    assert not fragments.take_restarts()
+
+
 def test_what_can_t_be_repaired_is_tried_again_later_and_not_at_once(small: World) -> None:
     fragments = small.fragments()
     assert fragments.write([outgoing(1, content())]) == [True]
