@@ -227,8 +227,9 @@ async def _repair(one: _Redundant, background: Background) -> None:
     fragments, store = one.fragments, one.store
     if not fragments or not store:
         return
-    tries = fragments.incomplete
-    while tries > 0 and (some := fragments.some_incomplete(AT_ONCE)):
+    tries, slot_bytes = fragments.incomplete, one.identity[-1]
+    most = max(1, min(AT_ONCE, background.piece() // slot_bytes))  # others wait behind a piece
+    while tries > 0 and (some := fragments.some_incomplete(most)):
         tries -= len(some)
         fragments.forget([address for address in some if not store.knows(address)])
         began = time.monotonic()
