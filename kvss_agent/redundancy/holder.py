@@ -178,8 +178,8 @@ class Holder:
         try:
             answer = ask(client)
         except Lost as error:
-            if error.cause is Cause.SUPERSEDED:  # another agent is the home of the shard
-                self._ended.set()
+            if error.cause is Cause.SUPERSEDED and client is self._client:
+                self._ended.set()  # another agent is the home of the shard
             self._lose(client, str(error))
             raise Failed(Fault.UNREACHABLE, str(error)) from error
         return answer
