@@ -29,7 +29,7 @@ from kvss_agent.redundancy.erasure_code import ErasureCode
 from kvss_agent.redundancy.holder import Evicted, Fragment, Holder, Place
 from kvss_agent.redundancy.layout import SLOTS, fragment_bytes
 from kvss_agent.shard.core import batches
-from kvss_agent.tier2.address import Address, Scope, parse
+from kvss_agent.tier2.address import Address, Scope, address_of
 from kvss_agent.tier2.backend import (
     Failed,
     Fault,
@@ -187,7 +187,7 @@ class Fragments:
         answers: list[bool | Failed] = []
         for start in range(0, len(files), AT_ONCE):
             some = files[start : start + AT_ONCE]
-            found = self._there_already([_address(file.name) for file in some])
+            found = self._there_already([address_of(file.name) for file in some])
             left = [file for file, answer in zip(some, found, strict=True) if answer is None]
             with self._slots(len(left)) as slots:
                 written = iter(self._write(left, slots) if left else [])
@@ -216,7 +216,7 @@ class Fragments:
         return found
 
     def _write(self, files: Sequence[Outgoing], slots: Sequence[int]) -> list[bool | Failed]:
-        addresses = [_address(file.name) for file in files]
+        addresses = [address_of(file.name) for file in files]
         notes, fragments = [], []
         for number, (file, address, slot) in enumerate(zip(files, addresses, slots, strict=True)):
             size = sum(map(len, file.parts))
@@ -299,7 +299,7 @@ class Fragments:
             some = files[start : start + AT_ONCE]
             with self._slots(len(some)) as slots:
                 readings = [
-                    _Reading(_address(name), slot) for (name, _), slot in zip(some, slots, strict=True)
+                    _Reading(address_of(name), slot) for (name, _), slot in zip(some, slots, strict=True)
                 ]
                 targets = {one: parts for one, (_, parts) in zip(readings, some, strict=True)}
                 self._gather(readings, targets)
@@ -315,12 +315,12 @@ class Fragments:
             return size
         good: _Reading | None = reading
         if not self._is_good(reading, parts):
-            good = self._without_the_bad(
-                reading, parts, lambda one: self._is_good(one, parts) and self._read(one, parts) == size
-            )
-        if good and (lacking := _its_own_lacks(good)):
+            good = self._without_the_bad(reading, parts, lambda one: self._is_good(one, parts))
+        if good is None:
+            return size  # the column's own seal says what is wrong with it
+        if lacking := _its_own_lacks(good):
             self._mark_incomplete(good.address, lacking)
-        return size  # if none is good, the column's own seal says what is wrong with it
+        return min(good.file_bytes, sum(map(len, parts)))
 
     def _without_the_bad(
         self,
@@ -505,7 +505,7 @@ class Fragments:
     # Looking and removing
 
     def look(self, name: str) -> Seen | None:
-        address = _address(name)
+        address = address_of(name)
         column = [Column(address.key, address.tag, 0)]
         answers = self._each(lambda holder, _: holder.exists(column)[0])
         there = sum(answer is True for answer in answers.values())
@@ -517,7 +517,7 @@ class Fragments:
         return Seen(self._file_bytes_max // PAGE * PAGE, time.time())
 
     def delete(self, names: Sequence[str]) -> None:
-        addresses = [_address(name) for name in names]
+        addresses = [address_of(name) for name in names]
         columns = [Column(address.key, address.tag, 0) for address in addresses]
         answers = self._each(lambda holder, _: holder.delete(columns))
         self.forget(addresses)
@@ -603,7 +603,7 @@ class Fragments:
     def repair(self, names: Sequence[str]) -> int:
         """Make the fragments that these files lack, where holders can be reached, at most AT_ONCE files.
         How many bytes were moved. Nobody else writes or removes these files meanwhile."""
-        some = [_address(name) for name in names[:AT_ONCE]]
+        some = [address_of(name) for name in names[:AT_ONCE]]
         columns = [Column(one.key, one.tag, 0) for one in some]
         answers = self._each(lambda holder, _: holder.exists(columns))
         with self._slots(len(some)) as slots:
@@ -744,13 +744,6 @@ class Fragments:
 def _its_own_lacks(reading: _Reading) -> set[int]:
     """Where it has no good fragment, as far as holders that answer have been asked."""
     return {place for place, why in reading.lacks.items() if isinstance(why, Miss)}
-
-
-def _address(name: str) -> Address:
-    address = parse(name)
-    if address is None:
-        raise ValueError(f"{name} is no name of a column")
-    return address
 
 
 def _note(parts: Sequence[memoryview], size: int) -> int:

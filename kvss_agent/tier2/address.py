@@ -81,6 +81,14 @@ def parse(name: str) -> Address | None:
     )
 
 
+def address_of(name: str) -> Address:
+    """The address of a file that tier 2 has named. Raises ValueError for another name."""
+    address = parse(name)
+    if address is None:
+        raise ValueError(f"{name} is no name of a column")
+    return address
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What a purge covers: a tag, a namespace, or a tag in a namespace."""

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from kvss_agent.mover import PYTHON, Mover
-from kvss_agent.tier2.address import Address, Scope, parse
+from kvss_agent.tier2.address import Address, Scope, address_of
 from kvss_agent.tier2.backend import (
     Backend,
     Failed,
@@ -147,9 +147,9 @@ class Fronted:
     # Writing
 
     def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
-        with self._claims.of([_address(file.name) for file in files]):
+        with self._claims.of([address_of(file.name) for file in files]):
             try:
-                self._forget([_address(file.name) for file in files])  # a copy of what was here before
+                self._forget([address_of(file.name) for file in files])  # a copy of what was here before
             except Failed as failed:
                 self._count_fault(failed)
             if self._writes is Writes.THROUGH:
@@ -163,7 +163,7 @@ class Fronted:
                 behind = self._behind.write([files[place] for place in left])
                 found |= zip(left, behind, strict=True)
         if self._writes is Writes.BACK and not self._is_failing:
-            self._begin_flushes(_address(file.name) for file in files)
+            self._begin_flushes(address_of(file.name) for file in files)
         return [found[place] for place in range(len(files))]
 
     def _put(self, root: Posix, files: Sequence[Outgoing]) -> dict[int, bool | Failed]:
@@ -198,7 +198,7 @@ class Fronted:
 
     def _room(self, file: Outgoing) -> Ticket | None:
         """For this file in front, where it is not."""
-        address = _address(file.name)
+        address = address_of(file.name)
         with self._lock:
             if self._index.knows(address) or self._index.is_busy(address):
                 return None
@@ -267,7 +267,7 @@ class Fronted:
         there: dict[int, bool] = {}  # by place: whether it is waiting
         with self._lock:
             for place, (name, _) in enumerate(files):
-                address = _address(name)
+                address = address_of(name)
                 if self._index.knows(address) or address in self._since:
                     self._index.touch(address)
                     there[place] = address in self._since
@@ -297,7 +297,7 @@ class Fronted:
 
     def _promote(self, name: str, parts: Sequence[memoryview], size: int) -> None:
         """Copy to the front what has been read from behind, as long as it lies here as it was read."""
-        address = _address(name)
+        address = address_of(name)
         with self._lock:
             self._counts["read behind"] += 1
             if (
@@ -417,23 +417,23 @@ class Fronted:
     # Removing
 
     def look(self, name: str) -> Seen | None:
-        if _address(name) in self._since and (seen := self._waiting.look(name)):
+        if address_of(name) in self._since and (seen := self._waiting.look(name)):
             return seen
         return self._behind.look(name)
 
     def delete(self, names: Sequence[str]) -> None:
-        addresses = [_address(name) for name in names]
+        addresses = [address_of(name) for name in names]
         with self._claims.of(addresses):
             self._behind.delete(names)  # first: if that fails, what is only in front is not lost
             self._forget(addresses)
 
     def damaged(self, names: Sequence[str]) -> list[bool]:
         """What was read in front says nothing of a file behind, unless that is the same."""
-        with self._claims.of([_address(name) for name in names]):
+        with self._claims.of([address_of(name) for name in names]):
             return [self._is_left(name) for name in names]
 
     def _is_left(self, name: str) -> bool:
-        address = _address(name)
+        address = address_of(name)
         if not self._index.knows(address):
             self._forget([address])
             return self._behind.damaged([name])[0]
@@ -590,13 +590,6 @@ def _first(parts: Sequence[memoryview], size: int) -> memoryview:
         found[filled : filled + len(piece)] = piece
         filled += len(piece)
     return memoryview(found)
-
-
-def _address(name: str) -> Address:
-    address = parse(name)
-    if address is None:
-        raise ValueError(f"{name} is no name of a column")
-    return address
 
 
 def _logged(work: Callable[[Address], None], address: Address) -> None:
