@@ -89,6 +89,16 @@ INCOMPLETE = _gauge(
 UNREACHABLE_HOLDERS = _gauge(
     "kvss_redundancy_unreachable_holders", "Agents with fragments that can't be reached.", "shard"
 )
+HOLDER_FAULTS = _counter(
+    "kvss_redundancy_holder_faults_total",
+    "Requests that an agent with fragments failed: it could not be reached, or did not do it in time.",
+    "shard",
+)
+PARITY_READS = _counter(
+    "kvss_redundancy_parity_reads_total",
+    "Columns that were read with parity, since a fragment with data was missing or bad.",
+    "shard",
+)
 REPAIRED = _counter(
     "kvss_redundancy_repaired_total", "Columns whose missing fragments were made again.", "shard"
 )
@@ -208,6 +218,8 @@ def _redundancy(redundant: RedundantStores, into: Sink) -> None:
         for name, one in shown.items()
     }
     put(into, UNREACHABLE_HOLDERS, unreachable)
+    put(into, HOLDER_FAULTS, {name: one["holder_faults"] for name, one in shown.items()})
+    put(into, PARITY_READS, {name: one["parity_reads"] for name, one in shown.items()})
     put(into, REPAIRED, {name: one["repaired"] for name, one in shown.items()})
     put(into, REPAIR_BYTES, redundant.totals.bytes)
     put(into, STORED_ALONE, redundant.stored_alone)

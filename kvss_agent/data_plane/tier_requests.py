@@ -108,11 +108,10 @@ class TierRequests:
             return tuple(Miss.REFUSED for _ in asked.columns), ()
         redundant = self._redundant.of(shard.identity.name) if self._redundant else None
         if asked.verb is TierVerb.EXISTS:
-            there = await store.exists(addresses)
-            if redundant and not all(there):
-                elsewhere = await redundant.exists(addresses)
-                there = [one or other for one, other in zip(there, elsewhere, strict=True)]
-            return tuple(TierAnswer.DONE if found else Miss.ABSENT for found in there), ()
+            there = dict(zip(addresses, await store.exists(addresses), strict=True))
+            if redundant and (left := [one for one, found in there.items() if not found]):
+                there.update(zip(left, await redundant.exists(left), strict=True))
+            return tuple(TierAnswer.DONE if there[one] else Miss.ABSENT for one in addresses), ()
         if asked.verb is TierVerb.RECALL:
             return await _recall(store, redundant, shard, asked, addresses, slots)
         if asked.verb is TierVerb.SPILL_REDUNDANT and self._redundant:

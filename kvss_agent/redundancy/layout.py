@@ -16,6 +16,15 @@ def fragment_bytes(file_bytes: int, data: int) -> int:
     return -(-file_bytes // (data * LINE_BYTES)) * LINE_BYTES
 
 
+def fragment_span(file_bytes: int, data: int, place: int) -> tuple[int, int]:
+    """Where in the file the fragment at this place begins and ends. One with parity has no bytes of the
+    file: it is as long as the first one."""
+    step = fragment_bytes(file_bytes, data)
+    if place >= data:
+        return 0, step
+    return place * step, min(file_bytes, (place + 1) * step)
+
+
 def fragment_slot_bytes(slot_bytes: int, data: int) -> int:
     """Of the fragment shard at a holder, for the columns of a shard with slots of this size. A file that
     is encrypted may be a page larger than the slot."""

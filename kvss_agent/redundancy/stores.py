@@ -109,6 +109,8 @@ class RedundantStores:
             "columns": stats.columns if stats else 0,
             "incomplete": fragments.incomplete if fragments else 0,
             "repaired": fragments.repaired if fragments else 0,
+            "parity_reads": fragments.parity_reads if fragments else 0,
+            "holder_faults": fragments.holder_faults if fragments else 0,
             "unreachable": fragments.unreachable() if fragments else [],
         }
 

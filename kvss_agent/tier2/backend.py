@@ -79,6 +79,7 @@ class Backend(Protocol):
     """Files by name. Every call may raise Failed, and is safe to make from several threads at once."""
 
     kind: str
+    looks_together: bool  # to look at many files takes as long as at one: it asks somebody for all
 
     def open(self) -> None:
         """Make sure that it can be written to, and find out what it can do."""
@@ -96,8 +97,9 @@ class Backend(Protocol):
     def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
         """Fill the parts from the start of each file. How many bytes; None if there is no such file."""
 
-    def look(self, name: str) -> Seen | None:
-        """What can be seen of the file; None if there is no such file."""
+    def look(self, names: Sequence[str]) -> list[Seen | Failed | None]:
+        """What can be seen of each file; None if there is no such file. Where it can't be told of one,
+        it may also raise Failed and say nothing of the others."""
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove these files; those that are not there are none the less gone."""
@@ -120,3 +122,11 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Nothing is asked of it any more."""
+
+
+def look_at(backend: Backend, name: str) -> Seen | None:
+    """What can be seen of one file. Raises Failed."""
+    (seen,) = backend.look([name])
+    if isinstance(seen, Failed):
+        raise seen
+    return seen

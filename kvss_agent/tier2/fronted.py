@@ -41,6 +41,7 @@ from kvss_agent.tier2.backend import (
     Removed,
     Seen,
     ignore_progress,
+    look_at,
 )
 from kvss_agent.tier2.claims import Claims
 from kvss_agent.tier2.column_file import plausible
@@ -78,7 +79,7 @@ class Fronted:
         mover: Mover = PYTHON,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.kind = behind.kind
+        self.kind, self.looks_together = behind.kind, behind.looks_together
         self._behind = behind
         self._copies = Posix(front / COPIES, mover=mover)
         self._waiting = Posix(front / WAITING, durable=durable, mover=mover)
@@ -401,7 +402,7 @@ class Fronted:
         is_claimed = self._claims.take([address])
         try:
             if is_claimed and address not in self._since:
-                if self._behind.look(address.name) is None:
+                if look_at(self._behind, address.name) is None:
                     self._forget([address])
                 self._are_looks_failing = False
                 self._said.clear()
@@ -416,10 +417,12 @@ class Fronted:
 
     # Removing
 
-    def look(self, name: str) -> Seen | None:
-        if address_of(name) in self._since and (seen := self._waiting.look(name)):
-            return seen
-        return self._behind.look(name)
+    def look(self, names: Sequence[str]) -> list[Seen | Failed | None]:
+        waiting = [name for name in names if address_of(name) in self._since]
+        found = dict(zip(waiting, self._waiting.look(waiting), strict=True))
+        left = [name for name in names if not found.get(name)]
+        found.update(zip(left, self._behind.look(left), strict=True))
+        return [found[name] for name in names]
 
     def delete(self, names: Sequence[str]) -> None:
         addresses = [address_of(name) for name in names]
@@ -485,14 +488,14 @@ class Fronted:
             before.discard(found.address)
             yield found
         for address in before:  # not there, or not yet when that folder was listed
-            if (there := self.look(address.name)) or (there := self._forgotten(address)):
+            if (there := look_at(self, address.name)) or (there := self._forgotten(address)):
                 yield Found(address, *there)
 
     def _forgotten(self, address: Address) -> Seen | None:
         """Others have removed it behind. What can be seen of it if it has come again meanwhile."""
         if self._claims.take([address]):
             try:
-                if there := self.look(address.name):
+                if there := look_at(self, address.name):
                     return there
                 self._forget([address])
             finally:
@@ -555,7 +558,7 @@ def _copy(one: Backend, other: Backend, address: Address, since: float) -> bool:
     content = _content(one, address.name)
     if content is None or not plausible(len(content)):
         return False
-    there = other.look(address.name)
+    there = look_at(other, address.name)
     if there is not None and there.bytes == len(content):
         return True
     (stored,) = other.write([Outgoing(address.name, [content], lambda: True, since)])
@@ -566,7 +569,7 @@ def _copy(one: Backend, other: Backend, address: Address, since: float) -> bool:
 
 def _content(backend: Backend, name: str) -> memoryview | None:
     """Of a whole file; empty if it has no size that a column's file has. Raises Failed."""
-    seen = backend.look(name)
+    seen = look_at(backend, name)
     if seen is None:
         return None
     if not plausible(seen.bytes):

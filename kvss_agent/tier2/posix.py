@@ -88,6 +88,7 @@ class Posix:
     """See `Backend`. `durable`: a spill waits for the disk, and outlives a power cut."""
 
     kind = "posix"
+    looks_together = False
 
     def __init__(self, root: Path, *, durable: bool = False, mover: Mover = PYTHON) -> None:
         self._root = root
@@ -166,9 +167,9 @@ class Posix:
                 answers.append(got)
         return answers
 
-    def look(self, name: str) -> Seen | None:
+    def look(self, names: Sequence[str]) -> list[Seen | Failed | None]:
         with translated():
-            return _look(f"{self._prefix}{name}")
+            return [_look(f"{self._prefix}{name}") for name in names]
 
     def delete(self, names: Sequence[str]) -> None:
         with translated():

@@ -82,6 +82,7 @@ class S3:
     """See `Backend`. `endpoint` is empty for Amazon; plain HTTP only if it says so."""
 
     kind = "s3"
+    looks_together = False
 
     def __init__(
         self,
@@ -148,7 +149,10 @@ class S3:
                 return None
             return _scatter(result.stream(min_chunk_size=_CHUNK_BYTES), parts)
 
-    def look(self, name: str) -> Seen | None:
+    def look(self, names: Sequence[str]) -> list[Seen | Failed | None]:
+        return [self._look(name) for name in names]
+
+    def _look(self, name: str) -> Seen | None:
         with _translated():
             try:
                 found = obstore.head(self._store, name)

@@ -23,20 +23,23 @@ class Lister:
 
     async def adopt(self, addresses: Sequence[Address]) -> set[Address]:
         """Ask the backend for these, and enter those that are there."""
-        step = -(-len(addresses) // self._work.threads) or 1
+        threads = 1 if self._state.backend.looks_together else self._work.threads
+        step = -(-len(addresses) // threads) or 1
         batches = [addresses[start : start + step] for start in range(0, len(addresses), step)]
         there = set()
         for batch, looks in zip(batches, await self._gathered(batches), strict=True):
             for address, seen in zip(batch, looks, strict=True):
-                if seen and plausible(seen.bytes) and self._state.may_be_elsewhere(address):
+                if isinstance(seen, Failed):
+                    self._state.counts.count_fault(seen)
+                elif seen and plausible(seen.bytes) and self._state.may_be_elsewhere(address):
                     self._state.index.adopt(address, seen.bytes, written=seen.modified)
                     there.add(address)
         return there
 
-    async def _gathered(self, batches: Sequence[Sequence[Address]]) -> list[list[Seen | None]]:
+    async def _gathered(self, batches: Sequence[Sequence[Address]]) -> list[list[Seen | Failed | None]]:
         return await asyncio.gather(*(self._look_or_none(batch) for batch in batches))
 
-    async def _look_or_none(self, addresses: Sequence[Address]) -> list[Seen | None]:
+    async def _look_or_none(self, addresses: Sequence[Address]) -> list[Seen | Failed | None]:
         try:
             return await self._work.run(self._work.reads, self._state.look_at, addresses)
         except Failed as failed:
@@ -78,7 +81,7 @@ class Lister:
         """Drop columns that were known before a listing, are not in it, and do not exist."""
         missing = [a for a in before if a not in found and self._state.index.knows(a)]
         for address, seen in zip(
-            missing, await self._work.run(self._work.reads, self._state.look_at, missing), strict=True
+            missing, await self._work.run(self._work.reads, self._state.seen, missing), strict=True
         ):
             if seen is None and self._state.index.knows(address):
                 self._state.index.remove(address)

@@ -29,7 +29,7 @@ class Remover:
         gone = [size for size in sizes.values() if size]
         with self._leaving(addresses):
             if unknown:
-                found = await self._work.run(self._work.writes, self._state.look_at, unknown)
+                found = await self._work.run(self._work.writes, self._state.seen, unknown)
                 gone += [seen.bytes for seen in found if seen]
             await self._delete(addresses)
         return Removed(len(gone), sum(gone))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from kvss_agent.mover import Mover
 from kvss_agent.shard import seal
 from kvss_agent.tier2.address import Address, Scope
-from kvss_agent.tier2.backend import Backend, Seen
+from kvss_agent.tier2.backend import Backend, Failed, Seen
 from kvss_agent.tier2.index import Index
 from kvss_agent.tier2.parts.execution import Execution
 from kvss_agent.tier2.parts.statistics import Counts
@@ -70,6 +70,15 @@ class StoreState:
     def is_purging(self, address: Address) -> bool:
         return bool(self.purging) and any(scope.covers(address) for scope in self.purging)
 
-    def look_at(self, addresses: Sequence[Address]) -> list[Seen | None]:
-        """In a thread: what the backend knows of these files."""
-        return [self.backend.look(address.name) for address in addresses]
+    def look_at(self, addresses: Sequence[Address]) -> list[Seen | Failed | None]:
+        """In a thread: what the backend knows of these files. Raises Failed."""
+        return self.backend.look([address.name for address in addresses])
+
+    def seen(self, addresses: Sequence[Address]) -> list[Seen | None]:
+        """In a thread: what the backend knows of these files. Raises Failed if it can't tell of one."""
+        found: list[Seen | None] = []
+        for one in self.look_at(addresses):
+            if isinstance(one, Failed):
+                raise one
+            found.append(one)
+        return found

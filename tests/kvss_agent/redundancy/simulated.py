@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from kvss_agent.client import Column, Header, Miss, Recalled, TierAnswer, Wanted
 from kvss_agent.data_plane.wire import ListedColumn
 from kvss_agent.redundancy.holder import Evicted, Fragment, Holder, Place
+from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.tier2.backend import Failed, Fault
 
 Name = tuple[bytes, bytes]  # tag and key
@@ -134,4 +135,4 @@ class SimulatedHolder(Holder):
     def listed(self) -> Iterator[ListedColumn]:
         self._asked("list")
         for (tag, key), found in sorted(self.files.items()):
-            yield ListedColumn(key, tag, len(found.content), 0)
+            yield ListedColumn(key, tag, slot_bytes_for(len(found.content)), 0)

@@ -75,6 +75,13 @@ class Fleet:
         found: dict[str, Any] = shards["s"].get("redundancy", {"state": "none"})
         return found
 
+    def counts(self) -> dict[str, int]:
+        """Of its reads with parity and failing holders, as metrics tell them."""
+        names = {f"kvss_redundancy_{one}_total": one for one in ("parity_reads", "holder_faults")}
+        lines = [line.split() for line in self.home.http.get("/metrics").text.splitlines()]
+        told = {line[0]: int(float(line[1])) for line in lines if line and line[0][0] != "#"}
+        return {one: told[f'{name}{{shard="s"}}'] for name, one in names.items()}
+
     def wait_until_ready(self) -> None:
         wait_until("redundancy is ready", lambda: self.redundancy()["state"] == "ready")
 
@@ -124,6 +131,7 @@ def test_any_agent_may_die_and_every_column_comes_back_the_same(fleet: Fleet) ->
         contents = store(client)
         assert not list(fleet.store_of(fleet.home).glob("*/*/*/*"))
         assert recall(client) == contents
+        assert fleet.counts() == {"parity_reads": 0, "holder_faults": 0}
         for holder in fleet.holders:
             holder.kill()
             assert recall(client) == contents
@@ -135,8 +143,11 @@ def test_any_agent_may_die_and_every_column_comes_back_the_same(fleet: Fleet) ->
 def test_two_deaths_are_misses_with_their_reason_and_never_other_bytes(fleet: Fleet) -> None:
     with fleet.home.client() as client:
         contents = store(client)
-        for holder in fleet.holders[:2]:
-            holder.kill()
+        fleet.holders[0].kill()
+        assert recall(client) == contents
+        assert fleet.counts()["parity_reads"] == COUNT
+        assert fleet.counts()["holder_faults"] > 0
+        fleet.holders[1].kill()
         assert set(recall(client)) == {Miss.LOST}
         assert fleet.redundancy()["unreachable"]
         fleet.restart(*fleet.holders[:2])

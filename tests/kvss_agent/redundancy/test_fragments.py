@@ -16,7 +16,7 @@ from kvss_agent.redundancy.fragments import AT_ONCE, Fragments
 from kvss_agent.redundancy.holder import Place
 from kvss_agent.redundancy.layout import SLOTS
 from kvss_agent.tier2.address import Address, Scope
-from kvss_agent.tier2.backend import Failed, Fault, Outgoing
+from kvss_agent.tier2.backend import Failed, Fault, Outgoing, look_at
 from tests.kvss_agent.redundancy.holders import NAMES, NAMESPACE, PART, SLOT, World, running
 from tests.live import wait_until
 
@@ -120,7 +120,7 @@ def test_one_more_is_a_failure_and_none_of_the_file_s(fragments: Fragments, worl
     assert isinstance(found, Failed)
     assert found.fault is Fault.UNREACHABLE
     with pytest.raises(Failed):
-        fragments.look(address(1).name)
+        look_at(fragments, address(1).name)
 
 
 def test_what_is_gone_on_too_many_disks_is_absent(fragments: Fragments, world: World) -> None:
@@ -211,7 +211,7 @@ def test_a_fragment_that_is_bad_behind_a_good_seal_is_found_out(small: World) ->
     fragments = small.fragments()
     one = content()
     assert fragments.write([outgoing(1, one)]) == [True]
-    place = fragments._holders[0]
+    place = fragments.holders[0]
     honest = place.refill
 
     def lies(places: Sequence[Place], numbers: Sequence[int], into: Sequence[memoryview]) -> object:
@@ -263,7 +263,7 @@ def test_a_holder_that_was_away_when_others_were_listed_is_listed_when_it_is_rea
     assert not fragments.take_restarts()
     small.agents[0].start()
     wait_until("it is reached", lambda: not fragments.unreachable())
-    fragments.look(address(1).name)
+    look_at(fragments, address(1).name)
     assert fragments.take_restarts()
     assert not fragments.take_restarts()
 
@@ -289,7 +289,7 @@ def test_what_a_holder_has_from_before_its_time_is_removed_and_not_used(small: W
     fragments = small.fragments()
     assert fragments.write([outgoing(1, content())]) == [True]
     later = small.fragments()
-    for holder in later._holders:
+    for holder in later.holders:
         holder.since = time.time() + 60
     assert list(later.files()) == []
     assert not any(agent.names for agent in small.agents)

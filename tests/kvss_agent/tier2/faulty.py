@@ -128,9 +128,9 @@ class Faulty(OneByOne):
         self._maybe("read", file[0])
         return super().read_one(file)
 
-    def look(self, name: str) -> Seen | None:
+    def look(self, names: Sequence[str]) -> list[Seen | Failed | None]:
         self._maybe("look")
-        return super().look(name)
+        return super().look(names)
 
     def delete(self, names: Sequence[str]) -> None:
         self._maybe("delete")

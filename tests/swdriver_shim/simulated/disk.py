@@ -42,6 +42,7 @@ class Disk:
     """Files that outlive agents; what `Backend` says."""
 
     kind = "simulated"
+    looks_together = False
 
     def __init__(self, turns: Turns, judge: Judge) -> None:
         self._turns = turns
@@ -127,7 +128,10 @@ class Disk:
             self._turns.maybe_leave()
         return done
 
-    def look(self, name: str) -> Seen | None:
+    def look(self, names: Sequence[str]) -> list[Seen | Failed | None]:
+        return [self._look(name) for name in names]
+
+    def _look(self, name: str) -> Seen | None:
         self._turns.maybe_leave()
         found = self.contents.get(name)
         return Seen(len(found.raw), float(found.published)) if found else None

@@ -1,0 +1,71 @@
+"""Which files lack fragments, and when to try to repair each again."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvss_agent.tier2.address import Address, Scope
+
+REPAIR_RETRY_SECONDS: Final = 10.0  # after a repair that failed; twice as long each time, up to
+REPAIR_RETRY_SECONDS_MAX: Final = 600.0
+
+
+@dataclass(slots=True)
+class _Lack:
+    """The places where a file's fragments are missing, and when to try to repair it again."""
+
+    places: set[int] = field(default_factory=set)
+    retry_at: float = 0.0
+    wait_seconds: float = REPAIR_RETRY_SECONDS
+
+
+class Incomplete:
+    """In the order in which they wait for repair."""
+
+    def __init__(self) -> None:
+        self._lacks: dict[Address, _Lack] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._lacks)
+
+    def mark(self, address: Address, places: Collection[int]) -> None:
+        """It lacks these fragments, too."""
+        with self._lock:
+            self._lacks.setdefault(address, _Lack()).places.update(places)
+
+    def some(self, most: int, usable: Collection[int]) -> list[Address]:
+        """Those that have waited longest, of those that can be repaired now, at these places."""
+        with self._lock:
+            now = time.monotonic()
+            some = (
+                address
+                for address, lack in self._lacks.items()
+                if lack.places.intersection(usable) and lack.retry_at <= now
+            )
+            return list(itertools.islice(some, most))
+
+    def put_off(self, address: Address) -> None:
+        """Behind the others: what can't be mended now must not hold them up."""
+        with self._lock:
+            if lack := self._lacks.pop(address, None):
+                self._lacks[address] = lack
+                lack.retry_at = time.monotonic() + lack.wait_seconds
+                lack.wait_seconds = min(2 * lack.wait_seconds, REPAIR_RETRY_SECONDS_MAX)
+
+    def forget(self, addresses: Sequence[Address]) -> None:
+        """These lack nothing, or are not there any more."""
+        with self._lock:
+            for address in addresses:
+                self._lacks.pop(address, None)
+
+    def forget_scope(self, scope: Scope) -> None:
+        """Nothing of this scope is there any more."""
+        with self._lock:
+            for address in [one for one in self._lacks if scope.covers(one)]:
+                del self._lacks[address]

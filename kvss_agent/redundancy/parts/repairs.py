@@ -1,0 +1,101 @@
+"""Repair: fragments that files lack are made of the others, and stored again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvss_agent.client import Miss, TierAnswer
+from kvss_agent.redundancy.holder import Fragment
+from kvss_agent.redundancy.parts.holders import columns_of
+from kvss_agent.redundancy.parts.readings import Gatherer, Reading
+from kvss_agent.redundancy.parts.state import AT_ONCE, State
+from kvss_agent.tier2.address import address_of
+from kvss_agent.tier2.backend import Failed
+
+
+class Repairer:
+    def __init__(self, state: State, gatherer: Gatherer) -> None:
+        self._state, self._code, self._gatherer = state, state.code, gatherer
+
+    def repair(self, names: Sequence[str]) -> int:
+        """Make the fragments that these files lack, where holders can be reached, at most AT_ONCE files.
+        How many bytes were moved. Nobody else writes or removes these files meanwhile."""
+        some = [address_of(name) for name in names[:AT_ONCE]]
+        having, failures = self._state.holders.having(some)
+        with self._state.slots.taken(len(some)) as slots:
+            readings, lacking = [], []
+            for address, there, slot in zip(some, having, slots, strict=True):
+                absent = set(range(self._code.fragments)) - there - failures.keys()
+                one = Reading(address, slot, self._code)
+                one.lacks = {**failures, **dict.fromkeys(absent, Miss.ABSENT)}
+                readings.append(one)
+                lacking.append(absent)
+            self._gatherer.gather(readings)
+            return sum(map(self._repair, readings, lacking))
+
+    def _repair(self, reading: Reading, lacking: set[int]) -> int:
+        incomplete = self._state.incomplete
+        if reading.note is None:
+            if reading.why_not is None:
+                incomplete.forget([reading.address])  # too little of it is left: nothing to mend
+            else:
+                incomplete.put_off(reading.address)
+            return 0
+        if not self._is_whole(reading):
+            others = self._gatherer.without_each(reading)
+            good = next((again for again in others if self._is_whole(again)), None)
+            if good is None:
+                incomplete.put_off(reading.address)
+                return reading.file_bytes
+            reading = good
+        missing = self._rebuilt(reading, lacking | reading.its_own_lacks)
+        stored = self._store(reading, missing)
+        if stored:
+            self._state.repaired.add()
+        left = missing.keys() - stored
+        left |= {place for place, why in reading.lacks.items() if isinstance(why, Failed)}
+        if left:
+            incomplete.mark(reading.address, left)
+            incomplete.put_off(reading.address)
+        else:
+            incomplete.forget([reading.address])
+        return reading.file_bytes + sum(map(len, missing.values()))
+
+    def _is_whole(self, reading: Reading) -> bool:
+        """Whether its fragments make what was written."""
+        whole = memoryview(bytearray(reading.file_bytes))
+        missing = {}
+        for place in range(self._code.data):
+            start, end = reading.span(place)
+            if place in reading.there:
+                whole[start:end] = reading.there[place]
+            else:
+                missing[place] = whole[start:end]
+        if missing:
+            self._code.rebuild(reading.there, missing)
+        return reading.is_made_by([whole])
+
+    def _rebuilt(self, reading: Reading, places: set[int]) -> dict[int, memoryview]:
+        missing = {}
+        for place in places:
+            start, end = reading.span(place)
+            missing[place] = memoryview(bytearray(end - start))
+        if missing:
+            self._code.rebuild(reading.there, missing)
+        return missing
+
+    def _store(self, reading: Reading, missing: Mapping[int, memoryview]) -> set[int]:
+        """Where that succeeded."""
+        (slot, key, tag), note = reading.place, reading.note or 0
+        stored = set()
+        for place, its in missing.items():
+            holder = self._state.holders[place]
+            try:
+                if reading.lacks.get(place) is not Miss.ABSENT:  # a bad one, or of another write
+                    holder.delete(columns_of([reading.address]))
+                evicted = holder.evict([Fragment(slot, key, tag, its)])
+                if holder.spill(evicted, [note]) == [TierAnswer.DONE]:
+                    stored.add(place)
+            except Failed as failed:
+                self._state.holders.count(failed)
+        return stored

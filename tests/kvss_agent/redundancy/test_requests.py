@@ -1,0 +1,89 @@
+"""How often holders are asked, and what one that fails costs the columns of the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from kvss_agent.redundancy.erasure_code import ErasureCode
+from kvss_agent.redundancy.fragments import Fragments
+from kvss_agent.shard.core import BATCH_MAX
+from kvss_agent.tier2.address import Address
+from kvss_agent.tier2.backend import Outgoing
+from kvss_agent.tier2.index import Caps
+from kvss_agent.tier2.store import Tier2
+from tests.kvss_agent.redundancy.holders import NAMESPACE, PART, SLOT
+from tests.kvss_agent.redundancy.simulated import SimulatedHolder
+
+TAG = b"t" * 16
+ADDRESSES = [Address(NAMESPACE, TAG, number.to_bytes(16), PART) for number in range(BATCH_MAX)]
+STORED = ADDRESSES[::2]
+
+
+@dataclass
+class Scene:
+    """Two drivers of one model: what one stores, the index of the other does not know."""
+
+    holders: list[SimulatedHolder] = field(
+        default_factory=lambda: [SimulatedHolder(str(place)) for place in range(3)]
+    )
+    asked: Counter[tuple[int, str]] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        for place, holder in enumerate(self.holders):
+            holder.before = lambda what, place=place: self.asked.update([(place, what)])  # type: ignore[misc]
+
+    def fragments(self) -> Fragments:
+        return Fragments(ErasureCode(2, 1), self.holders, NAMESPACE, PART, SLOT)
+
+    def lose(self, place: int, address: Address) -> None:
+        del self.holders[place].files[address.tag, address.key]
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[Tier2]:
+        """It has been opened before anything was stored."""
+        store = Tier2(self.fragments(), Caps(1 << 30, 1 << 30), threads=4)
+        await store.open()
+        other = self.fragments()
+        files = [Outgoing(one.name, [memoryview(bytearray(SLOT))], lambda: True) for one in STORED]
+        assert other.write(files) == [True] * len(files)
+        other.close()
+        self.asked.clear()
+        yield store
+        await store.close()
+
+
+async def test_each_holder_is_asked_once_whether_the_columns_of_a_request_exist() -> None:
+    scene = Scene()
+    async with scene.store() as store:
+        assert await store.exists(ADDRESSES) == [one in STORED for one in ADDRESSES]
+        assert scene.asked == {(place, "exists"): 1 for place in range(3)}
+        assert await store.exists(STORED) == [True] * len(STORED)
+        assert scene.asked.total() == 3, "the index knows them"
+
+
+async def test_what_cannot_be_told_of_one_column_is_told_of_the_others() -> None:
+    """One holder is away, and another one has lost a fragment."""
+    scene = Scene()
+    async with scene.store() as store:
+        scene.lose(0, STORED[3])
+        scene.holders[1].is_alive = False
+        found = await store.exists(STORED)
+        assert [one for one, there in zip(STORED, found, strict=True) if not there] == [STORED[3]]
+        assert store.stats().last_fault == "unreachable: 1 is dead"
+
+
+async def test_a_list_asks_each_holder_once_for_all_that_is_not_in_it() -> None:
+    scene = Scene()
+    async with scene.store() as store:
+        await store.exists(STORED)
+        for address in STORED[:10]:
+            for place in range(3):
+                scene.lose(place, address)
+        scene.asked.clear()
+        await store.rebuild()
+        assert store.stats().columns == len(STORED) - 10
+        expected = Counter({(place, what): 1 for place in range(3) for what in ("list", "exists")})
+        assert scene.asked == expected
