@@ -6,22 +6,22 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from kvss_agent.client import Credentials, Lost, Miss, NotListed, Purged, ShardClient, TierAnswer, Wanted
+from kvss_agent.client import Lost, Miss, NotListed, Purged, ShardClient, TierAnswer, Wanted
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.data_plane.wire import Feature
-from kvss_agent.redundancy.stores import RedundantStores
 from kvss_agent.tier2.address import Scope
 from kvss_agent.tier2.backend import Failed, Fault, Incoming, Outgoing, Removed
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Tier2
-from tests.kvss_agent.plane import DRIVER, PAYLOAD, TAG, Plane, column, kv, running
+from tests.kvss_agent.plane import PAYLOAD, TAG, Plane, column, kv, running
+from tests.kvss_agent.redundancy.one_store import OneStore
 from tests.live import wait_until
 
 
@@ -333,23 +333,6 @@ class Failing(Slow):
         return [Failed(Fault.UNREACHABLE, "too few agents") for _ in files]
 
 
-class Redundant(RedundantStores):
-    """Of each shard, one store."""
-
-    def __init__(self, store: Tier2) -> None:
-        super().__init__(lambda _: Credentials(DRIVER, None))
-        self.store = store
-
-    def of(self, _: str) -> Tier2:
-        return self.store
-
-    def has(self, _: str) -> bool:
-        return True
-
-    def everything(self, _: Collection[str] | None = None) -> dict[str, Tier2]:
-        return {"redundant:s": self.store}
-
-
 @pytest.mark.parametrize("removes", [True, False])
 def test_what_holders_do_not_take_is_not_stored_alone_once_it_was_removed(
     loop: asyncio.AbstractEventLoop, slow: Slow, tmp_path: Path, *, removes: bool
@@ -357,7 +340,7 @@ def test_what_holders_do_not_take_is_not_stored_alone_once_it_was_removed(
     holders = Failing(tmp_path / "holders")
     holders.go_on.clear()
     with opened(loop, holders) as redundant:
-        requests = TierRequests(loop, redundant=Redundant(redundant))
+        requests = TierRequests(loop, redundant=OneStore(redundant))
         with (
             opened(loop, slow) as requests.store,
             running(tmp_path, tier_requests=requests) as plane,

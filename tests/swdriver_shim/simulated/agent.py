@@ -22,10 +22,10 @@ from kvss_agent.tier2.backend import (
 )
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.store import Tier2
+from tests.kvss_agent.redundancy.one_store import OneStore
 from tests.one_thread import Loop, Process, Turns
 from tests.swdriver_shim.simulated.disk import Disk
 from tests.swdriver_shim.simulated.network import STALL_SECONDS, End, Pipe
-from tests.swdriver_shim.simulated.redundancy import SimulatedRedundancy
 
 DRIVER, SECRET = "job-1", b"a secret of the driver and of its agents"
 OTHER_DRIVER = "job-2"
@@ -128,7 +128,8 @@ class Agent:
         self.is_heard = True
 
     def _start(self) -> None:
-        self.tier_requests = SimulatedRedundancy(self.loop, self.disk.seen)
+        redundant = OneStore()
+        self.tier_requests = TierRequests(self.loop, redundant=redundant)
         self.borrowing = Borrowing(self.loop, self.shards, _shown)
         self.plane = Plane(
             self.shards,
@@ -140,16 +141,16 @@ class Agent:
         )
         for spec in self.specs.values():
             self.provide(spec)
-        own, others = self.tier_requests, self.tier_requests.others
-        for requests, disk, caps in (own, self.disk, self.caps), (others, self.fragments, ROOMY):
-            asyncio.run_coroutine_threadsafe(self._open(requests, disk, caps), self.loop)
+        own = self.tier_requests, self.disk, self.caps
+        for where, disk, caps in own, (redundant, self.fragments, ROOMY):
+            asyncio.run_coroutine_threadsafe(self._open(where, disk, caps), self.loop)
 
-    async def _open(self, requests: TierRequests, disk: Disk, caps: Caps) -> None:
+    async def _open(self, where: TierRequests | OneStore, disk: Disk, caps: Caps) -> None:
         opened = Tier2(disk, caps, threads=2, clock=self.turns.calendar)
         while True:
             with contextlib.suppress(Failed):
                 await opened.open()
-                requests.store = opened
+                where.store = opened
                 return
 
     def provide(self, spec: Spec) -> None:

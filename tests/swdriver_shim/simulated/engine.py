@@ -280,7 +280,7 @@ class Engine:
             ttl_first_use_seconds=chance.choice(seconds),
             ttl_last_use_seconds=chance.choice(seconds),
             tiers=chance.choice((*Tiers, *[Tiers.TIER2] * 6)),
-            dram_bytes_max=chance.choice((None, None, None, 0, 40 * 4096, 20 * 4096)),
+            dram_bytes_max=chance.choice((None, None, None, 0, 20 * 4096, 10 * 4096)),
             share=chance.randint(1, 3),
             priority=chance.choice((30, 35)),
             displacement=chance.choice(("default", "lru", "lfu", "slru", "s3fifo")),

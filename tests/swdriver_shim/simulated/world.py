@@ -41,6 +41,7 @@ from tests.swdriver_shim.prompts import NAMESPACE
 from tests.swdriver_shim.simulated.agent import DRIVER, SECRET, Agent, Far, Mover, Near, Spec, To
 from tests.swdriver_shim.simulated.disk import Disk
 from tests.swdriver_shim.simulated.network import STALL_SECONDS
+from tests.swdriver_shim.simulated.redundancy import FragmentsDisk
 from tests.swdriver_shim.simulated.sibling import SimulatedSibling
 
 C = COLUMN_TOKENS
@@ -74,7 +75,7 @@ class World:
         # Of the data plane: who is upgraded later speaks the one before until then.
         self.driver_versions = chance.choice((BEFORE, NOW, NOW, NOW))
         own = [Disk(self.turns, self.judge) for _ in range(1 if self.is_shared else 3)]
-        self.fragments = Disk(self.turns, self.judge)  # of redundant columns, of all agents
+        self.fragments = FragmentsDisk(self.turns, self.judge)  # of redundant columns, of all agents
         self.disks = [*own, self.fragments]
         self.agents = [
             Agent(name, self.turns, own[at % len(own)], self.fragments, self.caps())
