@@ -6,11 +6,12 @@ as a column of a fragment shard of the same driver there. Who stores which is de
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from console.fleet.models import Driver, Node
 from console.placement.rules import Redundancy
@@ -70,29 +71,42 @@ class Fragments:
         }
 
 
+class Stored(NamedTuple):
+    """A stream of a driver with a running job, by what is stored."""
+
+    driver: str
+    shard: Shard
+    slot_bytes: int
+    nodes: set[str]  # where it is, and where it moves to
+
+
 class AllFragments:
-    """As things are when it is first asked. In as many queries for many as for few; one, where there is
-    no redundancy at all."""
+    """As things are when it is first asked. In as many queries for many as for few. Documents ask for
+    one, where there is no redundancy at all."""
 
     @property
     def is_any(self) -> bool:
-        return bool(self._holders)
+        return bool(self.holders)
 
     def holders_of(self, shard: Shard) -> list[FragmentHolder]:
         """In the order of their fragments; none where one is missing."""
-        found = self._holders.get(shard, [])
+        found = self.holders.get(shard, [])
         return found if found and len(found) == Redundancy(found[0].code).holders else []
 
-    def shard_of(self, driver: str, group: str, index: int) -> Shard | None:
-        namespace = self._namespaces.get(driver)
-        return None if namespace is None else Shard(namespace, group, index)
+    def holders_of_stream(self, stream: Stream) -> list[FragmentHolder]:
+        shard = self.shard_of(stream) if self.is_any else None
+        return self.holders_of(shard) if shard else []
+
+    def shard_of(self, stream: Stream) -> Shard | None:
+        """None without a running job."""
+        namespace = self.namespaces.get(stream.job.driver.name)
+        return None if namespace is None else Shard(namespace, stream.group, stream.index)
 
     def told(self, stream: Stream, node: Node) -> Mapping[str, Any]:
         """What the document of this node says of the redundancy of a stream. While a stream moves, the
         one node says it that its driver uses: two agents would write over each other's fragments."""
         uses = stream.next_node_id if stream.phase == Phase.MOVING else stream.node_id
-        shard = self.shard_of(stream.job.driver.name, stream.group, stream.index)
-        if uses != node.pk or shard is None or not (holders := self.holders_of(shard)):
+        if uses != node.pk or not (holders := self.holders_of_stream(stream)):
             return {}
         code = Redundancy(holders[0].code)
         found = [
@@ -124,38 +138,35 @@ class AllFragments:
     # Reading
 
     @cached_property
-    def _holders(self) -> dict[Shard, list[FragmentHolder]]:
+    def holders(self) -> dict[Shard, list[FragmentHolder]]:
         found: dict[Shard, list[FragmentHolder]] = defaultdict(list)
         for holder in FragmentHolder.objects.select_related("node"):
             found[Shard(holder.namespace, holder.group, holder.index)].append(holder)
         return found
 
     @cached_property
-    def _namespaces(self) -> dict[str, str]:
-        """By driver with a running job."""
-        return namespaces() if self._holders else {}
+    def namespaces(self) -> dict[str, str]:
+        """Of the models of drivers with a running job, by the name of the driver."""
+        found = {}
+        for driver in Driver.objects.filter(job__running=True).order_by("name"):
+            with contextlib.suppress(Misconfigured):
+                found[driver.name] = model_of(driver).namespace().digest().hex()
+        return found
+
+    @cached_property
+    def streams(self) -> list[Stored]:
+        """Of all drivers that `namespaces` has."""
+        fields = ("job__driver__name", "group", "index", "slot_bytes", "node__name", "next_node__name")
+        found = Stream.objects.filter(job__driver__name__in=self.namespaces).order_by("pk")
+        return [
+            Stored(driver, Shard(self.namespaces[driver], group, index), size, {*filter(None, nodes)})
+            for driver, group, index, size, *nodes in found.values_list(*fields)
+        ]
 
     @cached_property
     def _by_node(self) -> dict[str, list[Fragments]]:
         found: dict[str, list[Fragments]] = defaultdict(list)
-        if not self._namespaces:
-            return found
-        streams = Stream.objects.filter(job__driver__name__in=self._namespaces).order_by("pk")
-        for driver, group, index, size in streams.values_list(
-            "job__driver__name", "group", "index", "slot_bytes"
-        ):
-            shard = Shard(self._namespaces[driver], group, index)
-            for holder in self.holders_of(shard):
-                found[holder.node.name].append(Fragments(driver, shard, holder, size))
+        for one in self.streams if self.is_any else ():
+            for holder in self.holders_of(one.shard):
+                found[holder.node.name].append(Fragments(one.driver, one.shard, holder, one.slot_bytes))
         return found
-
-
-def namespaces() -> dict[str, str]:
-    """Of the models of drivers with a running job, by the name of the driver."""
-    found = {}
-    for driver in Driver.objects.filter(job__running=True).order_by("name"):
-        try:
-            found[driver.name] = model_of(driver).namespace().digest().hex()
-        except Misconfigured:
-            continue
-    return found

@@ -33,8 +33,8 @@ from console.fleet.services import lock_fleet
 from console.placement.rules import Redundancy, Rules
 from console.placement.topology import State, Tier
 from console.sessions import endpoints
-from console.sessions.fragments import AllFragments, Shard, namespaces
-from console.sessions.models import FragmentHolder, Job, RuleSet, Stream
+from console.sessions.fragments import AllFragments, Shard
+from console.sessions.models import FragmentHolder, Job, RuleSet
 from console.sessions.plans.holders import Agent, Choice, Standing, apart, choose, too_few
 from console.sessions.plans.losses import Limits
 from console.sessions.rules import effective_rules_of_all, follows_rules
@@ -70,23 +70,13 @@ class Assignment:
 
     def __init__(self, now: datetime) -> None:
         self._now = now
+        self.known = AllFragments()
         self._agents: dict[tuple[bool, float], list[Agent]] = {}
 
     @cached_property
-    def rows(self) -> dict[Shard, list[FragmentHolder]]:
-        found: dict[Shard, list[FragmentHolder]] = defaultdict(list)
-        for row in FragmentHolder.objects.select_related("node"):
-            found[Shard(row.namespace, row.group, row.index)].append(row)
-        return found
-
-    @cached_property
-    def fragments(self) -> Counter[str]:
-        """How many each node has."""
-        return Counter(row.node.name for rows in self.rows.values() for row in rows)
-
-    @cached_property
-    def namespaces(self) -> dict[str, str]:
-        return namespaces()
+    def counts(self) -> Counter[str]:
+        """How many fragments each node has."""
+        return Counter(row.node.name for rows in self.known.holders.values() for row in rows)
 
     @cached_property
     def wanted(self) -> dict[Shard, Wanted]:
@@ -94,7 +84,7 @@ class Assignment:
         rules = effective_rules_of_all()
         orgs = dict(Job.objects.filter(running=True).values_list("driver__name", "session__org"))
         by_model: dict[str, Wanted] = {}
-        for driver, namespace in self.namespaces.items():
+        for driver, namespace in self.known.namespaces.items():
             its = rules(orgs.get(driver))
             known = by_model.get(namespace, Wanted(Redundancy.NONE, True, 0))
             by_model[namespace] = known.stricter(its)
@@ -102,18 +92,10 @@ class Assignment:
 
     @cached_property
     def _slot_bytes(self) -> dict[Shard, set[int]]:
-        streams = Stream.objects.filter(job__driver__name__in=self.namespaces)
         found: dict[Shard, set[int]] = defaultdict(set)
-        for driver, group, index, size in streams.values_list(
-            "job__driver__name", "group", "index", "slot_bytes"
-        ):
-            found[Shard(self.namespaces[driver], group, index)].add(size)
+        for one in self.known.streams:
+            found[one.shard].add(one.slot_bytes)
         return found
-
-    def shard_of(self, stream: Stream) -> Shard | None:
-        """None without a running job."""
-        namespace = self.namespaces.get(stream.job.driver.name)
-        return None if namespace is None else Shard(namespace, stream.group, stream.index)
 
     def choice(self, shard: Shard) -> Choice:
         wanted = self.wanted.get(shard)
@@ -126,9 +108,9 @@ class Assignment:
             return Choice((), f"The name of group {shard.group} is too long to be that of fragments.")
         if len(self._slot_bytes[shard]) > 1:
             return Choice((), "Drivers of this model and layout have columns of different sizes.")
-        current = {row.place: row.node.name for row in self.rows.get(shard, ())}
+        current = {row.place: row.node.name for row in self.known.holders.get(shard, ())}
         agents = self.agents(replace_lost=wanted.replace_lost, after_seconds=wanted.after_seconds)
-        return choose(code, current, agents, self.fragments)
+        return choose(code, current, agents, self.counts)
 
     def agents(self, *, replace_lost: bool, after_seconds: float) -> list[Agent]:
         """Those that could store fragments, and those that do."""
@@ -142,7 +124,7 @@ class Assignment:
 
     @cached_property
     def _nodes(self) -> list[tuple[Node, frozenset[str]]]:
-        known = {row.node.pk for rows in self.rows.values() for row in rows}
+        known = {row.node.pk for rows in self.known.holders.values() for row in rows}
         leaves = ArrayAgg("nics__leaf__name", filter=Q(nics__isnull=False), default=[])
         found = Node.objects.filter(joined_at__isnull=False).annotate(nic_leaves=leaves)
         useful = found.filter(Q(declared__tier2__kind="posix") | Q(pk__in=known)).order_by("name")
@@ -194,8 +176,8 @@ def reconcile(now: datetime) -> set[Address]:
     found = Assignment(now)
     changed: set[Address] = set()
     shards = []
-    for shard in sorted({*found.wanted, *found.rows}):
-        before = found.rows.get(shard, [])
+    for shard in sorted({*found.wanted, *found.known.holders}):
+        before = found.known.holders.get(shard, [])
         if nodes := _assign(found, shard, before):
             changed.update((Kind.NODE.value, name) for name in nodes)
             shards.append(shard)
@@ -223,8 +205,8 @@ def _assign(found: Assignment, shard: Shard, before: list[FragmentHolder]) -> se
         for place, name in enumerate(names)
         if place not in stays
     )
-    found.fragments.subtract(row.node.name for row in gone)
-    found.fragments.update(name for place, name in enumerate(names) if place not in stays)
+    found.counts.subtract(row.node.name for row in gone)
+    found.counts.update(name for place, name in enumerate(names) if place not in stays)
     # With their fragments the streams of all others are told: who comes has to let their drivers in.
     return {*names, *(row.node.name for row in before)}
 
@@ -232,16 +214,11 @@ def _assign(found: Assignment, shard: Shard, before: list[FragmentHolder]) -> se
 def _stream_nodes(found: Assignment, shards: Iterable[Shard]) -> set[Address]:
     """The nodes of the streams of these shards."""
     changed = set(shards)
-    if not changed:
-        return set()
-    streams = Stream.objects.filter(job__driver__name__in=found.namespaces)
-    fields = ("job__driver__name", "group", "index", "node__name", "next_node__name")
     return {
         (Kind.NODE.value, name)
-        for driver, group, index, *nodes in streams.values_list(*fields)
-        if Shard(found.namespaces[driver], group, index) in changed
-        for name in nodes
-        if name
+        for one in found.known.streams
+        if one.shard in changed
+        for name in one.nodes
     }
 
 

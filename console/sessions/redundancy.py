@@ -1,4 +1,4 @@
-"""Redundancy of the streams of a driver, as its page shows it."""
+"""Redundancy of the streams of a driver, as its page and the API show it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from django.utils import timezone
 from console.fleet.models import Driver
 from console.placement.topology import Tier
 from console.sessions import endpoints
-from console.sessions.fragments import AllFragments
 from console.sessions.holders import Assignment
 from console.sessions.models import FragmentHolder, Stream, StreamRedundancy
 
@@ -54,6 +53,12 @@ class Row:
         known = {endpoints.address(one.node, Tier.SPINE): one.node.name for one in self.holders}
         return [known.get(address, address) for address in self.said.unreachable] if self.said else []
 
+    def reaches(self, holder: FragmentHolder) -> bool | None:
+        """Whether the agent can reach it; None while that has not said, or could not begin."""
+        if self.said is None or self.said.state == "refused":
+            return None
+        return holder.node.name not in self.unreachable
+
     @property
     def complete_share(self) -> float | None:
         """Of its columns; None where all have all of their fragments."""
@@ -75,11 +80,12 @@ class Row:
 
 def of_driver(driver: Driver) -> list[Row]:
     """Of each of its streams; none for a driver without a running job, or without redundancy."""
-    assignment, fragments = Assignment(timezone.now()), AllFragments()
+    assignment = Assignment(timezone.now())
+    fragments = assignment.known
     streams = Stream.objects.filter(job__driver=driver, job__running=True)
     found = []
     for stream in streams.select_related("job__driver", "redundancy").order_by("group", "index"):
-        shard = assignment.shard_of(stream)
+        shard = fragments.shard_of(stream)
         if shard is None:
             continue
         why = assignment.choice(shard).why

@@ -539,6 +539,7 @@ API = {
         "POST", "/api/v1/drivers/job-7/remove", (401, 404, 404, 404, 404, 202), {}, IDEMPOTENT
     ),
     ("GET", "drivers/<name>/orgs"): Case("GET", "/api/v1/drivers/job-7/orgs", API_FLEET),
+    ("GET", "drivers/<name>/redundancy"): Case("GET", "/api/v1/drivers/job-7/redundancy", API_FLEET),
     ("PATCH", "drivers/<name>/orgs"): Case(
         "PATCH", "/api/v1/drivers/job-7/orgs", API_FLEET, {"orgs": ["acme"]}, {**ANY, **IDEMPOTENT}
     ),

@@ -1,4 +1,4 @@
-"""Drivers over REST: the orgs that one may serve, and removing one."""
+"""Drivers over REST: the orgs that one may serve, who stores its fragments, and removing one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from console.fleet.models import Driver
 from console.fleet.rest.fleet import Name
 from console.operations.api import OperationOut, accepted
 from console.operations.models import Operation
-from console.sessions import driver_orgs
+from console.sessions import driver_orgs, redundancy
 from console.sessions.changes import driver_removal
 from console.sessions.changes.driver_removal import Consequences
 from console.sessions.driver_orgs import Plan
 from console.sessions.models import Session
-from console.sessions.rest.schemas import OrgsIn, OrgsOut, PlanToken
+from console.sessions.redundancy import Row
+from console.sessions.rest.schemas import OrgsIn, OrgsOut, PlanToken, RedundancyName
 
 router = Router(tags=["fleet"])
 
@@ -123,6 +124,71 @@ def _shown(driver: Driver, begun: Sequence[Operation] = ()) -> dict[str, object]
         "leaving": [org.slug for org in driver_orgs.leaving_of(driver)],
         "operations": begun,
     }
+
+
+# Who stores its fragments
+
+
+class HolderOut(Schema):
+    """An agent that stores one fragment of each redundant column of a shard."""
+
+    place: int = Field(description="The number of the fragment.")
+    node: str
+    since: datetime = Field(description="When it was assigned.")
+    reachable: bool | None = Field(
+        description="Whether the agent of the shard can reach it. Null: not reported."
+    )
+
+
+class ReportedRedundancyOut(Schema):
+    state: str = Field(description="indexing, ready or refused.")
+    reason: str = Field(description="Why the agent refuses.")
+    columns: int = Field(description="Columns that are stored redundantly.")
+    incomplete: int = Field(description="Columns that lack a fragment, of these.")
+    repaired: int = Field(
+        description="Columns whose missing fragments were stored again, since the agent opened them."
+    )
+    seen_at: datetime = Field(description="When the agent reported it.")
+
+
+class ShardRedundancyOut(Schema):
+    stream: NameOf
+    group: str = Field(validation_alias="stream.group")
+    index: int = Field(validation_alias="stream.index")
+    redundancy: RedundancyName = Field(
+        validation_alias="code", description="Fragments with data + with parity; `none` without holders."
+    )
+    why: str = Field(description="Why there is none, or why a holder that leaves is not replaced.")
+    holders: list[HolderOut] = Field(description="In the order of their fragments.")
+    reported: ReportedRedundancyOut | None = Field(
+        validation_alias="said", description="By the agent that has the shard. Null: nothing yet."
+    )
+
+    @staticmethod
+    def resolve_holders(row: Row) -> list[dict[str, object]]:
+        return [
+            {
+                "place": one.place,
+                "node": one.node.name,
+                "since": one.since,
+                "reachable": row.reaches(one),
+            }
+            for one in row.holders
+        ]
+
+
+class DriverRedundancyOut(Schema):
+    """How the columns of a driver's shards are stored redundantly in tier 2."""
+
+    driver: str
+    shards: list[ShardRedundancyOut] = Field(description="None without a running job.")
+
+
+@router.get("/drivers/{name}/redundancy", response=answers(DriverRedundancyOut, 404))
+def get_driver_redundancy(request: SignedInRequest, name: Name) -> dict[str, object]:
+    """Get the redundancy of a driver."""
+    driver = services.get(services.visible_drivers(request.principal), name)
+    return {"driver": driver.name, "shards": redundancy.of_driver(driver)}
 
 
 # Removing one

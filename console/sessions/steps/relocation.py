@@ -94,10 +94,7 @@ class _Changes:
     def goes_on(self, stream: Stream) -> None:
         """Its driver uses the other one of its nodes from now on."""
         self.drivers.add(stream.job.driver.name)
-        driver = stream.job.driver.name, stream.group, stream.index
-        fragments = AllFragments()
-        shard = fragments.shard_of(*driver)
-        if shard is not None and fragments.holders_of(shard) and stream.next_node is not None:
+        if AllFragments().holders_of_stream(stream) and stream.next_node is not None:
             self.nodes.update((stream.node.name, stream.next_node.name))
 
     def publish(self, why: str) -> None:

@@ -112,7 +112,7 @@ def names(node: str) -> set[str]:
 
 def why(driver: str = "job1") -> str:
     found = holders.Assignment(timezone.now())
-    [first, *_] = [one for one in found.wanted if one.namespace == found.namespaces[driver]]
+    [first, *_] = [one for one in found.wanted if one.namespace == found.known.namespaces[driver]]
     return found.choice(first).why
 
 
@@ -173,7 +173,7 @@ def test_replicas_of_one_model_share_holders_and_each_has_its_own_shards_there(
     namespaces = {one.namespace: one.name for one in document("bare").shards}
     own = [
         [row.node.name for row in rows]
-        for key, rows in holders.Assignment(timezone.now()).rows.items()
+        for key, rows in AllFragments().holders.items()
         if namespaces[key.namespace] == "job1.full.0"
     ]
     assert own == [["n1", "n2"]]

@@ -1,15 +1,19 @@
-"""What people see of redundancy: on the pages of a driver, a node and the session rules."""
+"""What people see of redundancy: pages of a driver, a node and the session rules, and the API."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from console.fleet.models import Node
 from console.placement.topology import State
+from console.sessions import holders
 from console.sessions.models import (
     FragmentHolder,
     Job,
@@ -24,6 +28,7 @@ from tests.console.sessions.requests import set_rules
 
 pytestmark = pytest.mark.django_db
 
+API = "/api/v1/drivers/job1/redundancy"
 DISK = {"tier2": {"kind": "posix", "path": "/mnt/kv", "cap": "1TiB", "shared": False}}
 
 
@@ -133,3 +138,75 @@ def test_a_nodes_page_counts_the_shards_of_fragments(
     page = browser.get("/fleet/nodes/n2/").content.decode()
     facts = " ".join(page.partition("<dt>Fragments</dt>")[2].partition("</dd>")[0].split())
     assert "1 shard of 32.3 MiB" in facts
+
+
+def test_the_api_says_what_a_drivers_page_says(
+    stream: Stream, people: People, browser_of: Callable[..., Client]
+) -> None:
+    browser = browser_of(people.platform_viewer)
+
+    def shard() -> dict[str, Any]:
+        found = browser.get(API)
+        assert found.status_code == 200
+        [one] = found.json()["shards"]
+        assert (one["stream"], one["group"], one["index"]) == ("job1.full.0", "full", 0)
+        return dict(one)
+
+    before = shard()
+    assert (before["redundancy"], before["holders"], before["reported"]) == ("none", [], None)
+    assert before["why"] == "The session rules ask for none."
+    set_rules(people, redundancy="2+1")
+    assigned = shard()
+    assert (assigned["redundancy"], assigned["why"], assigned["reported"]) == ("2+1", "", None)
+    assert [(one["place"], one["node"]) for one in assigned["holders"]] == [
+        (0, "n1"),
+        (1, "n2"),
+        (2, "n3"),
+    ]
+    assert {one["reachable"] for one in assigned["holders"]} == {None}
+    row = StreamRedundancy.objects.create(
+        stream=stream,
+        state="ready",
+        columns=9000,
+        incomplete=1204,
+        repaired=31,
+        unreachable=["unix:/nowhere/n2", "unix:/former"],
+        seen_at=timezone.now(),
+    )
+    seen_at = row.seen_at.isoformat().replace("+00:00", "Z")
+    assert shard()["reported"] == {
+        "state": "ready",
+        "reason": "",
+        "columns": 9000,
+        "incomplete": 1204,
+        "repaired": 31,
+        "seen_at": seen_at,
+    }
+    assert [one["reachable"] for one in shard()["holders"]] == [True, False, True]
+    row.state, row.reason, row.unreachable = "refused", "ISA-L is not installed", []
+    row.save()
+    assert shard()["reported"]["reason"] == "ISA-L is not installed"
+    assert {one["reachable"] for one in shard()["holders"]} == {None}, "it asks nobody"
+    Job.objects.update(running=False)
+    assert browser.get(API).json() == {"driver": "job1", "shards": []}
+
+
+def test_the_api_takes_as_many_queries_for_many_streams_as_for_few(
+    stream: Stream, people: People, browser_of: Callable[..., Client]
+) -> None:
+    browser = browser_of(people.platform_viewer)
+
+    def queries() -> int:
+        with CaptureQueriesContext(connection) as asked:
+            shards = browser.get(API).json()["shards"]
+        assert [len(one["holders"]) for one in shards] == [2] * Stream.objects.count()
+        return len(asked)
+
+    set_rules(people, redundancy="1+1")
+    few = queries()
+    for index in range(1, 6):
+        stream.pk, stream.index, stream.domain = None, index, index
+        stream._state.adding = True
+        stream.save()
+    holders.keep(timezone.now())
+    assert queries() == few
