@@ -75,4 +75,8 @@ int add_window(PyObject *module);
 
 int add_files(PyObject *module);
 
+/* prompts.c */
+
+int add_prompts(PyObject *module);
+
 #endif

@@ -21,6 +21,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from swdriver_shim import loops
 from swdriver_shim.cache import misses, snapshot
 from swdriver_shim.cache.allocator import SlotAllocator
 from swdriver_shim.cache.listener import Listener
@@ -160,7 +161,7 @@ class Ledger:
     def _find(self, account: Account, prompt: Prompt, refilled: int, now: float) -> Match:
         lookup = Lookup(self._stock, prompt, now)
         columns, tokens = lookup.agree(prompt)
-        slots = tuple([column.slot for column in hit] for hit in columns)
+        slots = tuple(loops.current.values_of(hit, "slot") for hit in columns)
         match = Match(prompt, prompt.tokens, list(prompt.keys), tokens, columns, slots, refilled)
         if not max(tokens, refilled) and _is_in_other_namespace(account, prompt):
             match.missed[Reason.OTHER_NAMESPACE] = prompt.tokens

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Final
+from typing import Final, cast
 
+from swdriver_shim import loops
 from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap, State
 from swdriver_shim.cache.reasons import DRAM, SIBLING, TIER2, Reason, Tally
 from swdriver_shim.cache.request_log import HasKeys, PromptKeys, RequestRecord
@@ -101,7 +102,7 @@ class Path:
 class Lookup:
     """The columns of a prompt in all groups, at one time."""
 
-    __slots__ = ("_account", "_groups", "_is_open", "_most", "_now", "paths")
+    __slots__ = ("_account", "_groups", "_is_open", "_most", "_now", "_over", "paths")
 
     def __init__(self, stock: Stock, prompt: HasKeys, now: float) -> None:
         maps = stock.maps_of(prompt.maker)
@@ -112,43 +113,30 @@ class Lookup:
         is_cut = self._most is not None and self._groups[0].alone  # objects have no beginning
         self._is_open = stock.is_reachable and policy.tiers is not Tiers.NONE and not is_cut
         self._now = now
+        self._over = over(policy, now)
         self.paths = [Path(one, self._find(one, prompt.keys)) for one in maps]
         for path in self.paths:
             if path.map.linked:
                 path.fresh = self._fresh(path.found)
                 continue
             if self._groups[path.map.group].is_state:
-                path.reach = [0 if one is None else self._fresh((one,)) for one in path.found]
+                path.reach = [0 if one is None else self._fresh([one]) for one in path.found]
                 continue
-            rest = iter(path.found)
-            while len(path.reach) < len(path.found):
-                path.reach += range(1, self._fresh(rest) + 1)
+            while (done := len(path.reach)) < len(path.found):
+                path.reach += range(1, self._fresh(path.found, done) + 1)
                 path.reach += [0] * (len(path.reach) < len(path.found))  # which ended the run
 
     def _find(self, prefix_map: PrefixMap, keys: Sequence[bytes]) -> list[Column | None]:
         """The columns of these keys, without those behind what the policy stores."""
-        if self._most is None or self._most >= len(keys):
-            return prefix_map.find(keys)
-        return prefix_map.find(keys[: self._most]) + [None] * (len(keys) - self._most)
+        whole = list(keys[: self._most])
+        return prefix_map.find(whole) + [None] * (len(keys) - len(whole))
 
-    def _fresh(self, columns: Iterable[Column | None]) -> int:
-        """How many of these, from the first on, can be served."""
+    def _fresh(self, columns: Sequence[Column | None], start: int = 0) -> int:
+        """How many of these, from the place `start` on, can be served."""
         if not self._is_open:
             return 0
-        now, ready = self._now, State.READY
-        born, seen = over(self._account.policy, now)
-        fresh = 0
-        for column in columns:
-            if (
-                column is None
-                or column.state is not ready
-                or column.stored_at <= born
-                or column.used_at <= seen
-                or (column.ttl is not None and column.expires_at <= now)
-            ):
-                break
-            fresh += 1
-        return fresh
+        born, seen = self._over
+        return loops.current.fresh(columns, start, State.READY, born, seen, self._now)
 
     def agree(self, prompt: Prompt) -> tuple[tuple[list[Column], ...], int]:
         """The longest prefix that all groups can serve: its columns, and how many tokens."""
@@ -162,7 +150,9 @@ class Lookup:
         tokens = whole * COLUMN_TOKENS + (tails[0].tokens if tails else 0)
         columns = []
         for index, (path, group) in enumerate(zip(self.paths, self._groups, strict=True)):
-            columns.append(_present(path.found[group.first_needed(tokens) : whole]))
+            found = path.found[group.first_needed(tokens) : whole]
+            # Of a full group all are there, and nobody has to look at each.
+            columns.append(cast("list[Column]", found) if path.map.linked else _present(found))
             columns[-1] += tails[index : index + 1]
         return tuple(columns), tokens
 

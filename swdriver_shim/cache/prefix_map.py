@@ -7,12 +7,13 @@ conversation stays as an empty node until the columns behind it are removed, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
 from typing import Any, Final
 
+from swdriver_shim import loops
 from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy, move
 from swdriver_shim.cache.reasons import Removal, Tally
 from swdriver_shim.cache.reuse.sample import Recorder
@@ -150,8 +151,8 @@ class PrefixMap:
     def __len__(self) -> int:
         return len(self.columns)
 
-    def find(self, keys: Sequence[bytes]) -> list[Column | None]:
-        return list(map(self.columns.get, keys))
+    def find(self, keys: list[bytes]) -> list[Column | None]:
+        return loops.current.find(self.columns, keys)
 
     def add(self, key: bytes, parent: Column | None, depth: int) -> Column:
         """A new, empty, whole column."""
@@ -270,18 +271,16 @@ class Account:
             found = queues[column.priority] = _displacement(self.policy)
         return found
 
-    def stamp(self, hit: Sequence[Column], now: float) -> None:
+    def stamp(self, hit: list[Column], now: float) -> None:
         """These columns are used now. Displacement policies are notified before the columns are
         stamped."""
-        priorities = {column.priority for column in hit}
+        priorities = set(loops.current.values_of(hit, "priority"))
         for priority in priorities:
             path = hit
             if len(priorities) > 1:
                 path = [column for column in hit if column.priority == priority]
             self.queue(path[0]).used(path, now)
-        for column in hit:
-            column.used_at = now
-            column.uses += 1
+        loops.current.stamp(hit, now)
 
     def victim(self, group: int, now: float) -> Column | None:
         """The column to displace next: of the lowest priority, by the displacement policy."""

@@ -1,0 +1,452 @@
+/* The loops of a driver over the tokens and the columns of a prompt: swdriver_shim/loops.py says what each one
+   does, and has all of them in Python.
+
+   Justified by match.32k.* of `make bench NAME=driver`, with and without ".python". */
+
+#include "native.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(TIDEGATE_PORTABLE)
+#define WITH_SHA
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+enum { SHA_BLOCK = 64, STATE = 32, COUNT = 4, KEY = 16, PIECE_MAX = 1 << 18 };
+
+/* SHA-256, after FIPS 180-4, for processors that have instructions for it: hashlib is faster than anything
+   that others could run. */
+
+#ifdef WITH_SHA
+static const uint32_t ROUND[64] __attribute__((aligned(16))) = {
+    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
+};
+static const uint32_t FIRST[8] = {
+    0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19,
+};
+
+/* The instructions want the eight words of the state as two halves, ABEF and CDGH, highest first. */
+typedef struct {
+    __m128i abef, cdgh;
+} Sha;
+
+__attribute__((target("sha,sse4.1"))) static inline Sha sha_of(const uint32_t words[8])
+{
+    const __m128i cdab = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)words), 0xB1);
+    const __m128i efgh = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)(words + 4)), 0x1B);
+    return (Sha){_mm_alignr_epi8(cdab, efgh, 8), _mm_blend_epi16(efgh, cdab, 0xF0)};
+}
+
+__attribute__((target("sha,sse4.1"))) static inline Sha compressed(Sha before, const uint8_t *from, size_t blocks)
+{
+    const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+    for (; blocks > 0; blocks--, from += SHA_BLOCK) {
+        __m128i words[4];
+        Sha now = before;
+        for (int i = 0; i < 4; i++)
+            words[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)from + i), big_endian);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) { /* four rounds each */
+            const __m128i these = words[i % 4], next = words[(i + 1) % 4], last = words[(i + 3) % 4];
+            const __m128i added = _mm_add_epi32(these, _mm_load_si128((const __m128i *)ROUND + i));
+            now.cdgh = _mm_sha256rnds2_epu32(now.cdgh, now.abef, added);
+            now.abef = _mm_sha256rnds2_epu32(now.abef, now.cdgh, _mm_shuffle_epi32(added, 0x0E));
+            if (i < 12) {
+                const __m128i seven_before = _mm_alignr_epi8(last, words[(i + 2) % 4], 4);
+                words[i % 4] = _mm_sha256msg2_epu32(
+                    _mm_add_epi32(_mm_sha256msg1_epu32(these, next), seven_before), last);
+            }
+        }
+        before = (Sha){_mm_add_epi32(now.abef, before.abef), _mm_add_epi32(now.cdgh, before.cdgh)};
+    }
+    return before;
+}
+
+__attribute__((target("sha,sse4.1"))) static inline void put_digest(uint8_t *into, Sha sha)
+{
+    const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+    const __m128i feba = _mm_shuffle_epi32(sha.abef, 0x1B), dchg = _mm_shuffle_epi32(sha.cdgh, 0xB1);
+    const __m128i abcd = _mm_blend_epi16(feba, dchg, 0xF0), efgh = _mm_alignr_epi8(dchg, feba, 8);
+    _mm_storeu_si128((__m128i *)into, _mm_shuffle_epi8(abcd, big_endian));
+    _mm_storeu_si128((__m128i *)into + 1, _mm_shuffle_epi8(efgh, big_endian));
+}
+
+/* The digest of each message: the key, the digest before, and `count` bytes of the next piece with its length
+   in front. `message` has room for all of it but the key, padded, and begins with the first digest. */
+__attribute__((target("sha,sse4.1"))) static bool chain(
+    const uint8_t *key, uint8_t *message, size_t padded, const uint8_t *pieces, Py_ssize_t count, size_t piece,
+    PyObject *states, PyObject *keys)
+{
+    const Sha keyed = compressed(sha_of(FIRST), key, 1);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        memcpy(message + STATE + COUNT, pieces + (size_t)i * piece, piece);
+        put_digest(message, compressed(keyed, message, padded / SHA_BLOCK));
+        PyObject *state = PyBytes_FromStringAndSize((const char *)message, STATE);
+        if (state == NULL)
+            return false;
+        PyList_SET_ITEM(states, i, state);
+        PyObject *its_key = PyBytes_FromStringAndSize((const char *)message, KEY);
+        if (its_key == NULL)
+            return false;
+        PyList_SET_ITEM(keys, i, its_key);
+    }
+    return true;
+}
+
+static bool has_sha(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & 1u << 29) && __get_cpuid(1, &a, &b, &c, &d) &&
+           (c & bit_SSE4_1) && (c & bit_SSSE3);
+}
+#else
+static bool chain(
+    const uint8_t *key, uint8_t *message, size_t padded, const uint8_t *pieces, Py_ssize_t count, size_t piece,
+    PyObject *states, PyObject *keys)
+{
+    (void)key, (void)message, (void)padded, (void)pieces, (void)count, (void)piece, (void)states, (void)keys;
+    return false;
+}
+
+static bool has_sha(void)
+{
+    return false;
+}
+#endif
+
+static inline void put_little_endian(uint8_t *into, uint32_t value)
+{
+    for (int byte = 0; byte < 4; byte++)
+        into[byte] = (uint8_t)(value >> 8 * byte);
+}
+
+static PyObject *chained(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    Py_buffer key = {.obj = NULL}, first = {.obj = NULL}, pieces = {.obj = NULL};
+    PyObject *states = NULL, *keys = NULL, *made = NULL;
+    uint8_t *message = NULL;
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "wanted are four arguments: key, first, tokens and how many are a unit");
+        return NULL;
+    }
+    const Py_ssize_t tokens = PyLong_AsSsize_t(arguments[3]);
+    if (tokens == -1 && PyErr_Occurred())
+        return NULL;
+    if (PyObject_GetBuffer(arguments[0], &key, PyBUF_SIMPLE) < 0 ||
+        PyObject_GetBuffer(arguments[1], &first, PyBUF_SIMPLE) < 0 ||
+        PyObject_GetBuffer(arguments[2], &pieces, PyBUF_SIMPLE) < 0)
+        goto done;
+    if (key.len != SHA_BLOCK || first.len != STATE || tokens < 1 || tokens > PIECE_MAX / 4) {
+        PyErr_SetString(PyExc_ValueError, "a key has 64 bytes, a state 32, and a unit 1 to 65536 tokens");
+        goto done;
+    }
+    const size_t piece = (size_t)tokens * 4, mixed = STATE + COUNT + piece;
+    const size_t padded = (mixed + 9 + SHA_BLOCK - 1) / SHA_BLOCK * SHA_BLOCK;
+    const uint64_t bits = (SHA_BLOCK + mixed) * 8;
+    if ((message = PyMem_Calloc(padded, 1)) == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    memcpy(message, first.buf, STATE);
+    put_little_endian(message + STATE, (uint32_t)tokens);
+    message[mixed] = 0x80;
+    for (int i = 0; i < 8; i++)
+        message[padded - 1 - i] = (uint8_t)(bits >> 8 * i);
+    const Py_ssize_t units = pieces.len / (Py_ssize_t)piece;
+    if ((states = PyList_New(units)) == NULL || (keys = PyList_New(units)) == NULL)
+        goto done;
+    if (chain(key.buf, message, padded, pieces.buf, units, piece, states, keys))
+        made = PyTuple_Pack(2, states, keys);
+    else if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_NotImplementedError, "this machine has no instructions for SHA-256");
+done:
+    PyMem_Free(message);
+    Py_XDECREF(states);
+    Py_XDECREF(keys);
+    for (int i = 0; i < 3; i++) {
+        Py_buffer *one = (Py_buffer *[]){&key, &first, &pieces}[i];
+        if (one->obj != NULL)
+            PyBuffer_Release(one);
+    }
+    return made;
+}
+
+static inline unsigned long number_of(PyObject *number)
+{
+#if PY_VERSION_HEX < 0x030C0000 /* of one digit, as all tokens are: a third of the time of the call */
+    if (Py_SIZE(number) == 1)
+        return ((PyLongObject *)number)->ob_digit[0];
+#endif
+    return PyLong_AsUnsignedLong(number);
+}
+
+/* A token, and whether it is one; else with an exception. */
+static bool token_of(PyObject *number, uint32_t *token)
+{
+    unsigned long value;
+    if (PyLong_CheckExact(number))
+        value = number_of(number);
+    else { /* which may run code of others */
+        PyObject *whole = PyNumber_Index(number);
+        if (whole == NULL)
+            return false;
+        value = PyLong_AsUnsignedLong(whole);
+        Py_DECREF(whole);
+    }
+    if (value > UINT32_MAX && !PyErr_Occurred())
+        PyErr_Format(PyExc_OverflowError, "%lu is too large", value);
+    *token = (uint32_t)value;
+    return value <= UINT32_MAX;
+}
+
+static PyObject *packed(PyObject *self, PyObject *given)
+{
+    (void)self;
+    PyObject *numbers = PySequence_Fast(given, "they are no sequence of numbers");
+    if (numbers == NULL)
+        return NULL;
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(numbers);
+    PyObject *made = PyBytes_FromStringAndSize(NULL, count * 4);
+    bool good = made != NULL;
+    for (Py_ssize_t i = 0; good && i < count; i++) {
+        if (i >= PySequence_Fast_GET_SIZE(numbers)) {
+            PyErr_SetString(PyExc_TypeError, "they became fewer meanwhile");
+            good = false;
+            break;
+        }
+        PyObject *number = Py_NewRef(PySequence_Fast_GET_ITEM(numbers, i));
+        uint32_t token;
+        if ((good = token_of(number, &token)))
+            put_little_endian((uint8_t *)PyBytes_AS_STRING(made) + 4 * i, token);
+        Py_DECREF(number);
+    }
+    Py_DECREF(numbers);
+    if (!good)
+        Py_CLEAR(made);
+    return made;
+}
+
+/* Columns: objects with slots, which are read where they lie. */
+
+typedef struct {
+    PyTypeObject *type;
+    Py_ssize_t state, stored_at, used_at, ttl, uses;
+} Fields;
+
+static Py_ssize_t offset_of(PyTypeObject *type, const char *name)
+{
+    PyObject *member = PyObject_GetAttrString((PyObject *)type, name);
+    Py_ssize_t offset = -1;
+    if (member != NULL && Py_IS_TYPE(member, &PyMemberDescr_Type) &&
+        ((PyMemberDescrObject *)member)->d_member->type == T_OBJECT_EX)
+        offset = ((PyMemberDescrObject *)member)->d_member->offset;
+    else if (member != NULL)
+        PyErr_Format(PyExc_TypeError, "%s of %s is no slot", name, type->tp_name);
+    Py_XDECREF(member);
+    return offset;
+}
+
+/* Where this column has its fields; false with an exception if it is none. */
+static bool found_fields(Fields *fields, PyObject *column)
+{
+    PyTypeObject *type = Py_TYPE(column);
+    if (fields->type == type)
+        return true;
+    const Fields found = {
+        type, offset_of(type, "state"), offset_of(type, "stored_at"), offset_of(type, "used_at"),
+        offset_of(type, "ttl"), offset_of(type, "uses"),
+    };
+    *fields = found;
+    return !PyErr_Occurred();
+}
+
+static PyObject **field(PyObject *column, Py_ssize_t offset)
+{
+    return (PyObject **)((char *)column + offset);
+}
+
+static bool is_list(PyObject *given)
+{
+    if (PyList_Check(given))
+        return true;
+    PyErr_SetString(PyExc_TypeError, "wanted is a list");
+    return false;
+}
+
+static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 2 || !PyDict_Check(arguments[0]) || !is_list(arguments[1])) {
+        PyErr_SetString(PyExc_TypeError, "wanted are a dict of columns and a list of keys");
+        return NULL;
+    }
+    const Py_ssize_t keys = PyList_GET_SIZE(arguments[1]);
+    PyObject *found = PyList_New(keys);
+    for (Py_ssize_t i = 0; found != NULL && i < keys; i++) {
+        PyObject *key = PyList_GET_ITEM(arguments[1], i);
+        if (!PyBytes_CheckExact(key)) { /* whose comparison runs no code of others */
+            PyErr_SetString(PyExc_TypeError, "a key is of bytes");
+            Py_CLEAR(found);
+            break;
+        }
+        PyObject *column = PyDict_GetItemWithError(arguments[0], key);
+        if (column == NULL && PyErr_Occurred()) {
+            Py_CLEAR(found);
+            break;
+        }
+        PyList_SET_ITEM(found, i, Py_NewRef(column == NULL ? Py_None : column));
+    }
+    return found;
+}
+
+/* A time that others have to be after. Columns of one prompt have the same object for their time, so the answer
+   for the last one is remembered with it, for as long as nothing else runs. */
+typedef struct {
+    double time;
+    PyObject *last;
+    bool last_is_after;
+} Since;
+
+/* Whether a column's time is after this one: -1 with an exception. */
+static inline int is_after(Since *since, PyObject *given)
+{
+    if (given == since->last && given != NULL)
+        return since->last_is_after;
+    if (given == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "a column without its time");
+        return -1;
+    }
+    const double at = PyFloat_AsDouble(given); /* an int may be one, too */
+    if (at == -1.0 && PyErr_Occurred())
+        return -1;
+    since->last = given;
+    return since->last_is_after = at > since->time;
+}
+
+static int is_expired(PyObject *column, double now)
+{
+    PyObject *at = PyObject_GetAttrString(column, "expires_at");
+    Since since = {now, NULL, false};
+    const int later = at == NULL ? -1 : is_after(&since, at);
+    Py_XDECREF(at);
+    return later < 0 ? -1 : !later;
+}
+
+static PyObject *fresh(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    Fields fields = {.type = NULL};
+    if (count != 6 || !is_list(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns, a place, the state READY and three times");
+        return NULL;
+    }
+    const Py_ssize_t start = PyLong_AsSsize_t(arguments[1]);
+    PyObject *ready = arguments[2];
+    Since born = {PyFloat_AsDouble(arguments[3]), NULL, false};
+    Since seen = {PyFloat_AsDouble(arguments[4]), NULL, false};
+    const double now = PyFloat_AsDouble(arguments[5]);
+    if (PyErr_Occurred())
+        return NULL;
+    Py_ssize_t i = start < 0 ? 0 : start;
+    for (; i < PyList_GET_SIZE(arguments[0]); i++) {
+        PyObject *column = PyList_GET_ITEM(arguments[0], i);
+        if (column == Py_None)
+            break;
+        if (!found_fields(&fields, column))
+            return NULL;
+        if (*field(column, fields.state) != ready)
+            break;
+        const int stored = is_after(&born, *field(column, fields.stored_at));
+        const int used = stored > 0 ? is_after(&seen, *field(column, fields.used_at)) : stored;
+        if (used < 0)
+            return NULL;
+        if (!used)
+            break;
+        if (*field(column, fields.ttl) == Py_None)
+            continue;
+        Py_INCREF(column);
+        const int expired = is_expired(column, now);
+        Py_DECREF(column);
+        born.last = seen.last = NULL; /* code of others has run */
+        if (expired < 0)
+            return NULL;
+        if (expired)
+            break;
+    }
+    return PyLong_FromSsize_t(i > start ? i - start : 0);
+}
+
+static PyObject *values_of(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    PyTypeObject *type = NULL;
+    Py_ssize_t offset = 0;
+    if (count != 2 || !is_list(arguments[0]) || !PyUnicode_Check(arguments[1])) {
+        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns and a name");
+        return NULL;
+    }
+    const char *name = PyUnicode_AsUTF8(arguments[1]);
+    PyObject *values = name == NULL ? NULL : PyList_New(PyList_GET_SIZE(arguments[0]));
+    for (Py_ssize_t i = 0; values != NULL && i < PyList_GET_SIZE(arguments[0]); i++) {
+        PyObject *column = PyList_GET_ITEM(arguments[0], i);
+        if (Py_TYPE(column) != type) {
+            type = Py_TYPE(column);
+            offset = offset_of(type, name);
+        }
+        PyObject *value = offset < 0 ? NULL : *field(column, offset);
+        if (value != NULL) {
+            PyList_SET_ITEM(values, i, Py_NewRef(value));
+            continue;
+        }
+        if (!PyErr_Occurred())
+            PyErr_SetObject(PyExc_AttributeError, arguments[1]);
+        Py_CLEAR(values);
+    }
+    return values;
+}
+
+static PyObject *stamp(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    Fields fields = {.type = NULL};
+    if (count != 2 || !is_list(arguments[0]) || !(PyFloat_CheckExact(arguments[1]) || PyLong_CheckExact(arguments[1]))) {
+        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns and a time");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arguments[0]); i++) {
+        PyObject *column = PyList_GET_ITEM(arguments[0], i);
+        if (!found_fields(&fields, column))
+            return NULL;
+        PyObject **uses = field(column, fields.uses), **used_at = field(column, fields.used_at);
+        const long before = *uses == NULL ? 0 : PyLong_AsLong(*uses);
+        PyObject *more = before == -1 && PyErr_Occurred() ? NULL : PyLong_FromLong(before + 1);
+        if (more == NULL)
+            return NULL;
+        /* Numbers all: nothing that is dropped here runs code of others. */
+        Py_XSETREF(*uses, more);
+        Py_XSETREF(*used_at, Py_NewRef(arguments[1]));
+    }
+    Py_RETURN_NONE;
+}
+
+int add_prompts(PyObject *module)
+{
+    static PyMethodDef methods[] = {
+        {"packed", packed, METH_O, "Loops.packed(tokens)"},
+        {"chained", FAST(chained), "Loops.chained(key, first, tokens, unit_tokens)"},
+        {"find", FAST(find), "Loops.find(columns, keys)"},
+        {"fresh", FAST(fresh), "Loops.fresh(columns, start, ready, born, seen, now)"},
+        {"values_of", FAST(values_of), "Loops.values_of(columns, name)"},
+        {"stamp", FAST(stamp), "Loops.stamp(columns, now)"},
+        {NULL, NULL, 0, NULL},
+    };
+    PyObject *sha = has_sha() ? Py_True : Py_False;
+    return PyModule_AddFunctions(module, methods) < 0 ? -1 : PyModule_AddObjectRef(module, "has_sha", sha);
+}
