@@ -35,9 +35,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from swdriver_shim import loops
 
@@ -233,7 +233,7 @@ class Prompt:
     """The tokens of one request, and the keys of its columns. Tokens may be added: only new columns are
     hashed. Tokens are kept nowhere else, and no longer than the request."""
 
-    __slots__ = ("_media", "_raw", "keys", "maker", "request", "states")
+    __slots__ = ("_media", "_raw", "keys", "maker", "memo", "request", "states")
 
     def __init__(self, maker: Keys, request: str = "", media: Sequence[Media] = ()) -> None:
         self.maker = maker
@@ -241,6 +241,8 @@ class Prompt:
         self.request = _shown(request)  # the engine's name of it, for explanations
         self.keys: list[bytes] = []  # of the columns of whole units
         self.states: list[bytes] = []  # of whole units; further keys are computed from them
+        # What somebody who looked these keys up remembers, until they are others.
+        self.memo: Mapping[Any, Any] = {}
         self._raw = bytearray()
 
     def __repr__(self) -> str:
@@ -285,6 +287,7 @@ class Prompt:
         del self._raw[4 * max(0, tokens) :]
         units = len(self._raw) // (4 * self.maker.unit_tokens)
         del self.keys[units * self.maker.unit_columns :], self.states[units:]
+        self.memo = {}
 
     def _state(self, columns: int) -> bytes | None:
         return self.states[columns // self.maker.unit_columns - 1] if columns else None

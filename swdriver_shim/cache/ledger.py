@@ -159,7 +159,8 @@ class Ledger:
         return found
 
     def _find(self, account: Account, prompt: Prompt, refilled: int, now: float) -> Match:
-        lookup = Lookup(self._stock, prompt, now)
+        lookup = Lookup(self._stock, prompt, now, prompt.memo)
+        prompt.memo = {path.map: path.found for path in lookup.paths}
         columns, tokens = lookup.agree(prompt)
         slots = tuple(loops.current.values_of(hit, "slot") for hit in columns)
         match = Match(prompt, prompt.tokens, list(prompt.keys), tokens, columns, slots, refilled)

@@ -6,7 +6,7 @@ Changes nothing. Expiry is enforced here, however late the sweeper is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final, cast
@@ -22,6 +22,8 @@ from swdriver_shim.layout import Group
 from swdriver_shim.policy import NEVER, Policy, Tiers
 
 _ALWAYS: Final = -NEVER
+_NOTHING: Final[Mapping[PrefixMap, list[Column | None]]] = {}
+_NO_COLUMNS: Final[list[Column | None]] = []
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +106,14 @@ class Lookup:
 
     __slots__ = ("_account", "_groups", "_is_open", "_most", "_now", "_over", "paths")
 
-    def __init__(self, stock: Stock, prompt: HasKeys, now: float) -> None:
+    def __init__(
+        self,
+        stock: Stock,
+        prompt: HasKeys,
+        now: float,
+        known: Mapping[PrefixMap, list[Column | None]] = _NOTHING,
+    ) -> None:
+        """`known`: what was found for the first of these keys earlier."""
         maps = stock.maps_of(prompt.maker)
         self._account: Account = maps[0].account
         self._groups: tuple[Group, ...] = stock.layout.groups
@@ -114,7 +123,9 @@ class Lookup:
         self._is_open = stock.is_reachable and policy.tiers is not Tiers.NONE and not is_cut
         self._now = now
         self._over = over(policy, now)
-        self.paths = [Path(one, self._find(one, prompt.keys)) for one in maps]
+        self.paths = [
+            Path(one, self._find(one, prompt.keys, known.get(one, _NO_COLUMNS))) for one in maps
+        ]
         for path in self.paths:
             if path.map.linked:
                 path.fresh = self._fresh(path.found)
@@ -126,10 +137,15 @@ class Lookup:
                 path.reach += range(1, self._fresh(path.found, done) + 1)
                 path.reach += [0] * (len(path.reach) < len(path.found))  # which ended the run
 
-    def _find(self, prefix_map: PrefixMap, keys: Sequence[bytes]) -> list[Column | None]:
-        """The columns of these keys, without those behind what the policy stores."""
+    def _find(
+        self, prefix_map: PrefixMap, keys: Sequence[bytes], known: list[Column | None]
+    ) -> list[Column | None]:
+        """The columns of these keys, without those behind what the policy stores. A column is in its map
+        for as long as it is READY, so those that were found there and still are need no look."""
         whole = list(keys[: self._most])
-        return prefix_map.find(whole) + [None] * (len(keys) - len(whole))
+        ready = loops.current.fresh(known, 0, State.READY, _ALWAYS, _ALWAYS, _ALWAYS)
+        found = known[: min(ready, len(whole))]
+        return found + prefix_map.find(whole[len(found) :]) + [None] * (len(keys) - len(whole))
 
     def _fresh(self, columns: Sequence[Column | None], start: int = 0) -> int:
         """How many of these, from the place `start` on, can be served."""

@@ -595,3 +595,36 @@ def test_the_parts_of_a_ledger_are_its_own() -> None:
 def is_ledger(node: ast.expr) -> bool:
     name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
     return name.strip("_") in ("ledger", "tier2") and name != "_tier2"
+
+
+@pytest.mark.parametrize("change", ["nothing", "displaced", "stored again", "purged", "rewound", "cut"])
+def test_a_prompt_that_is_asked_for_again_finds_what_is_there_now(change: str) -> None:
+    """What was found for it before is remembered, as far as it holds."""
+    made = ledger(4)
+    store(made, prompt(conversation(1, 2, 3)))
+    asked = prompt(conversation(1, 2, 3))
+    made.release(made.match(asked, 1))
+    if change in ("displaced", "stored again"):
+        store(made, prompt(conversation(7, 8, 9)), 2)
+        assert made.query(asked, 2) < 3 * C
+    if change == "stored again":
+        store(made, prompt(conversation(1, 2, 3)), 3)
+    if change == "purged":
+        made.purge("acme")
+    if change == "rewound":
+        asked.rewind(C)
+        asked.extend(conversation(4, 5))
+        store(made, prompt(conversation(1)), 3)
+    if change == "cut":
+        made.set_policies({"acme": OrgPolicies(policy=Policy(store_tokens_max=C))}, 3)
+    asked.extend(conversation(6))
+    match = made.match(asked, 4)
+    expected = made.query(prompt(conversation_of(change)), 4)
+    assert match.tokens == expected
+    assert (match.tokens > 0) is (change != "purged")
+    columns = made._stock.maps_of(asked.maker)[0].columns
+    assert all(columns[column.key] is column for column in match.columns[0])
+
+
+def conversation_of(change: str) -> list[int]:
+    return [*conversation(1, 4, 5, 6)] if change == "rewound" else [*conversation(1, 2, 3, 6)]
