@@ -170,9 +170,9 @@ class Keys:
         state = state or self._root
         if media:
             states = self._states_with_media(state, memoryview(raw), media, start)
-            return states, self._keys_of(states)
+            return states, self.keys_of(states)
         states, keys = loops.current.chained(self._key, state, raw, self.unit_tokens)
-        return states, keys if self.unit_tokens == COLUMN_TOKENS else self._keys_of(states)
+        return states, keys if self.unit_tokens == COLUMN_TOKENS else self.keys_of(states)
 
     def _states_with_media(
         self, state: bytes, raw: memoryview, media: Sequence[Media], start: int
@@ -197,7 +197,7 @@ class Keys:
         ]
         return self._hash(_MEDIA + state + b"".join(inputs))
 
-    def _keys_of(self, states: Sequence[bytes]) -> list[bytes]:
+    def keys_of(self, states: Sequence[bytes]) -> list[bytes]:
         """The keys of all columns of the units in these states."""
         if self.unit_tokens == COLUMN_TOKENS:
             return [state[:KEY_BYTES] for state in states]

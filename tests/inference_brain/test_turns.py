@@ -57,13 +57,15 @@ async def test_the_next_turn_hashes_what_is_new(
     second = await service.chat(qwen, "red", Chat([*messages, *conversation(2, 300, "more")]))
     assert second is not None
     hashed: list[int] = []
-    states = Keys.states
+    chain = Keys.chain
 
-    def counted(keys: Keys, before: bytes | None, raw: memoryview, *more: Any) -> list[bytes]:
+    def counted(
+        keys: Keys, before: bytes | None, raw: memoryview, *more: Any
+    ) -> tuple[list[bytes], list[bytes]]:
         hashed.append(len(raw) // 4)
-        return states(keys, before, raw, *more)
+        return chain(keys, before, raw, *more)
 
-    monkeypatch.setattr(Keys, "states", counted)
+    monkeypatch.setattr(Keys, "chain", counted)
     prompt = second.prompt(KEYS)
     assert sum(hashed) < len(second) - second.reused + 64
     monkeypatch.undo()
