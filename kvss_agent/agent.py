@@ -442,8 +442,16 @@ class Agent:
         if shard:
             answer |= self._statistics(shard)
         if redundancy := self.redundant.shown(name):
-            answer["redundancy"] = redundancy
+            answer["redundancy"] = {**redundancy, "holders_since": self._holders_since(spec)}
         return answer
+
+    def _holders_since(self, spec: ShardSpec) -> float:
+        """When the newest of the holders came that are counted; 0 while a newer document is being
+        applied, for then the counts may still be those of former holders."""
+        is_applied = self.desired is not None and self.observed_generation == self.desired.generation
+        if not is_applied or spec.redundancy is None:
+            return 0.0
+        return max(one.since for one in spec.redundancy.holders)
 
     def _statistics(self, shard: HostedShard) -> Mapping[str, Any]:
         latencies = self.plane.latencies_of(shard.identity.name)

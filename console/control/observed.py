@@ -21,7 +21,8 @@ Text = Annotated[str, Meta(max_length=2000, pattern=NO_NUL)]
 
 class Redundancy(Struct, frozen=True):
     """Of the columns of a shard that are stored in fragments; `unreachable`: addresses of agents that
-    store them."""
+    store them. `holders_since`: when the newest of the agents came that the counts are of; 0 if the
+    agent does not know yet."""
 
     state: Text
     reason: Text = ""
@@ -29,6 +30,7 @@ class Redundancy(Struct, frozen=True):
     incomplete: Count = 0
     repaired: Count = 0
     unreachable: Annotated[list[Text], Meta(max_length=HOLDERS_MAX)] = []
+    holders_since: Annotated[float, Meta(ge=0, lt=1 << 35)] = 0.0
 
 
 class Shard(Struct, frozen=True):

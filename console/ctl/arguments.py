@@ -41,6 +41,10 @@ FIELDS: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "replicas": (int, "replicas of a workload"),
     "version": (str, "the version of the software that a node is upgraded to"),
     "revision": (int, "the revision to go back to; by default the one before"),
+    "ignore_redundancy": (
+        bool,
+        "with a node: go on where columns that are stored redundantly could be lost",
+    ),
 }
 FILTERS: Final = {
     "action": "an action, as org.create",
@@ -241,6 +245,9 @@ def _action(commands: Any, name: str, verb: str) -> None:
     for field in dict.fromkeys(field for one in allowed for field in one.actions[verb].fields):
         if field in FIELDS:
             kind, text = FIELDS[field]
+            if kind is bool:
+                one.add_argument(option_of(field), action="store_const", const=True, help=text)
+                continue
             one.add_argument(f"--{field}", type=kind, metavar="N" if kind is int else "TEXT", help=text)
     _changing(one, has_dry_run=any(resource.actions[verb].dry for resource in allowed))
 
@@ -271,6 +278,11 @@ def _upgrade_fleet(commands: Any) -> None:
     )
     for name in ("label", "stamp"):
         one.add_argument(option_of(name), metavar="VALUE", help=f"only nodes with {FILTERS[name]}")
+    one.add_argument(
+        "--ignore-redundancy",
+        action="store_true",
+        help="drain nodes where columns that are stored redundantly could be lost",
+    )
     one.add_argument("--reason", default="", help="why, for the audit trail")
     one.add_argument("--dry-run", action="store_true", help="print the nodes, and change nothing")
     one.add_argument(

@@ -154,7 +154,7 @@ def path_of(reference: Reference, call: Call) -> str:
 def body_of(call: Call, fields: Fields, reason: str) -> Fields:
     """The body of an action, with only the fields that it takes. Raises Usage for others."""
     if unknown := [name for name in fields if name not in call.fields]:
-        raise Usage(f"It takes no --{unknown[0]}.")
+        raise Usage(f"It takes no --{unknown[0].replace('_', '-')}.")
     return _with_reason(fields, call, "", reason)
 
 

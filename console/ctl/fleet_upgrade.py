@@ -147,14 +147,18 @@ class Upgrade:
         )
 
     def _begin(self, name: str) -> None:
-        body = {"version": self.given.version, "reason": self.given.reason}
+        body = {
+            "version": self.given.version,
+            "ignore_redundancy": self.given.ignore_redundancy,
+            "reason": self.given.reason,
+        }
         try:
             answer = self.client.ask("POST", at("/nodes/{}/upgrade", name), body=body)
         except Refused as error:
             self.failed[name] = str(error)
             return
         self._followed[name] = str(answer.body["id"])
-        self._say(name, "its streams move away")
+        self._say(name, "begun")
 
     def _settle(self, fleet: Fleet) -> None:
         """Say how far those are that run, also of an earlier run, and note how the others have ended."""

@@ -343,8 +343,8 @@ RESOURCES: Final = (
         actions={
             "cordon": Call("PUT", "/state", body={"state": "cordoned"}, fields=("reason",)),
             "uncordon": Call("PUT", "/state", body={"state": "ready"}, fields=("reason",)),
-            "drain": Call("POST", "/drain", fields=("reason",)),
-            "upgrade": Call("POST", "/upgrade", fields=("version", "reason")),
+            "drain": Call("POST", "/drain", fields=("ignore_redundancy", "reason")),
+            "upgrade": Call("POST", "/upgrade", fields=("version", "ignore_redundancy", "reason")),
         },
     ),
     Resource(

@@ -28,8 +28,9 @@ from console.control import services as control
 from console.control.models import Kind
 from console.control.services import Address
 from console.fleet.models import Node
-from console.fleet.nodes import hears_of_nodes
+from console.fleet.nodes import hears_of_nodes, wanted
 from console.fleet.services import lock_fleet
+from console.operations.models import Operation
 from console.placement.rules import Redundancy, Rules
 from console.placement.topology import State, Tier
 from console.sessions import endpoints
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 KEEP: Final = "console.sessions.tasks.keep_holders"  # by its name, for it imports this module
 WHY: Final = "Other agents store fragments of columns."
 LOST_SHARE_MAX: Final[Fraction] = Limits().share  # if more are lost at once, a person decides
+UPGRADE: Final = "node.upgrade"
+TAKEN_AWAY: Final = (State.DRAINING.value, State.MAINTENANCE.value)
 NO_DISK: Final = "has no tier 2 on a disk"
 
 
@@ -131,6 +134,12 @@ class Assignment:
         return [(node, frozenset(node.nic_leaves)) for node in useful]
 
     @cached_property
+    def _upgraded(self) -> frozenset[str]:
+        """Nodes that are taken away for an upgrade: they come back with their disk."""
+        running = Operation.objects.filter(kind=UPGRADE, done=False)
+        return frozenset(running.values_list("plan__node", flat=True))
+
+    @cached_property
     def _too_many_lost(self) -> bool:
         """A fault of the console's own network must not have all fragments made anew."""
         nodes = Node.objects.filter(joined_at__isnull=False).exclude(state=State.MAINTENANCE.value)
@@ -143,9 +152,13 @@ class Assignment:
         tier2 = node.declared.get("tier2") or {}
         standing, why = Standing.LEAVES, NO_DISK
         if tier2.get("kind") == "posix" and node.data_address:
-            standing, why = _STANDING[node.state]
+            # One that somebody takes away is waited for no longer when it is lost as well.
+            is_lost = node.state == State.LOST.value and node.held_state not in TAKEN_AWAY
+            standing, why = _STANDING[State.LOST.value if is_lost else wanted(node)[0].value]
             is_patient = not replace_lost or self._silent_seconds(node) < after_seconds
-            if node.state == State.LOST.value and (is_patient or self._too_many_lost):
+            if is_lost and (is_patient or self._too_many_lost):
+                standing = Standing.KEEPS
+            if standing is Standing.LEAVES and is_patient and node.name in self._upgraded:
                 standing = Standing.KEEPS
         return Agent(node.name, standing, leaves, tier2, endpoints.address(node, Tier.SPINE), why)
 
@@ -231,6 +244,20 @@ def documents_of(*drivers: str) -> set[Address]:
     """Those of the nodes that have fragment shards of these drivers. Whoever starts or ends their jobs
     tells these."""
     return {(Kind.NODE.value, name) for name in AllFragments().nodes_of(set(drivers))}
+
+
+def missing(now: datetime) -> list[tuple[str, int, str]]:
+    """By code, how many shards of running jobs should have holders and have none; and why the first."""
+    if not _is_in_use():
+        return []
+    found, lacking = Assignment(now), defaultdict[Redundancy, list[Shard]](list)
+    for shard, asked in found.wanted.items():
+        if asked.code is not Redundancy.NONE and shard not in found.known.holders:
+            lacking[asked.code].append(shard)
+    return [
+        (code.value, len(shards), found.choice(shards[0]).why)
+        for code, shards in sorted(lacking.items(), key=lambda one: one[0].holders)
+    ]
 
 
 @follows_rules

@@ -429,6 +429,9 @@ class StreamRedundancy(models.Model):
     incomplete = models.BigIntegerField()  # of them lack a fragment
     repaired = models.BigIntegerField()
     unreachable = models.JSONField(default=list)  # addresses of holders
+    # When the newest holder had come of those with which no column lacked a fragment last. What came
+    # later may lack all of them.
+    complete_up_to = models.DateTimeField(null=True)
     seen_at = models.DateTimeField()
 
     class Meta:

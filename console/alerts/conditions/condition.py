@@ -59,6 +59,15 @@ class LostNode:
 
 
 @dataclass(frozen=True, slots=True)
+class WithoutHolders:
+    """Shards that session rules ask a redundancy for, and whose fragments nobody stores."""
+
+    code: str
+    shards: int
+    why: str  # of the first of them, a sentence
+
+
+@dataclass(frozen=True, slots=True)
 class TargetState:
     """An agent or driver as the console last saw it."""
 
@@ -109,6 +118,7 @@ class Snapshot:
     crossings: tuple[Crossing, ...] = ()  # of sessions
     session_drivers: frozenset[str] = frozenset()
     lost_nodes: tuple[LostNode, ...] = ()
+    without_holders: tuple[WithoutHolders, ...] = ()
     link_gbits: Mapping[str, int] = field(default_factory=dict)
     targets: Mapping[str, TargetState] = field(default_factory=dict)
     plaintext_control: bool = False  # TIDEGATE_PLAIN_CONTROL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from console.alerts.conditions import generations, metrics, reporting
+from console.alerts.conditions import generations, metrics, redundancy, reporting
 from console.alerts.rules.rule import MetricQuery, Rule, Scope, Severity, Threshold, by_which
 from telemetry.queries import Fold
 
@@ -176,5 +176,28 @@ RULES: Final[tuple[Rule, ...]] = (
         ),
         pending_seconds=600,
         prometheus=("TidegateRedundancyDegraded",),
+    ),
+    Rule(
+        slug="redundancy-not-kept",
+        title="Redundancy not kept",
+        severity=Severity.TICKET,
+        scope=Scope.FLEET,
+        description="Session rules ask for redundancy of tier 2, and columns are stored without it: too "
+        "few agents can store fragments, or be reached. The loss of one disk loses such columns.",
+        unit="shards or columns",
+        suggested_fix="Add nodes with tier 2 on a disk of their own, or choose a redundancy that needs "
+        "fewer. Start the agents that can't be reached.",
+        page="session-rules",
+        condition=redundancy.not_kept("alone", "columns"),
+        queries={
+            "alone": MetricQuery("kvss_redundancy_stored_alone_total", Fold.SUM, 300, topic="node:*")
+        },
+        own_thresholds=(
+            Threshold("columns", 0, "Threshold: columns that an agent stored alone in five minutes."),
+        ),
+        pending_seconds=300,
+        keep_firing_seconds=300,
+        ignores_missing_data=True,
+        prometheus=("TidegateRedundancyNotKept",),
     ),
 )

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import starmap
 from typing import Final
 
 from django.conf import settings
@@ -19,6 +20,7 @@ from console.alerts.conditions.condition import (
     Snapshot,
     Tables,
     TargetState,
+    WithoutHolders,
     WorkloadState,
 )
 from console.alerts.rules.rule import Rule
@@ -29,6 +31,7 @@ from console.fleet.models import MODELS, Nic, Node, Removed, SpineLink
 from console.metrics.catalog import METRICS
 from console.placement import sentences
 from console.placement.topology import State, Tier
+from console.sessions import holders
 from console.sessions.models import Job, Loss, Stream
 from console.sessions.rules import effective_rules
 from console.workloads.leader.conditions import CLUSTER_UNKNOWN, READY
@@ -64,6 +67,7 @@ def take_snapshot(now: datetime) -> Snapshot:
         crossings=_crossings(),
         session_drivers=frozenset(Job.objects.values_list("driver__name", flat=True)),
         lost_nodes=_lost_nodes(),
+        without_holders=tuple(starmap(WithoutHolders, holders.missing(now))),
         link_gbits=dict(SpineLink.objects.values_list("name", "gbits")),
         targets={topic: one for topic, one in _targets() if topic not in left_out},
         plaintext_control=settings.PLAIN_CONTROL,

@@ -24,36 +24,50 @@ from console.sessions.models import Stream
 from console.sessions.plans.proposals import away_from
 from console.sessions.plans.snapshot import Snapshot
 from console.sessions.rules import effective_rules
-from console.sessions.steps import relocation
+from console.sessions.steps import fragments, relocation
 from console.sessions.steps.relocation import Place, send_to
 from telemetry.topics import of_source
 
 PLAN_AGAIN_SECONDS: Final = 5.0
 LEAVING: Final = timedelta(hours=6)
 BY_A_PERSON: Final = timedelta(days=1)
+REPAIRING: Final = timedelta(days=1)
 
 
 @transaction.atomic
-def drain(principal: Principal, name: str, *, reason: str = "") -> Operation:
+def drain(
+    principal: Principal, name: str, *, ignore_redundancy: bool = False, reason: str = ""
+) -> Operation:
     """Move all that runs on a node to others, while jobs go on. It takes nothing new from then on.
 
-    Raises operations' Busy.
+    It begins when no redundant column can be lost by that, and ends when others have the fragments that
+    the node had, unless it should `ignore_redundancy`. Raises operations' Busy.
     """
     node = for_change(principal, visible_nodes, name, Role.ON_CALL)
-    return _begin(principal, "node.drain", node, f"Drain {name}", {}, reason)
+    plan = {"ignore_redundancy": ignore_redundancy}
+    return _begin(principal, "node.drain", node, f"Drain {name}", plan, reason)
 
 
 @transaction.atomic
-def upgrade(principal: Principal, name: str, *, version: str = "", reason: str = "") -> Operation:
+def upgrade(
+    principal: Principal,
+    name: str,
+    *,
+    version: str = "",
+    ignore_redundancy: bool = False,
+    reason: str = "",
+) -> Operation:
     """Drain a node, wait until its agent is of this version, or of another one, and use it again.
 
-    Raises operations' Busy, and Impossible where it is of this version already.
+    The node keeps its fragments. It is drained when no redundant column can be lost by that, unless it
+    should `ignore_redundancy`. Raises operations' Busy, and Impossible where it is of this version
+    already.
     """
     node = for_change(principal, visible_nodes, name, Role.ON_CALL)
     if version and node.software_version == version:
         raise Impossible(f"{name} runs {version} already.")
     to = f" to {version}" if version else ""
-    plan = {"version": version}
+    plan = {"version": version, "ignore_redundancy": ignore_redundancy}
     return _begin(principal, "node.upgrade", node, f"Upgrade {name}{to}", plan, reason)
 
 
@@ -101,7 +115,32 @@ def _be(operation: Operation, state: State, reason: str) -> Outcome:
 
 
 def _drain(operation: Operation) -> Outcome:
+    """Once no redundant column can be lost by that."""
+    node = _node(operation)
+    if _ignores_redundancy(operation):
+        return _be(operation, State.DRAINING, operation.sentence)
+    if why := fragments.why_needed(node):
+        return Waiting(why, seconds=fragments.LOOK_SECONDS)
     return _be(operation, State.DRAINING, operation.sentence)
+
+
+def _empty(operation: Operation) -> Outcome:
+    """Likewise, where others can take over the fragments that it has."""
+    fragments.note_held(operation, _node(operation))
+    outcome = _drain(operation)
+    if isinstance(outcome, Done) and not _ignores_redundancy(operation):
+        name, shards = operation.plan["node"], fragments.held(_node(operation))
+        if why := fragments.why_not_replaced(name, shards):
+            return Failed("TooFewAgents", f"{why} {fragments.IGNORED}")
+    return outcome
+
+
+def _ignores_redundancy(operation: Operation) -> bool:
+    return bool(operation.plan.get("ignore_redundancy"))
+
+
+def _repaired(operation: Operation) -> Outcome:
+    return Done() if _ignores_redundancy(operation) else fragments.repaired(operation)
 
 
 def _as_before(operation: Operation) -> Outcome:
@@ -153,9 +192,14 @@ def _send_away(operation: Operation, node: Node) -> str:
 @machine("node.drain")
 class Drain(Machine):
     steps = (
-        Step("drain", "Stop new placements", _drain, _as_before),
+        Step("drain", "Stop new placements", _empty, _as_before, patience=REPAIRING),
         Step("leave", "Move its streams to other nodes", _leave, relocation.stay, patience=LEAVING),
+        Step("repair", "Wait until others have its fragments", _repaired, patience=REPAIRING),
     )
+
+    @staticmethod
+    def parameters(operation: Operation) -> dict[str, Any]:
+        return {"ignore_redundancy": _ignores_redundancy(operation)}
 
     @staticmethod
     def response(operation: Operation) -> dict[str, Any]:
@@ -184,7 +228,7 @@ def _ready(operation: Operation) -> Outcome:
 @machine("node.upgrade")
 class Upgrade(Machine):
     steps = (
-        Step("drain", "Stop new placements", _drain, _as_before),
+        Step("drain", "Stop new placements", _drain, _as_before, patience=REPAIRING),
         Step("leave", "Move its streams to other nodes", _leave, relocation.stay, patience=LEAVING),
         Step("rest", "Put it in maintenance", _rest),
         Step("upgrade", "Wait for the upgraded agent", _upgraded, patience=BY_A_PERSON),
@@ -193,7 +237,8 @@ class Upgrade(Machine):
 
     @staticmethod
     def parameters(operation: Operation) -> dict[str, Any]:
-        return {"version": operation.plan["version"]}
+        asked = operation.plan["version"]
+        return {"version": asked, "ignore_redundancy": _ignores_redundancy(operation)}
 
     @staticmethod
     def response(operation: Operation) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from console.placement import sentences
 from console.placement.topology import Misconfigured
 from console.sessions import services
 from console.sessions.changes import box_drains, drains, jobs, moves
-from console.sessions.pages.forms import DrainBoxForm, JobForm, LeavingForm, MoveForm
+from console.sessions.pages.forms import DrainBoxForm, DrainForm, JobForm, LeavingForm, MoveForm
 from console.sessions.pages.sessions import asked, planned
 from console.sessions.plans.proposals import CannotPlan, Proposal
 from console.shell.pages import Telling, show_faults
@@ -111,7 +111,7 @@ def restore_rails(request: SignedInRequest, name: str) -> HttpResponse:
 
 @post_page
 def drain(request: SignedInRequest, name: str) -> HttpResponse:
-    return _left(request, name, ReasonMixin(request.POST), drains.drain)
+    return _left(request, name, DrainForm(request.POST), drains.drain)
 
 
 @post_page

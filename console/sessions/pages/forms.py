@@ -177,7 +177,17 @@ class DrainBoxForm(ReasonMixin):
     """Why a box is drained."""
 
 
-class LeavingForm(ReasonMixin):
+class DrainForm(ReasonMixin):
+    """For draining a node."""
+
+    ignore_redundancy = forms.BooleanField(
+        required=False,
+        label="Ignore redundancy",
+        help_text="Go on where columns that are stored redundantly could be lost.",
+    )
+
+
+class LeavingForm(DrainForm):
     """For draining a node, and for upgrading it."""
 
     version = forms.RegexField(
@@ -187,7 +197,7 @@ class LeavingForm(ReasonMixin):
         label="Upgrade to",
         help_text="A version. Empty: any version other than the current one.",
     )
-    field_order = ["reason", "version"]
+    field_order = ["reason", "version", "ignore_redundancy"]
 
 
 class RulesForm(ReasonMixin):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from console.alerts.conditions.condition import Snapshot
+from console.alerts.conditions.condition import Snapshot, WithoutHolders
 from console.alerts.rules.catalogue import BY_SLUG, RULES, table
 from console.alerts.rules.rule import Rule
 from console.alerts.state.lifecycle import Verdict
@@ -112,6 +112,24 @@ def test_redundancy_is_degraded_by_agents_that_are_away_and_by_columns_that_lack
     assert {name: one.verdict for name, one in found.items()} == {"a": FINE, "b": BREACH, "c": BREACH}
     assert found["b"].sentence == "1,204 columns of b on ax-7 lack a fragment"
     assert found["c"].sentence == "ax-7 can't reach 2 agents with fragments of c"
+
+
+def test_redundancy_is_not_kept_without_holders_and_where_columns_are_stored_alone() -> None:
+    rule = BY_SLUG["redundancy-not-kept"]
+    alone = {"alone": [line("node:ax-7", 0, 30, 1), line("node:ax-8", 0, None, 0)]}
+    assert [(dict(one.labels), one.verdict) for one in judged(rule, alone)] == [
+        ({"node": "ax-7"}, BREACH),
+        ({"node": "ax-8"}, FINE),
+    ]
+    assert judged(rule, alone)[0].sentence == (
+        "ax-7 stored 31 columns on its own disk alone, without redundancy"
+    )
+    few = WithoutHolders("4+2", 128, "4+2 needs 6 agents with tier 2 on a disk of their own.")
+    [found] = judged(rule, {"alone": []}, Snapshot(at=at(0), without_holders=(few,)))
+    assert (found.topic, dict(found.labels), found.verdict) == ("fleet", {"redundancy": "4+2"}, BREACH)
+    assert found.sentence == (
+        "128 shards are stored without redundancy: 4+2 needs 6 agents with tier 2 on a disk of their own"
+    )
 
 
 def test_tier_2_is_held_against_its_cap_and_without_a_cap_nothing_is_said() -> None:

@@ -90,15 +90,15 @@ def person(console: LiveConsole, tmp_path_factory: pytest.TempPathFactory) -> Pe
 
 
 @contextmanager
-def machines(console: LiveConsole, folder: Path) -> Iterator[None]:
-    """A worker, and agents that run the new version once the operator's command has been there."""
+def machines(console: LiveConsole, folder: Path, *more: str) -> Iterator[None]:
+    """A worker, and agents that run the new version once the operator's command has been there. `more`:
+    what else is done again and again."""
     over = threading.Event()
 
     def work() -> None:
         while not over.is_set():
-            console.manage(SWEEP)
             names = [path.name for path in folder.iterdir()]
-            console.manage(INSTALLED.format(names=names))
+            console.manage("".join((SWEEP, INSTALLED.format(names=names), *more)))
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -168,6 +168,53 @@ def test_a_node_that_is_being_upgraded_to_another_version_is_left_alone(
     person.output_of(*cancel.split()[1:], "--no-wait")
     console.manage(SWEEP)
     assert versions(person)["ax1"][1] == "ready"
+
+
+REDUNDANT = """
+from django.utils import timezone
+from console.fleet.models import Node
+from console.sessions.fragments import AllFragments
+from console.sessions.models import FragmentHolder
+from tests.console.sessions.fleets import make_node
+from tests.console.sessions.redundant import DISK, have_been_so_for, report, serve
+make_node("home", "l3", software_version="0.2.0")
+serve("job1", "home")
+for place, name in enumerate(("ax1", "ax2")):
+    node = make_node(name, f"l{place}", declared=DISK, software_version="0.1.0")
+    FragmentHolder.objects.create(
+        namespace=AllFragments().namespaces["job1"], group="full", index=0, place=place, code="1+1", node=node
+    )
+have_been_so_for(3600)
+report()
+report(1204)
+"""
+REPORTED = """
+from console.operations.models import Operation
+from tests.console.sessions.redundant import have_been_so_for, report
+have_been_so_for(3600)
+waits = Operation.objects.filter(done=False, message__startswith="Waits for redundancy")
+report(0 if waits.exists() else 1204)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_no_node_is_drained_while_redundant_columns_could_be_lost_by_that(tmp_path: Path) -> None:
+    """Columns lack a fragment before each of the two, until its operation waits for that."""
+    folder = tmp_path / "installed"
+    folder.mkdir()
+    with live_console(tmp_path) as console:
+        console.manage(REDUNDANT)
+        person = Person(tmp_path)
+        person.output_of("login", console.address, told=f"{console.token()}\n")
+        run = f'{sys.executable} -c \'open("{folder}/" + "{{node}}", "w")\''
+        with machines(console, folder, REPORTED):
+            done = person.run("upgrade-fleet", "--version", NEW, "--observe", "100ms", "--run", run)
+        assert (done.code, done.output) == (0, f"3 nodes run {NEW}.\n"), done.errors
+    why = "1,204 columns of job1.full.0 lack a fragment, and 1+1 survives the loss of 1 agent."
+    for name in ("ax1", "ax2"):
+        assert f"{name}: 0%: Waits for redundancy: {why}\n" in done.errors
+    assert {path.name for path in folder.iterdir()} == {"ax1", "ax2"}
 
 
 def test_a_command_that_there_is_not_is_an_error_of_usage(person: Person) -> None:

@@ -100,8 +100,10 @@ def test_a_node_is_upgraded_to_a_version_from_its_page(
     refused = client.post("/fleet/nodes/ax-1/upgrade/", {"version": "0.1.0"}, follow=True)
     assert "ax-1 runs 0.1.0 already" in refused.content.decode()
     assert not Operation.objects.exists()
-    client.post("/fleet/nodes/ax-1/upgrade/", {"version": "0.2.0", "reason": "loud fan"})
-    assert Operation.objects.get().plan == {"node": "ax-1", "version": "0.2.0"}
+    said = {"version": "0.2.0", "ignore_redundancy": "on", "reason": "loud fan"}
+    client.post("/fleet/nodes/ax-1/upgrade/", said)
+    plan = {"node": "ax-1", "version": "0.2.0", "ignore_redundancy": True}
+    assert Operation.objects.get().plan == plan
     assert AuditEntry.objects.get(action="node.upgrade").reason == "loud fan"
 
 

@@ -20,7 +20,7 @@ from console.control.observed import Shard as ShardSaid
 from console.fleet import nodes as fleet_nodes
 from console.fleet.descriptions import changes as descriptions
 from console.fleet.descriptions.document import dump
-from console.fleet.models import Driver, Nic, Node
+from console.fleet.models import Driver, Node
 from console.operations.models import Operation
 from console.placement.topology import State
 from console.sessions import holders
@@ -30,10 +30,7 @@ from console.sessions.desired import shards_of_node
 from console.sessions.fragments import AllFragments
 from console.sessions.models import (
     FragmentHolder,
-    Job,
     Phase,
-    Session,
-    SessionBox,
     Stream,
     StreamRedundancy,
 )
@@ -43,41 +40,12 @@ from kvss_agent import desired as of_agents
 from kvss_agent.redundancy.layout import SLOTS, fragment_slot_bytes
 from tests.conftest import People
 from tests.console.operations.runs import run
-from tests.console.sessions.fleets import make_box, make_driver, make_fleet, make_node
+from tests.console.sessions.fleets import make_driver, make_fleet, make_node
 from tests.console.sessions.obeying import obeying
+from tests.console.sessions.redundant import DISK, MODEL, SLOT, serve, who
 from tests.console.sessions.requests import create, set_rules
 
 pytestmark = pytest.mark.django_db
-
-DISK = {"tier2": {"kind": "posix", "path": "/mnt/kv", "cap": "1TiB", "shared": False}}
-MODEL = {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [192, 256]}]}
-SLOT = 1 << 20
-
-
-def serve(name: str, *nodes: str, org: Any = None, model: Any = MODEL) -> Driver:
-    """A driver whose job runs with a stream on each of these nodes."""
-    driver = make_driver(name, model)
-    session = Session.objects.create(name=name, org=org, boxes_desired=1, boxes_min=1, boxes_increment=1)
-    box = make_box(f"box-{name}")
-    SessionBox.objects.create(session=session, box=box, ready=True)
-    job = Job.objects.create(session=session, name="serve", driver=driver, running=True)
-    for index, node in enumerate(nodes):
-        nic = Nic.objects.select_related("leaf").get(node__name=node)
-        Stream.objects.create(
-            job=job,
-            group="full",
-            index=index,
-            box=box,
-            domain=index,
-            wio=3,
-            slot_bytes=SLOT,
-            slots=10,
-            node=Node.objects.get(name=node),
-            tier=0,
-            port_leaf=nic.leaf.name,
-            nic_leaf=nic.leaf.name,
-        )
-    return driver
 
 
 @pytest.fixture
@@ -90,12 +58,6 @@ def fleet(db: None) -> None:
 
 def keep(now: datetime | None = None) -> None:
     holders.keep(now or timezone.now())
-
-
-def who(index: int = 0) -> list[str]:
-    """The nodes that store the fragments of this shard, in order."""
-    found = FragmentHolder.objects.filter(index=index).order_by("place")
-    return list(found.values_list("node__name", flat=True))
 
 
 def document(name: str) -> of_agents.Desired:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Fleet:
     holders: list[AgentProcess]
     folder: Path
     generation: int = 0
+    since: dict[Path, float] = field(default_factory=dict)  # of a holder, by its directory
 
     def tell(self, home: AgentProcess | None = None, holders: list[AgentProcess] | None = None) -> None:
         self.home, self.holders = home or self.home, holders or self.holders
@@ -57,7 +58,11 @@ class Fleet:
 
     def _shard(self) -> dict[str, Any]:
         holders = [
-            {"address": f"tcp:127.0.0.1:{one.tcp}", "shard": f"s.f{number}"}
+            {
+                "address": f"tcp:127.0.0.1:{one.tcp}",
+                "shard": f"s.f{number}",
+                "since": self.since.get(one.directory, 0.0),
+            }
             for number, one in enumerate(self.holders)
         ]
         redundancy = {"data": DATA, "parity": PARITY, "holders": holders}
@@ -175,7 +180,11 @@ def test_a_holder_that_is_replaced_gets_its_fragments_again(fleet: Fleet, tmp_pa
         lost.kill()
         shutil.rmtree(fleet.store_of(lost))
         with agent(tmp_path / "new", *TCP) as new:
+            fleet.since[new.directory] = 1_700_000_000.123456
+            assert fleet.redundancy()["holders_since"] == 0
             fleet.tell(holders=[fleet.holders[0], new, fleet.holders[2]])
+            wait_until("they are applied", lambda: fleet.redundancy()["holders_since"])
+            assert fleet.redundancy()["holders_since"] == fleet.since[new.directory]
             fleet.wait_until_ready()
             wait_until("all is repaired", lambda: fleet.redundancy()["incomplete"] == 0)
             assert fleet.redundancy()["repaired"] == COUNT

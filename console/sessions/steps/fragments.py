@@ -1,0 +1,160 @@
+"""Steps of operations that take a node away: its fragments of redundant columns.
+
+Before it is taken away no other fragment may be missing that the code can't do without. A node that is
+drained is left by its fragments: other holders take its places, and agents repair what columns lack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Final
+
+from django.utils import timezone
+
+from console.fleet.models import Node
+from console.operations.core import Done, Failed, Outcome, Waiting
+from console.operations.models import Operation
+from console.placement.rules import Redundancy
+from console.placement.topology import State, Tier
+from console.sessions import endpoints
+from console.sessions.fragments import AllFragments, Shard
+from console.sessions.holders import Assignment
+from console.sessions.models import FragmentHolder, Phase, Stream, StreamRedundancy
+from console.sessions.plans.holders import Standing
+from console.sessions.plans.margins import Holding, Margin, Report
+from telemetry.units import duration, size
+
+LOOK_SECONDS: Final = 5.0
+STAYS: Final = (State.READY.value, State.CORDONED.value)
+IGNORED: Final = "Drain it with `ignore_redundancy` to go on all the same."
+
+_HELD: Final = "fragments"  # the note of an operation: the shards whose fragments its node has
+_REPAIR: Final = "repair"  # and how far their repair was when it was looked at first
+
+
+def held(node: Node) -> list[Shard]:
+    """The shards of which a node has fragments."""
+    rows = FragmentHolder.objects.filter(node=node)
+    return [Shard(*one) for one in rows.values_list("namespace", "group", "index")]
+
+
+def note_held(operation: Operation, node: Node) -> None:
+    operation.notes[_HELD] = [[one.namespace, one.group, one.index] for one in held(node)]
+
+
+def why_needed(node: Node) -> str:
+    """Why columns could be lost if this node was taken away now; empty if none would be. Whoever calls
+    holds the fleet, so that of two nodes the second sees that the first is being taken away."""
+    shards, now = held(node), timezone.now()
+    if not shards:
+        return ""
+    found = [why for one in _margins(shards) if (why := one.why_not_without(node.name, now))]
+    if not found:
+        return ""
+    return f"Waits for redundancy: {found[0]}{_others(len(found) - 1)}"
+
+
+def why_not_replaced(node: str, shards: Collection[Shard]) -> str:
+    """Why the node keeps fragments of one of these shards that others should take over; else empty."""
+    assignment = Assignment(timezone.now())
+    for shard in shards:
+        wanted = assignment.wanted.get(shard)
+        if wanted is None:
+            continue
+        choice = assignment.choice(shard)
+        agents = assignment.agents(replace_lost=wanted.replace_lost, after_seconds=wanted.after_seconds)
+        leaves = any(one.name == node and one.standing is Standing.LEAVES for one in agents)
+        if leaves and node in choice.holders:
+            return choice.why
+    return ""
+
+
+def repaired(operation: Operation) -> Outcome:
+    """Wait until others have the fragments that the node had, and no column lacks one."""
+    shards = [Shard(*one) for one in operation.notes.get(_HELD, ())]
+    if not shards:
+        return Done()
+    name = operation.plan["node"]
+    still = set(held(Node.objects.get(name=name))).intersection(shards)
+    if still:
+        if why := why_not_replaced(name, sorted(still)):
+            return Failed("TooFewAgents", f"{why} {IGNORED}")
+        return Waiting("Other agents take over its fragments.", seconds=LOOK_SECONDS)
+    left = [one for one in _margins(shards) if not one.is_complete]
+    if not left:
+        return Done("All redundant columns are complete.")
+    return _progress(operation, left, timezone.now())
+
+
+def _progress(operation: Operation, left: Collection[Margin], now: datetime) -> Waiting:
+    """How many columns lack a fragment, and how fast they are repaired."""
+    incomplete = {one: one.report.incomplete for one in left if one.report}
+    lacking = {one: count for one, count in incomplete.items() if count}
+    if not lacking:
+        [first, *others] = left
+        said = first.unknown(now) or f"{first.agent} lists the fragments of {first.stream}."
+        return Waiting(f"{said}{_others(len(others))}", seconds=LOOK_SECONDS)
+    count = sum(lacking.values())
+    todo = sum(its * one.column_bytes for one, its in lacking.items())
+    begun = operation.notes.get(_REPAIR)
+    if begun is None or todo > begun["bytes"]:
+        begun = operation.notes[_REPAIR] = {"bytes": todo, "at": now.timestamp()}
+    done, seconds = begun["bytes"] - todo, now.timestamp() - begun["at"]
+    where = next(iter(lacking)).stream if len(lacking) == 1 else f"{len(lacking)} streams"
+    said = f"{count:,} columns of {where} lack a fragment"
+    if done and seconds > 0:
+        speed = done / seconds
+        said += f"; repaired at {size(speed)}/s, {duration(round(todo / speed))} left"
+    unreachable = sorted({node for one in left if one.report for node in one.report.unreachable})
+    away = f" {unreachable[0]} can't be reached." if unreachable else ""
+    return Waiting(f"{said}.{away}", done / begun["bytes"], seconds=LOOK_SECONDS)
+
+
+def _others(count: int) -> str:
+    return f" So it is of {count} others." if count > 1 else " So it is of another one." if count else ""
+
+
+def _margins(shards: Collection[Shard]) -> list[Margin]:
+    """Of the streams of running jobs that store columns of these shards redundantly."""
+    fragments, wanted = AllFragments(), set(shards)
+    related = ("job__driver", "node", "next_node", "redundancy")
+    streams = Stream.objects.filter(job__running=True).select_related(*related)
+    found = []
+    for stream in streams.order_by("pk"):
+        shard = fragments.shard_of(stream)
+        if shard in wanted and (its := fragments.holders.get(shard)):
+            margin = _margin(stream, its)
+            if not margin.is_unused:
+                found.append(margin)
+    return found
+
+
+def _margin(stream: Stream, rows: Collection[FragmentHolder]) -> Margin:
+    at = stream.next_node if stream.phase == Phase.MOVING and stream.next_node else stream.node
+    said = getattr(stream, "redundancy", None)
+    holders = [
+        Holding(
+            row.node.name,
+            row.since,
+            row.node.state_since,
+            away="" if row.node.state in STAYS else row.node.state,
+        )
+        for row in rows
+    ]
+    code = Redundancy(next(iter(rows)).code)
+    report = _report(said, rows) if said else None
+    return Margin(stream.name, at.name, code, tuple(holders), stream.slot_bytes, report)
+
+
+def _report(said: StreamRedundancy, rows: Collection[FragmentHolder]) -> Report:
+    names = {endpoints.address(row.node, Tier.SPINE): row.node.name for row in rows}
+    return Report(
+        said.state,
+        said.reason,
+        said.columns,
+        said.incomplete,
+        frozenset(names.get(address, address) for address in said.unreachable),
+        said.complete_up_to,
+        said.seen_at,
+    )

@@ -1,0 +1,197 @@
+"""Drains and upgrades of nodes that have fragments of redundant columns."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from console.alerts.state.snapshot import take_snapshot
+from console.fleet.models import Node
+from console.operations import services as operations
+from console.operations.models import Operation
+from console.placement.topology import State
+from console.sessions import holders
+from console.sessions.changes import drains
+from console.sessions.models import FragmentHolder, StreamRedundancy
+from tests.conftest import People
+from tests.console.operations.runs import run
+from tests.console.sessions.fleets import make_node
+from tests.console.sessions.redundant import DISK, have_been_so_for, report, serve, who
+from tests.console.sessions.requests import set_rules
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def fleet(people: People) -> None:
+    """`n1`, `n2` and `n3` have the fragments of `job1`, whose stream is on `bare`; `n4` is free."""
+    for number in range(1, 5):
+        make_node(f"n{number}", f"l{number}", declared=DISK)
+    make_node("bare", "l1")
+    serve("job1", "bare")
+    set_rules(people, redundancy="2+1")
+    assert who() == ["n1", "n2", "n3"]
+    have_been_so_for(3600)
+    report()
+
+
+def drain(people: People, name: str, *, ignore_redundancy: bool = False) -> Operation:
+    on_call = people.principal("platform_on_call")
+    return run(drains.drain(on_call, name, ignore_redundancy=ignore_redundancy))
+
+
+def keep() -> None:
+    holders.keep(timezone.now())
+
+
+def state(name: str) -> str:
+    return Node.objects.get(name=name).state
+
+
+def test_a_drain_ends_when_others_have_the_fragments_of_the_node(fleet: None, people: People) -> None:
+    draining = drain(people, "n2")
+    assert state("n2") == "draining"
+    assert draining.message == "Other agents take over its fragments."
+    before = FragmentHolder.objects.latest("since").since.timestamp()
+    keep()
+    assert who() == ["n1", "n4", "n3"]
+    report(holders_since=before)
+    assert not run(draining).done, "the agent has not heard of the new holder"
+    report(state="indexing")
+    assert run(draining).message == "bare can't tell yet about the fragments of job1.full.0: indexing."
+    report(5000)
+    assert run(draining).message == "5,000 columns of job1.full.0 lack a fragment."
+    draining.notes["repair"]["at"] -= 95
+    draining.save()
+    report(1204, unreachable=["unix:/nowhere/n4"])
+    waits = run(draining).message
+    assert waits.startswith("1,204 columns of job1.full.0 lack a fragment; repaired at 39.9 MiB/s, 30 ")
+    assert waits.endswith(" left. n4 can't be reached.")
+    assert draining.percent == int(100 * (2 + 3796 / 5000) / 3)
+    report()
+    assert run(draining).state == "succeeded"
+    assert state("n2") == "draining"
+
+
+def test_where_nobody_can_take_over_a_drain_fails_and_changes_nothing(
+    fleet: None, people: People
+) -> None:
+    Node.objects.filter(name="n4").delete()
+    draining = drain(people, "n2")
+    assert draining.state == "failed"
+    assert draining.error == {
+        "reason": "TooFewAgents",
+        "detail": "n2 is draining, and no other agent can take its fragments over. 2+1 needs 3 agents "
+        "with tier 2 on a disk of their own; there are 2. Drain it with `ignore_redundancy` to go on "
+        "all the same.",
+    }
+    assert (state("n2"), who()) == ("ready", ["n1", "n2", "n3"])
+
+
+def test_a_drain_whose_new_holder_goes_away_as_well_fails(fleet: None, people: People) -> None:
+    draining = drain(people, "n2")
+    Node.objects.filter(name="n4").delete()
+    keep()
+    assert (run(draining).error or {})["reason"] == "TooFewAgents"
+    assert state("n2") == "ready"
+
+
+def test_a_drain_that_ignores_redundancy_waits_for_nothing(fleet: None, people: People) -> None:
+    Node.objects.filter(name="n4").delete()
+    StreamRedundancy.objects.all().delete()
+    assert drain(people, "n2", ignore_redundancy=True).state == "succeeded"
+    assert state("n2") == "draining"
+
+
+def test_a_second_node_is_not_drained_before_the_first_ones_columns_are_repaired(
+    fleet: None, people: People
+) -> None:
+    make_node("n5", "l5", declared=DISK)
+    have_been_so_for(3600)
+    drain(people, "n2")
+    second = drain(people, "n1")
+    assert second.message.startswith(
+        "Waits for redundancy: columns of job1.full.0 may lack a fragment, "
+    )
+    assert "at n2 (draining), and 2+1 survives the loss of 1 agent." in second.message
+    keep()
+    for incomplete in (5000, 1204):
+        report(incomplete)
+        assert "at n4 (not repaired yet)" in run(second).message
+    assert state("n1") == "ready"
+    report()
+    assert run(second).step == 2
+    assert state("n1") == "draining"
+
+
+def test_a_drain_that_waits_for_redundancy_can_be_cancelled(fleet: None, people: People) -> None:
+    report(7)
+    waiting = drain(people, "n1")
+    assert "7 columns of job1.full.0 lack a fragment" in waiting.message
+    operations.cancel(people.principal("platform_on_call"), waiting.pk)
+    assert run(waiting).state == "cancelled"
+    assert state("n1") == "ready"
+
+
+def test_a_node_without_fragments_is_drained_whatever_others_lack(fleet: None, people: People) -> None:
+    report(7)
+    assert drain(people, "n4").state == "succeeded"
+
+
+def test_an_upgraded_node_keeps_its_fragments_and_the_next_one_waits(
+    fleet: None, people: People
+) -> None:
+    on_call = people.principal("platform_on_call")
+    upgraded = run(drains.upgrade(on_call, "n2", version="2.0"))
+    keep()
+    assert (state("n2"), who()) == ("maintenance", ["n1", "n2", "n3"])
+    second = run(drains.upgrade(on_call, "n1", version="2.0"))
+    assert "at n2 (maintenance)" in second.message
+    Node.objects.filter(name="n2").update(software_version="2.0")
+    assert run(upgraded).state == "succeeded"
+    keep()
+    assert who() == ["n1", "n2", "n3"]
+    report()
+    assert "n2 has just come back; bare looks what job1.full.0 lacks." in run(second).message
+    have_been_so_for(20)
+    report(3)
+    assert "3 columns of job1.full.0 lack a fragment" in run(second).message
+    report()
+    run(second)
+    assert state("n1") == "maintenance"
+
+
+def test_a_node_whose_upgrade_takes_longer_than_a_loss_may_is_replaced(
+    fleet: None, people: People
+) -> None:
+    set_rules(people, redundancy="2+1", replace_lost_after_seconds=60)
+    run(drains.upgrade(people.principal("platform_on_call"), "n2", version="2.0"))
+    Node.objects.filter(name="n2").update(last_heartbeat_at=timezone.now() - timedelta(seconds=61))
+    keep()
+    assert who() == ["n1", "n4", "n3"]
+
+
+def test_shards_for_which_there_are_too_few_agents_are_told_by_code(fleet: None, people: People) -> None:
+    def told() -> list[tuple[str, int, str]]:
+        found = take_snapshot(timezone.now()).without_holders
+        return [(one.code, one.shards, one.why) for one in found]
+
+    assert told() == []
+    set_rules(people, redundancy="4+2")
+    why = "4+2 needs 6 agents with tier 2 on a disk of their own; there are 4."
+    assert told() == [("4+2", 1, why)]
+    set_rules(people, redundancy="none")
+    assert told() == []
+
+
+def test_a_lost_node_that_is_drained_is_replaced_at_once(fleet: None, people: People) -> None:
+    set_rules(people, redundancy="2+1", replace_lost=False)
+    lost = {"state": State.LOST.value, "held_state": "ready"}
+    Node.objects.filter(name="n2").update(**lost)
+    keep()
+    assert who() == ["n1", "n2", "n3"]
+    drain(people, "n2")
+    keep()
+    assert (state("n2"), who()) == ("lost", ["n1", "n4", "n3"])
