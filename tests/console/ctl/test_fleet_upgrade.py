@@ -179,10 +179,11 @@ from tests.console.sessions.fleets import make_node
 from tests.console.sessions.redundant import DISK, have_been_so_for, report, serve
 make_node("home", "l3", software_version="0.2.0")
 serve("job1", "home")
+namespace = AllFragments().namespaces["job1"]
 for place, name in enumerate(("ax1", "ax2")):
     node = make_node(name, f"l{place}", declared=DISK, software_version="0.1.0")
     FragmentHolder.objects.create(
-        namespace=AllFragments().namespaces["job1"], group="full", index=0, place=place, code="1+1", node=node
+        namespace=namespace, group="full", index=0, place=place, code="1+1", node=node
     )
 have_been_so_for(3600)
 report()

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from console.api.v1 import api
+from console.ctl.arguments import parser
 from console.ctl.catalogue import Reference
-from console.ctl.changes import path_of
+from console.ctl.changes import body_of, path_of
+from console.ctl.failures import Usage
 from console.ctl.resources import BY_NAME, RESOURCES, Call, Resource
 from console.environment import PROJECT
 
@@ -179,3 +181,12 @@ def test_it_imports_nothing_of_the_console_but_itself() -> None:
     }
     assert found
     assert all(name.startswith("console.ctl") for name in found)
+
+
+def test_a_field_that_is_a_switch_is_sent_only_where_it_is_said_and_taken() -> None:
+    calls = {one.name: one.actions["drain"] for one in RESOURCES if one.name in ("node", "box")}
+    for words, field in (((), None), (("--ignore-redundancy",), True)):
+        assert parser().parse_args(["drain", "ax-1", *words]).ignore_redundancy is field
+    assert body_of(calls["node"], {"ignore_redundancy": True}, "") == {"ignore_redundancy": True}
+    with pytest.raises(Usage, match="It takes no --ignore-redundancy"):
+        body_of(calls["box"], {"ignore_redundancy": True}, "")
