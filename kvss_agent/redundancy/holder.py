@@ -37,7 +37,9 @@ AWAY_SECONDS_MAX: Final = 60.0  # so many if it still can't
 OPEN_SECONDS: Final = 5.0  # to wait for somebody else who connects
 PURGE_SECONDS: Final = 15.0  # a holder answers after 10, whether it is done or not
 LIST_SECONDS: Final = 20.0  # for one page
-DISK_SECONDS: Final = 5.0  # for the holder's disk; then it counts as unreachable
+# For the holder's disk. With the second that a request may wait, and the stall time in which its answer
+# may come, it counts as unreachable after ten: recalls of columns whose fragments it has wait for that.
+DISK_SECONDS: Final = 3.0
 TOKENS: Final = 1  # of a fragment's header: nobody reads it
 
 T = TypeVar("T")

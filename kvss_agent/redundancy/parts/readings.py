@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvss_agent.client import Header, Miss
 from kvss_agent.redundancy.erasure_code import ErasureCode
@@ -17,8 +18,9 @@ from kvss_agent.redundancy.layout import fragment_span
 from kvss_agent.redundancy.parts.memory import note_of, noted_bytes, window
 from kvss_agent.redundancy.parts.state import State
 from kvss_agent.tier2.address import Address
-from kvss_agent.tier2.backend import Failed
+from kvss_agent.tier2.backend import Failed, Fault
 
+_UNREAD: Final = (Miss.LOST, Miss.REFUSED)  # a holder's disk may give it another time
 Targets = Mapping["Reading", Sequence[memoryview]]  # the memory that a file goes to
 
 
@@ -70,9 +72,12 @@ class Reading:
         """The failure, where the file may be there and can't be read now."""
         if self.note is not None:
             return None
-        failures = [one for one in self.lacks.values() if isinstance(one, Failed)]
+        failures = [one for one in self.lacks.values() if isinstance(one, Failed) or one in _UNREAD]
         absent = len(self.lacks) - len(failures)
-        return failures[0] if failures and self.code.fragments - absent >= self.code.data else None
+        if not failures or self.code.fragments - absent < self.code.data:
+            return None
+        first = failures[0]
+        return first if isinstance(first, Failed) else Failed(Fault.IO_ERROR, "a holder can't read it")
 
     def is_made_by(self, parts: Sequence[memoryview]) -> bool:
         """Whether this is what was written."""

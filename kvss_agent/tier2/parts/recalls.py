@@ -57,8 +57,9 @@ class Recaller:
                 recall.found = Miss.ABSENT
         return admitted, waiting
 
-    async def _read(self, recalls: list[Recall], work: Work) -> None:
-        """Read, seal, and let the index know what there was."""
+    async def _read(self, recalls: list[Recall], work: Work, *, again: bool = True) -> None:
+        """Read, seal, and let the index know what there was. `again`: read another copy where there is
+        one and this one is damaged."""
         try:
             await self._work.run_in_threads(self._work.reads, self._load, self._work.runs(recalls))
             for recall in recalls:
@@ -72,11 +73,20 @@ class Recaller:
         with self._state.counts.faults_counted():
             if removing:
                 self._state.counts.damaged += len(removing)
-                await self._remover.remove_damaged(removing)
+                left = await self._remover.remove_damaged(removing)
+                if again:
+                    await self._read_again([one for one in recalls if one.address in left], work)
         with self._state.counts.faults_counted():
             # A cap may have been lowered while these could not be evicted.
             if any(self._state.index.exceeds(recall.address.tag) for recall in recalls):
                 await self._remover.trim()
+
+    async def _read_again(self, recalls: Sequence[Recall], work: Work) -> None:
+        admitted, _ = self._admit_readers(recalls)  # not those that are being written anew
+        for recall in admitted:
+            recall.found = None
+        if admitted:
+            await self._read(admitted, work, again=False)
 
     def _conclude(self, recall: Recall, work: Work) -> None:
         address, found = recall.address, recall.found

@@ -34,8 +34,9 @@ class Remover:
             await self._delete(addresses)
         return Removed(len(gone), sum(gone))
 
-    async def remove_damaged(self, addresses: Sequence[Address]) -> None:
-        """What was read of these is not what they should be. They stay if there is another copy."""
+    async def remove_damaged(self, addresses: Sequence[Address]) -> set[Address]:
+        """What was read of these is not what they should be. Those that stay, since there is another
+        copy."""
         for address in addresses:
             self._state.index.begin_removal(address)
         left: Sequence[bool] = [True] * len(addresses)
@@ -49,6 +50,7 @@ class Remover:
                 else:
                     self._state.index.finish_removal(address)
             self._work.changed()
+        return {address for address, is_left in zip(addresses, left, strict=True) if is_left}
 
     async def remove_leaving(self, addresses: Sequence[Address]) -> None:
         with self._leaving(addresses):

@@ -251,8 +251,7 @@ async def test_a_damaged_copy_does_not_take_its_original_along(place: Place) -> 
         await put(store, address)
         path = place.front / COPIES / address.name
         path.write_bytes(path.read_bytes()[:-PAGE] + bytes(PAGE))
-        assert await get(store, address) in (Miss.CORRUPT, Miss.TORN)
-        assert await get(store, address) == "hit"
+        assert await get(store, address) == "hit", "the original is read in its place"
         assert store.stats().damaged == 1
         # Where the original is what is damaged, both go.
         for path in (place.front / COPIES / address.name, place.behind / address.name):
@@ -493,9 +492,8 @@ async def test_a_damaged_column_that_waits_does_not_take_that_of_others_along(pl
             await put(another_agent, address)
         path = place.front / WAITING / address.name
         path.write_bytes(bytes(FILE))
-        assert await get(store, address) in (Miss.CORRUPT, Miss.TORN)
-        assert place.waiting == set()
         assert await get(store, address) == "hit"
+        assert place.waiting == set()
 
 
 async def test_what_waits_and_is_half_a_file_is_dropped_and_copied_nowhere(place: Place) -> None:
