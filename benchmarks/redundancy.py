@@ -5,7 +5,9 @@
 Encoding is on memory as it is, compared with its goal in GB/s of data, and with memcpy of the same data.
 The rest is of real agents with their stores on one disk, which is what they share here and would not
 elsewhere: written bytes compared with (k+m)/k, columns that are recalled with one agent dead compared
-with all alive, and evicts to another shard while columns are repaired compared with evicts alone.
+with all alive, evicts to another shard while columns are repaired compared with evicts alone, and the
+columns of a node that has died with its memory and disk: how many are hits at the next one, and how fast
+they get to the driver compared with the memory that they were in before.
 """
 
 from __future__ import annotations
@@ -145,6 +147,58 @@ def _recalled(client: ShardClient, count: int) -> float:
     return took
 
 
+def _received(client: ShardClient, memory: Memory, wanted: Sequence[Wanted]) -> float:
+    """Refill these, which are there, and check every byte."""
+    places = [memory.places[one.slot] for one in wanted]
+    began = time.perf_counter()
+    found = client.refill(wanted, places)
+    took = time.perf_counter() - began
+    if missed := [one for one in found if isinstance(one, Miss)]:
+        raise RuntimeError(f"columns were not refilled: {missed}")
+    if any(place != memory.sources[one.slot] for one, place in zip(wanted, places, strict=True)):
+        raise RuntimeError("a column came back with other bytes")
+    return took
+
+
+def _hits(client: ShardClient, count: int) -> list[Wanted]:
+    """Recall all columns: those that are there, and can be refilled."""
+    asked = [Wanted(slot, Column(_key(slot), TAG, 0)) for slot in range(count)]
+    return [
+        Wanted(one.slot, one.column._replace(sequence=found.number))
+        for one, found in zip(asked, client.recall(asked), strict=True)
+        if not isinstance(found, Miss)
+    ]
+
+
+def _dead_node(
+    home: Agent, heir: Agent, holders: Sequence[Agent], client: ShardClient, memory: Memory, count: int
+) -> list[Row]:
+    """The columns are in the holders' tier 2 and in the home's memory when the home dies."""
+    there = _hits(client, count)
+    _received(client, memory, there)
+    before = statistics.median(_received(client, memory, there) for _ in range(QUICK_ROUNDS))
+    home.process.kill()
+    _tell(heir, holders)
+    _wait("the next home is ready", lambda: _redundancy(heir)["state"] == "ready")
+    with heir.client("tcp", "s", native.current()) as other:
+        began = time.perf_counter()
+        hits = _hits(other, count)
+        took = time.perf_counter() - began + _received(other, memory, hits)
+    share, size = len(hits) / count, PAYLOAD / 1e9
+    speed, in_memory = len(hits) * size / took, len(there) * size / before
+    return [
+        Row("redundancy.dead_node.hits", 100 * share, "%", "all", share, 1.0),
+        Row(
+            "redundancy.dead_node.recall",
+            speed,
+            "GB/s",
+            "memory",
+            speed / in_memory,
+            more={"memory GB/s": in_memory},
+        ),
+    ]
+
+
 def _evicts(client: ShardClient, memory: Memory, count: int) -> list[float]:
     def evict(number: int) -> None:
         slot = number % COLUMNS
@@ -161,7 +215,7 @@ def _agents(*, quick: bool) -> list[Row]:
     with contextlib.ExitStack() as stack:
         home = stack.enter_context(running(tier2=True))
         holders = [stack.enter_context(running(tier2=True)) for _ in range(DATA + PARITY)]
-        spare = stack.enter_context(running(tier2=True))
+        spare, heir = (stack.enter_context(running(tier2=True)) for _ in range(2))
         for place, one in enumerate(holders):
             _be_holder(one, place)
         _tell(home, holders)
@@ -222,6 +276,9 @@ def _agents(*, quick: bool) -> list[Row]:
                 },
             )
         )
+
+        progress("the node of a shard dies")
+        rows += _dead_node(home, heir, [spare, *holders[1:]], client, memory, count)
     return rows
 
 
