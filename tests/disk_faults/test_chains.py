@@ -6,7 +6,7 @@ import contextlib
 import errno
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,22 +64,23 @@ def flip(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("writes", ["through", "back"])
-@pytest.mark.parametrize("fault", [fail, flip, Disk.be_read_only, Disk.be_full])
 def test_a_front_that_fails_costs_no_column_that_is_behind(
-    running: AgentProcess, front: Disk, tmp_path: Path, writes: str, fault: Callable[[Disk], None]
+    running: AgentProcess, front: Disk, tmp_path: Path, writes: str
 ) -> None:
     running.tell(chained(tmp_path, writes))
     with running.client() as client:
-        contents = store(client, redundant=False)
-        wait_until("all is behind", lambda: waiting(running) == 0)
-        fault(front)
-        assert recall(client) == contents
-        later = store(client, 4, "later", redundant=False)
-        if fault is not flip:  # what is in front alone, and is read wrong, is nowhere right
-            assert recall(client, 4, "later") == later
+        for fault in (fail, flip, Disk.be_read_only, Disk.be_full):
+            kind = fault.__name__
+            contents = store(client, COUNT, kind, redundant=False)
+            wait_until("all is behind", lambda: waiting(running) == 0)
+            fault(front)
+            assert recall(client, COUNT, kind) == contents
+            later = store(client, 4, f"+{kind}", redundant=False)
+            if fault is not flip:  # what is in front alone, and is read wrong, is nowhere right
+                assert recall(client, 4, f"+{kind}") == later
             assert front.met
-        front.heal()
-        assert recall(client) == contents
+            front.heal()
+            assert recall(client, COUNT, kind) == contents
         assert client.purge(TAG) is not None
     assert not files(front.path)
     assert not files(tmp_path / "store")
