@@ -88,7 +88,7 @@ def _fragment_shards(place: int) -> dict[str, dict[str, Any]]:
     return {f"f{place}": {"part": part, "slot_bytes": size, "slots": SLOTS}}
 
 
-def _tell(home: Agent, holders: Sequence[Agent]) -> None:
+def _tell(home: Agent, holders: Sequence[Agent], bytes_per_second: int | None = None) -> None:
     """The home's shard `s` is stored by these; `other` is for evicts that have nothing to do with it."""
     named = [
         {"address": f"tcp:127.0.0.1:{one.tcp}", "shard": f"f{place}"}
@@ -98,7 +98,7 @@ def _tell(home: Agent, holders: Sequence[Agent]) -> None:
         "data": DATA,
         "parity": PARITY,
         "holders": named,
-        "repair_bytes_per_second": 64 * MIB,
+        "bytes_per_second": bytes_per_second,
     }
     more = {"s": {"part": PART, "redundancy": redundancy}}
     home.be(more, s=(COLUMNS, PAYLOAD), other=(COLUMNS, PAYLOAD))
@@ -253,7 +253,7 @@ def _agents(*, quick: bool) -> list[Row]:
         progress("evicts, alone and while columns are repaired")
         alone = _evicts(other, memory, evicts)
         _be_holder(spare, 0)
-        _tell(home, [spare, *holders[1:]])
+        _tell(home, [spare, *holders[1:]], 64 * MIB)
         _wait("repair has begun", lambda: _redundancy(home).get("repaired", 0) > 0)
         began, before = time.monotonic(), _redundancy(home)["repaired"]
         beside: list[float] = []

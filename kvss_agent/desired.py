@@ -70,12 +70,15 @@ class HolderSpec(Document, frozen=True):
 
 class RedundancySpec(Document, frozen=True):
     """How the redundant columns of a shard are stored: any `data` of the fragments make the column, so
-    the loss of `parity` holders loses nothing. The order of the holders is that of the fragments."""
+    the loss of `parity` holders loses nothing. The order of the holders is that of the fragments.
+
+    `bytes_per_second`: what may be moved to and from holders in the background, spills and repair
+    together. None: nobody knows the links between them."""
 
     data: Annotated[int, Meta(ge=1, le=DATA_MAX)]
     parity: Annotated[int, Meta(ge=1, le=PARITY_MAX)]
     holders: Annotated[tuple[HolderSpec, ...], Meta(min_length=2, max_length=DATA_MAX + PARITY_MAX)]
-    repair_bytes_per_second: Annotated[int, Meta(ge=1, lt=1 << 62)] = 64 << 20
+    bytes_per_second: Annotated[int, Meta(ge=1, lt=1 << 62)] | None = None
 
     def problem(self) -> str:
         """Empty if there is none."""

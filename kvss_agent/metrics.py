@@ -78,6 +78,18 @@ BORROW_RESTED = _counter(
     "Time that borrowing rested: for its budget, and to yield to other traffic on its way.",
     "why",
 )
+BACKGROUND_BYTES = _counter(
+    "kvss_background_bytes_total",
+    "Bytes that keep to a budget of links, beside those of moves and borrowing: `holders`, fragments "
+    "that were stored or repaired; `tier2`, what was written to a bucket or a shared directory.",
+    "what",
+)
+BACKGROUND_RESTED = _counter(
+    "kvss_background_rests_seconds_total",
+    "Time that these rested: for their budget, and to yield to other traffic on their way.",
+    "what",
+    "why",
+)
 REDUNDANT_COLUMNS = _gauge(
     "kvss_redundancy_columns", "Columns that are stored as fragments on several agents.", "shard"
 )
@@ -107,7 +119,9 @@ REPAIR_BYTES = _counter(
 )
 STORED_ALONE = _counter(
     "kvss_redundancy_stored_alone_total",
-    "Columns that were stored in tier 2 of this agent alone, since too few others could be reached.",
+    "Columns that were stored in tier 2 of this agent alone, by why: others were full, have failed or "
+    "can't be reached, or the links to them had no room in time.",
+    "why",
 )
 REDUNDANT_SPILLS = _counter(
     "kvss_redundancy_spills_total", "Redundant spills, by what became of them.", "outcome"
@@ -196,6 +210,12 @@ def collect(agent: Agent, into: Sink) -> None:
     put(into, NOT_BORROWED, dict(borrowing.borrowed.missed))
     put(into, BORROWS_LATE, borrowing.borrowed.late)
     put(into, BORROW_RESTED, dict(borrowing.totals.rested_seconds))
+    background = {"holders": agent.redundant.totals}
+    if (store := agent.tier_requests.store) and store.write_rate.bytes_per_second:
+        background["tier2"] = store.written
+    put(into, BACKGROUND_BYTES, {what: totals.bytes for what, totals in background.items()})
+    rested = {what: dict(totals.rested_seconds) for what, totals in background.items()}
+    put(into, BACKGROUND_RESTED, rested)
     _redundancy(agent.redundant, into)
     _shards(agent, into)
     if agent.tier_requests.store:
@@ -221,8 +241,8 @@ def _redundancy(redundant: RedundantStores, into: Sink) -> None:
     put(into, HOLDER_FAULTS, {name: one["holder_faults"] for name, one in shown.items()})
     put(into, PARITY_READS, {name: one["parity_reads"] for name, one in shown.items()})
     put(into, REPAIRED, {name: one["repaired"] for name, one in shown.items()})
-    put(into, REPAIR_BYTES, redundant.totals.bytes)
-    put(into, STORED_ALONE, redundant.stored_alone)
+    put(into, REPAIR_BYTES, redundant.repair_bytes)
+    put(into, STORED_ALONE, dict(redundant.stored_alone))
     put(into, REDUNDANT_SPILLS, redundant.spills())
     put(into, REDUNDANT_RECALLS, redundant.recalls())
 

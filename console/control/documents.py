@@ -12,6 +12,9 @@
     @addition("node", "tier2")
     def of_orgs() -> Mapping[str, Any]: ...             # likewise, to what parts say there, if any
 
+    @round_addition("node", "tier2")
+    def of_links() -> Part: ...                         # likewise, of each target
+
 A part that can't be made yet raises NotYet with a sentence; the target keeps what it has, and the
 sentence is shown as why it lags. One that serves nobody raises Idle, and does not lag.
 """
@@ -43,6 +46,7 @@ _parts: Final[dict[str, list[Part]]] = {kind: [] for kind in Kind.values}
 _common: Final[dict[str, list[CommonPart]]] = {kind: [] for kind in Kind.values}
 _of_rounds: Final[dict[str, list[RoundPart]]] = {kind: [] for kind in Kind.values}
 _additions: Final[dict[Place, list[CommonPart]]] = {}
+_round_additions: Final[dict[Place, list[RoundPart]]] = {}
 _PARSE: Final[Mapping[str, Callable[[bytes], object]]] = {
     Kind.NODE: of_agents.parse,
     Kind.DRIVER: of_drivers.parse,
@@ -75,6 +79,10 @@ def addition(kind: str, key: str) -> Callable[[CommonPart], CommonPart]:
     return _registered(_additions.setdefault((kind, key), []))
 
 
+def round_addition(kind: str, key: str) -> Callable[[RoundPart], RoundPart]:
+    return _registered(_round_additions.setdefault((kind, key), []))
+
+
 def _registered(into: list[P]) -> Callable[[P], P]:
     def register(function: P) -> P:
         into.append(function)
@@ -101,6 +109,7 @@ class Compiler:
         self._kind = kind
         self._shared: dict[str, msgspec.Raw] | None = None
         self._more: dict[str, Partial] = {}
+        self._more_of_each: list[tuple[str, Part]] = []
         self._of_round: list[Part] = []
 
     def compile(self, name: str, base: Partial) -> Document:
@@ -115,7 +124,9 @@ class Compiler:
                 told |= one(name)
         except ObjectDoesNotExist as gone:  # since the round began
             raise NotYet(f"{name} has left the fleet, or what it needs has: {gone}") from gone
-        told |= {key: _added(told[key], more) for key, more in self._more.items() if key in told}
+        for key, more in (*self._more.items(), *((key, of(name)) for key, of in self._more_of_each)):
+            if key in told:
+                told[key] = _added(told[key], more)
         content = msgspec.json.encode(told, order="deterministic")
         document = Document(content, hashlib.sha256(content).digest())
         try:
@@ -130,6 +141,12 @@ class Compiler:
             for (kind, key), additions in _additions.items()
             if kind == self._kind
         }
+        self._more_of_each = [
+            (key, made())
+            for (kind, key), additions in _round_additions.items()
+            if kind == self._kind
+            for made in additions
+        ]
         self._of_round = [made() for made in _of_rounds[self._kind]]
         return {
             key: msgspec.Raw(msgspec.json.encode(value))

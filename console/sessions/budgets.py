@@ -1,18 +1,31 @@
-"""How fast the bytes of a stream may move to its next node, so that moves together keep to their share
-of each link; and how fast columns may be borrowed over links. The rest is for evicts and refills, on
-which requests wait."""
+"""How fast bytes may move that can wait, so that together they keep to a part of each link. The rest is
+for evicts and refills, on which requests wait.
+
+There are three kinds of them, which share a link's part equally, whether or not they use it now:
+
+- streams that move to another node;
+- fragments of redundant columns, where some cross the link: as a document says it, not as it is used;
+- what a node writes to a bucket or a shared directory, over its NICs: where that is, nobody has said.
+
+So what fragments and writes may have does not change whenever a move begins: only with rules, holders,
+descriptions, and where streams with holders are. Borrowing has the whole part: requests wait for it.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Final, NamedTuple
 
 from django.db.models import F, Min, Sum
 
-from console.fleet.models import Nic, SpineLink
+from console.fleet.descriptions.tier2 import is_local
+from console.fleet.models import Nic, Node, SpineLink
+from console.placement.rules import Redundancy
+from console.sessions.fragments import AllFragments
 from console.sessions.models import Phase, Stream
 
 BYTES_OF_GBIT: Final = 125_000_000
@@ -35,8 +48,11 @@ class Budget:
 
 
 class Budgets:
-    """As things are now: streams that are on their way, or about to be, and links as described. Each is
-    read when it is first asked for: most documents ask for neither."""
+    """As things are now: streams that are on their way, or about to be, holders of fragments, and links
+    as described. Each is read when it is first asked for: most documents ask for none."""
+
+    def __init__(self, fragments: AllFragments | None = None) -> None:
+        self._fragments = fragments or AllFragments()
 
     @cached_property
     def _moving(self) -> list[Stream]:
@@ -72,20 +88,92 @@ class Budgets:
     def of(self, stream: Stream, percent: int) -> Budget | None:
         """Of a stream that is on its way, where moves may take this much of a link. None where nothing
         is known of the links between its two nodes."""
-        return self._least(_links(stream), percent, self._counts)
+        links = [*_links(stream)]
+        counts = {link: Fraction(max(1, self._counts[link])) for link in links}
+        return self._least({link: self._kinds(link) * counts[link] for link in links}, percent)
+
+    def of_fragments(self, stream: Stream, percent: int) -> Budget | None:
+        """Of what a stream's agent moves to and from its holders, spills and repair together. None
+        without holders, or where nothing is known of the links to them."""
+        links = self._parts.get(stream.pk, ())
+        return self._least({link: self._kinds(link) * self._crossed[link] for link in links}, percent)
+
+    def of_writes(self, node: str, percent: int) -> int | None:
+        """In bytes per second, what a node may write to its store of tier 2 over all of its NICs. None
+        if that is a disk of its own, or none of its NICs is described."""
+        if node not in self._writers:
+            return None
+        nics = (Link(node, leaf) for leaf in self.leaves.get(node, ()))
+        found = sum(self._part(nic, percent) / self._kinds(nic) for nic in nics)
+        return int(found) or None
 
     def between(self, here: Link, there: Link, percent: int) -> Budget | None:
         """From one NIC to another, for whoever may take this much of each link. None where nothing is
         known of the links between them."""
-        return self._least(_way(here, there), percent, {})
+        return self._least(dict.fromkeys(_way(here, there), Fraction(1)), percent)
 
-    def _least(self, links: Iterable[Link], percent: int, shared: Mapping[Link, int]) -> Budget | None:
+    def _least(self, divided_by: Mapping[Link, Fraction], percent: int) -> Budget | None:
+        """By the links on the way."""
         found = [
-            Budget(int(gbits * BYTES_OF_GBIT * percent / 100 / max(1, shared.get(link, 1))), link)
-            for link in links
-            if (gbits := self._gbits.get(link))
+            Budget(max(1, int(self._part(link, percent) / by)), link)
+            for link, by in divided_by.items()
+            if link in self._gbits
         ]
         return min(found, key=lambda one: one.bytes_per_second, default=None)
+
+    def _part(self, link: Link, percent: int) -> Fraction:
+        """Bytes per second, for all that can wait."""
+        return Fraction(self._gbits[link] * BYTES_OF_GBIT * percent, 100)
+
+    def _kinds(self, link: Link) -> int:
+        """How many kinds share it."""
+        return 1 + (link in self._crossed) + (link.node in self._writers)
+
+    # Fragments, and what is written to stores
+
+    @cached_property
+    def _parts(self) -> dict[int, dict[Link, Fraction]]:
+        """By stream with holders, the links that its fragments cross, and which part of all bytes that
+        it moves crosses each of them at most."""
+        if not self._fragments.is_any:
+            return {}
+        related = ("job__driver", "node", "next_node")
+        streams = Stream.objects.filter(job__running=True).select_related(*related)
+        return {one.pk: parts for one in streams if (parts := self._parts_of(one))}
+
+    @cached_property
+    def _crossed(self) -> dict[Link, Fraction]:
+        """By link, the sum of these parts: by that a link is divided, so that it carries no more."""
+        found: dict[Link, Fraction] = {}
+        for parts in self._parts.values():
+            for link, part in parts.items():
+                found[link] = found.get(link, Fraction(0)) + part
+        return found
+
+    def _parts_of(self, stream: Stream) -> dict[Link, Fraction]:
+        here, found = _home(stream), dict[Link, Fraction]()
+        for holder in self._fragments.holders_of_stream(stream):
+            # Repair reads as many fragments as have data, and writes one; spills write more than that.
+            each = Fraction(1, Redundancy(holder.code).data + 1)
+            for link in self._way_to(here, holder.node.name):
+                found[link] = min(Fraction(1), found.get(link, Fraction(0)) + each)
+        return found
+
+    def _way_to(self, here: Link, node: str) -> Iterator[Link]:
+        """To a node of several NICs over the one on the same leaf, or else over the narrowest."""
+        nics = [Link(node, leaf) for leaf in self.leaves.get(node, ())]
+        if node == here.node:
+            return iter(())
+        if not nics:
+            return iter((here,))
+        there = min(nics, key=lambda nic: (nic.leaf != here.leaf, self._gbits[nic], nic.leaf))
+        return _way(here, there)
+
+    @cached_property
+    def _writers(self) -> frozenset[str]:
+        """The nodes whose tier 2 is not on a disk of their own."""
+        found = Node.objects.filter(declared__has_key="tier2").values_list("name", "declared")
+        return frozenset(name for name, declared in found if not is_local(declared["tier2"]))
 
 
 def _links(stream: Stream) -> Iterator[Link]:
@@ -93,6 +181,13 @@ def _links(stream: Stream) -> Iterator[Link]:
         return iter(())
     here = Link(stream.node.name, stream.nic_leaf)
     return _way(here, Link(stream.next_node.name, stream.next_nic_leaf))
+
+
+def _home(stream: Stream) -> Link:
+    """The NIC of the node that its driver uses."""
+    if stream.phase == Phase.MOVING and stream.next_node is not None:
+        return Link(stream.next_node.name, stream.next_nic_leaf)
+    return Link(stream.node.name, stream.nic_leaf)
 
 
 def _way(here: Link, there: Link) -> Iterator[Link]:

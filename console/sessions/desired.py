@@ -4,23 +4,32 @@ shards."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from django.db.models import Q, QuerySet
 
 from console.authority.capabilities import for_move
-from console.control.documents import Idle, NotYet, Part, common_part, part, round_part
+from console.control.documents import (
+    Idle,
+    NotYet,
+    Part,
+    common_part,
+    part,
+    round_addition,
+    round_part,
+)
 from console.control.services import secrets_of
 from console.fleet.models import Driver, Node, Removed, SpineLink
+from console.placement.rules import Rules
 from console.placement.topology import Tier
 from console.sessions import endpoints
 from console.sessions.budgets import Budgets
 from console.sessions.fragments import AllFragments
 from console.sessions.models import FormerHome, Job, Phase, Stream
 from console.sessions.plans.model import model_of
-from console.sessions.rules import effective_rules
+from console.sessions.rules import effective_rules, effective_rules_of_all
 from console.sessions.siblings import Sibling, Siblings
 from kvss_agent.desired import SHARDS_MAX
 from kvss_agent.security.identity import fingerprint
@@ -197,7 +206,26 @@ def _sibling(one: Sibling, known: _Known, borrower: str) -> dict[str, Any]:
 
 @round_part("node")
 def streams_of_nodes() -> Part:
-    return partial(streams, siblings=Siblings(), drivers=_Drivers(), fragments=AllFragments())
+    fragments = AllFragments()
+    return partial(
+        streams,
+        siblings=Siblings(),
+        drivers=_Drivers(),
+        fragments=fragments,
+        budgets=Budgets(fragments),
+        rules=effective_rules_of_all(),
+    )
+
+
+@round_addition("node", "tier2")
+def writes_of_nodes() -> Part:
+    return partial(writes, budgets=Budgets(), percent=effective_rules_of_all()(None).moves_percent)
+
+
+def writes(name: str, *, budgets: Budgets, percent: int) -> Mapping[str, Any]:
+    """How fast it may write to a bucket or a shared directory."""
+    found = budgets.of_writes(name, percent)
+    return {"write_bytes_per_second": found} if found else {}
 
 
 def streams(
@@ -206,6 +234,8 @@ def streams(
     siblings: Siblings | None = None,
     drivers: _Drivers | None = None,
     fragments: AllFragments | None = None,
+    budgets: Budgets | None = None,
+    rules: Callable[[int | None], Rules] | None = None,
 ) -> Mapping[str, Any]:
     """All that it has or is about to have, and the drivers that may connect: those whose streams these
     are, those whose fragments it stores, those that may borrow from them, and those that have left."""
@@ -213,10 +243,10 @@ def streams(
     found, siblings, drivers = _on(node), siblings or Siblings(), drivers or _Drivers()
     fragments = fragments or AllFragments()
     related = ("job__driver", "job__session__org", "node", "next_node")
-    budgets = Budgets()
+    budgets, rules = budgets or Budgets(fragments), rules or effective_rules_of_all()
     specs = [
         # Without redundancy documents are what they were before: older agents refuse the field.
-        {**_spec(stream, node, budgets), **fragments.told(stream, node)}
+        {**_spec(stream, node, budgets), **_redundancy(stream, node, fragments, budgets, rules)}
         for stream in found.select_related(*related).order_by("pk")
     ]
     small = [one.spec() for one in fragments.at(name)][: max(0, SHARDS_MAX - len(specs))]
@@ -244,6 +274,21 @@ def _peer(driver: str, known: _Known, node: Node) -> dict[str, Any]:
     """An agent that has no key itself is of a version that knows of none."""
     said = {"name": driver, "secret": known.secret}
     return {**said, "key": known.key} if known.key and node.public_key else said
+
+
+def _redundancy(
+    stream: Stream,
+    node: Node,
+    fragments: AllFragments,
+    budgets: Budgets,
+    rules: Callable[[int | None], Rules],
+) -> Mapping[str, Any]:
+    told = fragments.told(stream, node)
+    if not told:
+        return {}
+    budget = budgets.of_fragments(stream, rules(stream.job.session.org_id).moves_percent)
+    more = {"bytes_per_second": budget.bytes_per_second} if budget else {}
+    return {"redundancy": {**told["redundancy"], **more}}
 
 
 def _spec(stream: Stream, node: Node, budgets: Budgets) -> dict[str, Any]:

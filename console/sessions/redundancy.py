@@ -11,8 +11,10 @@ from django.utils import timezone
 from console.fleet.models import Driver
 from console.placement.topology import Tier
 from console.sessions import endpoints
+from console.sessions.budgets import Budget, Budgets
 from console.sessions.holders import Assignment
 from console.sessions.models import FragmentHolder, Stream, StreamRedundancy
+from console.sessions.rules import effective_rules_of_all
 
 LOOKS: Final = {"ready": "ok", "indexing": "warn", "refused": "bad"}
 
@@ -20,11 +22,13 @@ LOOKS: Final = {"ready": "ok", "indexing": "warn", "refused": "bad"}
 @dataclass(frozen=True, slots=True)
 class Row:
     """`holders`: in the order of the fragments; none without redundancy. `why`: of that, or why a holder
-    that should be replaced is not. `said`: by the agent, last; None while it has not."""
+    that should be replaced is not. `budget`: at what rate fragments may move. `said`: by the agent,
+    last; None while it has not."""
 
     stream: Stream
     holders: list[FragmentHolder]
     why: str
+    budget: Budget | None
     said: StreamRedundancy | None
 
     @property
@@ -83,12 +87,14 @@ def of_driver(driver: Driver) -> list[Row]:
     assignment = Assignment(timezone.now())
     fragments = assignment.known
     streams = Stream.objects.filter(job__driver=driver, job__running=True)
-    found = []
-    for stream in streams.select_related("job__driver", "redundancy").order_by("group", "index"):
+    budgets, rules, found = Budgets(fragments), effective_rules_of_all(), []
+    related = ("job__driver", "job__session", "redundancy")
+    for stream in streams.select_related(*related).order_by("group", "index"):
         shard = fragments.shard_of(stream)
         if shard is None:
             continue
         why = assignment.choice(shard).why
         said = getattr(stream, "redundancy", None)
-        found.append(Row(stream, fragments.holders_of(shard), why, said))
+        budget = budgets.of_fragments(stream, rules(stream.job.session.org_id).moves_percent)
+        found.append(Row(stream, fragments.holders_of(shard), why, budget, said))
     return found

@@ -24,7 +24,6 @@ from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.placement.rules import Borrow, Path, Rules
 from console.placement.topology import Misconfigured
-from console.sessions.budgets import Budgets
 from console.sessions.models import QUOTAS, RuleSet, Session
 
 CLUSTER: Final = "cluster"
@@ -201,13 +200,14 @@ def follows_rules(function: Listener) -> Listener:
 
 
 def _tell_fleet(rules: RuleSet, names: Collection[str]) -> None:
-    """Moves that are under way, and drivers that borrow, go on by the new rules."""
+    """Moves that are under way, drivers that borrow, and agents that store columns elsewhere go on by
+    the new rules."""
     more = {one for follow in _listeners for one in follow()}
     told: list[control.Address]
     if "borrow" in names:
         told = [control.ALL_NODES, control.ALL_DRIVERS, control.ALL_BRAINS]
     elif "moves_percent" in names:
-        told = [*(("node", name) for name in sorted(Budgets().nodes)), control.ALL_DRIVERS]
+        told = [control.ALL_NODES, control.ALL_DRIVERS]
     else:
         told = []
     if told or more:

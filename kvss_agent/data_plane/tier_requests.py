@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -25,13 +25,19 @@ from kvss_agent.tier2.stores import NotOpen
 
 PURGE_ANSWER_SECONDS: Final = 10.0  # then it goes on, and its driver asks again: sooner than it gives up
 PURGES_MAX: Final = 256  # that run at once, and as many receipts that nobody has fetched
-_OUTCOMES = {
+_OUTCOMES: Final[Mapping[Outcome, TierAnswer | Miss]] = {
     Outcome.STORED: TierAnswer.DONE,
     Outcome.ALREADY: TierAnswer.ALREADY,
     Outcome.FULL: TierAnswer.FULL,
     Outcome.FAILED: TierAnswer.FAILED,
+    Outcome.LATE: Miss.LATE,
 }
-_NOT_STORED: Final = (TierAnswer.FULL, TierAnswer.FAILED)
+# By holders, and what it is counted as if it is stored here alone.
+_NOT_STORED: Final[Mapping[TierAnswer | Miss, str]] = {
+    TierAnswer.FULL: "full",
+    TierAnswer.FAILED: "failed",
+    Miss.LATE: "over_budget",
+}
 Answer = TierAnswer | Miss
 Answers = tuple[tuple[Answer, ...], tuple[int, ...]]  # and notes, where there are any
 
@@ -128,7 +134,8 @@ class TierRequests:
         slots: Sequence[int | Miss],
     ) -> Answers:
         """What the holders can't take is stored here alone, unless something was removed meanwhile: that
-        may have been among it, and be gone from here already."""
+        may have been among it, and be gone from here already. So is what their links have no room for in
+        time: it is less safe so, and displaced without a copy it would be gone for certain."""
         namespace = shard.identity.namespace
         removals = self._removals[namespace]
         left = [*range(len(slots))]
@@ -146,10 +153,14 @@ class TierRequests:
                 [addresses[place] for place in left],
                 [slots[place] for place in left],
             )
+            if self._redundant and self._redundant.has(shard.identity.name):
+                self._redundant.stored_alone.update(
+                    _NOT_STORED[answers[place]]
+                    for place, answer in zip(left, alone, strict=True)
+                    if answer is TierAnswer.DONE
+                )
             for place, answer in zip(left, alone, strict=True):
                 answers[place] = answer
-            if self._redundant and self._redundant.has(shard.identity.name):
-                self._redundant.stored_alone += sum(one is TierAnswer.DONE for one in alone)
         return tuple(answers), ()
 
     def _redundant_of(self, shard: HostedShard) -> list[Tier2]:

@@ -6,10 +6,14 @@ minute, somebody else has come onto the way, and most of the time is left to the
 for that, and it holds for links that no description names; but who was there before the first piece is
 not noticed, and who stays is taken for the way as it is after that half minute. The budget is what holds
 then. To yield takes four times as long as moving at most, so moves come to an end beside any load.
+
+Bytes that several move at once are *booked* before they move. So each knows how long it has to wait, and
+can do something else where that is too long. They keep to the budget, and are no measure of others.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +29,16 @@ FASTEST_SECONDS: Final = 30.0  # for so long a piece is a measure of others
 REST_SECONDS_MAX: Final = 3600.0  # that somebody is told to wait
 
 Budget = Callable[[], int | None]  # bytes per second; None: as many as there can be
+
+
+@dataclass(slots=True)
+class Rate:
+    """A budget that is told anew at times."""
+
+    bytes_per_second: int | None = None
+
+    def __call__(self) -> int | None:
+        return self.bytes_per_second
 
 
 @dataclass(slots=True)
@@ -45,7 +59,8 @@ class Totals:
 
 
 class Background:
-    """Of the transfers on one way, one at a time and piece by piece. Times are of `time.monotonic`."""
+    """Of the transfers on one way, one at a time and piece by piece; any thread may `book` beside them.
+    Times are of `time.monotonic`."""
 
     def __init__(
         self,
@@ -62,8 +77,10 @@ class Background:
         self._piece_bytes = piece_bytes
         self._yields, self._yield_seconds_max = yields, yield_seconds_max
         self._totals = totals or Totals()
+        self._lock = threading.Lock()  # of the next two
         self._paid_until = 0.0  # by the budget
-        self._rests_until = 0.0
+        self._paid_by: int | None = None  # the budget that this was reckoned with
+        self._yields_until = 0.0
         self._fastest: list[tuple[float, float]] = []  # since when, and seconds per byte: of two halves
 
     def piece(self) -> int:
@@ -75,20 +92,49 @@ class Background:
         """So many bytes were moved, by a transfer that took so many seconds until now."""
         if not size:
             return
-        budget = self._budget()
-        self._paid_until = max(self._paid_until, now - seconds) + (size / budget if budget else 0.0)
-        owed = max(0.0, self._paid_until - now)
+        with self._lock:
+            budget = self._reckoned(now)
+            self._pay(size, budget, now - seconds)
+            owed = max(0.0, self._paid_until - now)
         longer = seconds - size * self._least(seconds / size, now)
         is_crowded = longer > max(LONGER_SECONDS_MIN, (1 - 1 / CROWDED) * seconds)
         yielded = (
             max(0.0, min(self._yield_seconds_max, self._yields * longer) - owed) if is_crowded else 0.0
         )
-        self._rests_until = now + owed + yielded
+        self._yields_until = now + owed + yielded if yielded else 0.0
         self._totals.add(size, owed, yielded)
 
     def rest(self, now: float) -> float:
         """For how long to move nothing yet."""
-        return max(0.0, self._rests_until - now)
+        with self._lock:
+            self._reckoned(now)
+            return max(0.0, self._paid_until - now, self._yields_until - now)
+
+    def book(self, size: int, now: float, most: float = math.inf) -> float | None:
+        """For how long to wait before so many bytes are moved: from then on others wait for these, too.
+        None, and they are not booked, if that is longer than `most`."""
+        with self._lock:
+            budget = self._reckoned(now)
+            wait = max(0.0, self._paid_until - now)
+            if wait > most:
+                return None
+            self._pay(size, budget, now)
+        # Of the waits of those that wait beside each other, what each adds.
+        self._totals.add(size, min(wait, size / budget) if budget else 0.0, 0.0)
+        return wait
+
+    def _reckoned(self, now: float) -> int | None:
+        """The budget. With another one what is still to be paid for takes another time."""
+        budget, before = self._budget(), self._paid_by
+        if budget != before and self._paid_until > now:
+            owed = self._paid_until - now
+            self._paid_until = now + (owed * before / budget if before and budget else 0.0)
+        self._paid_by = budget
+        return budget
+
+    def _pay(self, size: int, budget: int | None, since: float) -> None:
+        if budget:
+            self._paid_until = max(self._paid_until, since) + size / budget
 
     def _least(self, pace: float, now: float) -> float:
         """The least seconds per byte of the last half minute, this piece included."""

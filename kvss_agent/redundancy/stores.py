@@ -42,6 +42,7 @@ class _Redundant:
 
     spec: RedundancySpec
     identity: tuple[str, str, str, int]  # driver, namespace, part, slot bytes
+    background: Background  # of what is moved to and from its holders, spills and repair
     progress: Progress = field(default_factory=Progress)
     fragments: Fragments | None = None
     store: Tier2 | None = None  # once it is open
@@ -53,8 +54,9 @@ class RedundantStores:
 
     def __init__(self, credentials: CredentialsOf) -> None:
         """`credentials`: what is shown to holders in a driver's name. Raises Lost if there are none."""
-        self.totals = Totals()  # of repair
-        self.stored_alone = 0  # columns that no holder could take
+        self.totals = Totals()  # of spills and repair
+        self.repair_bytes = 0
+        self.stored_alone: Counter[str] = Counter()  # columns that holders did not take, by why
         self._past_spills: Counter[str] = Counter()  # of stores that are closed
         self._past_recalls: Counter[str] = Counter()
         self._credentials = credentials
@@ -141,10 +143,17 @@ class RedundantStores:
                 ending.add_done_callback(lambda done: self._ending.pop(done, None))
         for name, spec in wanted.items():
             if name not in self._redundant and spec.redundancy:
-                one = self._redundant[name] = _Redundant(spec.redundancy, _identity(spec))
+                one = self._redundant[name] = self._new(spec.redundancy, _identity(spec))
                 one.task = asyncio.create_task(self._run(one, spec), name=f"redundancy of {name}")
         for store in self.opened:
             store.limits = limits
+
+    def _new(self, spec: RedundancySpec, identity: tuple[str, str, str, int]) -> _Redundant:
+        def budget() -> int | None:
+            return made.spec.bytes_per_second  # of the document of this moment
+
+        made = _Redundant(spec, identity, Background(budget, self.totals))
+        return made
 
     async def close(self) -> None:
         redundant, self._redundant = self._redundant, {}
@@ -179,13 +188,12 @@ class RedundantStores:
                 log.exception("Redundancy of shard %s can't be opened; retrying soon", spec.name)
                 one.progress = Progress("refused", "Internal error; see the agent's log.")
                 await asyncio.sleep(RETRY_SECONDS)
-        background = Background(lambda: one.spec.repair_bytes_per_second, self.totals)
         listed = time.monotonic()
         while True:
-            await asyncio.sleep(max(REPAIR_LOOK_SECONDS, background.rest(time.monotonic())))
+            await asyncio.sleep(max(REPAIR_LOOK_SECONDS, one.background.rest(time.monotonic())))
             store = one.store
             steps: list[Callable[[], Awaitable[object]]]
-            steps = [store.sweep, store.expire, partial(_repair, one, background)]
+            steps = [store.sweep, store.expire, partial(self._repair, one)]
             if time.monotonic() - listed > LIST_SECONDS or _has_restarts(one):
                 listed = time.monotonic()
                 steps.insert(0, store.rebuild)
@@ -208,7 +216,14 @@ class RedundantStores:
         namespace = bytes.fromhex(spec.namespace)
         one.fragments = Fragments(code, holders, namespace, spec.part, spec.slot_bytes)
         mover = native.current()
-        store = Tier2(one.fragments, Caps(NO_CAP, NO_CAP), threads=THREADS, mover=mover)
+        store = Tier2(
+            one.fragments,
+            Caps(NO_CAP, NO_CAP),
+            threads=THREADS,
+            mover=mover,
+            background=one.background,
+            share=code.fragments / code.data,
+        )
         store.live, store.limits = self._live, self._limits
         native.follow(store)
         try:
@@ -219,28 +234,29 @@ class RedundantStores:
         one.store = store
         one.progress = Progress("ready")
 
+    async def _repair(self, one: _Redundant) -> None:
+        """All that can be repaired now, piece by piece."""
+        fragments, store, background = one.fragments, one.store, one.background
+        if not fragments or not store:
+            return
+        tries, slot_bytes = fragments.incomplete, one.identity[-1]
+        most = max(1, min(AT_ONCE, background.piece() // slot_bytes))  # others wait behind a piece
+        while tries > 0 and (some := fragments.some_incomplete(most)):
+            tries -= len(some)
+            fragments.forget([address for address in some if not store.knows(address)])
+            began = time.monotonic()
+            size = await store.while_read(some, fragments.repair)
+            if size is None:  # they were removed meanwhile
+                continue
+            self.repair_bytes += size
+            now = time.monotonic()
+            background.moved(size, now - began, now)
+            # Once: spills go on meanwhile, and it has its turn beside them.
+            await asyncio.sleep(background.rest(now))
+
 
 def _has_restarts(one: _Redundant) -> bool:
     return one.fragments is not None and one.fragments.take_restarts()
-
-
-async def _repair(one: _Redundant, background: Background) -> None:
-    """All that can be repaired now, piece by piece."""
-    fragments, store = one.fragments, one.store
-    if not fragments or not store:
-        return
-    tries, slot_bytes = fragments.incomplete, one.identity[-1]
-    most = max(1, min(AT_ONCE, background.piece() // slot_bytes))  # others wait behind a piece
-    while tries > 0 and (some := fragments.some_incomplete(most)):
-        tries -= len(some)
-        fragments.forget([address for address in some if not store.knows(address)])
-        began = time.monotonic()
-        size = await store.while_read(some, fragments.repair)
-        if size is None:  # they were removed meanwhile
-            continue
-        now = time.monotonic()
-        background.moved(size, now - began, now)
-        await asyncio.sleep(background.rest(time.monotonic()))
 
 
 def _identity(spec: ShardSpec) -> tuple[str, str, str, int]:
@@ -248,7 +264,7 @@ def _identity(spec: ShardSpec) -> tuple[str, str, str, int]:
 
 
 def _is_same(spec: ShardSpec, one: _Redundant) -> bool:
-    """Whether nothing has changed but how fast it is repaired."""
+    """Whether nothing has changed but the budget."""
     told, now = spec.redundancy, one.spec
     if told is None or _identity(spec) != one.identity:
         return False

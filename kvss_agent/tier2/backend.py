@@ -20,6 +20,7 @@ class Fault(StrEnum):
     DENIED = "denied"  # not allowed: permissions, a read-only mount, credentials
     UNREACHABLE = "unreachable"  # no answer in time, or the service answers with errors
     VANISHED = "vanished"  # another agent purged the directory under a writer
+    OVER_BUDGET = "over-budget"  # it would have to wait for the links: no fault of the disk or service
     OTHER = "other"  # see the text
 
 

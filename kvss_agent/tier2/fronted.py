@@ -9,6 +9,10 @@ Three ways to write: `through` is done when both have the file; `back` when the 
 it behind in the background; `displaced` copies behind what has to make room. What finds no room in
 front, or a front that fails, is written behind at once.
 
+What is written behind keeps to a budget. What is copied there in the background rests for it. A spill
+that finds no room in front does not, and is refused while others wait for the links. Those that are
+written through rest before they come here.
+
 Whoever changes files of a column, here or behind, holds its claim (`claims`). A purge closes its scope
 to claims, and drops what was on its way to the front: nothing comes back after it.
 """
@@ -20,6 +24,7 @@ import itertools
 import logging
 import mmap
 import shutil
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +33,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from kvss_agent.limits.background import Background
 from kvss_agent.mover import PYTHON, Mover
 from kvss_agent.tier2.address import Address, Scope, address_of
 from kvss_agent.tier2.backend import (
@@ -56,6 +62,7 @@ THREADS: Final = 4  # that copy
 PROMOTED_BYTES_MAX: Final = 64 << 20  # in memory, on their way to the front; no more is copied then
 FLUSHES: Final = 256  # that are begun by one `tidy`; one, as long as the store behind fails
 LOOKS: Final = 8  # by one `tidy`: whether a copy's original is still there
+BOOKED_SECONDS_MAX: Final = 0.1  # of others' bytes, beside which a spill is written behind at once
 
 
 class Writes(StrEnum):
@@ -78,7 +85,9 @@ class Fronted:
         durable: bool = False,
         mover: Mover = PYTHON,
         clock: Callable[[], float] = time.time,
+        background: Background | None = None,
     ) -> None:
+        """`background`: what the bytes that are written behind keep to."""
         self.kind, self.looks_together = behind.kind, behind.looks_together
         self._behind = behind
         self._copies = Posix(front / COPIES, mover=mover)
@@ -86,6 +95,8 @@ class Fronted:
         self._writes = writes
         self._is_shared = shared  # others remove files behind
         self._clock = clock
+        self._background = background or Background()
+        self._ended = threading.Event()
         self._threads = ThreadPoolExecutor(THREADS, "tier2-front")
         self._claims = Claims()
         self._lock = self._claims.changed  # of all below
@@ -141,6 +152,7 @@ class Fronted:
             return dict(self._faults)
 
     def close(self) -> None:
+        self._ended.set()
         self._threads.shutdown(cancel_futures=True)
         for one in (self._waiting, self._copies, self._behind):
             one.close()
@@ -161,11 +173,23 @@ class Fronted:
             found = self._put(self._waiting, files)
             left = [place for place in range(len(files)) if place not in found]
             if left:
-                behind = self._behind.write([files[place] for place in left])
+                behind = self._write_behind([files[place] for place in left])
                 found |= zip(left, behind, strict=True)
         if self._writes is Writes.BACK and not self._is_failing:
             self._begin_flushes(address_of(file.name) for file in files)
         return [found[place] for place in range(len(files))]
+
+    def _write_behind(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
+        """At once, as far as the links have room."""
+        may = [self._has_budget(sum(map(len, file.parts))) for file in files]
+        now = [file for file, its in zip(files, may, strict=True) if its]
+        written = iter(self._behind.write(now) if now else [])
+        late = Failed(Fault.OVER_BUDGET, "the front is full, and the links to the store are in use")
+        return [next(written) if its else late for its in may]
+
+    def _has_budget(self, size: int) -> bool:
+        """Without resting. If so, others rest for these bytes."""
+        return self._background.book(size, time.monotonic(), BOOKED_SECONDS_MAX) is not None
 
     def _put(self, root: Posix, files: Sequence[Outgoing]) -> dict[int, bool | Failed]:
         """Write these in front, whose claims we hold: by place whether it was intact. Those are left out
@@ -228,6 +252,8 @@ class Fronted:
         since = self._since.get(address)
         try:
             if since is not None:
+                if not self._has_budget(self._file_bytes(address)):
+                    return False
                 self._copy_behind(address, since)
                 self._waiting.delete([address.name])
             self._copies.delete([address.name])
@@ -354,6 +380,9 @@ class Fronted:
             self._submit(self._flush, address)
 
     def _flush(self, address: Address) -> None:
+        rest = self._background.book(self._file_bytes(address), time.monotonic())
+        if self._ended.wait(rest):
+            return  # it waits in front for the next life
         with self._lock:
             since = self._since.get(address)
             if since is None or not self._claims.take([address]):
@@ -380,6 +409,14 @@ class Fronted:
                 elif is_lost:
                     self._lose(address)
                 self._claims.release([address])
+
+    def _file_bytes(self, address: Address) -> int:
+        """Of what waits; 0 if it does not any more."""
+        try:
+            seen = look_at(self._waiting, address.name)
+        except Failed:  # told by whoever reads it
+            return 0
+        return seen.bytes if seen else 0
 
     def _copy_behind(self, address: Address, since: float) -> bool:
         """False: there is nothing that could be copied. Raises Failed."""
@@ -537,11 +574,12 @@ class Fronted:
             self._threads.submit(_logged, work, address)
 
 
-def give_up(front: Path, behind: Backend) -> None:
+def give_up(front: Path, behind: Backend, background: Background) -> None:
     """A directory that is no front any more: what waits there is copied behind, and then all of it goes.
     Raises Failed, and then nothing of what waits is lost."""
     waiting = Posix(front / WAITING)
     for found in waiting.files():
+        time.sleep(background.book(found.bytes, time.monotonic()) or 0.0)
         _copy(waiting, behind, found.address, found.modified)
     with translated():
         for name in (WAITING, COPIES):

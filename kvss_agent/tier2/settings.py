@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from xxhash import xxh3_64_hexdigest
 
 from kvss_agent import native
+from kvss_agent.limits.background import Background, Rate, Totals
 from kvss_agent.mover import Mover
 from kvss_agent.shard.seal import TAG_BYTES
 from kvss_agent.tier2.backend import Backend
@@ -46,7 +47,8 @@ class FrontSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class Tier2Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """One store: where, how much, how. A setting that makes no sense is refused with a sentence.
 
-    `shared`: other agents write there too, so what is not known is asked for. `durable` (posix, and what
+    `shared`: other agents write there too, so what is not known is asked for. `write_bytes_per_second`:
+    what spills and the front may write to the store, where links lead there. `durable` (posix, and what
     waits in front): a spill waits for the disk. Without it, a power cut may lose the last columns, and
     never gives wrong ones.
     """
@@ -65,6 +67,7 @@ class Tier2Settings(Struct, frozen=True, forbid_unknown_fields=True):
     region: str = "us-east-1"  # s3
     shared: bool = True
     threads: int = 8
+    write_bytes_per_second: int | None = None
     front: FrontSettings | None = None
 
     def __post_init__(self) -> None:
@@ -74,6 +77,8 @@ class Tier2Settings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("tier 2 of kind s3 needs a bucket")
         if not 0 < self.threads <= THREADS_MAX:
             raise ValueError(f"tier 2 uses 1 to {THREADS_MAX} threads, not {self.threads}")
+        if self.write_bytes_per_second is not None and self.write_bytes_per_second <= 0:
+            raise ValueError("tier 2 needs more than no bytes per second for writing")
         if self.front:
             self._check_front(self.front)
         self.caps()
@@ -116,14 +121,18 @@ def make(settings: Tier2Settings, caps: Caps | None = None) -> Tier2:
     """The store, not opened yet; with other caps than the settings say, if there are. Raises
     NotInstalled, and ValueError for what cannot be."""
     mover = native.current()
+    rate, written = Rate(settings.write_bytes_per_second), Totals()
+    background = Background(rate, written)
+    spills_to_front = settings.front is not None and settings.front.writes != Writes.THROUGH
     store = Tier2(
-        _backend(settings, mover),
+        _backend(settings, mover, background),
         caps or settings.caps(),
         shared=settings.shared,
         threads=settings.threads,
         mover=mover,
+        background=None if spills_to_front else background,
     )
-    store.limits = settings.limits()
+    store.limits, store.write_rate, store.written = settings.limits(), rate, written
     native.follow(store)
     return store
 
@@ -134,11 +143,11 @@ def leave_front(settings: Tier2Settings) -> None:
     if folder := settings.front_folder:
         behind = _store_behind(settings, native.current())
         behind.open()
-        give_up(folder, behind)
+        give_up(folder, behind, Background(lambda: settings.write_bytes_per_second))
         behind.close()
 
 
-def _backend(settings: Tier2Settings, mover: Mover) -> Backend:
+def _backend(settings: Tier2Settings, mover: Mover, background: Background) -> Backend:
     behind = _store_behind(settings, mover)
     if settings.front is None:
         return behind
@@ -150,6 +159,7 @@ def _backend(settings: Tier2Settings, mover: Mover) -> Backend:
         shared=settings.shared,
         durable=settings.durable,
         mover=mover,
+        background=background,
     )
     native.follow(fronted)
     return fronted

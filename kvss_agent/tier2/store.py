@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from kvss_agent.limits.background import Background, Rate, Totals
 from kvss_agent.mover import PYTHON, Mover
 from kvss_agent.shard import seal
 from kvss_agent.shard.seal import Column, Header, Miss
@@ -55,15 +56,19 @@ class Tier2:
         threads: int = 8,
         mover: Mover = PYTHON,
         clock: Callable[[], float] = time.time,
+        background: Background | None = None,
+        share: float = 1.0,
     ) -> None:
-        """`clock` returns seconds since 1970, as files do."""
+        """`clock` returns seconds since 1970, as files do. `background`: spills keep to its budget, with
+        `share` times the bytes of their files."""
         self._work = Execution(threads)
         self._state = StoreState(backend, Index(caps), self._work, mover, clock, shared=shared)
         self._remover = Remover(self._state)
-        self._spiller = Spiller(self._state, self._remover)
+        self._spiller = Spiller(self._state, self._remover, background, share)
         self._recaller = Recaller(self._state, self._remover)
         self._lister = Lister(self._state, self._remover)
         self.limits = Limits()
+        self.write_rate, self.written = Rate(), Totals()  # of a bucket or shared directory
         self._is_closing = False
         self.use_mover = self._state.use_mover
         self.closed_to = self._state.closed_to
@@ -127,7 +132,8 @@ class Tier2:
 
         A slot lies at a page's boundary and is only read. It should not change meanwhile: if it does,
         nothing is stored. Each column has an outcome of its own; what is there twice is stored once.
-        Cancelling waits until no slot is read any more.
+        Cancelling waits until no slot is read any more. Where spills keep to a budget, one that would
+        rest for longer than REST_SECONDS_MAX is LATE, and what is removed while it rests is REFUSED.
         """
         for address, slot, expected, _ in items:
             _check_slot(slot)
@@ -202,6 +208,7 @@ class Tier2:
 
     async def delete(self, addresses: Sequence[Address]) -> Removed:
         """Remove these columns, once nobody reads or writes them. Raises Failed: some may be left."""
+        self._state.refuse_resting(set(addresses).__contains__)
         with self._state.counts.measured("delete") as work:
             removed = await self._work.uninterrupted(
                 self._remover.delete(list(dict.fromkeys(addresses)))

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from kvss_agent.desired import Progress
 from kvss_agent.process.durable_file import write_durably
 from kvss_agent.tier2.backend import Failed
-from kvss_agent.tier2.index import Caps, Limits
+from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, leave_front, make
 from kvss_agent.tier2.store import Tier2
 from telemetry.decoder import Malformed, decode
@@ -168,7 +168,7 @@ class Stores:
             return
         try:
             if told and before and self.current and _only_limits_differ(told, before):
-                await _limit(self.current, told.limits(), told.caps())
+                await _limit(self.current, told, told.caps())
                 self.progress = Progress("ready")
                 return
             await self._put_aside(before, told)
@@ -209,7 +209,7 @@ class Stores:
             return None
         await _ended(one.task)
         if one.store and _only_limits_differ(told, one.settings):
-            await _limit(one.store, told.limits(), told.caps())
+            await _limit(one.store, told, told.caps())
             return one.store
         if one.store:
             await one.store.close()
@@ -381,14 +381,15 @@ async def _leave_front(before: Tier2Settings, after: Tier2Settings) -> None:
         await asyncio.to_thread(leave_front, before)
 
 
-async def _limit(store: Tier2, limits: Limits, caps: Caps) -> None:
-    store.limits = limits
+async def _limit(store: Tier2, settings: Tier2Settings, caps: Caps) -> None:
+    store.limits = settings.limits()
+    store.write_rate.bytes_per_second = settings.write_bytes_per_second
     await store.set_caps(caps)
 
 
 async def _limit_retiring(one: Retiring, store: Tier2) -> None:
     with _told(one.progress):
-        await _limit(store, one.settings.limits(), one.caps())
+        await _limit(store, one.settings, one.caps())
         one.progress.state, one.progress.reason = "retiring", ""
 
 
@@ -413,7 +414,8 @@ def _not_open(what: str, progress: Progress) -> str:
 
 def _only_limits_differ(one: Tier2Settings, other: Tier2Settings) -> bool:
     """But for what may change while it is open it is the same."""
-    return other == _with_limits_of(replace(one, cap_bytes=other.cap_bytes), other)
+    one = replace(one, cap_bytes=other.cap_bytes, write_bytes_per_second=other.write_bytes_per_second)
+    return other == _with_limits_of(one, other)
 
 
 def _with_limits_of(one: Tier2Settings, other: Tier2Settings) -> Tier2Settings:

@@ -113,7 +113,7 @@ def test_repair_outlives_the_death_of_who_repairs_and_of_who_is_repaired(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     count = 24
-    fleet.redundant["repair_bytes_per_second"] = 512 << 10  # eight columns of 64 KiB
+    fleet.redundant["bytes_per_second"] = 512 << 10  # eight columns of 64 KiB
     with fleet.home.client() as client:
         contents = store(client, count)
     fleet.holders[2].kill()

@@ -105,3 +105,51 @@ def test_pieces_are_small_where_the_budget_is() -> None:
     assert Background().piece() == PIECE_BYTES
     assert Background(lambda: 5 * MB).piece() == 100_000
     assert Background(lambda: 1).piece() == 1
+
+
+def test_what_is_booked_waits_for_what_was_booked_before() -> None:
+    totals = Totals()
+    background = Background(lambda: 5 * MB, totals)
+    assert [background.book(MB, 10.0) for _ in range(3)] == pytest.approx([0.0, 0.2, 0.4])
+    assert background.book(MB, 10.5) == pytest.approx(0.1)
+    assert totals.bytes == 4 * MB
+    assert totals.rested_seconds["budget"] == pytest.approx(0.2 + 0.2 + 0.1)
+
+
+def test_what_would_wait_for_too_long_is_not_booked() -> None:
+    background = Background(lambda: 5 * MB)
+    assert background.book(5 * MB, 10.0, most=0.5) == 0.0
+    assert background.book(1, 10.0, most=0.5) is None
+    assert background.book(1, 10.5, most=0.5) == pytest.approx(0.5)
+
+
+def test_however_small_the_budget_is_something_is_moved_at_last() -> None:
+    background = Background(lambda: 1)
+    assert background.book(100, 10.0, most=2.0) == 0.0
+    assert background.book(100, 50.0, most=2.0) is None
+    assert background.book(100, 109.0, most=2.0) is not None
+
+
+def test_without_a_budget_nobody_waits() -> None:
+    background = Background()
+    assert {background.book(MB, 10.0) for _ in range(100)} == {0.0}
+
+
+def test_what_one_moves_piece_by_piece_waits_for_what_others_have_booked_and_they_for_it() -> None:
+    background = Background(lambda: 5 * MB)
+    background.book(MB, 10.0)
+    assert background.rest(10.0) == pytest.approx(0.2)
+    background.moved(MB, 0.01, 10.2)
+    assert background.book(MB, 10.2) == pytest.approx(0.19, abs=0.011)
+
+
+def test_with_another_budget_what_is_owed_takes_another_time() -> None:
+    budget: list[int | None] = [1]
+    background = Background(lambda: budget[0])
+    background.book(100, 10.0)
+    assert background.rest(10.0) == 100.0
+    budget[0] = 50
+    assert background.rest(10.0) == 2.0
+    assert background.book(50, 11.0) == 1.0
+    budget[0] = None
+    assert background.rest(11.0) == 0.0

@@ -109,6 +109,11 @@ def settings_of(document: _Said) -> Tier2Settings:
     return Tier2Settings(**{**document, FRONT: FrontSettings(**front) if front else None})
 
 
+def is_local(said: _Said) -> bool:
+    """Whether it is on a disk of the node's own, as far as is said: else links lead there."""
+    return said.get("kind") == "posix" and not said.get("shared", True)
+
+
 def may_share_files(one: _Said, other: _Said) -> bool:
     """Whether what one node stores may be where another one does: their places are the same, or one lies
     within the other. Paths of disks that both nodes have for themselves are two places, whatever they

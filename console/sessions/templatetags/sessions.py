@@ -8,11 +8,13 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from console.fleet.models import Driver
+from console.fleet.models import Driver, Node
 from console.placement.topology import Tier
 from console.sessions import redundancy
+from console.sessions.budgets import Budgets
 from console.sessions.driver_orgs import ALL_WARNING, leaving_of, orgs_of
 from console.sessions.pages.forms import LeavingForm
+from console.sessions.rules import effective_rules
 from console.sessions.siblings import Siblings
 from console.shell.templatetags.console import bar, status
 
@@ -46,6 +48,12 @@ def driver_siblings(driver: Driver) -> dict[str, Any]:
 def driver_redundancy(driver: Driver) -> list[redundancy.Row]:
     """For the same page: its streams, with who stores their fragments."""
     return redundancy.of_driver(driver)
+
+
+@register.simple_tag
+def tier2_writes(node: Node) -> int | None:
+    """For the page of a node: what it may write to its store, in bytes per second; None: any rate."""
+    return Budgets().of_writes(node.name, effective_rules(None).moves_percent)
 
 
 @register.simple_tag

@@ -1,10 +1,19 @@
-"""Spilling: columns from slots to files."""
+"""Spilling: columns from slots to files.
+
+Where files cross links, spills keep to a budget. They rest before they begin: no file is reserved or
+written meanwhile. One that would rest for too long is late: its driver waits for the slot, and has a
+deadline.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from kvss_agent.limits.background import Background
 from kvss_agent.shard import seal
 from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
@@ -12,9 +21,13 @@ from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed, Fault, Outgoing
 from kvss_agent.tier2.column_file import Form
 from kvss_agent.tier2.index import Ticket
+from kvss_agent.tier2.parts.execution import gather_whole
 from kvss_agent.tier2.parts.removal import Remover
 from kvss_agent.tier2.parts.state import StoreState
 from kvss_agent.tier2.parts.statistics import Outcome, Work
+
+# Of a spill: a driver waits for an answer for a minute, and has no use of the slots meanwhile.
+REST_SECONDS_MAX: Final = 2.0
 
 
 @dataclass(eq=False, slots=True)
@@ -35,12 +48,67 @@ class Spill:
 class Spiller:
     """Admits spills, writes their files, and gives each its outcome."""
 
-    def __init__(self, state: StoreState, remover: Remover) -> None:
+    def __init__(
+        self, state: StoreState, remover: Remover, background: Background | None, share: float
+    ) -> None:
+        """`background`: what the bytes of spills keep to, `share` times those of their files."""
         self._state, self._work, self._remover = state, state.execution, remover
+        self._background, self._share = background, share
 
     async def spill(self, spills: Sequence[Spill], work: Work) -> None:
         """Give each its outcome. Who waits holds no ticket, and is refused when a purge begins."""
+        if self._background is None:
+            await self._begin(spills, work)
+            return
+        if booked := self._booked(spills, self._background):
+            await gather_whole(*(self._rest(seconds, some, work) for seconds, some in booked))
+
+    async def _begin(self, spills: Sequence[Spill], work: Work) -> None:
         await self._work.as_admitted(spills, self._admit, lambda some: self._write(some, work))
+
+    def _booked(
+        self, spills: Sequence[Spill], background: Background
+    ) -> list[tuple[float, list[Spill]]]:
+        """For how long to rest, and what to begin with then. The others are late."""
+        now, found = time.monotonic(), list[tuple[float, list[Spill]]]()
+        for size, some in self._pieces(spills, background.piece()):
+            seconds = background.book(size, now, REST_SECONDS_MAX) if size else 0.0
+            if seconds is None:
+                for spill in some:
+                    spill.outcome = Outcome.LATE
+            elif found and found[-1][0] == seconds:
+                found[-1][1].extend(some)
+            else:
+                found.append((seconds, some))
+        return found
+
+    def _pieces(self, spills: Sequence[Spill], most: int) -> Iterator[tuple[int, list[Spill]]]:
+        """Each with the bytes that it moves: about so many, or those of one column."""
+        size, some = 0, list[Spill]()
+        for spill in spills:
+            size += int(self._share * self._file_bytes(spill))
+            some.append(spill)
+            if size >= most:
+                yield size, some
+                size, some = 0, []
+        if some:
+            yield size, some
+
+    def _file_bytes(self, spill: Spill) -> int:
+        """Of the file that will be written; 0 if none will be."""
+        header = seal.identify(spill.slot[:HEADER_BYTES], spill.expected)
+        if isinstance(header, Miss) or self._state.index.knows(spill.address):
+            return 0
+        return spill.form.file_bytes(header.length)
+
+    async def _rest(self, seconds: float, spills: Sequence[Spill], work: Work) -> None:
+        if seconds:
+            self._state.resting.update(spills)
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self._state.resting.difference_update(spills)
+        await self._begin([spill for spill in spills if spill.outcome is None], work)
 
     def _admit(self, spills: Sequence[Spill]) -> tuple[list[Spill], list[Spill]]:
         """Those that have a ticket now, and those that have to wait for somebody to finish."""
@@ -75,7 +143,9 @@ class Spiller:
             lacking = 0
             for spill in spills:
                 ticket = _ticket(spill)
-                if spill.failed:
+                if spill.failed and spill.failed.fault is Fault.OVER_BUDGET:
+                    spill.outcome = Outcome.LATE
+                elif spill.failed:
                     spill.outcome = Outcome.FAILED
                     self._state.counts.count_fault(spill.failed)
                     lacking += ticket.bytes if spill.failed.fault is Fault.NO_SPACE else 0

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from kvss_agent.mover import Mover
 from kvss_agent.shard import seal
+from kvss_agent.shard.seal import Miss
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.backend import Backend, Failed, Seen
 from kvss_agent.tier2.index import Index
 from kvss_agent.tier2.parts.execution import Execution
-from kvss_agent.tier2.parts.statistics import Counts
+from kvss_agent.tier2.parts.statistics import Counts, Outcome
+
+
+class RestingSpill(Protocol):
+    """It waits until the links have room for it. With an outcome it does not begin any more."""
+
+    address: Address
+    outcome: Outcome | Miss | None
 
 
 class StoreState:
@@ -35,6 +44,7 @@ class StoreState:
         self.counts = Counts()
         self.live: Collection[bytes] | None = None  # tags of known orgs; None: all tags are served
         self.purging: list[Scope] = []
+        self.resting: set[RestingSpill] = set()
         self.use_mover(mover)
 
     def use_mover(self, mover: Mover) -> None:
@@ -46,12 +56,19 @@ class StoreState:
         """Neither serve nor accept anything of these scopes while this lasts."""
         closed = list(scopes)
         self.purging += closed
+        self.refuse_resting(self.is_purging)
         try:
             yield
         finally:
             for scope in closed:
                 self.purging.remove(scope)
             self.execution.changed()
+
+    def refuse_resting(self, covers: Callable[[Address], bool]) -> None:
+        """These are being removed: what rests must not bring them back when that is done."""
+        for spill in self.resting:
+            if covers(spill.address):
+                spill.outcome = Miss.REFUSED
 
     def may_be_elsewhere(self, address: Address) -> bool:
         """Whether only the backend can tell if this column is there."""

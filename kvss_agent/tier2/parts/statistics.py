@@ -20,6 +20,7 @@ class Outcome(StrEnum):
     ALREADY = "already"  # the column is there
     FULL = "full"  # no room under the org's cap or the store's, nor anything that could be evicted
     FAILED = "failed"  # the backend's fault, see the count of faults
+    LATE = "late"  # others have the budget of the links for longer than a spill waits
 
 
 @dataclass(frozen=True, slots=True)

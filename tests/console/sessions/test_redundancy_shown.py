@@ -75,6 +75,7 @@ def test_a_drivers_page_says_who_stores_fragments_and_what_agents_say_of_it(
     assert "2+1 on" in page
     assert all(f"/fleet/nodes/n{number}/" in page for number in (1, 2, 3))
     assert "not reported yet" in page
+    assert "at most 2.18 GiB/s over the NIC of n1" in page
     row = StreamRedundancy.objects.create(
         stream=stream,
         state="ready",

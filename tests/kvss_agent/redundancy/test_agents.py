@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from kvss_agent.client import Miss, Recalled, TierAnswer, Wanted
-from tests.kvss_agent.plane import PAYLOAD, TAG, column, place
+from kvss_agent.tier2.parts.spills import REST_SECONDS_MAX
+from tests.kvss_agent.plane import PAYLOAD, TAG, column, kv, place
 from tests.kvss_agent.process import agent
 from tests.kvss_agent.redundancy.fleets import COUNT, TCP, Fleet, recall, store
 from tests.live import wait_until
@@ -119,7 +121,42 @@ def test_what_holders_can_t_take_is_stored_alone(fleet: Fleet) -> None:
         assert len(list(fleet.store_of(fleet.home).glob("*/*/*/*"))) == 2
         assert recall(client, 2) == contents
     metrics = fleet.home.http.get("/metrics").text
-    assert "kvss_redundancy_stored_alone_total 2" in metrics
+    assert 'kvss_redundancy_stored_alone_total{why="failed"} 2' in metrics
+
+
+def test_a_burst_of_spills_keeps_to_its_budget_and_evicts_go_on_beside_it(fleet: Fleet) -> None:
+    """What the links to holders have no room for is stored at home, and nothing is lost."""
+    bytes_per_second, count = 500_000, 24
+    fleet.redundant["bytes_per_second"] = bytes_per_second
+    fleet.tell()
+    evicts = 0
+    with fleet.home.client() as client, ThreadPoolExecutor() as pool:
+        contents = [kv() for _ in range(count)]
+        numbers = [
+            client.evict(slot, column(str(slot)).key, TAG, 64, content)
+            for slot, content in enumerate(contents)
+        ]
+        asked = [Wanted(slot, column(str(slot), number)) for slot, number in enumerate(numbers)]
+        burst = pool.submit(client.spill, asked, notes=[7] * count, redundant=True)
+        while not burst.done():
+            client.evict(count, column(f"beside-{evicts}").key, TAG, 64, kv())
+            evicts += 1
+        assert burst.result() == [TierAnswer.DONE] * count
+        alone = len(list(fleet.store_of(fleet.home).glob("*/*/*/*")))
+        sent = sum(
+            path.stat().st_size for one in fleet.holders for path in fleet.store_of(one).glob("*/*/*/*")
+        )
+        allowed = bytes_per_second * REST_SECONDS_MAX
+        assert allowed / 2 < sent < 1.5 * allowed, "and each fragment is whole pages"
+        assert 0 < alone < count
+        assert evicts > 10
+        assert client.delete(range(count + 1)) is None
+        assert recall(client, count) == [bytes(one) for one in contents]
+    page = fleet.home.http.get("/metrics").text
+    assert f'kvss_redundancy_stored_alone_total{{why="over_budget"}} {alone}' in page
+    assert f'kvss_redundancy_spills_total{{outcome="late"}} {alone}' in page
+    assert 'kvss_background_bytes_total{what="holders"} 0' not in page
+    assert 'kvss_background_rests_seconds_total{what="holders",why="budget"} 0' not in page
 
 
 def test_an_encrypted_column_is_encrypted_in_every_fragment(fleet: Fleet) -> None:

@@ -53,11 +53,11 @@ async def test_before_the_first_document_nobody_knows() -> None:
     assert stores.everything() == {}
 
 
-async def test_how_fast_it_is_repaired_changes_nothing_else(world: World) -> None:
+async def test_another_budget_changes_nothing_else(world: World) -> None:
     stores = made()
     stores.follow([spec(world)], Limits())
     store = await opened(stores)
-    stores.follow([spec(world, repair_bytes_per_second=1)], Limits())
+    stores.follow([spec(world, bytes_per_second=1)], Limits())
     assert stores.of("s") is store
     await stores.close()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kvss_agent.limits.background import Background
 from kvss_agent.shard.seal import Miss
 from kvss_agent.tier2.backend import Failed, Found, Outgoing, Progress, ignore_progress
 from kvss_agent.tier2.fronted import (
@@ -334,10 +335,10 @@ async def test_a_front_that_is_given_up_leaves_nothing_and_loses_nothing(place: 
         await put(store, one)
         await put(store, other)
     behind.open()
-    give_up(place.front, behind)
+    give_up(place.front, behind, Background())
     assert place.stored == {one.name, other.name}
     assert files_in(place.front) == []
-    give_up(place.front, behind)  # again: there is nothing
+    give_up(place.front, behind, Background())  # again: there is nothing
 
 
 async def test_orgs_share_the_front_by_what_they_fill_of_it(place: Place) -> None:
