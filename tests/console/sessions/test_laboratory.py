@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from django.db import transaction
 
+from console.control.services import secret_of
 from console.environment import PROJECT
 from console.fleet.models import Node, SpineLink
 from console.operations.core import State
 from console.orgs import services as orgs
+from console.orgs.models import Org
 from console.policies import callers
+from console.policies.org_keys import tags_by_org
 from console.sessions import services
 from console.sessions.changes import moves
+from console.sessions.models import Stream
+from kvss_agent.client import Column, Credentials, Miss, TierAnswer, Wanted, connect
 from tests.conftest import People
 from tests.console.sessions import laboratory as lab
 from tests.console.sessions import network
 from tests.console.sessions.laboratory import Laboratory, kv, laboratory, tokens_of
-from tests.console.sessions.planes import run
+from tests.console.sessions.loads import engine_with_tier2
+from tests.console.sessions.planes import declared_with, push, run
 from tests.console.sessions.requests import create, set_rules, shards, start_job
 from tests.live import wait_until
+from tests.swdriver_shim.daemons import C
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow, pytest.mark.stack]
 
@@ -33,6 +43,7 @@ PROMPTS = range(8)
 SPINE_BYTES_A_SECOND = 12_500_000
 MOVES_PERCENT = 4
 STRAY_BYTES_MAX = 10_000  # of neighbours that look for each other
+BURSTS, BURST_COLUMNS = 3, 60
 
 
 @pytest.fixture
@@ -125,6 +136,64 @@ def test_moves_keep_to_their_share_of_a_link_and_requests_have_the_rest(
     assert moved > sum(len(kv(prompt)) for prompt in PROMPTS)
     assert moved / took < 1.05 * 125_000_000 * MOVES_PERCENT / 100
     load_all(spine, token)
+
+
+def spill_burst(address: str, shard: str, secret: bytes, tag: bytes) -> Counter[TierAnswer | Miss]:
+    """As a driver that spills as fast as it is answered."""
+    answers: Counter[TierAnswer | Miss] = Counter()
+    payload = memoryview(random.Random(shard).randbytes(lab.EACH * C))
+    with connect(address, shard, Credentials("job7", secret), transport="stream") as client:
+        for number in range(BURSTS):
+            keys = [f"{number}-{slot}".encode().ljust(16) for slot in range(BURST_COLUMNS)]
+            wanted = [
+                Wanted(slot, Column(key, tag, client.evict(slot, key, tag, C, payload)))
+                for slot, key in enumerate(keys)
+            ]
+            answers.update(client.spill(wanted, wait_seconds=10, redundant=True))
+    return answers
+
+
+def test_fragments_keep_to_their_part_of_a_link_whatever_drivers_spill(
+    people: People, spine: Laboratory, tmp_path: Path
+) -> None:
+    for node in Node.objects.all():
+        declared = declared_with(tmp_path / f"store-{node.name}")
+        declared["tier2"]["shared"] = False
+        Node.objects.filter(pk=node.pk).update(declared=declared)
+    engine_with_tier2("acme")
+    Node.objects.filter(name="ax2").update(state="cordoned")
+    SpineLink.objects.update(gbits=1)
+    set_rules(people, grant_percent=30, moves_percent=MOVES_PERCENT)
+    run(create(people, boxes=1, bytes_per_token=4 * lab.EACH))
+    started = run(start_job(people, spine.add_driver("job7")))
+    assert started.state == State.SUCCEEDED, started.message
+    spine.drivers["job7"].stop()
+    Node.objects.filter(name="ax2").update(state="ready")
+    set_rules(people, grant_percent=30, moves_percent=MOVES_PERCENT, redundancy="1+1")
+
+    def is_ready() -> bool:
+        push()
+        shown = [one.get("redundancy", {}) for one in spine.agents["ax1"].observed()["shards"]]
+        return [one["state"] for one in shown if one] == ["ready"] * 4
+
+    wait_until("all shards have holders", is_ready, 60)
+    streams = list(Stream.objects.select_related("node", "job__driver"))
+    names = [stream.name for stream in streams]
+    assert {stream.node.name for stream in streams} == {"ax1"}
+    secret, address = secret_of("driver", "job7"), streams[0].node.data_address
+    [(_, tags)] = tags_by_org(list(Org.objects.filter(slug="acme")))
+    tag = bytes.fromhex(tags[0])
+    before, began = spine.network.over_spine("l1").payload, time.monotonic()
+    with spine.network.host("engine", "l1").entered(), ThreadPoolExecutor(len(streams)) as pool:
+        bursts = [pool.submit(spill_burst, address, name, secret, tag) for name in names]
+        answers = sum((burst.result(120) for burst in bursts), Counter())
+    took = time.monotonic() - began
+    sent = spine.network.over_spine("l1").payload - before
+    assert set(answers) == {TierAnswer.DONE}, "what the link has no room for is stored at home"
+    half = 125_000_000 * MOVES_PERCENT / 100 / 2
+    offered = len(streams) * BURSTS * BURST_COLUMNS * lab.EACH * C
+    assert offered > 2 * half * took, "the link is the limit"
+    assert 0.5 * half < sent / took < 1.1 * half
 
 
 MAKE_AND_WAIT = """
