@@ -29,6 +29,7 @@ from kvss_agent.tier2.stores import NO_CAP, NotOpen
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 10.0  # between attempts to open
+PIECE_BYTES: Final = 1 << 20  # of files that are repaired at once, or one file
 REPAIR_LOOK_SECONDS: Final = 1.0  # between looks for files that lack fragments
 LIST_SECONDS: Final = 3600.0  # after which holders are asked again what they have
 THREADS: Final = 4
@@ -240,7 +241,8 @@ class RedundantStores:
         if not fragments or not store:
             return
         tries, slot_bytes = fragments.incomplete, one.identity[-1]
-        most = max(1, min(AT_ONCE, background.piece() // slot_bytes))  # others wait behind a piece
+        piece = min(background.piece(), PIECE_BYTES)  # evicts wait behind it, whatever the links carry
+        most = max(1, min(AT_ONCE, piece // slot_bytes))
         while tries > 0 and (some := fragments.some_incomplete(most)):
             tries -= len(some)
             fragments.forget([address for address in some if not store.knows(address)])
