@@ -177,13 +177,23 @@ class Keys:
     def _states_with_media(
         self, state: bytes, raw: memoryview, media: Sequence[Media], start: int
     ) -> list[bytes]:
-        states, size = [], 4 * self.unit_tokens
-        for at in range(0, len(raw) - size + 1, size):
-            first = start + at // 4
-            state = self._with_media(state, media, first, first + self.unit_tokens)
-            made, _ = loops.current.chained(self._key, state, raw[at : at + size], self.unit_tokens)
+        """In runs, each from a unit that an input overlaps up to the next one."""
+        states: list[bytes] = []
+        unit, size, units = self.unit_tokens, 4 * self.unit_tokens, len(raw) // (4 * self.unit_tokens)
+        overlapped = {
+            place
+            for one in media
+            for place in range(
+                max(1, (one.start - start) // unit), min(units, -(-(one.end - start) // unit))
+            )
+        }
+        places = [0, *sorted(overlapped)]
+        for place, end in zip(places, [*places[1:], units], strict=True):
+            first = start + place * unit
+            state = self._with_media(state, media, first, first + unit)
+            made, _ = loops.current.chained(self._key, state, raw[place * size : end * size], unit)
             states += made
-            state = made[0]
+            state = made[-1] if made else state
         return states
 
     def _with_media(self, state: bytes, media: Sequence[Media], start: int, end: int) -> bytes:
@@ -283,7 +293,7 @@ class Prompt:
         return keys[0] if keys else None
 
     def rewind(self, tokens: int) -> None:
-        """Forget what follows the first so many tokens."""
+        """Forget what follows the first so many tokens. Not while somebody looks it up."""
         del self._raw[4 * max(0, tokens) :]
         units = len(self._raw) // (4 * self.maker.unit_tokens)
         del self.keys[units * self.maker.unit_columns :], self.states[units:]

@@ -48,7 +48,7 @@ def chained(
     unit = struct.Struct(f"{4 * unit_tokens}s")
     state, states = first, []
     # One update for each, of bytes put together before: an eighth faster than two.
-    with memoryview(tokens) as raw:
+    with memoryview(tokens).cast("B") as raw:
         for (its,) in unit.iter_unpack(raw[: len(raw) // unit.size * unit.size]):
             mixed = copy()
             mixed.update(state + whole + its)
@@ -63,7 +63,7 @@ def find(columns: Mapping[bytes, Column], keys: list[bytes]) -> list[Column | No
 
 
 def fresh(
-    columns: Sequence[Column | None], start: int, ready: object, born: float, seen: float, now: float
+    columns: Sequence[Column | None], start: int, state: object, born: float, seen: float, now: float
 ) -> int:
     """How many of the list in a row, from this place on, are in this state, were stored after `born` and
     used after `seen`, and have not expired by a TTL of their own."""
@@ -71,13 +71,21 @@ def fresh(
         column = columns[place]
         if (
             column is None
-            or column.state is not ready
+            or column.state is not state
             or column.stored_at <= born
             or column.used_at <= seen
             or (column.ttl is not None and column.expires_at <= now)
         ):
             return place - start
     return len(columns) - start
+
+
+def ready(columns: list[Column | None], state: object) -> int:
+    """How many in a row, from the first on, are in this state."""
+    for place, column in enumerate(columns):
+        if column is None or column.state is not state:
+            return place
+    return len(columns)
 
 
 def values_of(columns: list[Column], name: str) -> list[Any]:
@@ -100,6 +108,7 @@ class Loops:
     chained: Callable[[bytes, bytes, Buffer, int], tuple[list[bytes], list[bytes]]] = chained
     find: Callable[[Mapping[bytes, Column], list[bytes]], list[Column | None]] = find
     fresh: Callable[[Sequence[Column | None], int, object, float, float, float], int] = fresh
+    ready: Callable[[list[Column | None], object], int] = ready
     values_of: Callable[[list[Column], str], list[Any]] = values_of
     stamp: Callable[[list[Column], float], None] = stamp
 

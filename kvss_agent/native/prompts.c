@@ -203,12 +203,16 @@ static bool token_of(PyObject *number, uint32_t *token)
     if (value > UINT32_MAX && !PyErr_Occurred())
         PyErr_Format(PyExc_OverflowError, "%lu is too large", value);
     *token = (uint32_t)value;
-    return value <= UINT32_MAX;
+    return value < UINT32_MAX || !PyErr_Occurred();
 }
 
 static PyObject *packed(PyObject *self, PyObject *given)
 {
     (void)self;
+    if (PyUnicode_Check(given)) {
+        PyErr_SetString(PyExc_TypeError, "they are no sequence of numbers");
+        return NULL;
+    }
     PyObject *numbers = PySequence_Fast(given, "they are no sequence of numbers");
     if (numbers == NULL)
         return NULL;
@@ -245,6 +249,7 @@ static Py_ssize_t offset_of(PyTypeObject *type, const char *name)
     PyObject *member = PyObject_GetAttrString((PyObject *)type, name);
     Py_ssize_t offset = -1;
     if (member != NULL && Py_IS_TYPE(member, &PyMemberDescr_Type) &&
+        PyType_IsSubtype(type, PyDescr_TYPE(member)) &&
         ((PyMemberDescrObject *)member)->d_member->type == T_OBJECT_EX)
         offset = ((PyMemberDescrObject *)member)->d_member->offset;
     else if (member != NULL)
@@ -280,6 +285,19 @@ static bool is_list(PyObject *given)
     return false;
 }
 
+/* A list as long as this one, whose size is looked at again: making one may run code of others, which collects
+   garbage. */
+static PyObject *as_long_as(PyObject *list)
+{
+    const Py_ssize_t size = PyList_GET_SIZE(list);
+    PyObject *made = PyList_New(size);
+    if (made != NULL && PyList_GET_SIZE(list) != size) {
+        PyErr_SetString(PyExc_RuntimeError, "the list changed meanwhile");
+        Py_CLEAR(made);
+    }
+    return made;
+}
+
 static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
@@ -287,9 +305,8 @@ static PyObject *find(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
         PyErr_SetString(PyExc_TypeError, "wanted are a dict of columns and a list of keys");
         return NULL;
     }
-    const Py_ssize_t keys = PyList_GET_SIZE(arguments[1]);
-    PyObject *found = PyList_New(keys);
-    for (Py_ssize_t i = 0; found != NULL && i < keys; i++) {
+    PyObject *found = as_long_as(arguments[1]);
+    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(found); i++) {
         PyObject *key = PyList_GET_ITEM(arguments[1], i);
         if (!PyBytes_CheckExact(key)) { /* whose comparison runs no code of others */
             PyErr_SetString(PyExc_TypeError, "a key is of bytes");
@@ -326,13 +343,15 @@ static inline int is_after(Since *since, PyObject *given)
     const double at = PyFloat_AsDouble(given); /* an int may be one, too */
     if (at == -1.0 && PyErr_Occurred())
         return -1;
-    since->last = given;
+    since->last = PyFloat_CheckExact(given) ? given : NULL; /* what is no float may have run code of its own */
     return since->last_is_after = at > since->time;
 }
 
+static PyObject *name_of_expiry;
+
 static int is_expired(PyObject *column, double now)
 {
-    PyObject *at = PyObject_GetAttrString(column, "expires_at");
+    PyObject *at = PyObject_GetAttr(column, name_of_expiry);
     Since since = {now, NULL, false};
     const int later = at == NULL ? -1 : is_after(&since, at);
     Py_XDECREF(at);
@@ -375,12 +394,34 @@ static PyObject *fresh(PyObject *self, PyObject *const *arguments, Py_ssize_t co
         const int expired = is_expired(column, now);
         Py_DECREF(column);
         born.last = seen.last = NULL; /* code of others has run */
+        fields.type = NULL;
         if (expired < 0)
             return NULL;
         if (expired)
             break;
     }
     return PyLong_FromSsize_t(i > start ? i - start : 0);
+}
+
+static PyObject *ready(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    Fields fields = {.type = NULL};
+    if (count != 2 || !is_list(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns and the state READY");
+        return NULL;
+    }
+    Py_ssize_t i = 0;
+    for (; i < PyList_GET_SIZE(arguments[0]); i++) {
+        PyObject *column = PyList_GET_ITEM(arguments[0], i);
+        if (column == Py_None)
+            break;
+        if (!found_fields(&fields, column))
+            return NULL;
+        if (*field(column, fields.state) != arguments[1])
+            break;
+    }
+    return PyLong_FromSsize_t(i);
 }
 
 static PyObject *values_of(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
@@ -393,8 +434,8 @@ static PyObject *values_of(PyObject *self, PyObject *const *arguments, Py_ssize_
         return NULL;
     }
     const char *name = PyUnicode_AsUTF8(arguments[1]);
-    PyObject *values = name == NULL ? NULL : PyList_New(PyList_GET_SIZE(arguments[0]));
-    for (Py_ssize_t i = 0; values != NULL && i < PyList_GET_SIZE(arguments[0]); i++) {
+    PyObject *values = name == NULL ? NULL : as_long_as(arguments[0]);
+    for (Py_ssize_t i = 0; values != NULL && i < PyList_GET_SIZE(values); i++) {
         PyObject *column = PyList_GET_ITEM(arguments[0], i);
         if (Py_TYPE(column) != type) {
             type = Py_TYPE(column);
@@ -416,7 +457,7 @@ static PyObject *stamp(PyObject *self, PyObject *const *arguments, Py_ssize_t co
 {
     (void)self;
     Fields fields = {.type = NULL};
-    if (count != 2 || !is_list(arguments[0]) || !(PyFloat_CheckExact(arguments[1]) || PyLong_CheckExact(arguments[1]))) {
+    if (count != 2 || !is_list(arguments[0]) || !(PyFloat_Check(arguments[1]) || PyLong_Check(arguments[1]))) {
         PyErr_SetString(PyExc_TypeError, "wanted are a list of columns and a time");
         return NULL;
     }
@@ -426,7 +467,7 @@ static PyObject *stamp(PyObject *self, PyObject *const *arguments, Py_ssize_t co
             return NULL;
         PyObject **uses = field(column, fields.uses), **used_at = field(column, fields.used_at);
         const long before = *uses == NULL ? 0 : PyLong_AsLong(*uses);
-        PyObject *more = before == -1 && PyErr_Occurred() ? NULL : PyLong_FromLong(before + 1);
+        PyObject *more = before == -1 && PyErr_Occurred() ? NULL : PyLong_FromLong(before + (before < LONG_MAX));
         if (more == NULL)
             return NULL;
         /* Numbers all: nothing that is dropped here runs code of others. */
@@ -443,10 +484,14 @@ int add_prompts(PyObject *module)
         {"chained", FAST(chained), "Loops.chained(key, first, tokens, unit_tokens)"},
         {"find", FAST(find), "Loops.find(columns, keys)"},
         {"fresh", FAST(fresh), "Loops.fresh(columns, start, ready, born, seen, now)"},
+        {"ready", FAST(ready), "Loops.ready(columns, ready)"},
         {"values_of", FAST(values_of), "Loops.values_of(columns, name)"},
         {"stamp", FAST(stamp), "Loops.stamp(columns, now)"},
         {NULL, NULL, 0, NULL},
     };
     PyObject *sha = has_sha() ? Py_True : Py_False;
+    name_of_expiry = PyUnicode_InternFromString("expires_at");
+    if (name_of_expiry == NULL)
+        return -1;
     return PyModule_AddFunctions(module, methods) < 0 ? -1 : PyModule_AddObjectRef(module, "has_sha", sha);
 }

@@ -143,8 +143,7 @@ class Lookup:
         """The columns of these keys, without those behind what the policy stores. A column is in its map
         for as long as it is READY, so those that were found there and still are need no look."""
         whole = list(keys[: self._most])
-        ready = loops.current.fresh(known, 0, State.READY, _ALWAYS, _ALWAYS, _ALWAYS)
-        found = known[: min(ready, len(whole))]
+        found = known[: min(loops.current.ready(known, State.READY), len(whole))]
         return found + prefix_map.find(whole[len(found) :]) + [None] * (len(keys) - len(whole))
 
     def _fresh(self, columns: Sequence[Column | None], start: int = 0) -> int:

@@ -91,6 +91,29 @@ def test_what_is_no_token_is_refused(compiled: Loops, good: list[Any], bad: obje
                 one.packed(asked)
 
 
+class Replaced:
+    """A time that, when it is looked at, is replaced by another one in its column."""
+
+    column: Column
+
+    def __float__(self) -> float:
+        self.column.used_at = 0.0
+        return 2000.0
+
+
+def test_a_time_that_replaces_itself_is_no_measure_of_the_next(compiled: Loops) -> None:
+    world = World()
+    for _ in range(50):
+        first, second = column(world.map, 1), column(world.map, 2)
+        first.state = second.state = State.READY
+        first.stored_at = second.stored_at = 1.0
+        strange = Replaced()
+        strange.column, first.used_at = first, strange  # type: ignore[assignment]
+        del strange
+        second.used_at = -1.0
+        assert compiled.fresh([first, second], 0, State.READY, 0.0, 0.0, NOW) == 1
+
+
 def test_a_list_that_shrinks_while_it_is_packed_is_refused(compiled: Loops) -> None:
     asked: list[Any] = []
 
@@ -147,8 +170,8 @@ def test_compiled_loops_that_make_wrong_keys_are_not_used(mover: Any) -> None:
 @given(given_tokens=tokens(), unit=st.sampled_from([64, 128]))
 def test_a_prompt_has_the_same_keys(compiled: Loops, given_tokens: list[int], unit: int) -> None:
     maker = Keys("acme", SECRET, NAMESPACE, unit)
-    media = [Media(70, 90, b"cat"), Media(130, 260, b"dog")]
-    for its in ([], media):
+    media = [Media(70, 90, b"cat"), Media(130, 260, b"dog"), Media(10**12, 10**12 + 5, b"far")]
+    for its in ([], media, media[1:]):
         with in_use(PYTHON):
             expected = maker.prompt(given_tokens, media=its)
         with in_use(compiled):
@@ -203,6 +226,19 @@ def test_as_many_columns_are_fresh(
 
 
 @given(given_columns=columns())
+def test_as_many_columns_are_ready(compiled: Loops, given_columns: list[Column | None]) -> None:
+    asked = given_columns, State.READY
+    assert compiled.ready(*asked) == PYTHON.ready(*asked)
+
+
+class Other:
+    """Has a field that is a slot of another class."""
+
+    __slots__ = ()
+    priority = Column.__dict__["priority"]
+
+
+@given(given_columns=columns())
 def test_values_and_stamps_are_the_same(compiled: Loops, given_columns: list[Column | None]) -> None:
     some_columns = [one for one in given_columns if one is not None]
     for name in ("slot", "priority", "key", "uses"):
@@ -251,6 +287,9 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         lambda one: one.values_of([object()], "slot"),
         lambda one: one.values_of([column(World().map, 1)], "no such field"),
         lambda one: one.values_of([column(World().map, 1)], "group"),
+        lambda one: one.values_of([Other()] * 3, "priority"),
+        lambda one: one.ready([object()], State.READY),
+        lambda one: one.packed(""),
         lambda one: one.stamp([None], 0.0),
         lambda one: one.stamp([column(World().map, 1)], "now"),
     ],
