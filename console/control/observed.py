@@ -21,13 +21,17 @@ Text = Annotated[str, Meta(max_length=2000, pattern=NO_NUL)]
 
 class Redundancy(Struct, frozen=True):
     """Of the columns of a shard that are stored in fragments; `unreachable`: addresses of agents that
-    store them. `holders_since`: when the newest of the agents came that the counts are of; 0 if the
-    agent does not know yet."""
+    store them, of which nobody knows now what they have. `incomplete_at`: how many columns lack the
+    fragment of each place, and `most_lacking`, how many fragments the column lacks that lacks most.
+    `holders_since`: when the newest of the agents came that the counts are of; 0 if the agent does not
+    know yet."""
 
     state: Text
     reason: Text = ""
     columns: Count = 0
     incomplete: Count = 0
+    incomplete_at: Annotated[list[Count], Meta(max_length=HOLDERS_MAX)] = []
+    most_lacking: Count = 0
     repaired: Count = 0
     unreachable: Annotated[list[Text], Meta(max_length=HOLDERS_MAX)] = []
     holders_since: Annotated[float, Meta(ge=0, lt=1 << 35)] = 0.0

@@ -48,6 +48,7 @@ KEEP: Final = "console.sessions.tasks.keep_holders"  # by its name, for it impor
 WHY: Final = "Other agents store fragments of columns."
 LOST_SHARE_MAX: Final[Fraction] = Limits().share  # if more are lost at once, a person decides
 UPGRADE: Final = "node.upgrade"
+UPGRADE_SECONDS: Final = 1800.0  # that an upgraded node may be silent, installing and starting again
 TAKEN_AWAY: Final = (State.DRAINING.value, State.MAINTENANCE.value)
 NO_DISK: Final = "has no tier 2 on a disk"
 
@@ -158,8 +159,9 @@ class Assignment:
             is_patient = not replace_lost or self._silent_seconds(node) < after_seconds
             if is_lost and (is_patient or self._too_many_lost):
                 standing = Standing.KEEPS
-            if standing is Standing.LEAVES and is_patient and node.name in self._upgraded:
-                standing = Standing.KEEPS
+            if standing is Standing.LEAVES and node.name in self._upgraded:
+                is_back_soon = self._silent_seconds(node) < max(after_seconds, UPGRADE_SECONDS)
+                standing = Standing.KEEPS if is_back_soon or not replace_lost else standing
         return Agent(node.name, standing, leaves, tier2, endpoints.address(node, Tier.SPINE), why)
 
     def _silent_seconds(self, node: Node) -> float:

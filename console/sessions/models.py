@@ -429,9 +429,11 @@ class StreamRedundancy(models.Model):
     incomplete = models.BigIntegerField()  # of them lack a fragment
     repaired = models.BigIntegerField()
     unreachable = models.JSONField(default=list)  # addresses of holders
-    # When the newest holder had come of those with which no column lacked a fragment last. What came
-    # later may lack all of them.
-    complete_up_to = models.DateTimeField(null=True)
+    incomplete_at = models.JSONField(default=list, db_default=[])  # columns, by place of the holder
+    most_lacking = models.BigIntegerField(default=0, db_default=0)  # fragments, of one column
+    # When the newest of the holders came that this is about; None if the agent does not know.
+    holders_since = models.DateTimeField(null=True)
+    has_stored = models.BooleanField(default=False, db_default=False)  # once, at least
     seen_at = models.DateTimeField()
 
     class Meta:

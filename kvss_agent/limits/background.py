@@ -104,11 +104,15 @@ class Background:
         self._yields_until = now + owed + yielded if yielded else 0.0
         self._totals.add(size, owed, yielded)
 
-    def rest(self, now: float) -> float:
-        """For how long to move nothing yet."""
+    def rest(self, now: float, moved: int | None = None) -> float:
+        """For how long to move nothing yet. With the bytes that were `moved`: of what others have booked
+        it waits for as many bytes. So it has half of the budget beside them, and they are late."""
         with self._lock:
-            self._reckoned(now)
-            return max(0.0, self._paid_until - now, self._yields_until - now)
+            budget = self._reckoned(now)
+            paid = self._paid_until - now
+            if moved is not None and budget:
+                paid = min(paid, 2 * moved / budget)
+            return max(0.0, paid, self._yields_until - now)
 
     def book(self, size: int, now: float, most: float = math.inf) -> float | None:
         """For how long to wait before so many bytes are moved: from then on others wait for these, too.

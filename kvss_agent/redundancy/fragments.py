@@ -105,12 +105,14 @@ class Fragments:
         """These files are not there any more."""
         self._state.incomplete.forget(addresses)
 
-    def take_restarts(self) -> bool:
-        """Whether a holder has been started anew since this was asked last: its disk may be empty."""
-        restarted = [one for one in self.holders if one.was_restarted]
-        for one in restarted:
-            one.was_restarted = False
-        return bool(restarted)
+    def reach_holders(self) -> None:
+        """Find out which of them can be reached: nobody asks for columns of an idle shard."""
+        self.holders.reach()
+
+    @property
+    def needs_listing(self) -> bool:
+        """Whether a holder is reached that was not listed since it was started: it may have nothing."""
+        return any(one.incarnation and not one.is_known for one in self.holders)
 
     # What is known
 
@@ -132,8 +134,18 @@ class Fragments:
         """Requests that holders failed."""
         return self.holders.faults
 
+    def incomplete_at(self) -> list[int]:
+        """By place of the holder, the files whose fragment is missing there."""
+        return self._state.incomplete.at(self._state.code.fragments)
+
+    @property
+    def most_lacking(self) -> int:
+        """How many fragments the file lacks that lacks most."""
+        return self._state.incomplete.most
+
     def unreachable(self) -> list[str]:
-        return [one.address for one in self.holders if one.is_away]
+        """The holders of which nobody knows now what they have."""
+        return [one.address for one in self.holders if not one.is_known]
 
     def own_faults(self) -> Mapping[str, int]:
         return {Fault.UNREACHABLE: self.holder_faults}

@@ -92,13 +92,26 @@ class Holder:
         self._away_seconds = AWAY_SECONDS
         self._why_away = ""
         self._ended = threading.Event()
-        self._incarnation = b""
-        self.was_restarted = False  # since somebody has looked
-        self.was_not_listed = False  # when all others were
+        self._listed = b""  # the incarnation whose fragments have been listed
 
     @property
     def is_away(self) -> bool:
+        """Whether it is not asked now, since it could not be reached a moment ago."""
         return self._ended.is_set() or time.monotonic() < self._away_until
+
+    @property
+    def incarnation(self) -> bytes:
+        """Of the holder that this is connected with; empty if it is not."""
+        client = self._client
+        return client.incarnation if client is not None and client.lost is None else b""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known what it has: it is connected, and was listed since it was started."""
+        return bool(self._listed) and self.incarnation == self._listed
+
+    def note_listed(self, incarnation: bytes) -> None:
+        self._listed = incarnation
 
     def evict(self, fragments: Sequence[Fragment]) -> list[Evicted]:
         """Put fragments into their slots."""
@@ -217,9 +230,6 @@ class Holder:
                 f"{self.address} has {client.slots} slots of {client.slot_bytes} bytes for fragments: "
                 f"{SLOTS} of {HEADER_BYTES + self._payload_bytes} are needed"
             )
-        self.was_restarted |= self.was_not_listed or self._incarnation not in (b"", client.incarnation)
-        self.was_not_listed = False
-        self._incarnation = client.incarnation
         return client
 
     def _lose(self, client: ShardClient | None, why: str) -> None:

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS: Final = 10.0  # between attempts to open
 PIECE_BYTES: Final = 1 << 20  # of files that are repaired at once, or one file
 REPAIR_LOOK_SECONDS: Final = 1.0  # between looks for files that lack fragments
+REACH_SECONDS: Final = 5.0  # between looks whether holders can be reached
 LIST_SECONDS: Final = 3600.0  # after which holders are asked again what they have
 THREADS: Final = 4
 
@@ -57,7 +58,8 @@ class RedundantStores:
         """`credentials`: what is shown to holders in a driver's name. Raises Lost if there are none."""
         self.totals = Totals()  # of spills and repair
         self.repair_bytes = 0
-        self.stored_alone: Counter[str] = Counter()  # columns that holders did not take, by why
+        # Columns that holders did not take, by why. Each from 0, so that an increase is seen.
+        self.stored_alone = Counter(dict.fromkeys(("failed", "full", "over_budget"), 0))
         self._past_spills: Counter[str] = Counter()  # of stores that are closed
         self._past_recalls: Counter[str] = Counter()
         self._credentials = credentials
@@ -114,6 +116,8 @@ class RedundantStores:
             "repaired": fragments.repaired if fragments else 0,
             "parity_reads": fragments.parity_reads if fragments else 0,
             "holder_faults": fragments.holder_faults if fragments else 0,
+            "incomplete_at": fragments.incomplete_at() if fragments else [],
+            "most_lacking": fragments.most_lacking if fragments else 0,
             "unreachable": fragments.unreachable() if fragments else [],
         }
 
@@ -189,15 +193,19 @@ class RedundantStores:
                 log.exception("Redundancy of shard %s can't be opened; retrying soon", spec.name)
                 one.progress = Progress("refused", "Internal error; see the agent's log.")
                 await asyncio.sleep(RETRY_SECONDS)
-        listed = time.monotonic()
+        reached = listed = time.monotonic()
         while True:
-            await asyncio.sleep(max(REPAIR_LOOK_SECONDS, one.background.rest(time.monotonic())))
-            store = one.store
+            await asyncio.sleep(REPAIR_LOOK_SECONDS)
+            store, now = one.store, time.monotonic()
             steps: list[Callable[[], Awaitable[object]]]
             steps = [store.sweep, store.expire, partial(self._repair, one)]
-            if time.monotonic() - listed > LIST_SECONDS or _has_restarts(one):
-                listed = time.monotonic()
+            list_after = RETRY_SECONDS if _needs_listing(one) else LIST_SECONDS
+            if now - listed > list_after:
+                listed = now
                 steps.insert(0, store.rebuild)
+            if now - reached > REACH_SECONDS and one.fragments:
+                reached = now
+                steps.insert(0, partial(asyncio.to_thread, one.fragments.reach_holders))
             for step in steps:  # one may need a holder that is away, and the others not
                 try:
                     await step()
@@ -253,12 +261,11 @@ class RedundantStores:
             self.repair_bytes += size
             now = time.monotonic()
             background.moved(size, now - began, now)
-            # Once: spills go on meanwhile, and it has its turn beside them.
-            await asyncio.sleep(background.rest(now))
+            await asyncio.sleep(background.rest(now, size))
 
 
-def _has_restarts(one: _Redundant) -> bool:
-    return one.fragments is not None and one.fragments.take_restarts()
+def _needs_listing(one: _Redundant) -> bool:
+    return one.fragments is not None and one.fragments.needs_listing
 
 
 def _identity(spec: ShardSpec) -> tuple[str, str, str, int]:

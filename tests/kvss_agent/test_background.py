@@ -153,3 +153,21 @@ def test_with_another_budget_what_is_owed_takes_another_time() -> None:
     assert background.book(50, 11.0) == 1.0
     budget[0] = None
     assert background.rest(11.0) == 0.0
+
+
+def test_who_moves_has_half_beside_those_who_book_as_much_as_they_may() -> None:
+    """Repair goes on under any load of spills, and those are late instead."""
+    size, budget, now, seconds = 1 << 20, 100 << 20, 0.0, 20.0
+    background = Background(lambda: budget)
+    moved = booked = 0
+    next_move = 0.0
+    while now < seconds:
+        while background.book(size, now, 2.0) is not None:
+            booked += size
+        if now >= next_move:
+            background.moved(size, 0.0, now)
+            moved += size
+            next_move = now + background.rest(now, size)
+        now += 0.001
+    assert moved > 0.4 * budget * seconds
+    assert moved + booked < budget * (seconds + 3)

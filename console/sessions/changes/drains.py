@@ -125,7 +125,7 @@ def _drain(operation: Operation) -> Outcome:
 
 
 def _empty(operation: Operation) -> Outcome:
-    """Likewise, where others can take over the fragments that it has."""
+    """Begin to drain, where others can take over the fragments that it has."""
     fragments.note_held(operation, _node(operation))
     outcome = _drain(operation)
     if isinstance(outcome, Done) and not _ignores_redundancy(operation):
@@ -207,6 +207,10 @@ class Drain(Machine):
 
 
 def _rest(operation: Operation) -> Outcome:
+    """Others may have been lost while its streams moved."""
+    node = _node(operation)
+    if not _ignores_redundancy(operation) and (why := fragments.why_needed(node)):
+        return Waiting(why, seconds=fragments.LOOK_SECONDS)
     return _be(operation, State.MAINTENANCE, operation.sentence)
 
 
@@ -230,7 +234,7 @@ class Upgrade(Machine):
     steps = (
         Step("drain", "Stop new placements", _drain, _as_before, patience=REPAIRING),
         Step("leave", "Move its streams to other nodes", _leave, relocation.stay, patience=LEAVING),
-        Step("rest", "Put it in maintenance", _rest),
+        Step("rest", "Put it in maintenance", _rest, patience=REPAIRING),
         Step("upgrade", "Wait for the upgraded agent", _upgraded, patience=BY_A_PERSON),
         Step("ready", "Return it to service", _ready),
     )

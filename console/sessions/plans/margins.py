@@ -1,12 +1,12 @@
 """Whether columns that are stored redundantly survive that one more agent is taken away. Pure.
 
-An agent says of a shard how many columns lack a fragment, and not which fragments those are. They may
-be those of holders that are away, and of holders that came after all columns were complete last.
+An agent says of a shard at which places columns lack a fragment, and how many one column lacks at most.
+What holders have that it can't reach, or has not heard of yet, nobody knows: they count as lacking all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -14,7 +14,7 @@ from typing import Final
 from console.placement.rules import Redundancy
 
 REPORTED: Final = timedelta(seconds=60)  # what was said before that is not relied on
-NOTICED: Final = timedelta(seconds=20)  # after which an agent knows what a holder lacks that came back
+NOTICED: Final = timedelta(seconds=20)  # after which an agent has seen that a holder was away
 READY: Final = "ready"
 REFUSED: Final = "refused"
 
@@ -32,15 +32,18 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the agent of a stream has said last. `unreachable`: names of nodes. `complete_up_to`: when
-    the newest holder had come of those with which no column lacked a fragment last."""
+    """What the agent of a stream has said last. `incomplete_at`: columns that lack the fragment of this
+    node. `holders_since`: when the newest holder came that it has heard of; None if it can't say.
+    `has_stored`: whether it has ever stored columns so."""
 
     state: str
     reason: str
-    columns: int
     incomplete: int
+    incomplete_at: Mapping[str, int]
+    most_lacking: int
     unreachable: frozenset[str]
-    complete_up_to: datetime | None
+    holders_since: datetime | None
+    has_stored: bool
     at: datetime
 
 
@@ -59,64 +62,77 @@ class Margin:
     def is_unused(self) -> bool:
         """Whether its agent has never been able to store a column so."""
         said = self.report
-        return said is not None and said.state == REFUSED and said.complete_up_to is None
+        return said is not None and said.state == REFUSED and not said.has_stored
 
     def unknown(self, now: datetime) -> str:
         """Why nobody can say how it is, as a sentence; empty if its agent has said so."""
-        if self.report is None or now - self.report.at > REPORTED:
+        report = self.report
+        if report is None or now - report.at > REPORTED:
             return f"{self.agent} has not reported on the fragments of {self.stream} lately."
-        if self.report.state != READY:
-            reason = self.report.reason or self.report.state
+        if report.state != READY:
+            reason = report.reason or report.state
             return f"{self.agent} can't tell yet about the fragments of {self.stream}: {reason}."
+        if report.holders_since is None:
+            return (
+                f"{self.agent} can't tell yet about the fragments of {self.stream}: it applies a new "
+                "document, or its agent is of an earlier version."
+            )
         return ""
 
-    def _returned(self, node: str) -> str:
-        """As `unknown`, where another holder has come back since."""
+    def _changed(self, node: str) -> str:
+        """As `unknown`, where the state of another holder has changed since."""
         for one in self.holders:
             is_new = self.report and self.report.at < one.state_since + NOTICED
             if one.node != node and not one.away and is_new:
-                return f"{one.node} has just come back; {self.agent} looks what {self.stream} lacks."
+                return f"{one.node} changed a moment ago; {self.agent} looks what {self.stream} lacks."
         return ""
 
     @property
-    def lacking(self) -> dict[str, str]:
-        """The holders whose fragments columns may lack, and why."""
+    def unusable(self) -> dict[str, str]:
+        """The holders of which nobody knows what they have, and why."""
         found = {}
         for one in self.holders:
             if one.away:
                 found[one.node] = one.away
             elif self.report and one.node in self.report.unreachable:
                 found[one.node] = "unreachable"
-            elif self._is_new(one):
+            elif self._is_unheard_of(one):
                 found[one.node] = "not repaired yet"
         return found
 
-    def _is_new(self, one: Holding) -> bool:
-        whole = self.report.complete_up_to if self.report else None
-        return whole is None or one.since > whole
+    def _is_unheard_of(self, one: Holding) -> bool:
+        since = self.report.holders_since if self.report else None
+        return since is None or one.since > since
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether every column has all of its fragments, at the holders that there are now."""
+    def is_complete(self, since: datetime, now: datetime) -> bool:
+        """Whether all holders can be reached, and those that came later than this have the fragments of
+        all columns."""
         report = self.report
-        if report is None or report.state != READY or report.incomplete or report.unreachable:
+        if report is None or self.unknown(now) or report.unreachable:
             return False
-        return len(self.holders) == self.code.holders and not any(map(self._is_new, self.holders))
+        if len(self.holders) < self.code.holders or any(map(self._is_unheard_of, self.holders)):
+            return False
+        return not any(report.incomplete_at.get(one.node) for one in self.holders if one.since >= since)
 
     def why_not_without(self, node: str, now: datetime) -> str:
         """Why columns could be lost if this holder was taken away now; empty if none would be."""
-        if unknown := self.unknown(now) or self._returned(node):
+        if unknown := self.unknown(now) or self._changed(node):
             return unknown
-        lacking = {name: why for name, why in self.lacking.items() if name != node}
-        incomplete = self.report.incomplete if self.report else 0
-        missing = len(lacking) + self.code.holders - len(self.holders)
-        # Whose fragments those are nobody knows.
-        missing = max(missing, bool(incomplete) and node not in self.lacking)
+        assert self.report is not None  # noqa: S101 - or else it is unknown
+        where = {name: why for name, why in self.unusable.items() if name != node}
+        missing = len(where) + self.code.holders - len(self.holders)
+        lacking = {
+            name: "not repaired yet"
+            for name, columns in self.report.incomplete_at.items()
+            if columns and name != node and name not in where
+        }
+        # One of those columns may lack so many of these.
+        missing += self.report.most_lacking if lacking else 0
         if missing < self.code.parity:
             return ""
-        at = ", ".join(f"{name} ({why})" for name, why in lacking.items())
+        at = ", ".join(f"{name} ({why})" for name, why in {**where, **lacking}.items())
         loses = "1 agent" if self.code.parity == 1 else f"{self.code.parity} agents"
-        lack = f"{self._lack(incomplete)}{f', at {at}' if at else ''}"
+        lack = f"{self._lack(self.report.incomplete)}{f', at {at}' if at else ''}"
         return f"{lack}, and {self.code.value} survives the loss of {loses}."
 
     def _lack(self, incomplete: int) -> str:

@@ -28,6 +28,7 @@ from telemetry.units import duration, size
 LOOK_SECONDS: Final = 5.0
 STAYS: Final = (State.READY.value, State.CORDONED.value)
 IGNORED: Final = "Drain it with `ignore_redundancy` to go on all the same."
+NOT_WAITING: Final = "Cancel this and begin again with `ignore_redundancy` to wait no longer."
 
 _HELD: Final = "fragments"  # the note of an operation: the shards whose fragments its node has
 _REPAIR: Final = "repair"  # and how far their repair was when it was looked at first
@@ -52,7 +53,7 @@ def why_needed(node: Node) -> str:
     found = [why for one in _margins(shards) if (why := one.why_not_without(node.name, now))]
     if not found:
         return ""
-    return f"Waits for redundancy: {found[0]}{_others(len(found) - 1)}"
+    return f"Waits for redundancy: {found[0]}{_others(len(found) - 1)} {NOT_WAITING}"
 
 
 def why_not_replaced(node: str, shards: Collection[Shard]) -> str:
@@ -81,27 +82,30 @@ def repaired(operation: Operation) -> Outcome:
         if why := why_not_replaced(name, sorted(still)):
             return Failed("TooFewAgents", f"{why} {IGNORED}")
         return Waiting("Other agents take over its fragments.", seconds=LOOK_SECONDS)
-    left = [one for one in _margins(shards) if not one.is_complete]
+    now = timezone.now()
+    left = [one for one in _margins(shards) if not one.is_complete(operation.created_at, now)]
     if not left:
-        return Done("All redundant columns are complete.")
-    return _progress(operation, left, timezone.now())
+        return Done("Others have all fragments that it had.")
+    return _progress(operation, left, now)
 
 
 def _progress(operation: Operation, left: Collection[Margin], now: datetime) -> Waiting:
     """How many columns lack a fragment, and how fast they are repaired."""
-    incomplete = {one: one.report.incomplete for one in left if one.report}
-    lacking = {one: count for one, count in incomplete.items() if count}
+    lacking = [(one, one.report.incomplete) for one in left if one.report and one.report.incomplete]
     if not lacking:
         [first, *others] = left
-        said = first.unknown(now) or f"{first.agent} lists the fragments of {first.stream}."
+        said = first.unknown(now)
+        if not said:
+            at = ", ".join(first.unusable)
+            said = f"{first.agent} has not found out yet what {at or 'others'} lack of {first.stream}."
         return Waiting(f"{said}{_others(len(others))}", seconds=LOOK_SECONDS)
-    count = sum(lacking.values())
-    todo = sum(its * one.column_bytes for one, its in lacking.items())
+    count = sum(its for _, its in lacking)
+    todo = sum(its * one.column_bytes for one, its in lacking)
     begun = operation.notes.get(_REPAIR)
     if begun is None or todo > begun["bytes"]:
         begun = operation.notes[_REPAIR] = {"bytes": todo, "at": now.timestamp()}
     done, seconds = begun["bytes"] - todo, now.timestamp() - begun["at"]
-    where = next(iter(lacking)).stream if len(lacking) == 1 else f"{len(lacking)} streams"
+    where = lacking[0][0].stream if len(lacking) == 1 else f"{len(lacking)} streams"
     said = f"{count:,} columns of {where} lack a fragment"
     if done and seconds > 0:
         speed = done / seconds
@@ -149,12 +153,15 @@ def _margin(stream: Stream, rows: Collection[FragmentHolder]) -> Margin:
 
 def _report(said: StreamRedundancy, rows: Collection[FragmentHolder]) -> Report:
     names = {endpoints.address(row.node, Tier.SPINE): row.node.name for row in rows}
+    at_places = dict(enumerate(said.incomplete_at))
     return Report(
         said.state,
         said.reason,
-        said.columns,
         said.incomplete,
+        {row.node.name: at_places.get(row.place, 0) for row in rows},
+        said.most_lacking,
         frozenset(names.get(address, address) for address in said.unreachable),
-        said.complete_up_to,
+        said.holders_since,
+        said.has_stored,
         said.seen_at,
     )

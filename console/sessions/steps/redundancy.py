@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from django.db import IntegrityError, transaction
@@ -22,17 +21,9 @@ from telemetry.decoder import excerpt
 log = logging.getLogger(__name__)
 
 FIELDS = (
-    *("state", "reason", "columns", "incomplete", "repaired", "unreachable"),
-    *("complete_up_to", "seen_at"),
+    *("state", "reason", "columns", "incomplete", "incomplete_at", "most_lacking"),
+    *("repaired", "unreachable", "holders_since", "has_stored", "seen_at"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """Of a redundant stream: whose agent stores its columns, and when its newest holder came."""
-
-    node: int
-    holders_since: datetime
 
 
 def look() -> int:
@@ -41,14 +32,14 @@ def look() -> int:
     told = _told()
     at, found = timezone.now(), []
     if told:
-        nodes = {one.node for one in told.values()}
+        nodes = set(told.values())
         facts = Observations(set(reachable_nodes().filter(pk__in=nodes)), set())
         names = dict(Node.objects.filter(pk__in=nodes).values_list("pk", "name"))
         streams = Stream.objects.filter(pk__in=told).select_related("job__driver", "redundancy")
         for stream in streams:
-            seen = facts.shard_at(names.get(told[stream.pk].node, ""), stream.name)
+            seen = facts.shard_at(names.get(told[stream.pk], ""), stream.name)
             if seen is not None and seen.redundancy is not None:
-                found.append(_row(stream, seen.redundancy, told[stream.pk].holders_since))
+                found.append(_row(stream, seen.redundancy))
     for row in found:
         row.seen_at = at
     try:
@@ -62,35 +53,32 @@ def look() -> int:
     return len(found)
 
 
-def _told() -> Mapping[int, _Told]:
-    """By redundant stream."""
+def _told() -> Mapping[int, int]:
+    """By redundant stream the node whose agent stores its columns."""
     fragments = AllFragments()
     if not fragments.is_any:
         return {}
     streams = Stream.objects.filter(job__running=True).select_related("job__driver", "node", "next_node")
     return {
-        stream.pk: _Told(node.pk, max(one.since for one in holders))
+        stream.pk: node.pk
         for stream in streams
         for node in (stream.node, stream.next_node)
-        if node is not None
-        and fragments.told(stream, node)
-        and (holders := fragments.holders_of_stream(stream))
+        if node is not None and fragments.told(stream, node)
     }
 
 
-def _row(stream: Stream, said: Redundancy, holders_since: datetime) -> StreamRedundancy:
+def _row(stream: Stream, said: Redundancy) -> StreamRedundancy:
     before = getattr(stream, "redundancy", None)
-    complete_up_to = before.complete_up_to if before else None
-    is_of_these = datetime.fromtimestamp(said.holders_since, UTC) == holders_since
-    if is_of_these and said.state == READY and not said.incomplete and not said.unreachable:
-        complete_up_to = holders_since
     return StreamRedundancy(
         stream=stream,
         state=excerpt(said.state, 16),
         reason=excerpt(said.reason, 500),
         columns=said.columns,
         incomplete=said.incomplete,
+        incomplete_at=said.incomplete_at,
+        most_lacking=said.most_lacking,
         repaired=said.repaired,
         unreachable=[excerpt(one, 500) for one in said.unreachable],
-        complete_up_to=complete_up_to,
+        holders_since=datetime.fromtimestamp(said.holders_since, UTC) if said.holders_since else None,
+        has_stored=said.state == READY or bool(before and before.has_stored),
     )

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from kvss_agent.client import Column
 from kvss_agent.redundancy.erasure_code import ErasureCode
 from kvss_agent.redundancy.holder import Holder
+from kvss_agent.shard.seal import KEY_BYTES, TAG_BYTES
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed, Fault
 
@@ -85,6 +86,11 @@ class Holders:
         """Have these holders remove what they have of these files, or all."""
         columns = columns_of(addresses)
         return self.each(lambda holder, _: holder.delete(columns), places)
+
+    def reach(self) -> None:
+        """Connect, and have each answer something."""
+        nothing = [Column(bytes(KEY_BYTES), bytes(TAG_BYTES), 0)]
+        self.each(lambda holder, _: holder.exists(nothing), sorted(self.usable))
 
     def touch(self, addresses: Sequence[Address]) -> None:
         """Holders displace what nobody has asked for: parity is asked for, too, when a column is read.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -29,15 +30,30 @@ class Incomplete:
 
     def __init__(self) -> None:
         self._lacks: dict[Address, _Lack] = {}
+        self._at: Counter[int] = Counter()  # files that lack the fragment of a place
+        self._by_count: Counter[int] = Counter()  # files that lack so many
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._lacks)
 
+    def at(self, places: int) -> list[int]:
+        """By place, how many files lack the fragment there."""
+        return [self._at[place] for place in range(places)]
+
+    @property
+    def most(self) -> int:
+        """How many fragments the file lacks that lacks most."""
+        with self._lock:
+            return max((count for count, files in self._by_count.items() if files), default=0)
+
     def mark(self, address: Address, places: Collection[int]) -> None:
         """It lacks these fragments, too."""
         with self._lock:
-            self._lacks.setdefault(address, _Lack()).places.update(places)
+            lack = self._lacks.setdefault(address, _Lack())
+            self._count(lack, -1)
+            lack.places.update(places)
+            self._count(lack, 1)
 
     def some(self, most: int, usable: Collection[int]) -> list[Address]:
         """Those that have waited longest, of those that can be repaired now, at these places."""
@@ -62,10 +78,20 @@ class Incomplete:
         """These lack nothing, or are not there any more."""
         with self._lock:
             for address in addresses:
-                self._lacks.pop(address, None)
+                self._drop(address)
 
     def forget_scope(self, scope: Scope) -> None:
         """Nothing of this scope is there any more."""
         with self._lock:
             for address in [one for one in self._lacks if scope.covers(one)]:
-                del self._lacks[address]
+                self._drop(address)
+
+    def _drop(self, address: Address) -> None:
+        if lack := self._lacks.pop(address, None):
+            self._count(lack, -1)
+
+    def _count(self, lack: _Lack, by: int) -> None:
+        if lack.places:
+            self._by_count[len(lack.places)] += by
+        for place in lack.places:
+            self._at[place] += by

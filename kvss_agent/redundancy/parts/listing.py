@@ -21,7 +21,7 @@ FEW: Final = 0.5  # a holder that has fewer than this share of the files has los
 class Lister:
     def __init__(self, state: State) -> None:
         self._state, self._code, self._holders = state, state.code, state.holders
-        self._listed_once = False
+        self._listed: set[int] = set()  # places that were listed once
 
     def look(self, names: Sequence[str]) -> list[Seen | Failed | None]:
         """See `Backend`. How large a file is nobody knows who has not read it: as large as they get."""
@@ -39,10 +39,12 @@ class Lister:
     def files(self, progress: Progress) -> Iterator[Found]:
         """Those of which enough fragments are there; what they lack is known from then on."""
         progress(0, None)
+        self._holders.each(lambda holder, _: holder.open())
         state, every = self._state, range(self._code.fragments)
         away: set[int] = set()
         older: list[list[Column]] = [[] for _ in every]
-        listed = [self._listed(place, away, older[place]) for place in every]
+        incarnations = [holder.incarnation for holder in self._holders]
+        listed = [self._fragments_at(place, away, older[place]) for place in every]
         done, missing = 0, dict[int, list[Address]]()
         for (tag, key), group in itertools.groupby(heapq.merge(*listed), lambda one: one[0]):
             places = {place: (size, seconds) for _, place, size, seconds in group}
@@ -58,7 +60,7 @@ class Lister:
         for place, addresses in missing.items():
             # What a holder displaces now and then is not stored there again, which would displace other
             # fragments in its place.
-            if not self._listed_once or len(addresses) > (1 - FEW) * done:
+            if place not in self._listed or len(addresses) > (1 - FEW) * done:
                 for address in addresses:
                     state.incomplete.mark(address, {place})
         for place, columns in enumerate(older):
@@ -66,9 +68,12 @@ class Lister:
                 self._holders[place].delete(some)
         if len(away) > self._code.parity:
             raise Failed(Fault.UNREACHABLE, f"{len(away)} of {self._code.fragments} holders are away")
-        self._listed_once = True
+        for place in set(every) - away:
+            self._listed.add(place)
+            # Of another one, if it was started anew meanwhile: then it is listed once more.
+            self._holders[place].note_listed(incarnations[place])
 
-    def _listed(
+    def _fragments_at(
         self, place: int, away: set[int], older: list[Column]
     ) -> Iterator[tuple[tuple[bytes, bytes], int, int, int]]:
         """`older`: those that are from before the holder's time."""
@@ -82,4 +87,3 @@ class Lister:
         except Failed as failed:
             self._holders.count(failed)
             away.add(place)
-            holder.was_not_listed = True

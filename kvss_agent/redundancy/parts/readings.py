@@ -79,6 +79,11 @@ class Reading:
         first = failures[0]
         return first if isinstance(first, Failed) else Failed(Fault.IO_ERROR, "a holder can't read it")
 
+    @property
+    def is_read_in_part(self) -> bool:
+        """Whether somebody may have a fragment of it who could not give it now."""
+        return any(isinstance(one, Failed) or one in _UNREAD for one in self.lacks.values())
+
     def is_made_by(self, parts: Sequence[memoryview]) -> bool:
         """Whether this is what was written."""
         return self.note == note_of(parts, self.file_bytes)

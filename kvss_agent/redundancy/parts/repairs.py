@@ -45,7 +45,7 @@ class Repairer:
             others = self._gatherer.without_each(reading)
             good = next((again for again in others if self._is_whole(again)), None)
             if good is None:
-                incomplete.put_off(reading.address)
+                self._give_up(reading)
                 return reading.file_bytes
             reading = good
         missing = self._rebuilt(reading, lacking | reading.its_own_lacks)
@@ -60,6 +60,17 @@ class Repairer:
         else:
             incomplete.forget([reading.address])
         return reading.file_bytes + sum(map(len, missing.values()))
+
+    def _give_up(self, reading: Reading) -> None:
+        """Its fragments make nothing that was ever written. If all of them were asked for, it goes."""
+        if reading.is_read_in_part:
+            self._state.incomplete.put_off(reading.address)
+            return
+        answers = self._state.holders.delete([reading.address])
+        if any(isinstance(one, Failed) for one in answers.values()):
+            self._state.incomplete.put_off(reading.address)
+        else:
+            self._state.incomplete.forget([reading.address])
 
     def _is_whole(self, reading: Reading) -> bool:
         """Whether its fragments make what was written."""

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-from django.db.models import F, Max
+from django.db.models import F
 
 from console.control.observed import Redundancy, Shard
 from console.fleet.models import Driver, Nic, Node
@@ -56,10 +56,21 @@ def have_been_so_for(seconds: float) -> None:
     Node.objects.update(state_since=F("state_since") - timedelta(seconds=seconds))
 
 
-def report(incomplete: int = 0, **said: Any) -> None:
-    """The agents of all streams say this: of the present holders, unless it is of those before."""
-    newest = FragmentHolder.objects.aggregate(newest=Max("since"))["newest"]
-    its = {"state": "ready", "columns": 5000, "holders_since": newest.timestamp(), **said}
+def report(incomplete: int = 0, at: str = "", **said: Any) -> None:
+    """The agents of all streams say this: of the present holders, unless it is of those before. `at`:
+    the node whose fragments columns lack; without one, of the newest holder."""
+    newest = FragmentHolder.objects.order_by("since", "node__name").last()
+    assert newest is not None
+    lacking = FragmentHolder.objects.filter(node__name=at).first() or newest
+    places = [incomplete if place == lacking.place else 0 for place in range(lacking.place + 1)]
+    its = {
+        "state": "ready",
+        "columns": 5000,
+        "holders_since": newest.since.timestamp(),
+        "incomplete_at": places,
+        "most_lacking": min(1, incomplete),
+        **said,
+    }
 
     class Saying:
         def __init__(self, _nodes: set[Node], _drivers: set[Driver]) -> None: ...

@@ -475,7 +475,15 @@ class Saying:
 
     def shard_at(self, node: str, name: str) -> ShardSaid:
         assert node == "bare"
-        said = Said("indexing", "", 9000, 1204, 3, ["unix:/nowhere/n1"])
+        said = Said(
+            state="indexing",
+            columns=9000,
+            incomplete=1204,
+            incomplete_at=[0, 1204],
+            most_lacking=1,
+            repaired=3,
+            unreachable=["unix:/nowhere/n1"],
+        )
         return ShardSaid(name=name, state="ready", redundancy=said)
 
 
@@ -491,6 +499,7 @@ def test_what_agents_say_of_redundancy_is_stored_and_forgotten(
         [row] = StreamRedundancy.objects.all()
         assert (row.stream.name, row.state) == ("job1.full.0", "indexing")
         assert (row.columns, row.incomplete, row.repaired) == (9000, 1204, 3)
+        assert (row.incomplete_at, row.most_lacking) == ([0, 1204], 1)
         assert row.unreachable == ["unix:/nowhere/n1"]
     set_rules(people, redundancy="none")
     redundancy.look()

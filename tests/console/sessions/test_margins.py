@@ -43,10 +43,12 @@ def margin(
     report = {
         "state": "ready",
         "reason": "",
-        "columns": 5000,
-        "incomplete": 0,
+        "incomplete": sum(said.get("incomplete_at", {}).values()),
+        "incomplete_at": {},
+        "most_lacking": 1,
         "unreachable": frozenset(),
-        "complete_up_to": ago(9000),
+        "holders_since": max(one.since for one in found),
+        "has_stored": True,
         "at": ago(5),
     }
     return Margin("job1.full.0", "home", what, found, 1 << 20, Report(**{**report, **said}))
@@ -54,7 +56,7 @@ def margin(
 
 def test_of_complete_columns_any_one_holder_may_be_taken_away() -> None:
     for code in ("1+1", "2+1", "4+2"):
-        assert margin(code).is_complete
+        assert margin(code).is_complete(ago(9999), NOW)
         assert margin(code).why_not_without("n1", NOW) == ""
 
 
@@ -62,7 +64,7 @@ def test_of_complete_columns_any_one_holder_may_be_taken_away() -> None:
     ("values", "why"),
     [
         (
-            {"since": {"n3": 60}, "incomplete": 1204},
+            {"incomplete_at": {"n3": 1204}},
             "1,204 columns of job1.full.0 lack a fragment, at n3 (not repaired yet)" + SURVIVES,
         ),
         (
@@ -74,8 +76,8 @@ def test_of_complete_columns_any_one_holder_may_be_taken_away() -> None:
             "columns of job1.full.0 may lack a fragment, at n2 (unreachable)" + SURVIVES,
         ),
         (
-            {"incomplete": 1},
-            "1 column of job1.full.0 lacks a fragment" + SURVIVES,
+            {"incomplete_at": {"n1": 0, "n2": 1}},
+            "1 column of job1.full.0 lacks a fragment, at n2 (not repaired yet)" + SURVIVES,
         ),
         (
             {"holders": 2},
@@ -83,11 +85,18 @@ def test_of_complete_columns_any_one_holder_may_be_taken_away() -> None:
         ),
         ({"at": ago(90)}, "home has not reported on the fragments of job1.full.0 lately."),
         ({"state": "indexing"}, "home can't tell yet about the fragments of job1.full.0: indexing."),
-        ({"back": {"n2": 10}}, "n2 has just come back; home looks what job1.full.0 lacks."),
+        ({"back": {"n2": 10}}, "n2 changed a moment ago; home looks what job1.full.0 lacks."),
         (
-            {"complete_up_to": None},
+            {"since": {"n2": 60, "n3": 70}, "holders_since": ago(80)},
             "columns of job1.full.0 may lack a fragment, "
             "at n2 (not repaired yet), n3 (not repaired yet)" + SURVIVES,
+        ),
+        (
+            {"holders_since": None},
+            (
+                "home can't tell yet about the fragments of job1.full.0: it applies a new document, or "
+                "its agent is of an earlier version."
+            ),
         ),
     ],
 )
@@ -98,38 +107,50 @@ def test_a_second_holder_is_not_taken_away_while_columns_may_lack_a_fragment(
 
 
 def test_what_a_holder_itself_lacks_does_not_keep_it() -> None:
-    assert margin(away={"n1": "draining"}, incomplete=7).why_not_without("n1", NOW) == ""
-    assert margin(since={"n1": 60}, incomplete=7).why_not_without("n1", NOW) == ""
+    seven = {"n1": 7}
+    assert margin(away={"n1": "draining"}, incomplete_at=seven).why_not_without("n1", NOW) == ""
+    assert margin(incomplete_at=seven, most_lacking=1).why_not_without("n1", NOW) == ""
     assert margin(back={"n1": 1}).why_not_without("n1", NOW) == ""
 
 
 def test_a_code_that_survives_two_losses_has_one_left_after_the_first() -> None:
-    assert margin("4+2", away={"n2": "draining"}, incomplete=7).why_not_without("n1", NOW) == ""
-    assert margin("4+2", since={"n2": 60}, incomplete=5000).why_not_without("n1", NOW) == ""
-    assert margin("4+2", incomplete=7).why_not_without("n1", NOW) == ""
-    two = margin("4+2", away={"n2": "draining"}, since={"n3": 60}, incomplete=7)
+    assert margin("4+2", away={"n2": "draining"}).why_not_without("n1", NOW) == ""
+    assert margin("4+2", incomplete_at={"n2": 5000}).why_not_without("n1", NOW) == ""
+    assert margin("4+2", incomplete_at={"n2": 5, "n3": 5}).why_not_without("n1", NOW) == ""
+    two = margin("4+2", away={"n2": "draining"}, incomplete_at={"n3": 7})
     assert "at n2 (draining), n3 (not repaired yet)" in two.why_not_without("n1", NOW)
-    assert two.why_not_without("n2", NOW) == ""
+    assert two.why_not_without("n3", NOW) == ""
+
+
+def test_columns_that_lack_two_fragments_can_t_lose_a_third() -> None:
+    """As after two holders came back with empty disks."""
+    empty = margin("4+2", incomplete_at={"n2": 5000, "n3": 5000}, most_lacking=2)
+    assert "at n2 (not repaired yet), n3 (not repaired yet)" in empty.why_not_without("n1", NOW)
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        {"incomplete": 1},
+        {"incomplete_at": {"n2": 1}},
         {"unreachable": frozenset({"n2"})},
-        {"since": {"n2": 60}},
+        {"holders_since": ago(70)},
+        {"holders_since": None},
         {"state": "indexing"},
-        {"complete_up_to": None},
+        {"at": ago(90)},
         {"holders": 2},
     ],
 )
-def test_columns_are_complete_when_every_present_holder_has_its_fragments(
-    values: dict[str, Any],
-) -> None:
-    assert not margin(**values).is_complete
+def test_columns_are_complete_when_those_who_came_have_their_fragments(values: dict[str, Any]) -> None:
+    since = {"n2": 60}
+    assert margin(since=since).is_complete(ago(100), NOW)
+    assert not margin(since=since, **values).is_complete(ago(100), NOW)
+
+
+def test_what_others_lack_now_and_then_is_not_waited_for() -> None:
+    assert margin(since={"n2": 60}, incomplete_at={"n1": 3, "n3": 2}).is_complete(ago(100), NOW)
 
 
 def test_an_agent_that_has_never_stored_any_keeps_nobody() -> None:
-    assert margin(state="refused", complete_up_to=None).is_unused
+    assert margin(state="refused", has_stored=False).is_unused
     assert not margin(state="refused").is_unused, "it did so once"
-    assert not margin(complete_up_to=None).is_unused
+    assert not margin(has_stored=False).is_unused

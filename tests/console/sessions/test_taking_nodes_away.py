@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 from django.utils import timezone
@@ -15,6 +16,7 @@ from console.placement.topology import State
 from console.sessions import holders
 from console.sessions.changes import drains
 from console.sessions.models import FragmentHolder, StreamRedundancy
+from console.sessions.steps import fragments
 from tests.conftest import People
 from tests.console.operations.runs import run
 from tests.console.sessions.fleets import make_node
@@ -112,6 +114,7 @@ def test_a_second_node_is_not_drained_before_the_first_ones_columns_are_repaired
     have_been_so_for(3600)
     drain(people, "n2")
     second = drain(people, "n1")
+    assert second.message.endswith("`ignore_redundancy` to wait no longer.")
     assert second.message.startswith(
         "Waits for redundancy: columns of job1.full.0 may lack a fragment, "
     )
@@ -154,23 +157,68 @@ def test_an_upgraded_node_keeps_its_fragments_and_the_next_one_waits(
     keep()
     assert who() == ["n1", "n2", "n3"]
     report()
-    assert "n2 has just come back; bare looks what job1.full.0 lacks." in run(second).message
+    assert "n2 changed a moment ago; bare looks what job1.full.0 lacks." in run(second).message
     have_been_so_for(20)
-    report(3)
+    report(3, at="n2")
     assert "3 columns of job1.full.0 lack a fragment" in run(second).message
     report()
     run(second)
     assert state("n1") == "maintenance"
 
 
-def test_a_node_whose_upgrade_takes_longer_than_a_loss_may_is_replaced(
+def test_a_node_that_is_upgraded_may_be_away_for_longer_than_a_lost_one_but_not_for_ever(
     fleet: None, people: People
 ) -> None:
     set_rules(people, redundancy="2+1", replace_lost_after_seconds=60)
     run(drains.upgrade(people.principal("platform_on_call"), "n2", version="2.0"))
-    Node.objects.filter(name="n2").update(last_heartbeat_at=timezone.now() - timedelta(seconds=61))
-    keep()
+
+    def is_silent_for(seconds: float) -> None:
+        since = timezone.now() - timedelta(seconds=seconds)
+        Node.objects.filter(name="n2").update(last_heartbeat_at=since)
+        keep()
+
+    is_silent_for(holders.UPGRADE_SECONDS - 60)
+    assert who() == ["n1", "n2", "n3"]
+    is_silent_for(holders.UPGRADE_SECONDS + 1)
     assert who() == ["n1", "n4", "n3"]
+
+
+def test_a_node_is_not_stopped_for_its_upgrade_if_another_was_lost_meanwhile(
+    fleet: None, people: People
+) -> None:
+    """Its streams may take an hour to move."""
+    upgraded = drains.upgrade(people.principal("platform_on_call"), "n2", version="2.0")
+
+    is_needed, asked = fragments.why_needed, []
+
+    def why_needed(node: Node) -> str:
+        asked.append(node)
+        if len(asked) == 2:
+            report(unreachable=["unix:/nowhere/n3"])
+        return is_needed(node)
+
+    with mock.patch.object(fragments, "why_needed", why_needed):
+        assert "at n3 (unreachable)" in run(upgraded).message
+    assert state("n2") == "draining"
+    report()
+    run(upgraded)
+    assert state("n2") == "maintenance"
+
+
+def test_a_busy_shard_ends_a_drain_though_others_lack_something_now_and_then(
+    fleet: None, people: People
+) -> None:
+    draining = drain(people, "n2")
+    keep()
+    report(3, at="n1")
+    assert run(draining).state == "succeeded"
+
+
+def test_an_agent_of_an_earlier_version_is_named(fleet: None, people: People) -> None:
+    report(holders_since=0)
+    message = drain(people, "n1").message
+    assert "bare can't tell yet about the fragments of job1.full.0: it applies a new" in message
+    assert "`ignore_redundancy`" in message
 
 
 def test_shards_for_which_there_are_too_few_agents_are_told_by_code(fleet: None, people: People) -> None:

@@ -31,8 +31,8 @@ class SimulatedHolder(Holder):
     files: dict[Name, Stored] = field(default_factory=dict)
     is_alive: bool = True
     is_full: bool = False
-    was_restarted: bool = False
-    was_not_listed: bool = False
+    incarnation: bytes = b"first"
+    was_listed: bytes = b""
     is_read_only: bool = False
     before: Callable[[str], None] = lambda _: None
     slots: dict[int, tuple[int, Name, bytes]] = field(default_factory=dict)
@@ -42,6 +42,13 @@ class SimulatedHolder(Holder):
     @property
     def is_away(self) -> bool:
         return not self.is_alive
+
+    @property
+    def is_known(self) -> bool:
+        return self.is_alive and self.was_listed == self.incarnation
+
+    def note_listed(self, incarnation: bytes) -> None:
+        self.was_listed = incarnation
 
     def _asked(self, what: str) -> None:
         self.before(what)

@@ -107,7 +107,7 @@ def test_losing_as_many_agents_as_there_is_parity_loses_nothing(world: World) ->
         fragments = world.fragments()
         fragments.open()
         assert read(fragments, range(2)) == contents
-        assert len(fragments.unreachable()) <= world.parity
+        assert sum(one.is_away for one in fragments.holders) <= world.parity
         fragments.close()
 
 
@@ -234,7 +234,7 @@ def test_a_holder_that_comes_back_with_an_empty_disk_is_repaired(small: World) -
     contents = [content(4096) for _ in range(count)]
     assert fragments.write([outgoing(n, one) for n, one in enumerate(contents)]) == [True] * count
     list(fragments.files())
-    assert (fragments.incomplete, fragments.take_restarts()) == (0, False)
+    assert (fragments.incomplete, fragments.needs_listing) == (0, False)
     agent = small.agents[0]
     (agent.folder / agent.names[0]).unlink()  # one that it has displaced is not stored again
     agent.stop()
@@ -244,10 +244,13 @@ def test_a_holder_that_comes_back_with_an_empty_disk_is_repaired(small: World) -
     agent.stop()
     shutil.rmtree(agent.folder)
     agent.start()
-    wait_until("it is reached", lambda: not fragments.unreachable(), seconds=30)
+    wait_until_it_needs_listing(fragments)
+    assert len(fragments.unreachable()) == 1, "nobody knows yet what it has"
     list(fragments.files())
-    assert fragments.take_restarts()
+    assert not fragments.needs_listing
+    assert not fragments.unreachable()
     assert fragments.incomplete == count
+    assert (sorted(fragments.incomplete_at()), fragments.most_lacking) == ([0, 0, count], 1)
     assert fragments.repair([one.name for one in fragments.some_incomplete(9)]) > 0
     assert (fragments.incomplete, len(agent.names)) == (0, count)
 
@@ -260,12 +263,38 @@ def test_a_holder_that_was_away_when_others_were_listed_is_listed_when_it_is_rea
     small.agents[0].stop()
     fragments = small.fragments()
     list(fragments.files())
-    assert not fragments.take_restarts()
+    assert not fragments.needs_listing
+    assert len(fragments.unreachable()) == 1
     small.agents[0].start()
-    wait_until("it is reached", lambda: not fragments.unreachable())
-    look_at(fragments, address(1).name)
-    assert fragments.take_restarts()
-    assert not fragments.take_restarts()
+    wait_until_it_needs_listing(fragments)
+    list(fragments.files())
+    assert not fragments.needs_listing
+    assert not fragments.unreachable()
+
+
+def wait_until_it_needs_listing(fragments: Fragments) -> None:
+    def is_so() -> bool:
+        fragments.reach_holders()
+        return fragments.needs_listing
+
+    wait_until("it is reached", is_so, seconds=30)
+
+
+def test_what_a_holder_lacks_is_known_however_late_it_is_listed_first(small: World) -> None:
+    """Also if it is less than half."""
+    before = small.fragments()
+    count = 6
+    contents = [content(4096) for _ in range(count)]
+    assert before.write([outgoing(n, one) for n, one in enumerate(contents)]) == [True] * count
+    agent = small.agents[0]
+    (agent.folder / agent.names[0]).unlink()
+    agent.stop()
+    fragments = small.fragments()
+    list(fragments.files())
+    agent.start()
+    wait_until_it_needs_listing(fragments)
+    list(fragments.files())
+    assert (fragments.incomplete, fragments.most_lacking) == (1, 1)
 
 
 def test_what_can_t_be_repaired_is_tried_again_later_and_not_at_once(small: World) -> None:

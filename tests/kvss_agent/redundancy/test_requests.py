@@ -85,5 +85,7 @@ async def test_a_list_asks_each_holder_once_for_all_that_is_not_in_it() -> None:
         scene.asked.clear()
         await store.rebuild()
         assert store.stats().columns == len(STORED) - 10
-        expected = Counter({(place, what): 1 for place in range(3) for what in ("list", "exists")})
+        expected = Counter(
+            {(place, what): 1 for place in range(3) for what in ("open", "list", "exists")}
+        )
         assert scene.asked == expected
