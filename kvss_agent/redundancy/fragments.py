@@ -34,6 +34,7 @@ from kvss_agent.tier2.backend import (
     ignore_progress,
 )
 from kvss_agent.tier2.column_file import PAGE
+from kvss_agent.tier2.index import Caps
 
 __all__ = ["AT_ONCE", "Fragments"]
 
@@ -60,6 +61,9 @@ class Fragments:
     def open(self) -> None:
         answers = self.holders.each(lambda holder, _: holder.open())
         need(answers, self._state.code.data)
+
+    def set_caps(self, caps: Caps) -> None:
+        """Each holder has caps of its own."""
 
     def tidy(self) -> None:
         """Nothing is left undone: whoever has the budget calls `repair`."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from kvss_agent.tier2.address import Address, Scope
+from kvss_agent.tier2.index import Caps
 
 Progress = Callable[[int, int | None], None]  # how many are listed, of how many if that is known
 
@@ -117,6 +118,10 @@ class Backend(Protocol):
 
     def own_faults(self) -> Mapping[str, int]:
         """By Fault, those that no answer has told: of what it does by itself."""
+
+    def set_caps(self, caps: Caps) -> None:
+        """What the store may hold from now on, which sees to it that its files are no more. For who has
+        copies of its own."""
 
     def tidy(self) -> None:
         """Called now and then: time to do what is left undone."""

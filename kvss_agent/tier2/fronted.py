@@ -13,6 +13,10 @@ What is written behind keeps to a budget. What is copied there in the background
 that finds no room in front does not, and is refused while others wait for the links. Those that are
 written through rest before they come here.
 
+Orgs share the front as they share the store: none has more in front than it may have in the store, and
+the one that fills most of that makes room. What waits with `back` cannot make room, so an org may not
+have more of it than nobody's waiting columns leave: always some of the front is left for others.
+
 Whoever changes files of a column, here or behind, holds its claim (`claims`). A purge closes its scope
 to claims, and drops what was on its way to the front: nothing comes back after it.
 """
@@ -29,6 +33,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -71,6 +76,14 @@ class Writes(StrEnum):
     DISPLACED = "displaced"
 
 
+@dataclass(frozen=True, slots=True)
+class Lone:
+    """A column that is in front alone."""
+
+    since: float  # it was written
+    bytes: int
+
+
 class Fronted:
     """See `Backend`: one of two levels."""
 
@@ -101,7 +114,8 @@ class Fronted:
         self._claims = Claims()
         self._lock = self._claims.changed  # of all below
         self._index = Index(Caps(cap_bytes, cap_bytes))  # what lies in front
-        self._since: dict[Address, float] = {}  # what is waiting, and when it was written
+        self._lone: dict[Address, Lone] = {}  # what is waiting, the oldest first
+        self._lone_bytes: Counter[bytes] = Counter()  # of each org, those being written included
         self._promoting: dict[Address, memoryview] = {}
         self._promoting_bytes = 0
         self._flushing: set[Address] = set()  # queued, or at it
@@ -123,23 +137,34 @@ class Fronted:
         self._behind.open()
         for root in (self._waiting, self._copies):
             root.open()
-            for found in root.files():
+            for found in sorted(root.files(), key=lambda one: one.modified):
                 with self._lock:
                     is_new = self._index.adopt(
                         found.address, found.bytes, written=found.modified, beyond_caps=True
                     )
                     if is_new and root is self._waiting:
-                        self._wait(found.address, found.modified)
+                        self._lone_bytes[found.address.tag] += found.bytes
+                        self._wait(found.address, Lone(found.modified, found.bytes))
         self._trim()
+
+    def set_caps(self, caps: Caps) -> None:
+        with self._lock:
+            total = self._index.caps.total
+            orgs = {tag: min(total, cap) for tag, cap in caps.orgs.items()}
+            self._index.set_caps(Caps(total, min(total, caps.org), orgs))
 
     def properties(self) -> Mapping[str, bool | int]:
         with self._lock:
+            since = next((lone.since for lone in self._lone.values()), self._clock())
             return {
                 **self._behind.properties(),
                 "front_columns": self._index.columns,
                 "front_bytes": self._index.held,
                 "front_cap_bytes": self._index.caps.total,
-                "front_waiting": len(self._since),
+                "front_waiting": len(self._lone),
+                "front_waiting_bytes": self._lone_bytes.total(),
+                "front_waiting_seconds": max(0, int(self._clock() - since)),
+                "front_copies_at_once": self._writes is not Writes.DISPLACED,
                 "front_direct_io": bool(self._copies.properties()["direct_io"]),
                 "read_front": self._counts["read in front"],
                 "read_behind": self._counts["read behind"],
@@ -198,7 +223,7 @@ class Fronted:
         tickets: dict[int, Ticket] = {}
         try:
             for place, file in enumerate(files):
-                if ticket := self._room(file):
+                if ticket := self._room(file, is_waiting=root is self._waiting):
                     tickets[place] = ticket
             written = root.write([files[place] for place in tickets]) if tickets else []
             for place, answer in zip([*tickets], written, strict=True):
@@ -211,7 +236,7 @@ class Fronted:
         finally:
             with self._lock:
                 for ticket in tickets.values():
-                    self._index.cancel(ticket)
+                    self._cancel(ticket, is_waiting=root is self._waiting)
         return answers
 
     def _has_come(self, ticket: Ticket, *, is_waiting: bool) -> None:
@@ -219,19 +244,23 @@ class Fronted:
         with self._lock:
             self._index.commit(ticket, now)
             if is_waiting:
-                self._wait(ticket.address, now)
+                self._wait(ticket.address, Lone(now, ticket.bytes))
 
-    def _room(self, file: Outgoing) -> Ticket | None:
+    def _room(self, file: Outgoing, *, is_waiting: bool) -> Ticket | None:
         """For this file in front, where it is not."""
-        address = address_of(file.name)
+        address, size = address_of(file.name), sum(len(part) for part in file.parts)
         with self._lock:
             if self._index.knows(address) or self._index.is_busy(address):
                 return None
-            ticket = self._index.reserve(address, sum(len(part) for part in file.parts))
+            if is_waiting and not self._may_wait(address.tag, size):
+                return None
+            ticket = self._index.reserve(address, size)
             if ticket is None:
                 return None
+            if is_waiting:
+                self._lone_bytes[address.tag] += size
             if not self._claims.take(ticket.victims):  # one is being deleted, purged or looked for
-                self._index.cancel(ticket)
+                self._cancel(ticket, is_waiting=is_waiting)
                 return None
         victims = [*ticket.victims]
         left: set[Address] = set()
@@ -244,17 +273,17 @@ class Fronted:
                 ticket.victims.clear()
                 is_free = len(left) == len(victims) and self._index.start(ticket)
                 if not is_free:
-                    self._index.cancel(ticket)
+                    self._cancel(ticket, is_waiting=is_waiting)
         return ticket if is_free else None
 
     def _has_left(self, address: Address) -> bool:
         """Remove from the front what we have claimed; what is nowhere else is copied behind first."""
-        since = self._since.get(address)
+        lone = self._lone.get(address)
         try:
-            if since is not None:
-                if not self._has_budget(self._file_bytes(address)):
+            if lone is not None:
+                if not self._has_budget(lone.bytes):
                     return False
-                self._copy_behind(address, since)
+                self._copy_behind(address, lone.since)
                 self._waiting.delete([address.name])
             self._copies.delete([address.name])
         except Failed as failed:
@@ -266,7 +295,7 @@ class Fronted:
         """With the lock held: their removal was begun, and these have left."""
         for address in victims:
             if address in left:
-                self._since.pop(address, None)
+                self._waits_no_more(address)
                 self._index.finish_removal(address)
             else:
                 self._index.cancel_removal(address)
@@ -295,9 +324,9 @@ class Fronted:
         with self._lock:
             for place, (name, _) in enumerate(files):
                 address = address_of(name)
-                if self._index.knows(address) or address in self._since:
+                if self._index.knows(address) or address in self._lone:
                     self._index.touch(address)
-                    there[place] = address in self._since
+                    there[place] = address in self._lone
         for root, kind in ((self._waiting, True), (self._copies, False)):
             places = [place for place, is_waiting in there.items() if is_waiting is kind]
             if places:
@@ -365,7 +394,7 @@ class Fronted:
         self._trim()
         if self._writes is not Writes.DISPLACED:
             with self._lock:
-                left = [one for one in self._since if one not in self._flushing]
+                left = [one for one in self._lone if one not in self._flushing]
             self._begin_flushes(itertools.islice(left, 1 if self._is_failing else FLUSHES))
         if self._is_shared and not self._looking:
             self._begin_looks(1 if self._are_looks_failing else LOOKS)
@@ -374,23 +403,25 @@ class Fronted:
     def _begin_flushes(self, addresses: Iterable[Address]) -> None:
         for address in addresses:
             with self._lock:
-                if address not in self._since or address in self._flushing:
+                if address not in self._lone or address in self._flushing:
                     continue
                 self._flushing.add(address)
             self._submit(self._flush, address)
 
     def _flush(self, address: Address) -> None:
-        rest = self._background.book(self._file_bytes(address), time.monotonic())
+        with self._lock:
+            lone = self._lone.get(address)
+        rest = self._background.book(lone.bytes if lone else 0, time.monotonic())
         if self._ended.wait(rest):
             return  # it waits in front for the next life
         with self._lock:
-            since = self._since.get(address)
-            if since is None or not self._claims.take([address]):
+            lone = self._lone.get(address)
+            if lone is None or not self._claims.take([address]):
                 self._flushing.discard(address)
                 return  # it is gone, or its turn comes with the next `tidy`
         is_behind = is_lost = False
         try:
-            if self._copy_behind(address, since):
+            if self._copy_behind(address, lone.since):
                 self._waiting.hand_over(address.name, self._copies)
                 is_behind = True
             else:
@@ -409,14 +440,6 @@ class Fronted:
                 elif is_lost:
                     self._lose(address)
                 self._claims.release([address])
-
-    def _file_bytes(self, address: Address) -> int:
-        """Of what waits; 0 if it does not any more."""
-        try:
-            seen = look_at(self._waiting, address.name)
-        except Failed:  # told by whoever reads it
-            return 0
-        return seen.bytes if seen else 0
 
     def _copy_behind(self, address: Address, since: float) -> bool:
         """False: there is nothing that could be copied. Raises Failed."""
@@ -438,7 +461,7 @@ class Fronted:
     def _look_for_original(self, address: Address) -> None:
         is_claimed = self._claims.take([address])
         try:
-            if is_claimed and address not in self._since:
+            if is_claimed and address not in self._lone:
                 if look_at(self._behind, address.name) is None:
                     self._forget([address])
                 self._are_looks_failing = False
@@ -455,7 +478,7 @@ class Fronted:
     # Removing
 
     def look(self, names: Sequence[str]) -> list[Seen | Failed | None]:
-        waiting = [name for name in names if address_of(name) in self._since]
+        waiting = [name for name in names if address_of(name) in self._lone]
         found = dict(zip(waiting, self._waiting.look(waiting), strict=True))
         left = [name for name in names if not found.get(name)]
         found.update(zip(left, self._behind.look(left), strict=True))
@@ -477,7 +500,7 @@ class Fronted:
         if not self._index.knows(address):
             self._forget([address])
             return self._behind.damaged([name])[0]
-        root = self._waiting if address in self._since else self._copies
+        root = self._waiting if address in self._lone else self._copies
         try:
             here, behind = _content(root, name), _content(self._behind, name)
         except Failed as failed:
@@ -497,7 +520,7 @@ class Fronted:
             known = [address for address in addresses if self._index.knows(address)]
         if not known:
             return
-        self._waiting.delete([address.name for address in known if address in self._since])
+        self._waiting.delete([address.name for address in known if address in self._lone])
         self._copies.delete([address.name for address in known])
         with self._lock:
             for address in known:
@@ -541,15 +564,35 @@ class Fronted:
 
     # Inside. With the lock held:
 
-    def _wait(self, address: Address, since: float) -> None:
+    def _may_wait(self, tag: bytes, size: int) -> bool:
+        """Whether an org would have no more waiting then than nobody's waiting columns leave."""
+        if self._writes is Writes.DISPLACED:
+            return True  # they make room
+        left = self._index.caps.total - self._lone_bytes.total()
+        return self._lone_bytes[tag] + size <= left - size
+
+    def _wait(self, address: Address, lone: Lone) -> None:
         """What is to be copied behind makes no room before."""
-        self._since[address] = since
+        self._lone[address] = lone
         if self._writes is not Writes.DISPLACED:
             self._index.begin_read(address)
 
     def _waits_no_more(self, address: Address) -> None:
-        if self._since.pop(address, None) is not None and self._writes is not Writes.DISPLACED:
-            self._index.end_read(address)
+        if lone := self._lone.pop(address, None):
+            self._free_lone(address.tag, lone.bytes)
+            if self._writes is not Writes.DISPLACED:
+                self._index.end_read(address)
+
+    def _cancel(self, ticket: Ticket, *, is_waiting: bool) -> None:
+        """It has not come."""
+        self._index.cancel(ticket)
+        if is_waiting:
+            self._free_lone(ticket.address.tag, ticket.bytes)
+
+    def _free_lone(self, tag: bytes, size: int) -> None:
+        self._lone_bytes[tag] -= size
+        if not self._lone_bytes[tag]:
+            del self._lone_bytes[tag]
 
     def _lose(self, address: Address) -> None:
         """Its file is gone from the front."""

@@ -6,8 +6,9 @@ columns have to be gone first, and nobody else can take the room that they leave
 a cap, whatever the order in which writers come and finish.
 
 An org over its cap evicts its own oldest columns. If the store is full, the org pays that fills most
-of its cap. Columns that the index learns of afterwards (another agent wrote them) are adopted
-if there is room; nothing is evicted for them.
+of its cap. So nobody makes room for a writer that fills more and has all of it in use. Columns that the
+index learns of afterwards (another agent wrote them) are adopted if there is room; nothing is evicted
+for them.
 """
 
 from __future__ import annotations
@@ -75,12 +76,13 @@ class _Account:
 @dataclass(slots=True)
 class _Org(_Account):
     idle: OrderedDict[Address, int] = field(default_factory=OrderedDict)  # the oldest use first
+    coming: int = 0  # bytes that writers are promised of what is leaving
     written: dict[Address, float] = field(default_factory=dict)  # when
     # The same as a heap, since what others wrote is learnt of late. What is gone stays for a while.
     ages: list[tuple[float, Address]] = field(default_factory=list)
 
     def filled(self, more: int = 0) -> float:
-        return (self.staying() + more) / self.cap if self.cap else float("inf")
+        return (self.staying() + self.coming + more) / self.cap if self.cap else float("inf")
 
     def note(self, address: Address, written: float) -> None:
         self.written[address] = written
@@ -290,6 +292,7 @@ class Index:
         claimed = (max(0, size - sum(victims.values())), max(0, size - own))
         self._store.held += claimed[0]
         org.held += claimed[1]
+        org.coming += size - claimed[1]
         ticket = self._writing[address] = Ticket(address, size, victims, claimed)
         return ticket
 
@@ -301,6 +304,7 @@ class Index:
         for victim in ticket.victims:
             self.finish_removal(victim)
         org = self._org(ticket.address.tag)
+        org.coming -= ticket.bytes - ticket.claimed[1]
         self._store.held += ticket.bytes - ticket.claimed[0]
         org.held += ticket.bytes - ticket.claimed[1]
         ticket.started = True
@@ -322,7 +326,9 @@ class Index:
         for victim in reversed(ticket.victims):
             self.cancel_removal(victim)
         self._store.held -= ticket.claimed[0]
-        self._org(ticket.address.tag).held -= ticket.claimed[1]
+        org = self._org(ticket.address.tag)
+        org.held -= ticket.claimed[1]
+        org.coming -= ticket.bytes - ticket.claimed[1]
         self._drop_if_empty(ticket.address.tag)
 
     # Removing
@@ -413,7 +419,7 @@ class Index:
         return self._orgs[tag]
 
     def _drop_if_empty(self, tag: bytes) -> None:
-        if not self._orgs[tag].held:
+        if not self._orgs[tag].held and not self._orgs[tag].coming:
             del self._orgs[tag]
 
     def _is_idle(self, address: Address) -> bool:
@@ -443,9 +449,15 @@ class Index:
         return size
 
     def _loser(self, writer: _Org | None = None, more: int = 0) -> _Org | None:
-        """Who fills most of its cap, of those that have something to give."""
-        candidates = (org for org in self._orgs.values() if org.idle)
-        return max(candidates, key=lambda org: org.filled(more if org is writer else 0), default=None)
+        """Who fills most of its cap: of those that have something to give, with what the writer is about
+        to write; and the writer, with what it has, if that is all in use."""
+
+        def filled(org: _Org) -> tuple[float, bool]:
+            return org.filled(more if org is writer and org.idle else 0), org is writer
+
+        return max(
+            (org for org in self._orgs.values() if org.idle or org is writer), key=filled, default=None
+        )
 
     def _choose(self, org: _Org, size: int) -> dict[Address, int] | None:
         """The victims for so many bytes more of this org, leaving already. None: they don't suffice."""

@@ -46,6 +46,7 @@ from kvss_agent.tier2.backend import (
 from kvss_agent.tier2.column_file import PAGE
 from kvss_agent.tier2.files import Staged, discard, unless_swept
 from kvss_agent.tier2.files import files as system_files
+from kvss_agent.tier2.index import Caps
 
 TEMPORARY: Final = ".tmp-"
 ABANDONED_SECONDS: Final = 3600.0  # where the mount has no locks, an unfinished file is as old as this
@@ -217,6 +218,9 @@ class Posix:
 
     def own_faults(self) -> Mapping[str, int]:
         return {}  # it does nothing by itself
+
+    def set_caps(self, caps: Caps) -> None:
+        """It has no copies."""
 
     def tidy(self) -> None:
         """Nothing is left undone."""

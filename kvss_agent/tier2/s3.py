@@ -31,6 +31,7 @@ from kvss_agent.tier2.backend import (
     Seen,
     ignore_progress,
 )
+from kvss_agent.tier2.index import Caps
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
@@ -200,6 +201,9 @@ class S3:
 
     def own_faults(self) -> Mapping[str, int]:
         return {}  # it does nothing by itself
+
+    def set_caps(self, caps: Caps) -> None:
+        """It has no copies."""
 
     def tidy(self) -> None:
         """Nothing is left undone."""

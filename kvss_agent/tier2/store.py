@@ -62,6 +62,7 @@ class Tier2:
         """`clock` returns seconds since 1970, as files do. `background`: spills keep to its budget, with
         `share` times the bytes of their files."""
         self._work = Execution(threads)
+        backend.set_caps(caps)
         self._state = StoreState(backend, Index(caps), self._work, mover, clock, shared=shared)
         self._remover = Remover(self._state)
         self._spiller = Spiller(self._state, self._remover, background, share)
@@ -231,6 +232,7 @@ class Tier2:
     async def set_caps(self, caps: Caps) -> None:
         """Other caps from now on. Returns when files have been evicted down to them; raises Failed."""
         self._state.index.set_caps(caps)
+        self._state.backend.set_caps(caps)
         with self._state.counts.measured("set_caps"):
             await self._work.uninterrupted(self._remover.trim_all())
 

@@ -94,7 +94,9 @@ def _(it: Index) -> None:
     for address, size in it._leaving.items():
         if size:
             leaving[address.tag] += size
+    coming: dict[bytes, int] = dict.fromkeys(it._orgs, 0)
     for address, ticket in it._writing.items():
+        coming[address.tag] += 0 if ticket.started else ticket.bytes - ticket.claimed[1]
         held[address.tag] += ticket.bytes if ticket.started else ticket.claimed[1]
         total += ticket.bytes if ticket.started else ticket.claimed[0]
     states: Iterable[Mapping[Address, object]] = (idle, reading, it._writing, it._leaving)
@@ -104,7 +106,8 @@ def _(it: Index) -> None:
     must(held == {tag: org.held for tag, org in it._orgs.items()}, "so is what an org holds")
     must(leaving == {tag: org.leaving for tag, org in it._orgs.items()}, "leaving adds up")
     must(sum(leaving.values()) == it._store.leaving, "leaving adds up in the store")
-    must(all(org.held for org in it._orgs.values()), "who holds nothing is forgotten")
+    must(coming == {tag: org.coming for tag, org in it._orgs.items()}, "what is coming adds up")
+    must(all(org.held or org.coming for org in it._orgs.values()), "who holds nothing is forgotten")
     written = {address for org in it._orgs.values() for address in org.written}
     there = {*idle, *(a for a, size in reading.items() if size)}
     there |= {address for address, size in it._leaving.items() if size}

@@ -352,6 +352,73 @@ async def test_orgs_share_the_front_by_what_they_fill_of_it(place: Place) -> Non
 
 
 @EACH
+@pytest.mark.parametrize("fault", [0, errno.EIO])
+async def test_an_org_that_fills_ten_fronts_leaves_others_their_copies(
+    place: Place, writes: Writes, fault: int
+) -> None:
+    """Also while all that it has in front waits, and cannot make room."""
+    backend = place.backend(writes, cap=8 * FILE, behind=(behind := Faulty(place.behind)))
+    few = [address_of(number, BOLT) for number in range(4)]
+    async with opened(backend) as store, opened(place.behind) as elsewhere:
+        for address in few:
+            await put(store, address)
+        await until("they are in front", lambda: writes is Writes.DISPLACED or len(place.copies) == 4)
+        behind.fail_with(fault, only="write")
+        for number in range(10, 50):
+            await put(store, address_of(number))
+            await put(elsewhere, address_of(100 + number))
+            await get(store, address_of(100 + number))
+        await until("nothing is on its way", lambda: not backend._promoting)
+        in_front = place.copies | place.waiting
+        assert len(in_front) <= 8
+        assert {address.name for address in few} <= in_front
+        behind.fail_with(0)
+        assert [await get(store, address) for address in few] == ["hit"] * 4
+
+
+async def test_what_waits_of_one_org_leaves_room_for_what_waits_of_others(place: Place) -> None:
+    behind = Faulty(place.behind)
+    async with opened(place.backend(Writes.BACK, cap=12 * FILE, behind=behind)) as store:
+        behind.fail_with(errno.ETIMEDOUT)
+        first = [await put(store, address_of(number)) for number in range(20)]
+        assert first == ["stored"] * 6 + ["failed"] * 14  # a half
+        second = [await put(store, address_of(number, BOLT)) for number in range(20)]
+        assert second == ["stored"] * 3 + ["failed"] * 17  # as much as is left then
+        assert store.stats().properties["front_waiting_bytes"] == 9 * FILE
+        behind.fail_with(0)
+        await until_flushed(store, place)
+        assert store.stats().properties["front_waiting_bytes"] == 0
+        assert await put(store, address_of(30)) == "stored"
+
+
+async def test_what_waited_at_a_restart_counts_as_waiting(place: Place) -> None:
+    behind = Faulty(place.behind)
+    async with opened(place.backend(Writes.BACK, cap=12 * FILE, behind=behind)) as store:
+        behind.fail_with(errno.ETIMEDOUT)
+        for number in range(5):
+            await put(store, address_of(number))
+    backend = place.backend(Writes.BACK, cap=12 * FILE, behind=behind)
+    behind.fail_with(errno.ETIMEDOUT, only="write")
+    async with opened(backend) as store:
+        assert [await put(store, address_of(number)) for number in (10, 11)] == ["stored", "failed"]
+
+
+async def test_an_org_has_no_more_in_front_than_its_cap_whoever_wrote_it(place: Place) -> None:
+    """What another agent wrote beyond it is read, and is not copied to the front."""
+    addresses = [address_of(number) for number in range(6)]
+    backend = place.backend(Writes.THROUGH)
+    async with opened(backend, Caps(LOTS, 2 * FILE)) as store, opened(place.behind) as elsewhere:
+        for address in addresses:
+            await put(elsewhere, address)
+            assert await get(store, address) == "hit"
+            await until("nothing is on its way", lambda: not backend._promoting)
+            assert len(place.copies) <= 2
+        await store.set_caps(Caps(LOTS, LOTS, {ACME: FILE}))
+        await store.expire()
+        assert len(place.copies) <= 1
+
+
+@EACH
 async def test_lower_caps_of_the_store_hold_in_front_too(place: Place, writes: Writes) -> None:
     async with opened(place.backend(writes)) as store:
         for number in range(4):

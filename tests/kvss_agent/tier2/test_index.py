@@ -69,6 +69,16 @@ def test_a_full_store_takes_from_who_fills_most_of_its_cap() -> None:
     assert index.knows(cozy)
 
 
+def test_nobody_makes_room_for_who_fills_more_and_has_all_of_it_in_use() -> None:
+    index = Index(Caps(10, 10))
+    few = [stored(index, number, 2, BOLT) for number in range(2)]
+    for number in range(2, 5):
+        index.begin_read(stored(index, number, 2))
+    assert index.reserve(address_of(9), 1) is None
+    assert all(map(index.knows, few))
+    assert index.reserve(address_of(9, COZY), 2), "who fills less finds room"
+
+
 def test_the_room_of_a_victim_belongs_to_who_evicted_it() -> None:
     index = Index(Caps(4, 4))
     stored(index, 1, 4)

@@ -19,6 +19,7 @@ from kvss_agent.tier2.backend import (
     Seen,
     ignore_progress,
 )
+from kvss_agent.tier2.index import Caps
 from tests.one_thread import Turns
 from tests.swdriver_shim.judge import Judge
 
@@ -69,6 +70,9 @@ class Disk:
 
     def own_faults(self) -> Mapping[str, int]:
         return {}
+
+    def set_caps(self, caps: Caps) -> None:
+        pass
 
     def tidy(self) -> None:
         pass
