@@ -24,6 +24,7 @@ OFTEN: Final = {
         *("a sibling lent something", "columns were borrowed", "tokens from sibling"),
         *("a process stood still", "a connection was slow", "an earlier version was spoken"),
         *("redundant columns were spilled", "redundant columns outlived all disks"),
+        "a store was away",
     ),
     "documents": (
         *("it was taken", "it came twice", "an older one came", "one was skipped"),
@@ -41,6 +42,8 @@ SELDOM: Final = {
         *("the calendar was put back", "the calendar was put ahead", "a disk was full"),
         *("an agent changed its version", "a driver changed its version"),
         *("a disk was lost", "redundant columns were recalled"),
+        *("what waited in front was copied behind", "columns were lost that waited in front"),
+        *("read in front", "copies in front: purged", "waiting in front: purged"),
     ),
     "documents": ("another came", "a driver was restarted", "the last console was upgraded"),
     "plane": (),

@@ -2,16 +2,16 @@
 
 All that decides or moves a byte is the code that runs in production: `Driver` with its ledger, its
 carrier and its shards, the clients of both transports, and of an agent the connections, the shards with
-their cores and arenas, the pulls, and tier 2 with its index. Threads, clocks, event loops, sockets and
-files are not: threads are left and go on as chance has it (`tests.one_thread`), and sockets and disks
-fail as it has it. Agents crash and come back empty, connections break at any byte or are slow, bits
-flip, files vanish, disks are full, processes stand still, the calendar is put back and ahead, agents and
-driver are upgraded one after the other, shards shrink, grow and move, all while an engine stores, loads,
-deletes and purges.
+their cores and arenas, the pulls, and tier 2 with its index and what is in front of it. Threads, clocks,
+event loops, sockets and files are not: threads are left and go on as chance has it (`tests.one_thread`),
+and sockets and disks fail as it has it. Agents crash and come back empty, connections break at any byte
+or are slow, bits flip, files vanish, disks are full, stores are away, fronts are lost, processes stand
+still, the calendar is put back and ahead, agents and driver are upgraded one after the other, shards
+shrink, grow and move, all while an engine stores, loads, deletes and purges.
 
 What comes of that is for `judge` to say. What is not tried: the control API and the documents of agents
-and driver, TLS, a driver that dies (its successor knows nothing of what lies in memory), and shards with
-agents that don't share tier 2 and move.
+and driver, TLS, a driver that dies (its successor knows nothing of what lies in memory), and shards that
+move from agents with a tier 2, or a front, of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Simulation:
         self._misfortune = Misfortune(self.world)
         # Each life has a temper of its own: something happens often in it, and something never.
         always = [1.0, 1.0, 1.0]
-        self._temper = [*always, *(chance.choice((0.0, 0.3, 1.0, 1.0, 3.0, 10.0)) for _ in range(22))]
+        self._temper = [*always, *(chance.choice((0.0, 0.3, 1.0, 1.0, 3.0, 10.0)) for _ in range(24))]
         self._is_rough = False
         self._spell = 0
 
@@ -84,15 +84,16 @@ class Simulation:
                 for account in ledger.accounts.values():
                     check_integrity(account.tally)
             self._engine.check()
-            if not self.world.is_shared:
-                self._check_caps()
+            self._check_caps()
 
     def _check_caps(self) -> None:
         for agent in self.world.agents:
-            held = sum(len(file.raw) for file in agent.disk.contents.values())
             store = agent.tier_requests.store if agent.is_up else None
-            if store and not store._state.index.any_exceeds():
+            if store and not self.world.is_shared and not store._state.index.any_exceeds():
+                held = sum(len(file.raw) for file in agent.disk.contents.values())
                 assert held <= store._state.index.caps.total, "tier 2 has more than it may"
+            if store and agent.front and agent.fronted and not agent.fronted._index.any_exceeds():
+                assert agent.front.held <= agent.front.cap, "the front has more than it may"
 
     def come_to_rest(self) -> None:
         """No more misfortune: then all that was begun comes to its end, and all is as good as new."""
@@ -100,7 +101,7 @@ class Simulation:
         self._is_rough = False
         for disk in world.disks:
             disk.faults = 0
-            disk.is_full = False
+            disk.is_full = disk.is_away = False
         self.world.turns.let_go_on(self.world.process)
         for agent in world.agents:
             agent.listen()

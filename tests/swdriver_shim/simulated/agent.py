@@ -17,14 +17,13 @@ from kvss_agent.data_plane.wire import VERSION, VERSION_MIN
 from kvss_agent.mover import PythonMover
 from kvss_agent.shard.arena import Arena
 from kvss_agent.shard.hosted import HostedShard, ShardIdentity
-from kvss_agent.tier2.backend import (
-    Failed,
-)
+from kvss_agent.tier2.backend import Backend, Failed
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.store import Tier2
 from tests.kvss_agent.redundancy.one_store import OneStore
 from tests.one_thread import Loop, Process, Turns
 from tests.swdriver_shim.simulated.disk import Disk
+from tests.swdriver_shim.simulated.front import Front
 from tests.swdriver_shim.simulated.network import STALL_SECONDS, End, Pipe
 
 DRIVER, SECRET = "job-1", b"a secret of the driver and of its agents"
@@ -89,10 +88,19 @@ class Plane(DataPlane):
 class Agent:
     """An agent as far as its data plane, its shards and tier 2 go; what it is told outlives it."""
 
-    def __init__(self, name: str, turns: Turns, disk: Disk, fragments: Disk, caps: Caps) -> None:
+    def __init__(
+        self,
+        name: str,
+        turns: Turns,
+        disk: Disk,
+        fragments: Disk,
+        caps: Caps,
+        front: Front | None,
+    ) -> None:
         self.name = name
         self.turns = turns
         self.disk = disk
+        self.front = front
         self.fragments = fragments  # of redundant columns, of all agents
         self.caps = caps
         self.specs: dict[str, Spec] = {}
@@ -141,17 +149,26 @@ class Agent:
         )
         for spec in self.specs.values():
             self.provide(spec)
-        own = self.tier_requests, self.disk, self.caps
-        for where, disk, caps in own, (redundant, self.fragments, ROOMY):
-            asyncio.run_coroutine_threadsafe(self._open(where, disk, caps), self.loop)
+        self.fronted = self.front.before(self.disk) if self.front else None
+        own = self.tier_requests, self.fronted or self.disk, self.caps
+        for where, backend, caps in own, (redundant, self.fragments, ROOMY):
+            asyncio.run_coroutine_threadsafe(self._open(where, backend, caps), self.loop)
 
-    async def _open(self, where: TierRequests | OneStore, disk: Disk, caps: Caps) -> None:
-        opened = Tier2(disk, caps, threads=2, clock=self.turns.calendar)
-        while True:
+    async def _open(self, where: TierRequests | OneStore, backend: Backend, caps: Caps) -> None:
+        opened = Tier2(backend, caps, threads=2, clock=self.turns.calendar)
+        while where.store is None:
             with contextlib.suppress(Failed):
                 await opened.open()
                 where.store = opened
-                return
+        while backend is self.fronted:
+            await asyncio.sleep(1.0)
+            try:
+                await opened.expire()
+            except Failed:
+                pass
+            except Exception as error:
+                self.turns.fail(error)
+                raise
 
     def provide(self, spec: Spec) -> None:
         arena = Arena.allocate(spec.identity.slot_bytes, spec.slots)

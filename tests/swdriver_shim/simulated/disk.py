@@ -29,7 +29,7 @@ T = TypeVar("T")
 @dataclass(eq=False)
 class File:
     raw: bytearray
-    published: int  # at this moment of the judge's
+    published: int  # at this moment of the judge's; of a copy, its original
 
 
 def _answer(call: Callable[..., T], *arguments: Any) -> T | Failed:
@@ -50,6 +50,7 @@ class Disk:
         self._judge = judge
         self.contents: dict[str, File] = {}
         self.is_full = False
+        self.is_away = False  # nobody reaches it
         self.faults = 0  # so many of the next calls fail
         self.slow = turns.chance.choice((0.0, 0.1, 0.5))  # how often
         self._purged: Counter[str] = Counter()
@@ -63,10 +64,10 @@ class Disk:
         self.contents.clear()
 
     def open(self) -> None:
-        pass
+        self._be_reached()
 
     def properties(self) -> Mapping[str, bool | int]:
-        return {}
+        return {"direct_io": False}
 
     def own_faults(self) -> Mapping[str, int]:
         return {}
@@ -84,11 +85,18 @@ class Disk:
         if self._turns.chance.random() < self.slow:
             self._turns.wait(None, self._turns.chance.choice((0.01, 0.1, 1.0)))
         self._turns.maybe_leave()
+        self._be_reached()
         if self.faults:
             self.faults -= 1
             fault = self._turns.chance.choice((Fault.IO_ERROR, Fault.NO_SPACE, Fault.UNREACHABLE))
             self._judge.seen["a disk failed"] += 1
             raise Failed(fault, "as chance has it")
+
+    def _be_reached(self) -> None:
+        if self.is_away:
+            self._turns.wait(None, 0.1)
+            self._judge.seen["a store was away"] += 1
+            raise Failed(Fault.UNREACHABLE, "no answer")
 
     def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
         return [_answer(self._write, file) for file in files]
@@ -115,7 +123,8 @@ class Disk:
         self._turns.maybe_leave()
         if self._purged[folder] != purged:  # its directory has gone
             raise Failed(Fault.VANISHED, "purged under a writer")
-        self.contents[name] = File(raw, self._judge.moment)
+        published = self._judge.moment if file.modified is None else int(file.modified)
+        self.contents[name] = File(raw, published)
         self._turns.maybe_leave()
         return True
 
@@ -133,10 +142,11 @@ class Disk:
         return done
 
     def look(self, names: Sequence[str]) -> list[Seen | Failed | None]:
-        return [self._look(name) for name in names]
+        return [_answer(self._look, name) for name in names]
 
     def _look(self, name: str) -> Seen | None:
         self._turns.maybe_leave()
+        self._be_reached()
         found = self.contents.get(name)
         return Seen(len(found.raw), float(found.published)) if found else None
 
@@ -150,6 +160,7 @@ class Disk:
             self.contents.pop(name, None)
 
     def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:  # noqa: ARG002 - nobody follows
+        self._be_reached()
         for name in list(self.contents):
             self._turns.maybe_leave()
             found = self.contents.get(name)

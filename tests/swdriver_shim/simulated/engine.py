@@ -46,8 +46,8 @@ class Engine:
             (self.request, 30),
             (self.load, 25),
             (self.pass_time, 10),
-            (self.borrow, 25),
-            (self.store_at_the_sibling, 20),
+            (self.borrow, 40),
+            (self.store_at_the_sibling, 30),
             (self.verb, 6),
             (self.delete, 1),
             (self.purge, 0.5),
@@ -345,6 +345,8 @@ class Engine:
         for agent in self._world.agents:
             agent.crash()
             agent.disk.lose()
+            if agent.front:
+                agent.front.lose()
             agent.start()
         before = driver.ledger.tier2.recalled.columns
         for _ in range(60):

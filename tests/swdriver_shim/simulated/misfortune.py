@@ -49,6 +49,8 @@ class Misfortune:
             (self.slow_down, 2),
             (self.upgrade, 1),
             (self.lose_a_node, 2),
+            (self.lose_a_front, 2),
+            (self.take_a_store_away, 2),
         ]
 
     def _some_end(self) -> End | None:
@@ -95,7 +97,26 @@ class Misfortune:
             agent.crash()
             self._seen["a disk was lost"] += bool(agent.disk.contents)
             agent.disk.lose()
+            if agent.front:
+                agent.front.lose()
             self._later(self._chance.choice((0.5, 3.0, 20.0)), agent.start_again)
+
+    def lose_a_front(self) -> None:
+        """The disk before tier 2: what waited there is nowhere any more."""
+        agents = [agent for agent in self._world.agents if agent.front and agent.is_up]
+        if agents and (agent := self._chance.choice(agents)).front:
+            agent.crash()
+            self._seen["columns were lost that waited in front"] += agent.front.lose()
+            self._later(self._chance.choice((0.5, 3.0, 20.0)), agent.start_again)
+
+    def take_a_store_away(self) -> None:
+        disk = self._chance.choice(self._world.stores)
+        disk.is_away = True
+
+        def bring_back() -> None:
+            disk.is_away = False
+
+        self._later(self._chance.choice((1.0, 10.0, 60.0)), bring_back)
 
     def _later(self, seconds: float, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -235,7 +256,8 @@ class Misfortune:
         at = self._chance.choice(self._world.places())
         target = self._chance.choice(self._world.agents)
         old = self._world.homes[at]
-        can = self._world.is_shared and target is not old and target.is_up and at not in self.moving
+        is_shared = self._world.is_shared and old.front is None
+        can = is_shared and target is not old and target.is_up and at not in self.moving
         if can and len(self.moving) < 2:
             self.moving.add(at)
             self._turns.start(lambda: self._move(at, old, target), "move", self._world.process)

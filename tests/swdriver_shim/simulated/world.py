@@ -19,8 +19,10 @@ from kvss_agent.data_plane.wire import VERSION, VERSION_MIN
 from kvss_agent.limits import background
 from kvss_agent.shard import hosted, own_member
 from kvss_agent.shard.hosted import HostedShard, ShardIdentity
+from kvss_agent.tier2 import claims, fronted
 from kvss_agent.tier2 import store as stores
 from kvss_agent.tier2.address import parse
+from kvss_agent.tier2.fronted import Writes
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.parts import execution
 from kvss_agent.tier2.parts import statistics as store_statistics
@@ -40,6 +42,7 @@ from tests.swdriver_shim.judge import Judge, Watched, WatchedRemovals
 from tests.swdriver_shim.prompts import NAMESPACE
 from tests.swdriver_shim.simulated.agent import DRIVER, SECRET, Agent, Far, Mover, Near, Spec, To
 from tests.swdriver_shim.simulated.disk import Disk
+from tests.swdriver_shim.simulated.front import CAPS, Front, posix
 from tests.swdriver_shim.simulated.network import STALL_SECONDS
 from tests.swdriver_shim.simulated.redundancy import FragmentsDisk
 from tests.swdriver_shim.simulated.sibling import SimulatedSibling
@@ -57,7 +60,7 @@ MODULES: Final = (
     *(client_connection, requests, shared, stream, window),
     *(channel, connection, hosted, own_member, pulls, server),
     *(background, borrowing, driver_borrowing),
-    *(stores, execution, store_statistics),
+    *(stores, execution, store_statistics, claims, fronted),
 )
 At = tuple[int, int]  # of a shard: its group, and which of it
 
@@ -74,13 +77,23 @@ class World:
         self.is_shared = chance.random() < 0.6  # tier 2 is one, of all agents
         # Of the data plane: who is upgraded later speaks the one before until then.
         self.driver_versions = chance.choice((BEFORE, NOW, NOW, NOW))
-        own = [Disk(self.turns, self.judge) for _ in range(1 if self.is_shared else 3)]
+        # A directory in front of it: in half of the worlds most agents have one, in the others none.
+        self.has_fronts = chance.choice((0.0, 0.8))
+        self.stores = [Disk(self.turns, self.judge) for _ in range(1 if self.is_shared else 3)]
         self.fragments = FragmentsDisk(self.turns, self.judge)  # of redundant columns, of all agents
-        self.disks = [*own, self.fragments]
         self.agents = [
-            Agent(name, self.turns, own[at % len(own)], self.fragments, self.caps())
+            Agent(
+                name,
+                self.turns,
+                self.stores[at % len(self.stores)],
+                self.fragments,
+                self.caps(),
+                self._front(),
+            )
             for at, name in enumerate(("one", "two", "three"))
         ]
+        in_front = [disk for agent in self.agents if agent.front for disk in agent.front.disks.values()]
+        self.disks = [*self.stores, self.fragments, *in_front]
         self.homes: dict[At, Agent] = {}
         self.resizing: dict[HostedShard, list[int]] = {}
         self.clients = 0
@@ -95,6 +108,7 @@ class World:
         enter(mock.patch.object(channel, "hang_up", lambda end: end.hang_up()))
         enter(mock.patch.object(borrowing, "Address", SimpleNamespace(parse=self._address)))
         enter(mock.patch.object(borrowing, "native", SimpleNamespace(current=lambda: self.mover)))
+        enter(mock.patch.object(fronted, "Posix", posix))
         enter(mock.patch.object(decider, "Ledger", partial(Watched, self.judge)))
         enter(mock.patch.object(decider, "Removals", partial(WatchedRemovals, self.judge)))
         enter(mock.patch.object(spills, "RESERVE_PART", self.chance.choice((3, 5, 32))))
@@ -148,6 +162,12 @@ class World:
         """Whether all of them are of a version that knows it."""
         spoken = [self.driver_versions, *(agent.versions for agent in self.agents)]
         return all(highest == VERSION for _, highest in spoken)
+
+    def _front(self) -> Front | None:
+        if self.chance.random() >= self.has_fronts:
+            return None
+        writes = self.chance.choice(list(Writes))
+        return Front(self.turns, self.judge, self.chance.choice(CAPS), writes)
 
     def caps(self) -> Caps:
         total = self.chance.choice((1 << 30, 1 << 30, 20 * 4096, 5 * 4096))
