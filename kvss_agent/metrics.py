@@ -166,10 +166,16 @@ TIER2_OVERSTAY = _gauge(
     "kvss_tier2_overstay_seconds_max", "The longest time that an expired column stayed in tier 2."
 )
 TIER2_FRONT = _gauge(
-    "kvss_tier2_front_bytes", "Bytes in the directory in front of tier 2, and their limit.", "which"
+    "kvss_tier2_front_bytes",
+    "Bytes in the directory in front of tier 2, those that only it has (waiting), and their limit.",
+    "which",
 )
 TIER2_WAITING = _gauge(
     "kvss_tier2_front_waiting_columns", "Columns that only the front of tier 2 has so far."
+)
+TIER2_WAITING_SECONDS = _gauge(
+    "kvss_tier2_front_waiting_seconds",
+    "For how long the oldest of these columns has waited. Not where columns wait until they make room.",
 )
 TIER2_READS = _counter(
     "kvss_tier2_reads_total", "Files read, where tier 2 has a directory in front.", "level"
@@ -277,8 +283,11 @@ def _tier2(stats: dict[str, Any], into: Sink) -> None:
     put(into, TIER2_FAULTS, stats["faults"])
     put(into, TIER2_EXPIRED, stats["expired"])
     if "front_bytes" in (front := stats["properties"]):
-        put(into, TIER2_FRONT, {"held": front["front_bytes"], "cap": front["front_cap_bytes"]})
+        each = {"held": "bytes", "waiting": "waiting_bytes", "cap": "cap_bytes"}
+        put(into, TIER2_FRONT, {which: front[f"front_{name}"] for which, name in each.items()})
         put(into, TIER2_WAITING, front["front_waiting"])
+        if front["front_copies_at_once"]:
+            put(into, TIER2_WAITING_SECONDS, front["front_waiting_seconds"])
         put(into, TIER2_READS, {level: front[f"read_{level}"] for level in ("front", "behind")})
     put(into, TIER2_OVERSTAY, stats["overstay_seconds_max"])
     put(into, TIER2_WORK, {verb: one["seconds"] for verb, one in stats["work"].items()})

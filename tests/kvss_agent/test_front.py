@@ -113,8 +113,14 @@ def test_metrics_tell_the_levels_apart(running: AgentProcess, tmp_path: Path) ->
     recall(running)
     text = running.http.get("/metrics").text
     assert 'kvss_tier2_front_bytes{which="cap"} 1073741824' in text
+    assert 'kvss_tier2_front_bytes{which="waiting"} 0' in text
+    assert "kvss_tier2_front_waiting_seconds 0" in text
     assert 'kvss_tier2_reads_total{level="front"} 1' in text
     assert 'kvss_tier2_reads_total{level="behind"} 0' in text
+    running.tell(document(3, spec(), tier2=fronted(tmp_path, "displaced")))
+    text = running.http.get("/metrics").text
+    assert "kvss_tier2_front_waiting_columns 0" in text
+    assert "kvss_tier2_front_waiting_seconds" not in text, "as long as there is room"
 
 
 @pytest.mark.parametrize(

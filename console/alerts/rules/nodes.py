@@ -142,6 +142,28 @@ RULES: Final[tuple[Rule, ...]] = (
         prometheus=("TidegateTier2Faults",),
     ),
     Rule(
+        slug="tier2-front-waiting",
+        title="Columns not copied to tier 2",
+        severity=Severity.TICKET,
+        scope=Scope.NODE,
+        description="Columns wait in the directory in front of tier 2, since the store behind it does "
+        "not take them. They are served, and lost if that disk is lost.",
+        unit="seconds",
+        suggested_fix="Bring the store back, or find out why it is slower than what is written.",
+        condition=metrics.level(
+            "waiting",
+            "seconds",
+            "a column has waited for {value:,.0f} s in front of tier 2 of {name}",
+            of=metrics.newest,
+        ),
+        queries={"waiting": MetricQuery("kvss_tier2_front_waiting_seconds", Fold.MAX, 30)},
+        own_thresholds=(
+            Threshold("seconds", 900, "Threshold: seconds that the oldest column has waited.", low=10),
+        ),
+        pending_seconds=60,
+        prometheus=("TidegateTier2FrontWaiting",),
+    ),
+    Rule(
         slug="redundancy-degraded",
         title="Redundancy degraded",
         severity=Severity.TICKET,

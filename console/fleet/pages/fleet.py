@@ -8,13 +8,14 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 
 from console.accounts.browser import SignedInRequest, post_page, read_page
 from console.accounts.roles import Role
 from console.api.etags import etag
 from console.audit.services import visible_entries
 from console.fleet import boxes, nodes, retired_stores, services
-from console.fleet.insight import activity
+from console.fleet.insight import activity, front
 from console.fleet.insight.overview import look_of, overview
 from console.fleet.membership.joins import lost_after
 from console.fleet.membership.versions import skew
@@ -89,6 +90,7 @@ def _node_page(
         "losses": activity.losses_on(node),
         "skew": skew(settings.VERSION, node.software_version),
         "retiring": _retiring(node, asks_others=may_change),
+        "waiting": front.waiting_of(node, timezone.now()),
         "running": activity.on_node(node, topic_of(node)),
         "events": events_of(topic_of(node)).order_by("-id")[:RECENT],
         "entries": visible_entries(principal).filter(object_type="node", object_id=node.name)[:RECENT],

@@ -98,6 +98,13 @@ def test_a_level_is_judged_of_each_shard() -> None:
     assert found[1].sentence == "1,001 requests waiting at shard b of ax-7"
 
 
+def test_columns_that_wait_in_front_are_told_while_the_oldest_waits_too_long() -> None:
+    waits = [line("node:ax-7", 40, 901), line("node:ax-8", 9000, 900), line("node:ax-9", None)]
+    found = judged(BY_SLUG["tier2-front-waiting"], {"waiting": waits})
+    assert [(one.topic, one.verdict) for one in found] == [("node:ax-7", BREACH), ("node:ax-8", FINE)]
+    assert found[0].sentence == "a column has waited for 901 s in front of tier 2 of ax-7"
+
+
 def test_redundancy_is_degraded_by_agents_that_are_away_and_by_columns_that_lack_a_fragment() -> None:
     tables = {
         "unreachable": [line("node:ax-7", 0, shard=name) for name in "ab"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -26,6 +27,11 @@ from console.operations.models import Operation
 from console.placement.topology import Tier
 from console.sessions.models import Job, JobBox, Session, SessionBox, Stream
 from kvss_agent.process.membership import credential
+from telemetry.ingest.folder import Row, bucket_of
+from telemetry.metrics import Kind
+from telemetry.shapes import Series, Shape
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, Names, copy_in, day_of
 from tests.conftest import People
 from tests.console.fleet.descriptions import many
 from tests.console.fleet.worlds import CONTROL_TOKEN, DRIVER_FACTS, FACTS, World, new_token, refreshed
@@ -298,6 +304,42 @@ def test_a_node_says_what_it_keeps_beside_memory(
         page = compact(viewer.get("/fleet/nodes/ax-1/"))
         assert f"<code>{kept.get('path', 'kv')}</code>" in page
         assert shown in page
+
+
+def tell_of_front(node: str, **values: float) -> None:
+    """What its agent told over the ten seconds before these, by the end of the metric's name."""
+    at = time.time() - 10
+    RollUp().tend_days(at)
+    series = {
+        Series(
+            Kind.GAUGE,
+            f"kvss_tier2_front_{name}",
+            (("which", "waiting"),) if name == "bytes" else (),
+        ): value
+        for name, value in values.items()
+    }
+    shape = Shape(list(series))
+    cells = shape.cells({one: (value * 10, 10, value) for one, value in series.items()})
+    copy_in(FRESH, Names().stored([Row(f"node:{node}", bucket_of(at), shape, cells)], day_of(at)))
+
+
+def test_a_node_says_what_waits_in_front_of_its_tier_2_and_since_when(
+    world: World, people: People, browser_of: Browser
+) -> None:
+    viewer = browser_of(people.platform_viewer)
+    kept = {"kind": "posix", "path": "/mnt/kv", "cap": "2T"}
+    front = {"path": "/nvme/kv", "cap": "1T", "writes": "back"}
+    Node.objects.filter(name="ax-1").update(declared={"tier2": kept})
+    tell_of_front("ax-1", waiting_columns=1204, waiting_seconds=3000, bytes=3 << 30)
+    assert "only in front" not in compact(viewer.get("/fleet/nodes/ax-1/"))
+    Node.objects.all().update(declared={"tier2": {**kept, "front": front}})
+    page = compact(viewer.get("/fleet/nodes/ax-1/"))
+    assert "1,204 columns (3 GiB) only in front" in page
+    assert re.search(r"the oldest since <time[^>]*>50 min ago", page)
+    assert "Columns only in front of tier 2" in page
+    tell_of_front("ax-2", waiting_columns=1, bytes=4096)
+    assert "1 column (4 KiB) only in front" in (page := compact(viewer.get("/fleet/nodes/ax-2/")))
+    assert "until they make room" in page
 
 
 def test_a_box_says_whose_it_is_and_where_its_streams_go(

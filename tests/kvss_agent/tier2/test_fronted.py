@@ -391,6 +391,32 @@ async def test_what_waits_of_one_org_leaves_room_for_what_waits_of_others(place:
         assert await put(store, address_of(30)) == "stored"
 
 
+async def test_it_is_told_for_how_long_the_oldest_column_waits(place: Place) -> None:
+    """Also after a restart. One that is copied counts no more."""
+    behind = Faulty(place.behind)
+    now = time.time()
+
+    def backend() -> Fronted:
+        return Fronted(place.front, behind, LOTS, Writes.BACK, clock=lambda: now)
+
+    async with opened(backend()) as store:
+        behind.fail_with(errno.ETIMEDOUT)
+        await put(store, address_of(1))
+        now += 100
+        await put(store, address_of(2))
+        assert store.stats().properties["front_waiting_seconds"] == 100
+        os.utime(place.front / WAITING / address_of(2).name, (now - 500, now - 500))
+    behind.fail_with(errno.ETIMEDOUT, only="write")
+    async with opened(backend()) as store:
+        assert store.stats().properties["front_waiting_seconds"] == 500
+        await store.delete([address_of(2)])
+        assert 99 <= store.stats().properties["front_waiting_seconds"] <= 101
+        behind.fail_with(0)
+        await until_flushed(store, place)
+        await until("nothing waits", lambda: not store.stats().properties["front_waiting"])
+        assert store.stats().properties["front_waiting_seconds"] == 0
+
+
 async def test_what_waited_at_a_restart_counts_as_waiting(place: Place) -> None:
     behind = Faulty(place.behind)
     async with opened(place.backend(Writes.BACK, cap=12 * FILE, behind=behind)) as store:
