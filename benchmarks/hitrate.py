@@ -3,6 +3,9 @@
 A request hits its longest prefix of blocks that are present; then all its blocks are stored, a last one
 that is not full included. Room is made by the policies as the driver uses them, leaf-first. Who asks for
 what is taken from the traces, so that nothing here depends on this machine but the costs at the end.
+
+Constants of the default were chosen by some traces only. The others judge it: the synthetic one, every
+other agent session, and generated ones with other seeds and parameters than those chosen by.
 """
 
 from __future__ import annotations
@@ -22,23 +25,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from benchmarks import simulators
+from benchmarks import generated, simulators
+from benchmarks.candidates import CANDIDATES
 from benchmarks.harness import QUICK_HELP, Row, progress, show, traces_folder
 from benchmarks.peers.environment import REQUIREMENTS, Unavailable, prepare
 from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy
-from swdriver_shim.replay.traces import Malformed, Request, read
+from swdriver_shim.replay.traces import Malformed, Request, read, sessions
 
 TRACES = traces_folder()
 CONVERSATION_SIZES = {"1k": 1_000, "5k": 5_000, "10k": 10_000, "30k": 30_000, "50k": 50_000}
-SYNTHETIC = "synthetic_trace.jsonl"  # beside the others or not: no policy was tuned on it
+SYNTHETIC = "synthetic_trace.jsonl"  # beside the others or not
 SYNTHETIC_SIZES = {"1k": 1_000, "5k": 5_000, "10k": 10_000}
-SESSION_SHARES = {"5%": 0.05, "10%": 0.1, "20%": 0.2, "40%": 0.4}  # of all blocks there are
+SHARES = {"2%": 0.02, "5%": 0.05, "10%": 0.1, "20%": 0.2, "40%": 0.4}  # of all blocks there are
 QUICK = ("1k", "10k", "10%")
-SIMPLE = ("lru", "lfu", "slru", "s3fifo", *simulators.PLAIN)
+ALL = {**POLICIES, **CANDIDATES}
+SIMPLE = [name for name in ALL if name != DEFAULT]
+BELOW_MAX = 0.99  # the default, over the best of the simple ones
+CLOSED_MIN = 1 / 3  # of the way from LRU to the optimum
+CLOSED_AT = ("1k", "5k")  # of conversations and synthetic
 CROSS_CHECKED = ("LRU", "S3FIFO", "ARC")
 ORDER_S = 1e-6  # many rows have the same time; their order is the order of arrival
 HIT_COLUMNS, HIT_US = 512, 100.0
-SAMPLES = 3  # of keys: what the default learns from is told by them
+LOWEST = f"{DEFAULT}, lowest"
+SAMPLES = 3  # of keys: they decide what the default learns from
 COST_PROMPTS, COST_COLUMNS = 1_000, 32
 
 
@@ -129,12 +138,23 @@ class Trace:
     name: str
     requests: list[Request]
     sizes: dict[str, int]
+    judges: bool = False  # nothing was chosen by it
     blocks: list[tuple[int, ...]] = field(init=False)
     total: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.blocks = [request.blocks for request in self.requests]
         self.total = sum(map(len, self.blocks))
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, judges" if self.judges else self.name
+
+    def size_by_shares(self) -> Trace:
+        """This trace, with sizes that are shares of its blocks."""
+        footprint = self.footprint
+        self.sizes = {name: int(share * footprint) for name, share in SHARES.items()}
+        return self
 
     @property
     def footprint(self) -> int:
@@ -157,56 +177,61 @@ def replay(policy: AnyPolicy, size: int, requests: Sequence[Request], salt: int 
     )
 
 
-def load(folder: Path, *, quick: bool) -> list[Trace]:
-    """The traces in the folder. Raises FileNotFoundError with a sentence."""
+def load(folder: Path, *, quick: bool, only: Sequence[str] = ()) -> list[Trace]:
+    """The traces in the folder and the generated ones. Raises FileNotFoundError with a sentence."""
     if not folder.is_dir():
         raise FileNotFoundError(
             f"There are no traces in {folder}. Say where they are: --traces DIR or TRACES_DIR."
         )
-    conversation = Trace("conversation", list(read(folder / "conversation.jsonl")), CONVERSATION_SIZES)
-    sessions = Trace("sessions", list(read(folder / "agent-sessions")), {})
-    footprint = sessions.footprint
-    sessions.sizes = {name: int(share * footprint) for name, share in SESSION_SHARES.items()}
-    traces = [conversation, sessions]
+    files = sorted((folder / "agent-sessions").glob("*.json"))
+    traces = [
+        Trace("conversation", list(read(folder / "conversation.jsonl")), CONVERSATION_SIZES),
+        Trace("sessions", list(sessions(files[::2])), {}).size_by_shares(),
+        Trace("sessions", list(sessions(files[1::2])), {}, judges=True).size_by_shares(),
+    ]
     if (folder / SYNTHETIC).exists():
-        traces.append(Trace("synthetic", list(read(folder / SYNTHETIC)), SYNTHETIC_SIZES))
+        requests = list(read(folder / SYNTHETIC))
+        traces.append(Trace("synthetic", requests, SYNTHETIC_SIZES, judges=True))
+    traces += [
+        Trace(one.name, one.requests(), {}, one.judges).size_by_shares() for one in generated.variants()
+    ]
     for trace in traces:
         trace.sizes = {name: size for name, size in trace.sizes.items() if not quick or name in QUICK}
-    return traces
+    return [trace for trace in traces if not only or trace.name in only]
 
 
 def measure(trace: Trace, size: int) -> dict[str, float]:
-    """The share of blocks hit, by policy."""
-    progress(f"{trace.name}, {size:,} blocks")
-    shares = {name: trace.share(replay(make(), size, trace.requests)) for name, make in POLICIES.items()}
+    """The share of blocks hit, by policy. That of the default is the mean of some samples of keys."""
+    progress(f"{trace.title}, {size:,} blocks")
+    shares = {name: trace.share(replay(ALL[name](), size, trace.requests)) for name in SIMPLE}
     for name, cache in simulators.PLAIN.items():
         shares[name] = trace.share(simulators.plain(trace.blocks, cache(size)))
-    for salt in range(1, SAMPLES):
-        hits = replay(POLICIES[DEFAULT](), size, trace.requests, salt)
-        shares[f"{DEFAULT}, other sample {salt}"] = trace.share(hits)
+    samples = [
+        trace.share(replay(POLICIES[DEFAULT](), size, trace.requests, salt)) for salt in range(SAMPLES)
+    ]
+    shares[DEFAULT] = statistics.mean(samples)
+    shares[LOWEST] = min(samples)
     shares["optimum"] = trace.share(simulators.optimum(trace.blocks, size))
     return shares
 
 
 def rows_of(trace: Trace, name: str, shares: dict[str, float]) -> Iterator[Row]:
-    prefix = f"hitrate.{trace.name}.{name}"
-    best = max(SIMPLE, key=lambda policy: shares[policy])
-    for policy in (*POLICIES, *simulators.PLAIN, "optimum"):
-        of_optimum = shares[policy] / shares["optimum"]
-        yield Row(
-            f"{prefix}.{policy.replace(' ', '_')}", 100 * shares[policy], "%", "optimum", of_optimum
-        )
-    samples = [share for name, share in shares.items() if name.startswith(DEFAULT)]
-    for suffix, share, goal in (
-        ("default", statistics.mean(samples), 1.0),
-        ("default.lowest", min(samples), None),
-    ):
-        yield Row(f"{prefix}.{suffix}", 100 * share, "%", best, share / shares[best], goal)
+    prefix = f"hitrate.{'judge.' * trace.judges}{trace.name}.{name}"
+    for policy, share in shares.items():
+        of_optimum = share / shares["optimum"]
+        yield Row(f"{prefix}.{policy.replace(' ', '_')}", 100 * share, "%", "optimum", of_optimum)
+    for policy in SIMPLE:
+        ratio = shares[DEFAULT] / shares[policy] / BELOW_MAX
+        yield Row(f"{prefix}.default_to.{policy}", 100 * ratio * BELOW_MAX, "%", policy, ratio, 1.0)
+    if trace.name in ("conversation", "synthetic") and name in CLOSED_AT:
+        closed = (shares[DEFAULT] - shares["lru"]) / (shares["optimum"] - shares["lru"])
+        goal = closed / CLOSED_MIN
+        yield Row(f"{prefix}.closed", 100 * closed, "%", "a third to the optimum", goal, 1.0)
 
 
 def print_shares(trace: Trace, measured: dict[str, dict[str, float]]) -> None:
     print(
-        f"\n{trace.name}: {len(trace.requests):,} requests, {trace.total:,} blocks, "
+        f"\n{trace.title}: {len(trace.requests):,} requests, {trace.total:,} blocks, "
         f"{trace.footprint:,} different ones; unbounded {100 * trace.unbounded:.2f} %\n"
     )
     policies = list(next(iter(measured.values())))
@@ -233,7 +258,7 @@ def cross_check(trace: Trace, measured: dict[str, dict[str, float]]) -> Iterator
         text=True,
         check=True,
     )
-    ours = {"LRU": "plain lru", "S3FIFO": "s3fifo", "ARC": "arc"}
+    ours = {"LRU": "plain lru", "S3FIFO": "s3fifo", "ARC": "plain arc"}
     for policy, hits in json.loads(answer.stdout).items():
         for name, count in zip(measured, hits, strict=True):
             share = trace.share(count)
@@ -332,6 +357,9 @@ def options() -> argparse.Namespace:
         help=f"the folder with conversation.jsonl, agent-sessions/ and, if wanted, {SYNTHETIC}",
     )
     parser.add_argument(
+        "--only", nargs="+", metavar="TRACE", default=(), help="these traces only, such as drift"
+    )
+    parser.add_argument(
         "--cross-check", action="store_true", help="also by libCacheSim, in an environment of its own"
     )
     return parser.parse_args()
@@ -340,7 +368,7 @@ def options() -> argparse.Namespace:
 def main() -> int:
     asked = options()
     try:
-        traces = load(asked.traces, quick=asked.quick)
+        traces = load(asked.traces, quick=asked.quick, only=asked.only)
     except (OSError, Malformed) as error:
         print(error, file=sys.stderr)
         return 1

@@ -98,7 +98,7 @@ class Arc:
             self._often_gone[self._often.popitem(last=False)[0]] = None
 
 
-PLAIN: dict[str, Callable[[int], Plain]] = {"plain lru": Lru, "arc": Arc}
+PLAIN: dict[str, Callable[[int], Plain]] = {"plain lru": Lru, "plain arc": Arc}
 
 
 def plain(requests: Iterable[Blocks], cache: Plain) -> int:

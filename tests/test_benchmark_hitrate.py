@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import hitrate, simulators
+from benchmarks import generated, hitrate, simulators
 from swdriver_shim.cache.displacement import POLICIES
 from swdriver_shim.replay.traces import Request
 
@@ -35,19 +35,19 @@ def test_lru_is_the_textbooks_lru(prompts: list[list[int]], size: int) -> None:
     assert ours == simulators.plain(blocks, simulators.Lru(size))
 
 
-@given(PROMPTS, st.integers(1, 20), st.sampled_from(sorted(POLICIES)))
+@given(PROMPTS, st.integers(1, 20), st.sampled_from(sorted(hitrate.ALL)))
 def test_nobody_is_better_than_the_optimum(prompts: list[list[int]], size: int, name: str) -> None:
     requests = requests_of(prompts)
     blocks = [request.blocks for request in requests]
     best = simulators.optimum(blocks, size)
-    assert hitrate.replay(POLICIES[name](), size, requests) <= best
+    assert hitrate.replay(hitrate.ALL[name](), size, requests) <= best
     assert simulators.plain(blocks, simulators.Arc(size)) <= best
 
 
-@given(PROMPTS, st.sampled_from(sorted(POLICIES)))
+@given(PROMPTS, st.sampled_from(sorted(hitrate.ALL)))
 def test_with_room_for_all_every_block_seen_before_is_hit(prompts: list[list[int]], name: str) -> None:
     trace = hitrate.Trace("made up", requests_of(prompts), {})
-    hits = hitrate.replay(POLICIES[name](), 1000, trace.requests)
+    hits = hitrate.replay(hitrate.ALL[name](), 1000, trace.requests)
     assert trace.share(hits) == pytest.approx(trace.unbounded)
     assert hits == simulators.optimum(trace.blocks, 1000)
 
@@ -73,7 +73,32 @@ def test_the_published_figures_of_lru_come_out() -> None:
     folder = hitrate.TRACES
     if not (folder / "conversation.jsonl").exists():
         pytest.skip(f"no traces in {folder}; TRACES_DIR says where they are")
-    trace, _ = hitrate.load(folder, quick=True)
+    [trace] = hitrate.load(folder, quick=True, only=["conversation"])
     hits = hitrate.replay(POLICIES["lru"](), 10_000, trace.requests)
     assert trace.share(hits) == pytest.approx(0.211, abs=0.001)
     assert trace.unbounded == pytest.approx(0.366, abs=0.001)
+
+
+def test_generated_traces_are_the_same_every_time_and_none_judges_by_what_was_chosen_by() -> None:
+    def made() -> list[list[Request]]:
+        return [one.requests() for one in generated.variants()]
+
+    once, again = made(), made()
+    assert once == again
+    for one, requests in zip(generated.variants(), once, strict=True):
+        assert requests == sorted(requests, key=lambda request: request.at_s), one.name
+    chosen_by, judges = (
+        {one.name: one.seed for one in generated.variants() if one.judges is each}
+        for each in (False, True)
+    )
+    assert chosen_by.keys() == judges.keys()
+    assert not set(chosen_by.values()) & set(judges.values())
+
+
+def test_each_request_of_a_generated_trace_is_a_path_of_a_forest() -> None:
+    """A block always has the same block before it."""
+    for one in generated.variants():
+        before: dict[int, int] = {}
+        for request in one.requests():
+            for parent, block in zip((0, *request.blocks), request.blocks, strict=False):
+                assert before.setdefault(block, parent) == parent, one.name
