@@ -25,7 +25,7 @@ Tokens = Annotated[int, Meta(ge=0, le=STORE_TOKENS_MAX)]
 Priority = Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
 Share = Annotated[int, Meta(ge=1, le=1_000_000)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
-DisplacementName = Literal["default", "lru", "lfu", "slru", "s3fifo", "cost"]
+DisplacementName = Literal["default", "lru", "lfu", "slru", "s3fifo", "arc", "cost"]
 
 NEVER: Final = float("inf")
 

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, Final
 
 from swdriver_shim import loops
-from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy, move
+from swdriver_shim.cache.displacement import POLICIES, DisplacementPolicy, move
 from swdriver_shim.cache.reasons import Removal, Tally
 from swdriver_shim.cache.reuse.sample import Recorder
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace
@@ -302,4 +302,4 @@ def _limits(policy: Policy) -> tuple[int | None, int | None, int | None]:
 
 
 def _displacement(policy: Policy) -> DisplacementPolicy[Any]:
-    return POLICIES[DEFAULT if policy.displacement == "default" else policy.displacement]()
+    return POLICIES[policy.displacement]()

@@ -8,7 +8,9 @@ from functools import singledispatch
 from itertools import chain
 from typing import Any
 
-from swdriver_shim.cache.displacement.cost import _SLACK, SAME_AGE_S, Cost, _kind
+from swdriver_shim.cache.displacement.arc import Arc
+from swdriver_shim.cache.displacement.competition import SAMPLE_COLUMNS, Competition, _bits
+from swdriver_shim.cache.displacement.cost import _SLACK, SAME_AGE_S, Cost, kind_of
 from swdriver_shim.cache.displacement.leaves import Leaves
 from swdriver_shim.cache.displacement.lru import Lfu, Lru
 from swdriver_shim.cache.displacement.returns import SAMPLE_MAX, Returns
@@ -148,6 +150,39 @@ def _(it: Slru[Any], columns: Iterable[Any]) -> None:
     check_integrity(it._probation, (column for column in columns if column.mark is not it))
 
 
+@check_integrity.register(Arc)
+def _(it: Arc[Any], columns: Iterable[Any]) -> None:
+    columns = list(columns)
+    assert it._count == len(columns)
+    often = [column for column in columns if column.mark is it]
+    assert it._often_count == len(often)
+    assert len(it._once_gone) <= len(often) + 1
+    assert len(it._once_gone) + len(it._often_gone) <= len(columns) + 1
+    check_integrity(it._often, often)
+    check_integrity(it._once, (column for column in columns if column.mark is not it))
+
+
+@check_integrity.register(Competition)
+def _(it: Competition[Any], columns: Iterable[Any]) -> None:
+    columns = set(columns)
+    assert it._count == len(columns)
+    assert it._held.keys() | it._waiting.keys() == columns
+    assert not it._held.keys() & it._waiting.keys()
+    check_integrity(it._active, it._held)
+    if it._waiting:
+        check_integrity(it._old, it._waiting)
+    sampled = {column for column in columns if not _bits(column.key) & it._mask}
+    assert it._sample.keys() == sampled
+    assert len(sampled) <= 2 * SAMPLE_COLUMNS
+    for one in it._miniatures:
+        here = one.columns.values()
+        check_integrity(one.policy, here)
+        assert len(here) <= 2 * SAMPLE_COLUMNS
+        assert all(column.parent is None or column.parent.key in one.columns for column in here)
+        children = Counter(column.parent for column in here)
+        assert all(column.ref_count == children[column] for column in here)
+
+
 @check_integrity.register(S3Fifo)
 def _(it: S3Fifo[Any], columns: Iterable[Any]) -> None:
     columns = list(columns)
@@ -164,7 +199,8 @@ def _(it: Cost[Any], columns: Iterable[Any]) -> None:
     columns = set(columns)
     assert it._count == len(columns)
     assert it._waiting.keys() <= columns
-    assert all(column.ref_count or column in it._waiting for column in columns)
+    assert all(column.ref_count or column in it._waiting or column is it._front for column in columns)
+    assert it._front is None or (it._front in columns and it._front not in it._waiting)
     for sign, heaps_of_end in zip((1, -1), zip(*it._kinds, strict=True), strict=True):
         entries = sum(len(heap) for heap in heaps_of_end)
         assert entries <= it._entries <= 2 * len(it._waiting) + _SLACK
@@ -176,7 +212,7 @@ def _(it: Cost[Any], columns: Iterable[Any]) -> None:
         }
         assert here.keys() == it._waiting.keys()
         for column, (kind, entry) in here.items():
-            assert column.ref_count or kind == _kind(column, column.uses), "of another kind by now"
+            assert column.ref_count or kind == kind_of(column, column.uses), "of another kind by now"
             used = sign * entry[0]  # below zero for what was used before this machine started
             assert column.ref_count or used == column.used_at // SAME_AGE_S, "used since"
     check_integrity(it._returns)
@@ -186,7 +222,8 @@ def _(it: Cost[Any], columns: Iterable[Any]) -> None:
 def _(it: Leaves[Any], columns: Iterable[Any]) -> None:
     """AssertionError unless these are the columns of this heap, leaves or not."""
     for column in columns:
-        assert column.ref_count or column in it._entries, "each leaf is queued"
+        queued_somewhere = column in it._entries or column is it._front
+        assert column.ref_count or queued_somewhere, "each leaf is queued"
     queued = {id(entry) for entry in it._heap}
     assert all(id(entry) in queued for entry in it._entries.values())
     assert all(entry[0] <= (it._rank(entry[-1]) or entry[0]) for entry in it._entries.values())

@@ -13,6 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy, move
+from swdriver_shim.cache.displacement.competition import (
+    COMPETING,
+    MOVED,
+    SAMPLE_COLUMNS,
+    Competition,
+    Standing,
+)
 from swdriver_shim.cache.displacement.cost import Cost
 from swdriver_shim.cache.displacement.leaves import Leaves
 from swdriver_shim.cache.displacement.lru import Lru
@@ -20,6 +27,7 @@ from swdriver_shim.cache.displacement.returns import SAMPLE_MAX, Returns, age_of
 from tests.swdriver_shim.integrity import check_integrity
 
 NAMES = sorted(POLICIES)
+DENSE = "default, all columns in its sample"
 
 
 @dataclass(slots=True, eq=False)
@@ -110,9 +118,9 @@ class Forest(RuleBasedStateMachine):
 
     columns = Bundle("columns")
 
-    @initialize(name=st.sampled_from(NAMES))
+    @initialize(name=st.sampled_from([*NAMES, DENSE]))
     def begin(self, name: str) -> None:
-        self.driver = Driver(POLICIES[name]())
+        self.driver = Driver(Competition(1, 1) if name == DENSE else POLICIES[name]())
         self.pinned: list[Column] = []
         self.now = 0.0
         self.names = 0
@@ -186,6 +194,13 @@ class Forest(RuleBasedStateMachine):
         policy = POLICIES[name]()
         move(self.driver.columns.values(), policy, self.now)
         self.driver.policy = policy
+
+    @rule(data=st.data())
+    def another_wins(self, data: st.DataObject) -> None:
+        """Whichever it is, and whether the columns have been moved to the one before or not."""
+        policy = self.driver.policy
+        if isinstance(policy, Competition) and policy._miniatures and not policy._waiting:
+            policy._use(data.draw(st.sampled_from(policy._miniatures)), self.now)
 
     @invariant()
     def all_fits(self) -> None:
@@ -462,3 +477,87 @@ def test_a_last_use_may_be_before_this_machine_started(name: str) -> None:
     while driver.displace(2.0):
         check_integrity(driver.policy, driver.columns.values())
     assert not driver.columns
+
+
+class TestCompetition:
+    def serve(self, driver: Driver, name: str, length: int, now: float, room: int) -> int:
+        """A request for a prompt; returns how many columns were hit."""
+        path: list[Column] = []
+        for depth in range(length):
+            column = driver.columns.get(key(f"{name}/{depth}"))
+            if column is None:
+                break
+            path.append(column)
+        if path:
+            driver.use(path, now)
+        hits = len(path)
+        for depth in range(hits, length):
+            path.append(driver.store(f"{name}/{depth}", now, path[-1] if path else None))
+        while len(driver.columns) > room:
+            driver.displace(now)
+        return hits
+
+    def test_nothing_competes_while_there_is_room(self) -> None:
+        policy = Competition[Column]()
+        driver = Driver(policy)
+        for number in range(50):
+            driver.prompt(f"p{number}", 10, float(number))
+        assert policy.standings == []
+        driver.displace(50.0)
+        assert [one.policy for one in policy.standings] == list(COMPETING)
+
+    def test_traffic_without_hits_changes_nothing(self) -> None:
+        policy = Competition[Column](share=1)
+        driver = Driver(policy)
+        for number in range(1000):
+            self.serve(driver, f"p{number}", 4, float(number), room=200)
+        assert (policy.in_use, policy.since) == (Cost.name, None)
+        assert policy.standings == [Standing(name, 0.0) for name in COMPETING]
+
+    def test_the_one_with_most_hits_is_used(self) -> None:
+        """Popular prompts among many others that come once, in bursts: what came once has to go."""
+
+        def run(policy: DisplacementPolicy[Column]) -> int:
+            driver, dice, hits, now = Driver(policy), random.Random(3), 0, 0.0
+            for number in range(6000):
+                now += 1.0
+                rank = int(400 * dice.random() ** 3)
+                name = f"popular {rank}" if dice.random() < 0.5 else f"once {number}"
+                hits += self.serve(driver, name, 3, now, room=300)
+            return hits
+
+        hits = {name: run(POLICIES[name]()) for name in COMPETING}
+        policy = Competition[Column](share=1)
+        found = run(policy)
+        best = max(hits, key=lambda name: hits[name])
+        assert found >= 0.97 * hits[best]
+        standings = {one.policy: one.hit_rate for one in policy.standings}
+        assert standings[policy.in_use] >= 0.97 * max(standings.values())
+
+    def test_columns_are_moved_a_few_at_a_time(self) -> None:
+        policy = Competition[Column]()
+        driver = Driver(policy)
+        for number in range(40):
+            driver.prompt(f"p{number}", 10, float(number))
+        driver.displace(40.0)
+        before = len(policy)
+        policy._use(next(one for one in policy._miniatures if one.name == "lru"), 41.0)
+        driver.store("new", 42.0)
+        assert len(policy._waiting) == before - MOVED
+        assert len(policy) == before + 1
+        for number in range(before // MOVED + 1):
+            driver.store(f"more {number}", 43.0)
+        assert not policy._waiting
+        assert (policy.in_use, policy.since) == ("lru", 41.0)
+        check_integrity(policy, driver.columns.values())
+
+    def test_the_sample_does_not_grow_with_the_store(self) -> None:
+        policy = Competition[Column](share=1)
+        driver = Driver(policy)
+        for number in range(3 * SAMPLE_COLUMNS):
+            driver.prompt(f"p{number}", 2, float(number))
+            if number == SAMPLE_COLUMNS:
+                driver.displace(float(number))
+        assert SAMPLE_COLUMNS / 2 < len(policy._sample) <= 2 * SAMPLE_COLUMNS
+        assert all(len(one.columns) <= 2 * SAMPLE_COLUMNS for one in policy._miniatures)
+        check_integrity(policy, driver.columns.values())

@@ -14,11 +14,12 @@ from swdriver_shim.policy import PRIORITY_MAX, STORE_TOKENS_MAX, Policy, Tiers
 from telemetry import units
 
 DISPLACEMENTS = [
-    ("default", "default: cost"),
+    ("default", "default: the best one for the traffic"),
     ("lru", "lru: least recently used first"),
     ("lfu", "lfu: least frequently used first"),
     ("slru", "slru: used once before used twice"),
     ("s3fifo", "s3fifo: oldest without a second use first"),
+    ("arc", "arc: used once or used more often, adaptively"),
     ("cost", "cost: least expected savings first"),
 ]
 

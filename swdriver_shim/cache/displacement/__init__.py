@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from swdriver_shim.cache.displacement.arc import Arc
 from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
+from swdriver_shim.cache.displacement.competition import Competition
 from swdriver_shim.cache.displacement.cost import Cost
 from swdriver_shim.cache.displacement.lru import Lfu, Lru
 from swdriver_shim.cache.displacement.s3fifo import S3Fifo
 from swdriver_shim.cache.displacement.slru import Slru
 
 POLICIES: Final[dict[str, Callable[[], DisplacementPolicy[Any]]]] = {
-    policy.name: policy for policy in (Lru, Lfu, Slru, S3Fifo, Cost)
+    policy.name: policy for policy in (Lru, Lfu, Slru, S3Fifo, Arc, Cost, Competition)
 }
 
-DEFAULT: Final = Cost.name
+DEFAULT: Final = Competition.name
 
-__all__ = ["DEFAULT", "POLICIES", "Displaceable", "DisplacementPolicy", "move"]
+__all__ = ["DEFAULT", "POLICIES", "Competition", "Displaceable", "DisplacementPolicy", "move"]
 
 
 def move(columns: Iterable[C], to: DisplacementPolicy[C], now: float) -> None:

@@ -11,16 +11,16 @@ from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementP
 from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns, age_of
 
 USES_TOLD_APART: Final = 5
-TAILS_EXPECTED: Final = 0.1
+TAILSEXPECTED: Final = 0.1
 SAME_AGE_S: Final = 1.0  # leaves used in the same second are equally old: the deeper ones come first
 OFFER_S: Final = 0.25  # how long the offer of a kind is valid; a leaf's value changes slowly
 _SLACK: Final = 64
 
 # Columns that were used again are more likely to be again: a guess, until there is evidence.
-_EXPECTED: Final = [
-    (1 + uses) * of_these for uses in range(USES_TOLD_APART + 1) for of_these in (1.0, TAILS_EXPECTED)
+EXPECTED: Final = [
+    (1 + uses) * of_these for uses in range(USES_TOLD_APART + 1) for of_these in (1.0, TAILSEXPECTED)
 ]
-_KINDS: Final = range(len(_EXPECTED))
+_KINDS: Final = range(len(EXPECTED))
 
 _Offer: TypeAlias = tuple[float, C | None, int, int]  # its value, the column, its ticket and kind
 _NOBODY: Final[tuple[float, None, int, int]] = (inf, None, 0, 0)
@@ -36,9 +36,11 @@ class Cost(DisplacementPolicy[C]):
     first where room is so short that nobody could stay until he is wanted: then it is better used by few
     for long than by all in vain.
 
+    The parent of a victim is the next one if it is of the same kind and age: prompts go as a whole.
+
     `attention_columns`: the depth at which attention to what precedes a column costs as much as all
-    else; by default depth does not count (docs/adr/0014-displacement.md). `mark` is true for columns of
-    the sample that is learned from.
+    else; by default depth does not count (docs/adr/0014-displacement.md). `returns`: what the caller
+    learns; by default the policy learns by itself, and `mark` is true for columns of its sample.
     """
 
     name = "cost"
@@ -46,7 +48,10 @@ class Cost(DisplacementPolicy[C]):
         "_attention_columns",
         "_changed",
         "_entries",
+        "_front",
+        "_front_rank",
         "_kinds",
+        "_learns",
         "_offers",
         "_offers_until",
         "_returns",
@@ -54,10 +59,16 @@ class Cost(DisplacementPolicy[C]):
         "_waiting",
     )
 
-    def __init__(self, attention_columns: float = inf, share: int = SHARE_AT_FIRST) -> None:
+    def __init__(
+        self,
+        attention_columns: float = inf,
+        share: int = SHARE_AT_FIRST,
+        returns: Returns | None = None,
+    ) -> None:
         super().__init__()
         self._attention_columns = attention_columns
-        self._returns = Returns(_EXPECTED, share)
+        self._learns = returns is None
+        self._returns = Returns(EXPECTED, share) if returns is None else returns
         self._waiting: dict[C, int] = {}  # by the ticket of its entries; those with others are stale
         self._ticket = 0
         self._kinds: list[tuple[_Heap[C], _Heap[C]]] = [([], []) for _ in _KINDS]  # oldest, youngest
@@ -65,21 +76,23 @@ class Cost(DisplacementPolicy[C]):
         self._offers: list[_Offer[C]] = [_NOBODY for _ in _KINDS]
         self._offers_until = 0.0
         self._changed: set[int] = set()  # where somebody has come who may be worth less
+        self._front: C | None = None  # the parent of the victim before, if it is worth as little
+        self._front_rank: tuple[int, float] = (-1, 0.0)  # kind and time of use of that victim
 
     def stored(self, column: C, now: float) -> None:
         self._count += 1
-        if self._returns.follows(column.key):
+        if self._learns and self._returns.follows(column.key):
             column.mark = True
-            self._returns.used([(column.key, _kind(column, column.uses))], now)
+            self._returns.used([(column.key, kind_of(column, column.uses))], now)
         if not column.ref_count:
             self.leaf(column)
 
     def used(self, path: Sequence[C], now: float) -> None:
-        sample = [column for column in path if column.mark]
+        sample = [column for column in path if column.mark] if self._learns else ()
         if sample:
             self._returns.used(
                 [
-                    (column.key, _kind(column, column.uses + 1))
+                    (column.key, kind_of(column, column.uses + 1))
                     for column in sample
                     if self._returns.follows(column.key)  # the share may have become smaller
                 ],
@@ -88,11 +101,19 @@ class Cost(DisplacementPolicy[C]):
         self._forget(path[-1])
 
     def leaf(self, column: C) -> None:
+        kind, at = kind_of(column, column.uses), column.used_at // SAME_AGE_S
+        if (kind, at) == self._front_rank and (self._front is None or self._front is column):
+            self._waiting.pop(column, None)
+            self._front = column
+        else:
+            self._queue(column, kind, at)
+
+    def _queue(self, column: C, kind: int, at: float) -> None:
+        if self._front is column:
+            self._front = None
         self._ticket += 1
         self._waiting[column] = self._ticket
-        kind = _kind(column, column.uses)
         oldest, youngest = self._kinds[kind]
-        at = column.used_at // SAME_AGE_S
         heappush(oldest, (at, -column.needs, self._ticket, column))
         heappush(youngest, (-at, -column.needs, self._ticket, column))
         self._changed.add(kind)
@@ -103,6 +124,13 @@ class Cost(DisplacementPolicy[C]):
         if not 0 <= self._offers_until - now <= OFFER_S:
             self._offers_until = now + OFFER_S
             self._changed.update(_KINDS)
+        if (front := self._front) is not None:
+            if front.ref_count:
+                self._front = None
+            elif self._changed:
+                self._queue(front, kind_of(front, front.uses), front.used_at // SAME_AGE_S)
+            else:
+                return front
         while True:
             for kind in self._changed:
                 self._offers[kind] = self._offer(kind, now)
@@ -115,7 +143,9 @@ class Cost(DisplacementPolicy[C]):
             if column is None:
                 return None
             if not column.ref_count and self._waiting.get(column) == ticket:
-                self._returns.displaced(now - column.used_at)
+                if self._learns:
+                    self._returns.displaced(now - column.used_at)
+                self._front_rank = kind, column.used_at // SAME_AGE_S
                 return column
             self._changed.add(kind)
 
@@ -147,7 +177,9 @@ class Cost(DisplacementPolicy[C]):
         return least
 
     def _forget(self, column: C) -> None:
-        if self._waiting.pop(column, None):
+        if column is self._front:
+            self._front = None
+        elif self._waiting.pop(column, None):
             self._throw_away_stale()
 
     def _throw_away_stale(self) -> None:
@@ -165,5 +197,5 @@ class Cost(DisplacementPolicy[C]):
         return (1 + column.needs / self._attention_columns) / column.bytes
 
 
-def _kind(column: Displaceable, uses: int) -> int:
+def kind_of(column: Displaceable, uses: int) -> int:
     return 2 * min(uses, USES_TOLD_APART) + column.tail

@@ -18,9 +18,12 @@ class Leaves(Generic[C]):
     `rank` is a column's rank now, or None if it belongs to another heap by now. While a column is queued
     its rank only rises, so a stale entry comes to the front too early, never too late. Entries of
     removed and referenced columns are dropped when they may be half of all.
+
+    A column that ranks before the whole heap waits in front of it: that is most often the parent of the
+    one displaced last, which goes next.
     """
 
-    __slots__ = ("_entries", "_heap", "_limit", "_pushed", "_rank")
+    __slots__ = ("_entries", "_front", "_front_rank", "_heap", "_limit", "_pushed", "_rank")
 
     def __init__(self, rank: Callable[[C], Rank]) -> None:
         self._rank = rank
@@ -28,23 +31,44 @@ class Leaves(Generic[C]):
         self._entries: dict[C, tuple[Rank, int, int, C]] = {}
         self._limit = _SLACK
         self._pushed = 0
+        self._front: C | None = None
+        self._front_rank: Rank = None
 
     def put(self, column: C) -> None:
         """Queue the column, unless it is queued."""
-        if column in self._entries:
+        if column in self._entries or column is self._front:
             return
+        rank = self._rank(column)
+        if self._front is None and self._heap and (rank, -column.needs) < self._heap[0][:2]:
+            self._front, self._front_rank = column, rank
+            return
+        self._push(column, rank)
+
+    def _push(self, column: C, rank: Rank) -> None:
         if len(self._heap) >= self._limit:
             self._compact()
-        heappush(self._heap, self._entry(column, self._rank(column)))
+        heappush(self._heap, self._entry(column, rank))
 
     def drop(self, column: C) -> None:
         """Remove the column, if it is queued."""
-        if self._entries.pop(column, None) and len(self._heap) > 2 * len(self._entries) + _SLACK:
-            self._compact()
+        if column is self._front:
+            self._front = None
+        elif entry := self._entries.pop(column, None):
+            if self._heap[0] is entry:
+                heappop(self._heap)
+            elif len(self._heap) > 2 * len(self._entries) + _SLACK:
+                self._compact()
 
     def first(self) -> C | None:
         """The candidate with the lowest rank. It stays queued."""
         heap, entries = self._heap, self._entries
+        if (front := self._front) is not None:
+            rank = None if front.ref_count else self._rank(front)
+            if rank == self._front_rank and (not heap or (rank, -front.needs) < heap[0][:2]):
+                return front
+            self._front = None
+            if rank is not None:
+                self._push(front, rank)
         while heap:
             entry = heap[0]
             column = entry[-1]

@@ -79,6 +79,10 @@ class Returns:
         self.rate: list[list[float]] = []
         self._refresh(0.0)
 
+    @property
+    def mask(self) -> int:
+        return self._mask
+
     def follows(self, key: bytes) -> bool:
         return not (key[0] << 8 | key[1]) & self._mask
 

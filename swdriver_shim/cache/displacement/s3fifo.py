@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -32,7 +33,7 @@ class S3Fifo(DisplacementPolicy[C]):
         self._main = Leaves[C](lambda column: column.mark and column.mark[0])
         self._main_count = 0
         self._places = 0
-        self._ghosts: dict[bytes, None] = {}  # oldest first
+        self._ghosts: OrderedDict[bytes, None] = OrderedDict()  # oldest first
         self._victim: C | None = None
 
     def stored(self, column: C, now: float) -> None:
@@ -67,7 +68,7 @@ class S3Fifo(DisplacementPolicy[C]):
         elif column is self._victim:
             self._ghosts[column.key] = None
         while len(self._ghosts) > GHOST_SHARE * self._count:
-            del self._ghosts[next(iter(self._ghosts))]
+            self._ghosts.popitem(last=False)
         self._victim = None
 
     def _from_small(self) -> C | None:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy
+from swdriver_shim.cache.displacement import POLICIES, Competition, DisplacementPolicy
 from swdriver_shim.cache.displacement.cost import Cost
 from swdriver_shim.cache.reuse.sample import Event, Kind, Reference
 from swdriver_shim.policy import Policy
 
 FOLDS: Final = 16
-SHARE: Final = 2  # `Cost` learns from one in so many of the sample's columns
+SHARE: Final = 2  # policies learn from one in so many of the sample's columns
+_SAMPLED: Final[dict[str, Callable[[], DisplacementPolicy[Any]]]] = {
+    Cost.name: lambda: Cost(share=SHARE),
+    Competition.name: lambda: Competition(SHARE, SHARE),
+}
 
 
 class Moment:
@@ -75,12 +79,12 @@ class Miniature:
     """A cache with a policy, and room for so many columns, or for all."""
 
     def __init__(self, policy: Policy, room: float | None) -> None:
-        name = DEFAULT if policy.displacement == "default" else policy.displacement
+        name = policy.displacement
         self._queue: DisplacementPolicy[Column] | None = (
             None  # with room for all there is no displacement
         )
         if room is not None:
-            self._queue = Cost(share=SHARE) if name == Cost.name else POLICIES[name]()
+            self._queue = _SAMPLED[name]() if name in _SAMPLED else POLICIES[name]()
         self._room = room
         self._first = policy.ttl_first_use_seconds
         self._last = policy.ttl_last_use_seconds

@@ -1,0 +1,325 @@
+"""The policy that is best for an org's own traffic, found by trying several on a sample of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from math import sqrt
+from typing import Any, Final, Generic, NamedTuple
+
+from swdriver_shim.cache.displacement.arc import Arc
+from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
+from swdriver_shim.cache.displacement.cost import EXPECTED, Cost, kind_of
+from swdriver_shim.cache.displacement.lru import Lru
+from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns
+from swdriver_shim.cache.displacement.s3fifo import S3Fifo
+
+SAMPLE_COLUMNS: Final = 256  # of those held, or up to twice as many
+SHARE_MAX: Final = 4  # at most one column in so many is in the sample
+OBSERVED: Final = 16  # uses of columns of the sample that are compared at once
+WINDOW: Final = 8.0  # comparisons reach back so many turnovers of what a miniature holds
+GAIN_MIN: Final = 0.01  # of the hits: for less the policy is not changed,
+NOISE: Final = 2.0  # nor for less than so many standard errors
+MOVED: Final = 8  # columns that are moved to another policy with each one that is stored
+
+COMPETING: Final[dict[str, Callable[[Returns], DisplacementPolicy[Any]]]] = {
+    Cost.name: lambda returns: Cost(returns=returns),  # used until another is known to be better
+    Arc.name: lambda _: Arc(),
+    Lru.name: lambda _: Lru(),
+    S3Fifo.name: lambda _: S3Fifo(),
+}
+
+
+class Standing(NamedTuple):
+    """How a policy does on the sample: the share of uses that were hits, recent ones counting more."""
+
+    policy: str
+    hit_rate: float
+
+
+class _Column:
+    """A column of the sample, as one miniature has it."""
+
+    __slots__ = (
+        "bytes", "key", "mark", "needs", "parent", "ref_count", "stored_at", "tail", "used_at", "uses"
+    )  # fmt: skip
+
+    def __init__(self, of: Displaceable, parent: _Column | None, now: float) -> None:
+        self.key, self.needs, self.tail, self.bytes = of.key, of.needs, of.tail, of.bytes
+        self.parent = parent
+        self.ref_count = 0
+        self.used_at = self.stored_at = now
+        self.uses = 0
+        self.mark: Any = None
+
+
+class Miniature(Generic[C]):
+    """A cache of sampled columns, in which a policy makes room as it would among all of them."""
+
+    __slots__ = ("columns", "gain", "hits", "name", "policy", "recent", "squares")
+
+    def __init__(self, name: str, policy: DisplacementPolicy[Any]) -> None:
+        self.name = name
+        self.policy = policy
+        self.columns: dict[bytes, _Column] = {}
+        self.recent = 0  # hits since the last comparison
+        self.hits = 0.0  # fading
+        self.gain = 0.0  # hits more than the policy in use had, fading,
+        self.squares = 0.0  # and their squares
+
+    def fill(self, columns: Iterable[C], above: Callable[[C], bytes], now: float) -> None:
+        """Begin with these columns, parents first."""
+        for one in columns:
+            if one.key in self.columns:
+                continue  # one of them was purged, and is about to be removed
+            parent = self.columns.get(above(one))
+            column = self.columns[one.key] = _Column(one, parent, one.stored_at)
+            column.used_at, column.uses = one.used_at, one.uses
+            if parent:
+                parent.ref_count += 1
+        for column in self.columns.values():
+            self.policy.stored(column, now)
+
+    def ask(self, path: Sequence[C], above: bytes, now: float, room: float) -> None:
+        """A prompt uses these columns of the sample, in order, behind the one with the key `above`."""
+        columns, policy = self.columns, self.policy
+        found: list[_Column] = []
+        for one in path:
+            column = columns.get(one.key)
+            if column is None:
+                break
+            found.append(column)
+        if found:
+            self.recent += len(found)
+            policy.used(found, now)
+            tip: _Column | None = found[-1]
+            for column in found:
+                column.used_at = now
+                column.uses += 1
+                if not column.ref_count and column is not tip:
+                    policy.leaf(column)  # of a window: nothing is behind it
+        else:
+            tip = columns.get(above)
+            if above and tip is None:
+                return  # without the column before it, it can't be stored
+        if tip:
+            tip.ref_count += 1  # a pin
+        for one in path[len(found) :]:
+            if len(columns) >= room and not self._make_room(room, now):
+                break
+            column = columns[one.key] = _Column(one, tip if one.needs else None, now)
+            if tip and not one.needs:
+                self._release(tip)
+            column.ref_count = 1
+            policy.stored(column, now)
+            tip = column
+        if tip:
+            self._release(tip)
+
+    def _make_room(self, room: float, now: float) -> bool:
+        while len(self.columns) >= room:
+            victim = self.policy.victim(now)
+            if victim is None:
+                return False
+            self._remove(victim)
+        return True
+
+    def _remove(self, column: _Column) -> None:
+        del self.columns[column.key]
+        self.policy.removed(column)
+        if column.parent:
+            self._release(column.parent)
+
+    def _release(self, column: _Column) -> None:
+        column.ref_count -= 1
+        if not column.ref_count and column.key in self.columns:
+            self.policy.leaf(column)
+
+
+class Competition(DisplacementPolicy[C]):
+    """Uses the policy that has most hits on a sample of the traffic.
+
+    Each policy has a miniature: a cache of the columns whose keys are in the sample, with as much room
+    as their share of the real one. There are none as long as nothing had to be displaced. The policy in
+    use is changed for one that was better by more than noise. Columns are moved to it a few at a time;
+    until then those of the policy before are displaced first.
+
+    Noise: in each comparison the difference of hits is one observation. The sum of their squares is the
+    variance of the sum of as many differences that are zero on average.
+    """
+
+    name = "default"
+    __slots__ = (
+        "_active", "_held", "_mask", "_miniatures", "_old", "_passes", "_returns", "_sample", "_seen",
+        "_used", "_victim", "_waiting", "in_use", "since",
+    )  # fmt: skip
+
+    def __init__(self, share: int = SHARE_MAX, share_learned: int = SHARE_AT_FIRST) -> None:
+        """`share`: one column in so many is in the sample at most; `share_learned`: in that of `Cost`.
+        Powers of two."""
+        super().__init__()
+        self._returns = Returns(EXPECTED, share_learned)
+        self._mask = share - 1  # bits of a key that no column of the sample has
+        self._passes = 0  # those in the second byte that no column of either sample has
+        self._sample: dict[C, None] = {}  # those present, parents first
+        self._miniatures: list[Miniature[C]] = []
+        self.in_use = Cost.name
+        self.since: float | None = None  # None: from the start
+        self._active: DisplacementPolicy[C] = COMPETING[self.in_use](self._returns)
+        self._held: dict[C, None] = {}  # by the policy in use
+        self._old = self._active
+        self._waiting: dict[C, None] = {}  # for being moved from the one before
+        self._victim: C | None = None
+        self._seen = 0  # uses of columns of the sample since the last comparison
+        self._used = 0.0  # all, fading
+        self._set_passes()
+
+    # What the driver tells
+
+    def stored(self, column: C, now: float) -> None:
+        self._count += 1
+        self._held[column] = None
+        self._active.stored(column, now)
+        if self._waiting:
+            self._move(now)
+        if column.key[1] & self._passes:
+            return
+        self._learn([column], 0, now)
+        if not _bits(column.key) & self._mask:
+            self._sample[column] = None
+            if len(self._sample) > 2 * SAMPLE_COLUMNS:
+                self._thin(now)
+            self._ask([column], now)
+
+    def used(self, path: Sequence[C], now: float) -> None:
+        if not self._waiting:
+            self._active.used(path, now)
+        else:
+            if new := [column for column in path if column in self._held]:
+                self._active.used(new, now)
+            if old := [column for column in path if column in self._waiting]:
+                self._old.used(old, now)
+        passes = self._passes
+        picked = [column for column in path if not column.key[1] & passes]
+        if picked:
+            self._learn(picked, 1, now)
+            if asked := [column for column in picked if not _bits(column.key) & self._mask]:
+                self._ask(asked, now)
+
+    def leaf(self, column: C) -> None:
+        (self._old if column in self._waiting else self._active).leaf(column)
+
+    def victim(self, now: float) -> C | None:
+        if not self._miniatures:
+            self._begin(now)
+        column = self._old.victim(now) if self._waiting else None
+        if column is None:
+            column = self._active.victim(now)
+        if column is not None and column is not self._victim:
+            self._returns.displaced(now - column.used_at)
+        self._victim = column
+        return column
+
+    def removed(self, column: C) -> None:
+        self._count -= 1
+        if column in self._waiting:
+            del self._waiting[column]
+            self._old.removed(column)
+        else:
+            del self._held[column]
+            self._active.removed(column)
+        if not column.key[1] & self._passes:
+            self._sample.pop(column, None)
+
+    @property
+    def standings(self) -> list[Standing]:
+        """Of the policies that compete; none as long as nothing had to be displaced."""
+        return [Standing(one.name, one.hits / max(1.0, self._used)) for one in self._miniatures]
+
+    # The competition
+
+    def _learn(self, columns: Sequence[C], more: int, now: float) -> None:
+        follows = self._returns.follows
+        kinds = [(one.key, kind_of(one, one.uses + more)) for one in columns if follows(one.key)]
+        if kinds:
+            self._returns.used(kinds, now)
+            self._set_passes()  # it may follow fewer
+
+    def _ask(self, path: Sequence[C], now: float) -> None:
+        if not self._miniatures:
+            return
+        room = max(1.0, self._count / (self._mask + 1))
+        above = self._above(path[0])
+        for one in self._miniatures:
+            one.ask(path, above, now, room)
+        self._seen += len(path)
+        if self._seen >= OBSERVED:
+            self._compare(room, now)
+
+    def _above(self, column: Displaceable) -> bytes:
+        """The key of the next column before it that is in the sample; empty for none."""
+        before = column.parent
+        while before is not None and _bits(before.key) & self._mask:
+            before = before.parent
+        return b"" if before is None else before.key
+
+    def _begin(self, now: float) -> None:
+        for name, make in COMPETING.items():
+            one = Miniature[C](name, make(self._returns))
+            one.fill(self._sample, self._above, now)
+            self._miniatures.append(one)
+
+    def _thin(self, now: float) -> None:
+        """Follow half as many columns. The miniatures begin anew, with what is present."""
+        self._mask = 2 * self._mask + 1
+        self._set_passes()
+        self._sample = {one: None for one in self._sample if not _bits(one.key) & self._mask}
+        for one in self._miniatures:
+            one.columns = {}
+            one.policy = COMPETING[one.name](self._returns)
+            one.fill(self._sample, self._above, now)
+
+    def _compare(self, room: float, now: float) -> None:
+        keep = 1 - self._seen / (WINDOW * room + self._seen)
+        active = next(one for one in self._miniatures if one.name == self.in_use)
+        self._used = keep * self._used + self._seen
+        self._seen = 0
+        had = active.recent
+        best = active
+        for one in self._miniatures:
+            gain = one.recent - had
+            one.hits = keep * one.hits + one.recent
+            one.recent = 0
+            one.gain = keep * one.gain + gain
+            one.squares = keep * one.squares + gain * gain
+            if one.gain > best.gain:
+                best = one
+        if (
+            best is not active
+            and best.gain > GAIN_MIN * active.hits
+            and best.gain > NOISE * sqrt(best.squares)
+            and not self._waiting
+        ):
+            self._use(best, now)
+
+    def _use(self, best: Miniature[C], now: float) -> None:
+        self._waiting, self._held = self._held, {}
+        self._old, self._active = self._active, COMPETING[best.name](self._returns)
+        self.in_use, self.since = best.name, now
+        for one in self._miniatures:
+            one.gain = one.squares = 0.0
+
+    def _move(self, now: float) -> None:
+        for column in list(islice(self._waiting, MOVED)):
+            del self._waiting[column]
+            self._old.removed(column)
+            column.mark = None
+            self._held[column] = None
+            self._active.stored(column, now)
+
+    def _set_passes(self) -> None:
+        self._passes = self._mask & self._returns.mask & 0xFF
+
+
+def _bits(key: bytes) -> int:
+    return key[0] << 8 | key[1]
