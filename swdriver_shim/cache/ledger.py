@@ -429,6 +429,7 @@ class Ledger:
             held_bytes=account.bytes,
             room_bytes=account.bytes + free * column_bytes,
             column_bytes=column_bytes,
+            displacement=account.choice(now),
             log=log,
         )
 

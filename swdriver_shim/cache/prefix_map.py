@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, Final
 
 from swdriver_shim import loops
-from swdriver_shim.cache.displacement import POLICIES, DisplacementPolicy, move
+from swdriver_shim.cache.displacement import POLICIES, Choice, Competition, DisplacementPolicy, move
 from swdriver_shim.cache.reasons import Removal, Tally
 from swdriver_shim.cache.reuse.sample import Recorder
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace
@@ -270,6 +270,12 @@ class Account:
         if found is None:
             found = queues[column.priority] = _displacement(self.policy)
         return found
+
+    def choice(self, now: float) -> Choice | None:
+        """The displacement policy that won, where most of the columns are; None where none compete."""
+        queues = chain.from_iterable([list(queues.values()) for queues in self._queues])
+        competing = [queue for queue in queues if isinstance(queue, Competition)]
+        return max(competing, key=len).choice(now) if competing else None
 
     def stamp(self, hit: list[Column], now: float) -> None:
         """These columns are used now. Displacement policies are notified before the columns are

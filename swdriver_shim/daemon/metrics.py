@@ -110,6 +110,18 @@ WORTH = _gauge(
     "org",
     "tier",
 )
+DISPLACEMENT = _gauge(
+    "swdriver_displacement_in_use",
+    "1 for the displacement policy that an org's traffic has chosen.",
+    "org",
+    "policy",
+)
+DISPLACEMENT_HIT_RATE = _gauge(
+    "swdriver_displacement_hit_rate",
+    "Hit rate of each competing displacement policy on a sample of the org's traffic.",
+    "org",
+    "policy",
+)
 ORG_BYTES = _gauge("swdriver_org_bytes", "Memory used by an org's columns.", "org")
 EXPIRED = _counter(
     "swdriver_expired_columns_total",
@@ -267,6 +279,10 @@ def _orgs(driver: Decider, into: Sink) -> None:
     orgs = {one.org: one for one in driver.statistics.orgs()}
     expired = {org: {"dram": one.expired.dram, "tier2": one.expired.tier2} for org, one in orgs.items()}
     put(into, ORG_BYTES, {org: one.bytes for org, one in orgs.items()})
+    choices = {org: one.displacement for org, one in orgs.items() if one.displacement}
+    put(into, DISPLACEMENT, {org: {one.in_use: 1} for org, one in choices.items()})
+    rates = {org: {each.policy: each.hit_rate for each in one.standings} for org, one in choices.items()}
+    put(into, DISPLACEMENT_HIT_RATE, rates)
     put(into, EXPIRED, expired)
     put(into, ORG_OVERSTAY, {org: one.expired.overstay_seconds_max for org, one in orgs.items()})
     put(into, REQUESTS, {org: one.requests for org, one in orgs.items()})

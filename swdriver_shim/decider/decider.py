@@ -126,7 +126,7 @@ class Decider:
         )
         self.siblings = Siblings()
         self.borrowing = Borrowing(self.ledger, self._lock, self._tier2, clock)
-        self.statistics = Statistics(self.ledger, self._lock, self._tier2)
+        self.statistics = Statistics(self.ledger, self._lock, self._tier2, self._clock)
         self._housekeeper = Housekeeper(
             self.ledger, self._lock, self._shard_threads, self._tier2, clock=clock, woken=woken
         )

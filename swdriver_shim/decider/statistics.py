@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from swdriver_shim.cache.displacement import Choice
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.prefix_map import Column, ExpiredColumns
 from swdriver_shim.cache.reasons import Reason
@@ -35,6 +36,7 @@ class OrgState:
     missed_tokens: Mapping[str, int]  # by reason
     hit_rate: float | None
     expired: ExpiredColumns
+    displacement: Choice | None  # None: the policy names one
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,16 @@ class TransferStats:
 
 
 class Statistics:
-    def __init__(self, ledger: Ledger, lock: threading.Lock, tier2: Tier2Transfers) -> None:
-        """`lock` is the ledger's."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        lock: threading.Lock,
+        tier2: Tier2Transfers,
+        clock: Callable[[], float],
+    ) -> None:
+        """`lock` and `clock` are the ledger's."""
         self._ledger = ledger
+        self._clock = clock
         self._lock = lock
         self._tier2 = tier2
         self._refills: dict[str, BreakEven] = {}  # by org
@@ -82,6 +91,7 @@ class Statistics:
                     {reason.value: count for reason, count in (+account.tally.missed).items()},
                     account.tally.hit_rate,
                     replace(account.expired),
+                    account.choice(self._clock()),
                 )
                 for org, account in self._ledger.accounts.items()
             ]

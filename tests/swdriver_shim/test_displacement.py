@@ -17,6 +17,7 @@ from swdriver_shim.cache.displacement.competition import (
     COMPETING,
     MOVED,
     SAMPLE_COLUMNS,
+    Choice,
     Competition,
     Standing,
 )
@@ -502,7 +503,7 @@ class TestCompetition:
         driver = Driver(policy)
         for number in range(50):
             driver.prompt(f"p{number}", 10, float(number))
-        assert policy.standings == []
+        assert not policy.standings
         driver.displace(50.0)
         assert [one.policy for one in policy.standings] == list(COMPETING)
 
@@ -512,7 +513,7 @@ class TestCompetition:
         for number in range(1000):
             self.serve(driver, f"p{number}", 4, float(number), room=200)
         assert (policy.in_use, policy.since) == (Cost.name, None)
-        assert policy.standings == [Standing(name, 0.0) for name in COMPETING]
+        assert policy.standings == tuple(Standing(name, 0.0) for name in COMPETING)
 
     def test_the_one_with_most_hits_is_used(self) -> None:
         """Popular prompts among many others that come once, in bursts: what came once has to go."""
@@ -533,6 +534,16 @@ class TestCompetition:
         assert found >= 0.97 * hits[best]
         standings = {one.policy: one.hit_rate for one in policy.standings}
         assert standings[policy.in_use] >= 0.97 * max(standings.values())
+
+    def test_it_says_what_is_used_since_when_and_why(self) -> None:
+        policy = Competition[Column]()
+        driver = Driver(policy)
+        driver.prompt("p", 10, 0.0)
+        assert policy.choice(5.0) == Choice(in_use=Cost.name, seconds=None, standings=())
+        driver.displace(5.0)
+        policy._use(policy._miniatures[1], 6.0)
+        told = policy.choice(9.0)
+        assert (told.in_use, told.seconds, len(told.standings)) == ("arc", 3.0, len(COMPETING))
 
     def test_columns_are_moved_a_few_at_a_time(self) -> None:
         policy = Competition[Column]()

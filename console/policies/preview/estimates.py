@@ -17,6 +17,7 @@ from console.fleet.services import reachable_drivers
 from console.orgs.models import Org
 from console.sessions.driver_orgs import drivers_serving
 from kvss_agent.http.exchange import Budget, Reply
+from swdriver_shim.cache.displacement import Choice
 from swdriver_shim.cache.reuse.preview import COLUMNS, Preview, Traffic, preview
 from swdriver_shim.cache.reuse.sample import Sample
 from swdriver_shim.policy import OrgPolicies
@@ -40,6 +41,7 @@ class Known:
     asked: int
     drivers: int
     silent: int
+    choices: tuple[tuple[str, Choice], ...] = ()  # of displacement policies, with the model of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ def _asked(org: Org) -> Known:
     # No more of each than a preview of all of them uses: the rest would lie about in memory.
     traffics = tuple((model, traffic.smaller(COLUMNS // len(told))) for model, traffic in told)
     silent = sum(isinstance(answer, str) for _, answer in answers)
-    return Known(timezone.now(), traffics, len(asked), len(there), silent)
+    choices = tuple((model, one.sample.displacement) for model, one in told if one.sample.displacement)
+    return Known(timezone.now(), traffics, len(asked), len(there), silent, choices)
 
 
 def _traffic(answer: Reply | str) -> Traffic | str | None:

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Annotated
 
 from django.http import HttpResponse
+from msgspec import to_builtins
 from msgspec.structs import asdict
 from ninja import Field, Path, Schema
 from pydantic import BeforeValidator
@@ -166,6 +167,18 @@ class SweetSpotsOut(Schema):
     tier2_bytes: int | None
 
 
+class StandingOut(Schema):
+    policy: str
+    hit_rate: float = Field(description="On a sample of the traffic; recent uses count more.")
+
+
+class DisplacementOut(Schema):
+    model: str
+    in_use: str
+    seconds: float | None = Field(description="Since it was chosen; null for from the start.")
+    standings: list[StandingOut]
+
+
 class PreviewOut(Schema):
     plan_token: str
     now: EffectOut
@@ -184,6 +197,9 @@ class PreviewOut(Schema):
     drivers_asked: int
     drivers: int
     drivers_silent: int
+    displacement: list[DisplacementOut] = Field(
+        description="What the traffic has chosen, on each driver asked where policies compete."
+    )
     as_of: datetime
     traffic: bool = Field(description="False: no traffic yet, so these figures mean nothing.")
     reaches_back_seconds: float | None
@@ -268,6 +284,7 @@ def preview_policy(request: SignedInRequest, slug: Slug, payload: PreviewIn) -> 
         "drivers_asked": known.asked,
         "drivers": known.drivers,
         "drivers_silent": known.silent,
+        "displacement": [{"model": model, **to_builtins(choice)} for model, choice in known.choices],
         "as_of": known.at,
         "traffic": confidence is not None,
         "reaches_back_seconds": confidence.reaches_back_seconds if confidence else None,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from swdriver_shim.cache.displacement.arc import Arc
 from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
-from swdriver_shim.cache.displacement.competition import Competition
+from swdriver_shim.cache.displacement.competition import Choice, Competition
 from swdriver_shim.cache.displacement.cost import Cost
 from swdriver_shim.cache.displacement.lru import Lfu, Lru
 from swdriver_shim.cache.displacement.s3fifo import S3Fifo
@@ -19,7 +19,7 @@ POLICIES: Final[dict[str, Callable[[], DisplacementPolicy[Any]]]] = {
 
 DEFAULT: Final = Competition.name
 
-__all__ = ["DEFAULT", "POLICIES", "Competition", "Displaceable", "DisplacementPolicy", "move"]
+__all__ = ["DEFAULT", "POLICIES", "Choice", "Competition", "Displaceable", "DisplacementPolicy", "move"]
 
 
 def move(columns: Iterable[C], to: DisplacementPolicy[C], now: float) -> None:

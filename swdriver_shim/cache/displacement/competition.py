@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from math import sqrt
-from typing import Any, Final, Generic, NamedTuple
+from typing import Annotated, Any, Final, Generic
+
+from msgspec import Meta, Struct
 
 from swdriver_shim.cache.displacement.arc import Arc
 from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
@@ -30,11 +32,19 @@ COMPETING: Final[dict[str, Callable[[Returns], DisplacementPolicy[Any]]]] = {
 }
 
 
-class Standing(NamedTuple):
+class Standing(Struct, frozen=True):
     """How a policy does on the sample: the share of uses that were hits, recent ones counting more."""
 
-    policy: str
-    hit_rate: float
+    policy: Annotated[str, Meta(max_length=100)]
+    hit_rate: Annotated[float, Meta(ge=0, le=1)]
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    """The policy in use, and how those that compete do; none as long as nothing had to be displaced."""
+
+    in_use: Annotated[str, Meta(max_length=100)]
+    seconds: float | None  # for so long; None: from the start
+    standings: Annotated[tuple[Standing, ...], Meta(max_length=16)]
 
 
 class _Column:
@@ -232,9 +242,15 @@ class Competition(DisplacementPolicy[C]):
             self._sample.pop(column, None)
 
     @property
-    def standings(self) -> list[Standing]:
+    def standings(self) -> tuple[Standing, ...]:
         """Of the policies that compete; none as long as nothing had to be displaced."""
-        return [Standing(one.name, one.hits / max(1.0, self._used)) for one in self._miniatures]
+        uses = max(1.0, self._used)
+        return tuple([Standing(one.name, min(1.0, one.hits / uses)) for one in self._miniatures])
+
+    def choice(self, now: float) -> Choice:
+        since = self.since
+        seconds = None if since is None else max(0.0, now - since)
+        return Choice(in_use=self.in_use, seconds=seconds, standings=self.standings)
 
     # The competition
 

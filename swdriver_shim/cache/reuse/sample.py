@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from msgspec import Meta, Struct
 
+from swdriver_shim.cache.displacement import Choice
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
 from telemetry.decoder import Count
 
@@ -117,6 +118,7 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     held_bytes: Count  # of the org in memory
     room_bytes: Count  # that, and free memory
     column_bytes: Annotated[int, Meta(ge=1, le=1 << 50)]
+    displacement: Choice | None = None  # None: the policy names one
     log: Annotated[bytes, Meta(max_length=2 * LOG_BYTES_MAX)]
 
     @property

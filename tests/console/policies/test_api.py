@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -23,9 +25,12 @@ from console.policies.desired import orgs
 from console.policies.models import PolicyVersion
 from console.sessions.changes.sizes import new_session
 from console.sessions.models import Job
-from swdriver_shim.cache.reuse.sample import Sample
+from swdriver_shim.cache.displacement.competition import Choice, Standing
+from swdriver_shim.cache.reasons import Tally
+from swdriver_shim.cache.reuse.sample import Recorder, Sample
 from tests.conftest import People
 from tests.console.control.drivers import join
+from tests.html import compact
 
 pytestmark = pytest.mark.django_db
 POLICY = "/api/v1/orgs/acme/policy"
@@ -169,19 +174,9 @@ def test_a_plan_is_refused_when_the_world_has_moved(
     assert late.json()["detail"].endswith((".", "again."))
 
 
-def test_a_driver_whose_sample_makes_no_sense_is_named_and_breaks_nothing(olga: Client) -> None:
-    """One of another version, say. What it is told of is half a log."""
-    numbers = dict.fromkeys(("requests", "requested", "columns", "hit", "held_bytes", "room_bytes"), 1)
-    sample = Sample(
-        org="acme",
-        now=1.0,
-        complete=True,
-        stride=1,
-        threshold=1,
-        column_bytes=64,
-        log=b"\x00",
-        **numbers,
-    )
+@contextmanager
+def driver_with(sample: Sample) -> Iterator[None]:
+    """A driver that has this sample of the org's traffic."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -197,10 +192,61 @@ def test_a_driver_whose_sample_makes_no_sense_is_named_and_breaks_nothing(olga: 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever).start()
         join("odd", f"http://127.0.0.1:{server.server_address[1]}")
-        told = preview(olga, {"ttl_last_use_seconds": 60})
+        yield
         server.shutdown()
+
+
+def test_a_driver_whose_sample_makes_no_sense_is_named_and_breaks_nothing(olga: Client) -> None:
+    """One of another version, say. What it is told of is half a log."""
+    numbers = dict.fromkeys(("requests", "requested", "columns", "hit", "held_bytes", "room_bytes"), 1)
+    sample = Sample(
+        org="acme",
+        now=1.0,
+        complete=True,
+        stride=1,
+        threshold=1,
+        column_bytes=64,
+        displacement=None,
+        log=b"\x00",
+        **numbers,
+    )
+    with driver_with(sample):
+        told = preview(olga, {"ttl_last_use_seconds": 60})
     assert told.status_code == 200, told.content
     assert (told.json()["drivers_silent"], told.json()["traffic"]) == (1, False)
+
+
+def test_the_displacement_policy_that_the_traffic_has_chosen_is_shown_with_its_reasons(
+    olga: Client, people: People, browser_of: Callable[..., Client]
+) -> None:
+    recorder, tally = Recorder(), Tally()
+    recorder.matched([bytes(16)], 0, tally, 1.0)
+    standings = (Standing("cost", 0.25), Standing("arc", 0.5))
+    sample = Sample(
+        org="acme",
+        now=1.0,
+        complete=True,
+        stride=recorder.share.stride,
+        threshold=recorder.share.threshold,
+        requests=1,
+        requested=64,
+        columns=1,
+        hit=0,
+        held_bytes=64,
+        room_bytes=64,
+        column_bytes=64,
+        displacement=Choice(in_use="arc", seconds=600.0, standings=standings),
+        log=recorder.log,
+    )
+    with driver_with(sample):
+        told = preview(olga, {"ttl_last_use_seconds": 60}).json()
+        page = compact(browser_of(people.org_admin).get("/orgs/acme/policy/"))
+    [chosen] = told["displacement"]
+    assert (chosen["in_use"], chosen["seconds"]) == ("arc", 600.0)
+    rates = {one["policy"]: one["hit_rate"] for one in chosen["standings"]}
+    assert rates == {"cost": 0.25, "arc": 0.5}
+    assert "for 10 min" in page
+    assert re.search(r"cost .{0,20}25.{0,40}arc .{0,20}50", page)
 
 
 def test_a_preview_without_traffic_says_so(olga: Client) -> None:
