@@ -19,6 +19,7 @@ from swdriver_shim.cache.displacement.competition import (
     SAMPLE_COLUMNS,
     Choice,
     Competition,
+    Miniature,
     Standing,
 )
 from swdriver_shim.cache.displacement.cost import Cost
@@ -561,6 +562,21 @@ class TestCompetition:
         assert not policy._waiting
         assert (policy.in_use, policy.since) == ("lru", 41.0)
         check_integrity(policy, driver.columns.values())
+
+    @pytest.mark.parametrize("name", list(COMPETING))
+    def test_a_miniature_of_objects_has_each_once_and_hits_each_for_itself(self, name: str) -> None:
+        """What has no others before it is asked for in any order, with gaps, and twice."""
+        dice = random.Random(4)
+        objects = [Column(key(f"object {number}")) for number in range(30)]
+        one = Miniature[Column](name, POLICIES[name]())
+        for now in range(2000):
+            path = dice.choices(objects, k=dice.randint(1, 8))
+            there = sum(column.key in one.columns for column in path)
+            before = one.recent
+            one.ask(path, b"", float(now), room=10.0)
+            assert one.recent - before == there
+            assert len(one.columns) == len(one.policy) <= 10
+            assert all(not column.ref_count for column in one.columns.values())
 
     def test_the_sample_does_not_grow_with_the_store(self) -> None:
         policy = Competition[Column](share=1)

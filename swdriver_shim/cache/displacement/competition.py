@@ -94,11 +94,13 @@ class Miniature(Generic[C]):
         """A prompt uses these columns of the sample, in order, behind the one with the key `above`."""
         columns, policy = self.columns, self.policy
         found: list[_Column] = []
+        missing: list[C] = []
         for one in path:
             column = columns.get(one.key)
             if column is None:
-                break
-            found.append(column)
+                missing.append(one)
+            elif not missing or not one.needs:  # behind a gap it is of no use, unless it stands alone
+                found.append(column)
         if found:
             self.recent += len(found)
             policy.used(found, now)
@@ -114,7 +116,9 @@ class Miniature(Generic[C]):
                 return  # without the column before it, it can't be stored
         if tip:
             tip.ref_count += 1  # a pin
-        for one in path[len(found) :]:
+        for one in missing:
+            if one.key in columns:
+                continue  # it is in this path twice
             if len(columns) >= room and not self._make_room(room, now):
                 break
             column = columns[one.key] = _Column(one, tip if one.needs else None, now)
