@@ -111,6 +111,7 @@ class Fronted:
         self._background = background or Background()
         self._ended = threading.Event()
         self._threads = ThreadPoolExecutor(THREADS, "tier2-front")
+        self._flushers = ThreadPoolExecutor(THREADS, "tier2-flush")  # which rest for their budget
         self._claims = Claims()
         self._lock = self._claims.changed  # of all below
         self._index = Index(Caps(cap_bytes, cap_bytes))  # what lies in front
@@ -178,7 +179,8 @@ class Fronted:
 
     def close(self) -> None:
         self._ended.set()
-        self._threads.shutdown(cancel_futures=True)
+        for pool in (self._flushers, self._threads):
+            pool.shutdown(cancel_futures=True)
         for one in (self._waiting, self._copies, self._behind):
             one.close()
 
@@ -367,7 +369,7 @@ class Fronted:
                 return
             self._promoting_bytes += size
             self._promoting[address] = _first(parts, size)
-        self._submit(self._put_promoted, address)
+        self._submit(self._put_promoted, address, self._threads)
 
     def _put_promoted(self, address: Address) -> None:
         is_there = False
@@ -406,12 +408,15 @@ class Fronted:
                 if address not in self._lone or address in self._flushing:
                     continue
                 self._flushing.add(address)
-            self._submit(self._flush, address)
+            self._submit(self._flush, address, self._flushers)
 
     def _flush(self, address: Address) -> None:
         with self._lock:
             lone = self._lone.get(address)
-        rest = self._background.book(lone.bytes if lone else 0, time.monotonic())
+            if lone is None:
+                self._flushing.discard(address)
+                return
+        rest = self._background.book(lone.bytes, time.monotonic())
         if self._ended.wait(rest):
             return  # it waits in front for the next life
         with self._lock:
@@ -456,7 +461,7 @@ class Fronted:
                 self._originals = iter([one for one, _ in self._index.sizes()])
             self._looking.update(looking)
         for address in looking:
-            self._submit(self._look_for_original, address)
+            self._submit(self._look_for_original, address, self._threads)
 
     def _look_for_original(self, address: Address) -> None:
         is_claimed = self._claims.take([address])
@@ -612,9 +617,11 @@ class Fronted:
             self._said.add(failed.fault)
         log.log(logging.WARNING if is_first else logging.DEBUG, "The front of tier 2: %s", failed)
 
-    def _submit(self, work: Callable[[Address], None], address: Address) -> None:
+    def _submit(
+        self, work: Callable[[Address], None], address: Address, pool: ThreadPoolExecutor
+    ) -> None:
         with contextlib.suppress(RuntimeError):  # it is closed
-            self._threads.submit(_logged, work, address)
+            pool.submit(_logged, work, address)
 
 
 def give_up(front: Path, behind: Backend, background: Background) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -696,6 +697,20 @@ async def test_a_look_that_failed_is_not_the_last(place: Place) -> None:
                 await asyncio.sleep(0.01)
 
 
+async def test_what_rests_for_its_budget_holds_up_no_promotion(place: Place) -> None:
+    backend = place.backend(Writes.BACK)
+    async with opened(backend) as store:
+        with mock.patch.object(backend._background, "book", return_value=30.0):
+            for number in range(8):
+                await put(store, address_of(number))
+            await store.expire()  # which begins to copy them behind
+            async with opened(place.behind) as elsewhere:
+                await put(elsewhere, address_of(9))
+            assert await get(store, address_of(9)) == "hit"
+            await until("it is in front", lambda: len(place.copies) == 1)
+            assert len(place.waiting) == 8
+
+
 async def test_what_waits_is_queued_once_however_long_the_store_fails(place: Place) -> None:
     behind = Faulty(place.behind)
     backend = place.backend(Writes.BACK, behind=behind)
@@ -704,11 +719,13 @@ async def test_what_waits_is_queued_once_however_long_the_store_fails(place: Pla
         for number in range(20):
             await put(store, address_of(number))
         held = threading.Event()
-        for _ in range(4):
-            backend._threads.submit(held.wait, 10)
+        for pool in (backend._threads, backend._flushers):
+            for _ in range(4):
+                pool.submit(held.wait, 10)
         for _ in range(100):
             await store.expire()
-        assert backend._threads._work_queue.qsize() <= 20 + LOOKS
+        assert backend._threads._work_queue.qsize() <= LOOKS
+        assert 0 < backend._flushers._work_queue.qsize() <= 20
         held.set()
         behind.fail_with(0)
         await until_flushed(store, place)
