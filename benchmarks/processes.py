@@ -1,6 +1,6 @@
-"""What a second process adds: `scale.web.2` and `scale.ingest.2`, times one.
+"""What a second process adds: `processes.web.2` and `processes.ingest.2`, times one.
 
-    make bench NAME=scale
+    make bench NAME=processes
 
 All share the processors of one machine, so throughput says little here. What is measured is what a
 request, or a record, takes of a processor (web or ingest, and PostgreSQL with them) with one process and
@@ -42,7 +42,7 @@ PATH: Final = "/api/v1/orgs"
 READY_SECONDS_MAX: Final = 60.0
 
 
-def scale_row(name: str, what: str, cost: Callable[[int], float], turns: int) -> Row:
+def processes_row(name: str, what: str, cost: Callable[[int], float], turns: int) -> Row:
     """`cost`: microseconds of a processor for each piece, with so many processes."""
     costs: dict[int, list[float]] = {1: [], 2: []}
     for turn in range(turns):
@@ -50,9 +50,9 @@ def scale_row(name: str, what: str, cost: Callable[[int], float], turns: int) ->
             progress(f"{name}, {count}, turn {turn + 1} of {turns}")
             found.append(cost(count))
     one, two = (statistics.median(costs[count]) for count in (1, 2))
-    scale = 2 * one / two
+    gain = 2 * one / two
     more = {f"µs for a {what}, one": one, "two": two, "turns": float(turns)}
-    return Row(name, scale, "times one", f"{GOAL:g} times", scale / GOAL, 1.0, more)
+    return Row(name, gain, "times one", f"{GOAL:g} times", gain / GOAL, 1.0, more)
 
 
 # Web
@@ -116,7 +116,7 @@ def web_row(servers: Embedded, directory: Path, bearer: str, turns: int, request
             after = sum(cpu_seconds(one) for _, one in made) + postgres_cpu(servers)
         return 1e6 * (after - before) / requests
 
-    return scale_row("scale.web.2", "request", cost, turns)
+    return processes_row("processes.web.2", "request", cost, turns)
 
 
 # Ingest
@@ -136,7 +136,7 @@ def ingest_row(servers: Embedded, directory: Path, turns: int, batches: int) -> 
             after = sum(map(cpu_seconds, each)) + postgres_cpu(servers)
             return 1e6 * (after - before) / (left - client.xlen(STREAM))
 
-    return scale_row("scale.ingest.2", "record", cost, turns)
+    return processes_row("processes.ingest.2", "record", cost, turns)
 
 
 def _until_left(client: redis.Redis, count: float) -> None:
@@ -161,7 +161,7 @@ def main() -> None:
             web_row(servers, directory, bearer, turns, requests),
             ingest_row(servers, directory, turns, batches),
         ]
-    show("Scale", rows, given.json)
+    show("Processes", rows, given.json)
 
 
 if __name__ == "__main__":
