@@ -23,7 +23,7 @@ from console.placement.planner import plan
 from swdriver_shim.keys import COLUMN_TOKENS
 
 SECONDS = 3.0
-SHARE = 0.02  # of the requests of a stamp
+SHARE = 0.01  # of the requests of a stamp
 
 
 def test_the_whole_fleet_is_as_large_as_it_says() -> None:
@@ -55,7 +55,7 @@ def played(stamps: int, *, loses: bool) -> World:
 def test_each_request_is_answered_once_and_bytes_are_those_of_its_links(loses: bool) -> None:  # noqa: FBT001
     world = played(2 if loses else 1, loses=loses)
     asked = {one.number for one in world.asks if one.at >= WARM}
-    assert len(asked) > 20
+    assert len(asked) > 10
     assert set(world.answered) == set(world.finished) == asked
     assert set(world.answered.values()) == set(world.finished.values()) == {1}
     for fluid in (world.inward, world.outward):
@@ -76,15 +76,8 @@ def test_each_request_is_answered_once_and_bytes_are_those_of_its_links(loses: b
 def test_a_run_is_the_same_again() -> None:
     one, other = (played(2, loses=True).digest() for _ in range(2))
     assert one == other
-    assert one != replace_seed().digest()
-
-
-def replace_seed() -> World:
-    world = World(2, SECONDS, seed=2, share=SHARE)
-    world.warm()
-    world.run(WARM + SECONDS)
-    world.finish()
-    return world
+    lengths = [[ask.tokens for ask in traffic.asks(1, 1.0, seed, SHARE)] for seed in (1, 2)]
+    assert lengths[0] != lengths[1]
 
 
 def test_transfers_share_links_equally() -> None:

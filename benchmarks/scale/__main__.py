@@ -36,6 +36,8 @@ from benchmarks.scale.world import (
 )
 from swdriver_shim.cache_map.codec import CHUNK
 
+LOSS_STAMPS: Final = 4
+LOSS_SHARE: Final = 0.25  # of requests, engines, caches and links, where something is lost
 STEADY: Final = 10.0  # seconds of virtual time that are measured before anything is lost
 SETTLE: Final = 2.0  # seconds before that, in which brains learn rates
 QUICK_STEADY: Final = 4.0
@@ -57,12 +59,12 @@ def curve_row(one: Curve, scale: float = 1e6, unit: str = "µs") -> Row:
 class Story:
     """Some stamps of the fleet: steady, and then what is lost of them."""
 
-    def __init__(self, stamps: int, *, quick: bool) -> None:
+    def __init__(self, stamps: int, share: float = 1.0, *, loses: bool = False, quick: bool) -> None:
         self.steady = QUICK_STEADY if quick else STEADY
-        self.has_losses = stamps > 1
-        more = AFTER_LEAF + AFTER_STAMP if self.has_losses else 0.0
+        self.loses = loses
+        more = AFTER_LEAF + AFTER_STAMP if loses else 0.0
         progress(f"filling the caches of {stamps} stamps")
-        self.world = World(stamps, SETTLE + self.steady + more)
+        self.world = World(stamps, SETTLE + self.steady + more, share=share)
         self.world.warm()
 
     def play(self) -> tuple[list[Row], dict[str, float]]:
@@ -71,14 +73,15 @@ class Story:
         progress(f"{seconds:g} s of {world.stamps} stamps")
         world.run(WARM + seconds)
         before = world.between(WARM + SETTLE, WARM + seconds)
-        rows = steady_rows(world, before, seconds)
+        rows = [] if self.loses else steady_rows(world, before, seconds)
         facts = {
             "changes": world.entries_changed / seconds / world.stamps,
             "bytes": world.message_bytes / seconds / world.stamps,
             **world.busiest(seconds),
+            "update": world.cpu["map updates"] / seconds / world.stamps,
             "prefill": max(one.engine.prompt_seconds for one in world.replicas) / seconds,
         }
-        if self.has_losses:
+        if self.loses:
             rows += leaf_rows(world, before)
             rows += stamp_rows(world, before)
         world.finish()
@@ -117,12 +120,22 @@ def leaf_rows(world: World, before: Second) -> list[Row]:
     lowest = world.between(lost_at + 2, lost_at + REPLACED_SECONDS)
     return [
         Row("leaf.cut", found.replicas, f"of {len(world.replicas)} replicas"),
-        Row("leaf.hit_rate.meanwhile", 100 * lowest.hit_rate, "% of tokens"),
-        Row("leaf.ttft.p95.meanwhile", 1e3 * times(lowest)[2], "ms"),
+        Row(
+            "leaf.hit_rate.meanwhile",
+            100 * lowest.hit_rate,
+            "% of tokens",
+            f"{100 * before.hit_rate:.1f} before",
+        ),
+        _slower("leaf.ttft.meanwhile", lowest, before),
         Row("leaf.hit_rate.back", hit, "s, to 90 %"),
         Row("leaf.ttft.back", ttft, "s, to 90 %"),
         *_placed_rows(found),
     ]
+
+
+def _slower(name: str, one: Second, before: Second) -> Row:
+    mean, _, p95 = (now / then for now, then in zip(times(one), times(before), strict=True))
+    return Row(name, mean, "times as long", f"p95: {p95:.2f}")
 
 
 def _placed_rows(found: Lost) -> list[Row]:
@@ -157,7 +170,7 @@ def stamp_rows(world: World, before: Second) -> list[Row]:
         Row("stamp.hit_rate.back", hit, "s, to 90 %", f"{AFTER_STAMP:g} s were watched"),
         Row("stamp.ttft.back", ttft, "s, to 90 %", f"{AFTER_STAMP:g} s were watched"),
         Row("stamp.hit_rate.then", 100 * late.hit_rate, "% of tokens"),
-        Row("stamp.ttft.p95.then", 1e3 * times(late)[2], "ms"),
+        _slower("stamp.ttft.then", late, before),
     ]
 
 
@@ -169,6 +182,7 @@ def planner_rows(planned: costs.Planned) -> list[Row]:
         curve_row(planned.one_more, 1e3, "ms"),
         Row("plan.lost_stamp", 1e3 * seconds, "ms", f"{count} streams on {NODES * FULL:,} nodes"),
         Row("plan.lost_stamp.bytes", size / 1e12, "TB granted anew", more={"ms to fill": 1e3 * spread}),
+        Row("plan.lost_stamp.unplaced", planned.unplaced_of_stamp, "streams", f"of {count}"),
         Row("plan.unplaced", planned.unplaced, "streams"),
         Row("plan.spine", 100 * planned.crossing, "% of WIO"),
     ]
@@ -226,9 +240,12 @@ def main() -> None:
     for stamps in (1,) if quick else (1, 2):
         found, facts = Story(stamps, quick=quick).play()
         rows += found
+    if not quick:
+        found, _ = Story(LOSS_STAMPS, LOSS_SHARE, loses=True, quick=False).play()
+        rows += found
     measured = Measured(
-        decide, learn, update, exchange, report_bytes, memory, planned, ledgers,
-        facts["changes"], facts["bytes"], facts, facts["prefill"],
+        decide, learn, exchange, report_bytes, facts["update"], memory, planned, ledgers,
+        facts["bytes"], facts, facts["prefill"],
     )  # fmt: skip
     found_parts = limits.parts(measured)
     of_brains = limits.brains(measured)

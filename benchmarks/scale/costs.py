@@ -89,6 +89,7 @@ class Planned:
     one_more: Curve
     stamp: tuple[float, int, int]  # seconds, streams, and bytes that are granted anew
     unplaced: int
+    unplaced_of_stamp: int
     crossing: float  # share of WIO
 
 
@@ -96,7 +97,7 @@ def planner(stamps: Sequence[int]) -> Planned:
     """A plan of the whole fleet, of a replica more, and of all replicas of a lost stamp on spare boxes
     of others."""
     whole, more = [], []
-    stamp, unplaced, crossing = (0.0, 0, 0), 0, 0.0
+    stamp, unplaced, again_unplaced, crossing = (0.0, 0, 0), 0, 0, 0.0
     for count in stamps:
         progress(f"plans of {count * NODES:,} nodes")
         site = fleet.site(count)
@@ -127,12 +128,13 @@ def planner(stamps: Sequence[int]) -> Planned:
             seconds, found = _timed(lambda: plan(left, again, rest))  # noqa: B023
             size = sum(one.memory_bytes for one in again)
             stamp = seconds, len(again), size
-            unplaced += len(found.unplaced)
+            again_unplaced = len(found.unplaced)
     return Planned(
         Curve("plan.whole", "nodes", tuple(whole)),
         Curve("plan.replica", "nodes", tuple(more)),
         stamp,
         unplaced,
+        again_unplaced,
         crossing,
     )
 

@@ -28,18 +28,17 @@ BRAINS_MAX: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of the simulation and the costs. `changes` and `message_bytes`: of the maps of one stamp, a
-    second; `busiest`: shares of links; `prefill`: share of the time that engines compute prompts."""
+    """Of the simulation and the costs. `update_cpu`: seconds of a processor; `message_bytes`: of the
+    maps of one stamp, a second; `busiest`: shares of links; `prefill`: of an engine's time."""
 
     decide: Curve
     learn: Curve
-    update: Curve
     exchange: Curve
     report_bytes: int
+    update_cpu: float  # of maps, by one brain, for one stamp, a second
     memory: Memory
     planned: Planned
     ledgers: Ledgers
-    changes: float
     message_bytes: float
     busiest: dict[str, float]
     prefill: float
@@ -74,9 +73,7 @@ def brains(found: Measured) -> Brains:
 
 
 def _with(found: Measured, count: int) -> Brains:
-    replicas = sizes.replicas(FULL)
-    messages = replicas / PERIOD_SECONDS
-    maps = messages * found.update.at(max(1.0, found.changes * FULL / messages))
+    maps = found.update_cpu * FULL
     reports = found.exchange.at(count) if count > 1 else 0.0
     exchange = reports / EXCHANGE_SECONDS
     among = [(model.replicas * FULL, model.replicas * FULL * model.rate) for model in MODELS]

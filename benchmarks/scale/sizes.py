@@ -68,12 +68,12 @@ class Model:
 
 
 # Of 8, 70 and 405 billion parameters, keys and values in 8 bits. Prefill: 2 operations for each
-# parameter and token, at 1e17 a second for a box. Rates: what keeps a replica busy for half of the time
-# or more.
+# parameter and token, at 1.5e17 a second for a box. Rates: what keeps a replica busy half of the
+# time.
 MODELS: Final = (
-    Model("small", 1, 3, (40, 24), 200.0, 6.2e6, 32_000, 45.0),
-    Model("medium", 2, 3, (96, 64), 56.0, 1.4e6, 54_000, 120.0),
-    Model("large", 4, 2, (160, 96), 16.0, 4.9e5, 98_000, 300.0),
+    Model("small", 1, 3, (40, 24), 200.0, 9.4e6, 32_000, 45.0),
+    Model("medium", 2, 3, (96, 64), 56.0, 2.1e6, 54_000, 120.0),
+    Model("large", 4, 2, (160, 96), 16.0, 7.4e5, 98_000, 300.0),
 )
 WARM: Final = max(model.warm for model in MODELS)  # virtual time when what is measured begins
 

@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from benchmarks.harness import percentile
@@ -66,7 +66,8 @@ class Lost:
 
 class World:
     def __init__(self, stamps: int, seconds: float, seed: int = 1, share: float = 1.0) -> None:
-        """Requests come for so many seconds after `WARM`; with `share`, so much of them."""
+        """Requests come for so many seconds after `WARM`. With `share` there are so much fewer of them,
+        and engines, caches and links have so much less: as busy, and as long in keeping a column."""
         self.now = 0.0
         self.stamps, self.ends = stamps, WARM + seconds
         self.asks = traffic.asks(stamps, seconds, seed, share)
@@ -84,14 +85,22 @@ class World:
         self.routes = {one.stream: one.route for one in placed.placed}
         self.makers = [traffic.makers(spec_of(model.name).namespace()) for model in MODELS]
         self.replicas = [
-            Replica(number, one.name, one.model, one.columns, self._makers_of(one.model), self.told)
+            Replica(
+                number,
+                one.name,
+                replace(one.model, prefill=share * one.model.prefill),
+                int(share * one.columns),
+                self._makers_of(one.model),
+                self.told,
+            )
             for number, one in enumerate(self.site.replicas)
         ]
         self.number = {one.name: one.number for one in self.replicas}
         names = [one.name for one in self.replicas]
         paths = fleet.paths(self.routes, self.places)
-        self.inward = Fluid(names, self.site.gbits, paths)  # to engines: refills
-        self.outward = Fluid(names, self.site.gbits, paths)  # evicts
+        self.gbits = {link: share * gbits for link, gbits in self.site.gbits.items()}
+        self.inward = Fluid(names, self.gbits, paths)  # to engines: refills
+        self.outward = Fluid(names, self.gbits, paths)  # evicts
         self.maps = CacheMaps(lambda: self.now + WALL, rows_max=1 << 21)
         told = desired({model.name: self._names_of(model.name) for model in MODELS})
         self.brains = [
@@ -123,7 +132,7 @@ class World:
 
     def warm(self) -> None:
         """Fill caches with the requests before `WARM`: each conversation at a replica of its own."""
-        of_model = [[one for one in self.replicas if one.model is model] for model in MODELS]
+        of_model = [[one for one in self.replicas if one.model.name == model.name] for model in MODELS]
         while self._next < len(self.asks) and (one := self.asks[self._next]).at < WARM:
             self._next += 1
             among = of_model[one.model]
@@ -408,7 +417,7 @@ class World:
         found: dict[str, float] = {"nic": 0.0, "port": 0.0, "spine": 0.0}
         for fluid in (self.inward, self.outward):
             for link, size in fluid.totals()[1].items():
-                used = size / seconds / (self.site.gbits[link] * GBIT)
+                used = size / seconds / (self.gbits[link] * GBIT)
                 found[link[0]] = max(found[link[0]], used)
         return found
 
