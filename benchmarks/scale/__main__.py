@@ -16,6 +16,7 @@ it can.
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 from collections.abc import Iterable
 from typing import Final
@@ -127,10 +128,16 @@ def leaf_rows(world: World, before: Second) -> list[Row]:
             f"{100 * before.hit_rate:.1f} before",
         ),
         _slower("leaf.ttft.meanwhile", lowest, before),
-        Row("leaf.hit_rate.back", hit, "s, to 90 %"),
-        Row("leaf.ttft.back", ttft, "s, to 90 %"),
+        _back("leaf.hit_rate.back", hit, AFTER_LEAF),
+        _back("leaf.ttft.back", ttft, AFTER_LEAF),
         *_placed_rows(found),
     ]
+
+
+def _back(name: str, seconds: float, watched: float) -> Row:
+    if math.isnan(seconds):
+        return Row(name, watched, "s were watched: not back to 90 %")
+    return Row(name, seconds, "s, to 90 %")
 
 
 def _slower(name: str, one: Second, before: Second) -> Row:
@@ -167,8 +174,8 @@ def stamp_rows(world: World, before: Second) -> list[Row]:
         Row("stamp.lost", len(gone), replicas, f"{sum(columns) / 1e6:.1f} million columns"),
         Row("stamp.lost.bytes", size / 1e12, "TB of columns"),
         Row("stamp.sent_again", world.counts["sent again"] - again, "requests"),
-        Row("stamp.hit_rate.back", hit, "s, to 90 %", f"{AFTER_STAMP:g} s were watched"),
-        Row("stamp.ttft.back", ttft, "s, to 90 %", f"{AFTER_STAMP:g} s were watched"),
+        _back("stamp.hit_rate.back", hit, AFTER_STAMP),
+        _back("stamp.ttft.back", ttft, AFTER_STAMP),
         Row("stamp.hit_rate.then", 100 * late.hit_rate, "% of tokens"),
         _slower("stamp.ttft.then", late, before),
     ]

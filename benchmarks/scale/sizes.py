@@ -58,7 +58,7 @@ class Model:
             step=0.001,
             token=1 / self.prefill,
             pair=1 / self.prefill / self.doubles,
-            running=1e-5,
+            running=2e-6,  # of each answer in a step: half a million tokens a second at most
             context=0.0,
             request=0.001,
             cached_token=0.0,
