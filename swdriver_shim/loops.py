@@ -93,6 +93,11 @@ def values_of(columns: list[Column], name: str) -> list[Any]:
     return list(map(attrgetter(name), columns))
 
 
+def sampled(columns: list[Column], bits: int) -> list[Column]:
+    """Those whose keys have none of these bits in their second byte."""
+    return [column for column in columns if not column.key[1] & bits]
+
+
 def stamp(columns: list[Column], now: float) -> None:
     """All of them are used now."""
     for column in columns:
@@ -110,6 +115,7 @@ class Loops:
     fresh: Callable[[Sequence[Column | None], int, object, float, float, float], int] = fresh
     ready: Callable[[list[Column | None], object], int] = ready
     values_of: Callable[[list[Column], str], list[Any]] = values_of
+    sampled: Callable[[list[Column], int], list[Column]] = sampled
     stamp: Callable[[list[Column], float], None] = stamp
 
 

@@ -453,6 +453,34 @@ static PyObject *values_of(PyObject *self, PyObject *const *arguments, Py_ssize_
     return values;
 }
 
+static PyObject *sampled(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    PyTypeObject *type = NULL;
+    Py_ssize_t offset = 0;
+    if (count != 2 || !is_list(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "wanted are a list of columns and bits of a byte");
+        return NULL;
+    }
+    const long bits = PyLong_AsLong(arguments[1]);
+    PyObject *found = bits == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
+    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(arguments[0]); i++) {
+        PyObject *column = PyList_GET_ITEM(arguments[0], i);
+        if (Py_TYPE(column) != type) {
+            type = Py_TYPE(column);
+            offset = offset_of(type, "key");
+        }
+        PyObject *key = offset < 0 ? NULL : *field(column, offset);
+        if (key == NULL || !PyBytes_Check(key) || PyBytes_GET_SIZE(key) < 2) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_TypeError, "a key has two bytes or more");
+            Py_CLEAR(found);
+        } else if (!(PyBytes_AS_STRING(key)[1] & bits) && PyList_Append(found, column) < 0)
+            Py_CLEAR(found);
+    }
+    return found;
+}
+
 static PyObject *stamp(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
@@ -486,6 +514,7 @@ int add_prompts(PyObject *module)
         {"fresh", FAST(fresh), "Loops.fresh(columns, start, ready, born, seen, now)"},
         {"ready", FAST(ready), "Loops.ready(columns, ready)"},
         {"values_of", FAST(values_of), "Loops.values_of(columns, name)"},
+        {"sampled", FAST(sampled), "Loops.sampled(columns, bits)"},
         {"stamp", FAST(stamp), "Loops.stamp(columns, now)"},
         {NULL, NULL, 0, NULL},
     };

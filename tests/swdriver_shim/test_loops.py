@@ -231,6 +231,16 @@ def test_as_many_columns_are_ready(compiled: Loops, given_columns: list[Column |
     assert compiled.ready(*asked) == PYTHON.ready(*asked)
 
 
+@given(
+    keys=st.lists(st.binary(min_size=16, max_size=16), unique=True),
+    bits=st.sampled_from([0, 1, 3, 63, 255]),
+)
+def test_the_same_columns_are_in_a_sample(compiled: Loops, keys: list[bytes], bits: int) -> None:
+    world = World()
+    some = [world.map.add(key, None, 0) for key in keys]
+    assert compiled.sampled(some, bits) == PYTHON.sampled(some, bits)
+
+
 class Other:
     """Has a field that is a slot of another class."""
 
@@ -269,6 +279,7 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         compiled.find(world.map.columns, [one.key])
         compiled.fresh([one], 0, State.READY, 0.0, -1.0, NOW)
         compiled.values_of([one], "key")
+        compiled.sampled([one], 0)
         one.used_at = 0.0
         compiled.stamp([one], NOW)
         compiled.packed([1000] * 10)
@@ -290,6 +301,8 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         lambda one: one.values_of([Other()] * 3, "priority"),
         lambda one: one.ready([object()], State.READY),
         lambda one: one.packed(""),
+        lambda one: one.sampled([object()], 1),
+        lambda one: one.sampled([column(World().map, 1)], "1"),
         lambda one: one.stamp([None], 0.0),
         lambda one: one.stamp([column(World().map, 1)], "now"),
     ],

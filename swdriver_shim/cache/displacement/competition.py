@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Generic
 
 from msgspec import Meta, Struct
 
+from swdriver_shim import loops
 from swdriver_shim.cache.displacement.arc import Arc
 from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
 from swdriver_shim.cache.displacement.cost import EXPECTED, Cost, kind_of
@@ -213,9 +214,7 @@ class Competition(DisplacementPolicy[C]):
                 self._active.used(new, now)
             if old := [column for column in path if column in self._waiting]:
                 self._old.used(old, now)
-        passes = self._passes
-        picked = [column for column in path if not column.key[1] & passes]
-        if picked:
+        if picked := loops.current.sampled(list(path), self._passes):
             self._learn(picked, 1, now)
             if asked := [column for column in picked if not _bits(column.key) & self._mask]:
                 self._ask(asked, now)
