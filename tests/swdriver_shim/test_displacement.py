@@ -504,9 +504,10 @@ class TestCompetition:
         driver = Driver(policy)
         for number in range(50):
             driver.prompt(f"p{number}", 10, float(number))
-        assert not policy.standings
+        assert not policy._miniatures
         driver.displace(50.0)
-        assert [one.policy for one in policy.standings] == list(COMPETING)
+        assert [one.name for one in policy._miniatures] == list(COMPETING)
+        assert not policy.standings, "nothing was used since"
 
     def test_traffic_without_hits_changes_nothing(self) -> None:
         policy = Competition[Column](share=1)
@@ -544,7 +545,11 @@ class TestCompetition:
         driver.displace(5.0)
         policy._use(policy._miniatures[1], 6.0)
         told = policy.choice(9.0)
-        assert (told.in_use, told.seconds, len(told.standings)) == ("arc", 3.0, len(COMPETING))
+        assert (told.in_use, told.seconds, told.standings) == ("arc", 3.0, ())
+        for number in range(100):
+            driver.prompt(f"more {number}", 4, 10.0)
+        told = policy.choice(11.0)
+        assert [one.policy for one in told.standings] == list(COMPETING)
 
     def test_columns_are_moved_a_few_at_a_time(self) -> None:
         policy = Competition[Column]()

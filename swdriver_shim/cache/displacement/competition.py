@@ -41,7 +41,7 @@ class Standing(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """The policy in use, and how those that compete do; none as long as nothing had to be displaced."""
+    """The policy in use, and how those that compete do; none as long as they were not compared."""
 
     in_use: Annotated[str, Meta(max_length=100)]
     seconds: float | None  # for so long; None: from the start
@@ -246,9 +246,10 @@ class Competition(DisplacementPolicy[C]):
 
     @property
     def standings(self) -> tuple[Standing, ...]:
-        """Of the policies that compete; none as long as nothing had to be displaced."""
-        uses = max(1.0, self._used)
-        return tuple([Standing(one.name, min(1.0, one.hits / uses)) for one in self._miniatures])
+        """Of the policies that compete; none as long as they were not compared."""
+        if not self._used:
+            return ()
+        return tuple([Standing(one.name, min(1.0, one.hits / self._used)) for one in self._miniatures])
 
     def choice(self, now: float) -> Choice:
         since = self.since
