@@ -11,14 +11,14 @@ from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementP
 from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns, age_of
 
 USES_TOLD_APART: Final = 5
-TAILSEXPECTED: Final = 0.1
+TAILS_EXPECTED: Final = 0.1
 SAME_AGE_S: Final = 1.0  # leaves used in the same second are equally old: the deeper ones come first
 OFFER_S: Final = 0.25  # how long the offer of a kind is valid; a leaf's value changes slowly
 _SLACK: Final = 64
 
 # Columns that were used again are more likely to be again: a guess, until there is evidence.
 EXPECTED: Final = [
-    (1 + uses) * of_these for uses in range(USES_TOLD_APART + 1) for of_these in (1.0, TAILSEXPECTED)
+    (1 + uses) * of_these for uses in range(USES_TOLD_APART + 1) for of_these in (1.0, TAILS_EXPECTED)
 ]
 _KINDS: Final = range(len(EXPECTED))
 
