@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from benchmarks.scale import traffic
 from benchmarks.scale.cache import WALL
 from benchmarks.scale.sizes import ORGS
-from benchmarks.scale.traffic import Ask, Whole
+from benchmarks.scale.traffic import Ask
 from inference_brain.api.requests import Completion
 from inference_brain.asking import Asking, Routed, affinity
 from inference_brain.choice import Outcome
@@ -24,7 +24,7 @@ from inference_brain.maps import CacheMaps
 from inference_brain.router import Router
 from inference_brain.upstream.fleet import Fleet
 from swdriver_shim.desired import GroupSpec, ModelSpec
-from swdriver_shim.keys import Keys
+from swdriver_shim.keys import Keys, Named
 
 EXCHANGE_SECONDS: Final = 0.1
 NOTHING: Final = b"\x80"  # an empty table
@@ -100,7 +100,7 @@ class Brain:
             now,
             now + WALL,
             prompt_tokens=one.tokens,
-            prompts={spec_of(model): Whole(maker, keys)},
+            prompts={spec_of(model): Named(maker, keys)},
         )
         asking.affinity = affinity(asking)
         routed = self.router.choose(asking)

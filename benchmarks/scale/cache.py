@@ -18,7 +18,7 @@ from typing import Final
 
 from benchmarks.scale import traffic
 from benchmarks.scale.sizes import CHUNK_TOKENS
-from benchmarks.scale.traffic import Ask, Whole
+from benchmarks.scale.traffic import Ask
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache_map.codec import (
     CHUNK,
@@ -32,7 +32,7 @@ from swdriver_shim.cache_map.codec import (
 )
 from swdriver_shim.cache_map.follower import Follower
 from swdriver_shim.cache_map.messages import MessageLog
-from swdriver_shim.keys import Keys
+from swdriver_shim.keys import Keys, Named
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import OrgPolicies, Policy
 from swdriver_shim.replay.emulator import run_housekeeping
@@ -208,7 +208,7 @@ def of_ledger(requests: Sequence[Ask], makers: Sequence[Keys], columns: int) -> 
     log, wrote = MessageLog(follower), -1.0
     for one in requests:
         keys = traffic.columns(one)
-        prompt = Whole(makers[one.org], keys[: len(keys) // CHUNK * CHUNK])
+        prompt = Named(makers[one.org], keys[: len(keys) // CHUNK * CHUNK])
         began = time.thread_time()
         match = ledger.match(prompt, one.at)
         ledger.release(match)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from benchmarks.scale.sizes import MODELS, ORG_SKEW, ORGS, WARM, Model
 from swdriver_shim.cache_map.codec import CHUNK
-from swdriver_shim.keys import COLUMN_TOKENS, KEY_BYTES, Keys, Namespace, Prompt
+from swdriver_shim.keys import COLUMN_TOKENS, KEY_BYTES, Keys, Namespace
 
 Floats = npt.NDArray[np.float64]
 
@@ -123,20 +123,6 @@ def drawn(quantiles: tuple[int, ...], count: int, rng: np.random.Generator) -> F
 
 
 # Keys
-
-
-class Whole(Prompt):
-    """A prompt of whole columns whose keys are given, and not hashed of tokens that nobody has."""
-
-    __slots__ = ()
-
-    def __init__(self, maker: Keys, keys: list[bytes]) -> None:
-        super().__init__(maker)
-        self.keys = keys
-
-    @property
-    def tokens(self) -> int:
-        return COLUMN_TOKENS * len(self.keys)
 
 
 def makers(namespace: Namespace, orgs: int = ORGS) -> list[Keys]:

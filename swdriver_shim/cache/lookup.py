@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Final, cast
 
 from swdriver_shim import loops
-from swdriver_shim.cache.prefix_map import Account, Column, PrefixMap, State
+from swdriver_shim.cache.prefix_map import Column, PrefixMap, State
 from swdriver_shim.cache.reasons import DRAM, SIBLING, TIER2, Reason, Tally
 from swdriver_shim.cache.request_log import HasKeys, PromptKeys, RequestRecord
 from swdriver_shim.cache.slots import Use
@@ -104,7 +104,7 @@ class Path:
 class Lookup:
     """The columns of a prompt in all groups, at one time."""
 
-    __slots__ = ("_account", "_groups", "_is_open", "_most", "_now", "_over", "paths")
+    __slots__ = ("_groups", "_is_open", "_most", "_now", "_over", "paths")
 
     def __init__(
         self,
@@ -115,9 +115,8 @@ class Lookup:
     ) -> None:
         """`known`: what was found for the first of these keys earlier."""
         maps = stock.maps_of(prompt.maker)
-        self._account: Account = maps[0].account
         self._groups: tuple[Group, ...] = stock.layout.groups
-        policy = self._account.policy
+        policy = maps[0].account.policy
         self._most = policy.columns_max
         is_cut = self._most is not None and self._groups[0].alone  # objects have no beginning
         self._is_open = stock.is_reachable and policy.tiers is not Tiers.NONE and not is_cut
