@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,8 +31,8 @@ def root() -> Root:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory, root: Root) -> Iterator[list[AgentProcess]]:
-    """Agents `a` and `b`, each with shard `s` of the same driver."""
+def started(tmp_path_factory: pytest.TempPathFactory, root: Root) -> Iterator[list[AgentProcess]]:
+    """Agents `a` and `b`, which were told nothing yet."""
     directory = tmp_path_factory.mktemp("agents")
     console = process(directory, Role.CONSOLE, "console", root)
     with ExitStack() as stack:
@@ -40,10 +41,22 @@ def two(tmp_path_factory: pytest.TempPathFactory, root: Root) -> Iterator[list[A
             trust = process(directory, Role.NODE, name, root)
             options = ("--name", name, "--console", NO_CONSOLE, "--tcp", "127.0.0.1:0")
             tls = as_process(console, trust.identity.public_key_pem)
-            one = stack.enter_context(agent(directory / name, *options, tls=tls))
-            one.tell(document(1, spec()))
-            found.append(one)
+            found.append(stack.enter_context(agent(directory / name, *options, tls=tls)))
         yield found
+
+
+@pytest.fixture(scope="module")
+def generations() -> Iterator[int]:
+    """The agents outlive a test, and tests come in any order: each document is newer than all before."""
+    return itertools.count(1)
+
+
+@pytest.fixture
+def two(started: list[AgentProcess], generations: Iterator[int]) -> list[AgentProcess]:
+    """Agents `a` and `b`, each with shard `s` of the same driver, and nothing that a test told them."""
+    for one in started:
+        one.tell(document(next(generations), spec()))
+    return started
 
 
 def address(of: AgentProcess, key: str = "") -> str:
@@ -76,12 +89,12 @@ def test_a_driver_is_known_by_its_certificate(
 
 
 def test_a_driver_with_another_key_than_the_document_says_is_refused(
-    two: list[AgentProcess], root: Root, tmp_path: Path
+    two: list[AgentProcess], generations: Iterator[int], root: Root, tmp_path: Path
 ) -> None:
     _, there = two
     former = process(tmp_path / "former", Role.DRIVER, DRIVER, root)
     anew = process(tmp_path / "anew", Role.DRIVER, DRIVER, root)
-    told = document(2, spec())
+    told = document(next(generations), spec())
     told["peers"][0]["key"] = fingerprint(anew.identity.public_key_pem)
     there.tell(told)
     with pytest.raises(Lost, match="the key of this driver has changed"):
@@ -113,7 +126,7 @@ def test_an_agent_fetches_from_another_by_its_certificate_and_the_drivers_secret
 
 
 def test_an_agent_stores_fragments_at_another_by_its_certificate_and_the_drivers_secret(
-    two: list[AgentProcess], root: Root, tmp_path: Path
+    two: list[AgentProcess], generations: Iterator[int], root: Root, tmp_path: Path
 ) -> None:
     slot_bytes = fragment_slot_bytes(slot_bytes_for(PAYLOAD), 1)
 
@@ -124,7 +137,7 @@ def test_an_agent_stores_fragments_at_another_by_its_certificate_and_the_drivers
         holders = [{"address": address(each), "shard": f"f{at}"} for at, each in enumerate(two)]
         redundancy = {"data": 1, "parity": 1, "holders": holders}
         home = spec("s", 8, part="full.0", redundancy=redundancy)
-        return document(9, shard, *([home] if one is two[0] else []), tier2=tier2)
+        return document(next(generations), shard, *([home] if one is two[0] else []), tier2=tier2)
 
     here, there = two
     there.tell(of(1, there))
