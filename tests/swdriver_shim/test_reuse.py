@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.reasons import Tally
 from swdriver_shim.cache.reuse import sample as sampling
 from swdriver_shim.cache.reuse.preview import Preview, Traffic, preview
-from swdriver_shim.cache.reuse.sample import ALL_KEYS, Kind, Sample, Share, read, thinned
+from swdriver_shim.cache.reuse.sample import ALL_KEYS, Kind, Recorder, Sample, Share, read, thinned
+from swdriver_shim.daemon.verbs import TOKENS_MAX
 from swdriver_shim.keys import COLUMN_TOKENS, Namespace, Prompt
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.policy import DisplacementName, OrgPolicies, Policy, Rules, Tiers
@@ -89,6 +91,41 @@ def test_the_log_keeps_its_bound_and_the_sample_becomes_smaller_evenly(
     assert made.share.of_all < 0.1
     found = {reference.key for event in made.events() for reference in event.path if not reference.tail}
     assert len(found) / (1500 * 40) == pytest.approx(made.share.of_all, rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_prompts_of_any_length_do_not_fill_the_log_beyond_its_bound(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(sampling, "LOG_BYTES_MAX", 64 << 10)
+    monkeypatch.setattr(sampling, "EVENT_REFERENCES_MAX", 256)
+    recorder, tally, chance, now = Recorder(), Tally(), random.Random(seed), 0.0
+    for columns in (3, *chance.choices([1, 3, 40, 250, 2_000], k=5), 3):
+        for _ in range(chance.randrange(300_000 // (columns + 100))):
+            now += chance.choice([0.0, 2.0, 60.0])
+            random_bytes = chance.randbytes(16 * columns)
+            keys_of_it = [random_bytes[place : place + 16] for place in range(0, 16 * columns, 16)]
+            recorder.matched(keys_of_it, 0, tally, now)
+            assert recorder.bytes < 1.3 * (64 << 10)
+        assert recorder.bytes == len(recorder.log)
+        assert list(read(recorder.log))
+
+
+@pytest.mark.slow
+def test_the_longest_prompt_there_may_be_is_recorded() -> None:
+    ledger, longest = driver(slots=100), prompt([7] * TOKENS_MAX)
+    for now in range(3):
+        ask(ledger, longest, now)
+    ask(ledger, path(1, 2, 3), 4)
+    made = sample_of(ledger, 5)
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Sample) == made
+    first = made.events()[0]
+    assert first.length == TOKENS_MAX // C
+    assert len(first.path) <= sampling.EVENT_REFERENCES_MAX
+    assert all(
+        event.path[0].depth == made.share.offset for event in made.events() if len(event.path) > 3
+    )
 
 
 def test_the_oldest_is_forgotten_once_the_log_reaches_back_far_enough(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 LOG_BYTES_MAX: Final = 512 << 10  # of an org
 CHUNK_BYTES: Final = 4 << 10  # thinned out at once: a quarter of a millisecond
+EVENT_REFERENCES_MAX: Final = 2048  # of one event; of longer prompts a smaller share is taken
+THINNED_PER_WRITTEN: Final = 2  # bytes of the log: so it gets smaller as fast as it grows
 SPAN_S: Final = 2 * 3600.0  # a log that reaches back less far becomes a smaller sample
 FILLED_MIN: Final = 1 / 8  # of the log: up to here it may fill at any speed,
 FASTER_MAX: Final = 2.0  # then so many times as fast as would last for that span
@@ -35,7 +37,7 @@ STRIDE_MAX: Final = 256
 _THRESHOLD_BYTES: Final = 4
 ALL_KEYS: Final = 1 << 8 * _THRESHOLD_BYTES
 KEY_BYTES: Final = 8
-DEPTH_MAX: Final = 0x7FFF
+DEPTH_MAX: Final = 0x7FFF  # deeper columns are in no sample
 TIME_MAX_S: Final = 1 << 33
 _TAIL: Final = 0x8000
 _ABOVE_ALL: Final = b"\xff" * 17
@@ -164,8 +166,8 @@ class Recorder:
         already."""
         self._requests += 1
         self.columns += len(keys)
-        limit, checked = self._limit, keys[self._offset :: self._stride]
-        if picked := [key for key in checked if key < limit]:
+        checked, picked = self._pick(keys, len(keys))
+        if picked:
             found = tokens // COLUMN_TOKENS
             counts = _COUNTS.pack(found, tally.requested, self.columns, tally.hits.total())
             self._write(Kind.MATCH, now, len(keys), self._packed(checked, picked), counts)
@@ -174,17 +176,16 @@ class Recorder:
     def stored(self, prompt: Prompt, verified: int, now: float) -> None:
         """So many tokens of the prompt are stored now, or were already."""
         whole, rest = divmod(verified, COLUMN_TOKENS)
-        limit, checked = self._limit, prompt.keys[self._offset : whole : self._stride]
-        picked = [key for key in checked if key < limit]
+        checked, picked = self._pick(prompt.keys, whole)
         before, self._match = self._match, None
         kind = Kind.STORE
         if before and picked[: len(before)] == before:
             kind, picked = Kind.MORE, picked[len(before) :]
         packed = self._packed(checked, picked) if picked else b""
-        if rest and whole % self._stride == self._offset:
+        if rest and whole % self._stride == self._offset and whole <= DEPTH_MAX:
             tail = prompt.tail(whole, rest)
-            if tail < limit:
-                packed += _REFERENCE.pack(tail[:KEY_BYTES], min(whole, DEPTH_MAX) | _TAIL)
+            if tail < self._limit:
+                packed += _REFERENCE.pack(tail[:KEY_BYTES], whole | _TAIL)
         if packed or kind is Kind.MORE:
             self._write(kind, now, whole, packed)
 
@@ -197,6 +198,23 @@ class Recorder:
         self._chunks, self._unthinned, self.bytes = [bytearray()], 0, 0
         self._match, self.complete = None, False
 
+    def _pick(self, keys: Sequence[bytes], whole: int) -> tuple[Sequence[bytes], list[bytes]]:
+        """Those of the first whole columns that are checked, and those of these that are in the sample.
+        If they are too many for one event, the sample becomes smaller first."""
+        end = min(whole, DEPTH_MAX + 1)
+        while True:
+            limit, checked = self._limit, keys[self._offset : end : self._stride]
+            picked = [key for key in checked if key < limit]
+            if len(picked) <= EVENT_REFERENCES_MAX:
+                return checked, picked
+            self._reduce()
+
+    def _reduce(self) -> None:
+        """Take a smaller share, and thin the log out, with each event from here on."""
+        self._take(self.share.less(self.columns / max(1, self._requests)))
+        self._unthinned, self._match = len(self._chunks), None
+        self._chunks.append(bytearray())
+
     def _take(self, share: Share) -> None:
         self.share = share
         self._limit, self._offset, self._stride = share.limit, share.offset, share.stride
@@ -207,37 +225,41 @@ class Recorder:
         packed = b""
         for key in picked:
             place = checked.index(key, place + 1)
-            depth = min(place * stride + offset, DEPTH_MAX)
-            packed += key[:KEY_BYTES] + depth.to_bytes(2, "little")
+            packed += key[:KEY_BYTES] + (place * stride + offset).to_bytes(2, "little")
         return packed
 
     def _write(
         self, kind: Kind, now: float, length: int, references: bytes, counts: bytes = b""
     ) -> None:
         self._last = max(self._last, now)
-        chunk = self._chunks[-1]
-        if len(chunk) >= CHUNK_BYTES and kind is not Kind.MORE:  # it stays with its match
+        if len(self._chunks[-1]) >= CHUNK_BYTES and kind is not Kind.MORE:  # it stays with its match
             if not self._unthinned:
                 self._bound()
-            chunk = bytearray()
-            self._chunks.append(chunk)
+            if self._chunks[-1]:
+                self._chunks.append(bytearray())
         head = _HEAD.pack(kind, len(references) // _REFERENCE.size, self._last, length)
-        chunk += head + counts + references
-        self.bytes += len(head) + len(counts) + len(references)
-        if self._unthinned:
-            self._thin_one()
+        written = len(head) + len(counts) + len(references)
+        self._chunks[-1] += head + counts + references
+        self.bytes += written
+        self._thin(THINNED_PER_WRITTEN * written)
 
     def _bound(self) -> None:
-        """If the log is full, drop the oldest chunk, or reduce the share and thin the log out, a chunk
-        with each event from here on. A log that is filling fast is thinned out early."""
+        """If the log is full, drop the oldest chunks or take a smaller share; early if it fills fast."""
         span = self._last - next(read(self._chunks[0])).at
         is_full = self.bytes >= LOG_BYTES_MAX
         if is_full and (span >= SPAN_S or self.share.threshold == 1):
-            self.bytes -= len(self._chunks.pop(0))
+            while self.bytes >= LOG_BYTES_MAX:
+                self.bytes -= len(self._chunks.pop(0))
+            self._chunks = self._chunks or [bytearray()]
             self.complete = False
         elif is_full or self.bytes / LOG_BYTES_MAX > max(FILLED_MIN, FASTER_MAX * span / SPAN_S):
-            self._take(self.share.less(self.columns / max(1, self._requests)))
-            self._unthinned = len(self._chunks)
+            self._reduce()
+
+    def _thin(self, at_least: int) -> None:
+        """Thin out so many bytes of what was recorded with a larger share, a chunk at least."""
+        while self._unthinned and at_least > 0:
+            at_least -= len(self._chunks[self._unthinned - 1])
+            self._thin_one()
 
     def _thin_one(self) -> None:
         """Thin out the newest chunk that was recorded with a larger share, and merge it with the next
