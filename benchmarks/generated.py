@@ -102,8 +102,8 @@ def zipf(
     exponent: float,
     drift_s: float,
 ) -> Iterator[Asked]:
-    """Questions about documents, few of which make most of them. Every `drift_s` the most popular
-    one is forgotten, and a new one is the last."""
+    """Questions about documents, few of which make most of them. Every `drift_s` the least popular one
+    becomes one of the most popular quarter, which moves others down, and a new one is the last."""
     popular = [make.blocks(4, 30) for _ in range(documents)]
     weights = list(itertools.accumulate(1 / (rank + 1) ** exponent for rank in range(documents)))
     order = list(range(documents))

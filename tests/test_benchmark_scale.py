@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from benchmarks.harness import traces_folder
 from benchmarks.scale import cache, traffic
@@ -103,17 +104,49 @@ def test_streams_of_a_replica_carry_all_its_bytes() -> None:
             assert sum(share for link, share in path.items() if link[0] == kind) == pytest.approx(1)
 
 
+LRU = structs.replace(cache.KEPT, displacement="lru")
+
+
+def compared(asked: list[traffic.Ask], orgs: int, columns: int) -> tuple[cache.Compared, cache.Compared]:
+    makers = traffic.makers(spec_of(MODELS[1].name).namespace(), orgs)
+    return cache.of_ledger(asked, makers, columns, LRU), cache.of_model(asked, makers, columns)
+
+
 def test_the_model_of_a_cache_keeps_what_a_ledger_keeps() -> None:
     asked = [
         replace(one, org=one.org % 20, conversation=one.conversation % 40, tokens=one.tokens // 4 + 64)
         for one in traffic.asks(1, 1.0, 1, 0.005)
     ]
-    makers = traffic.makers(spec_of(MODELS[1].name).namespace(), 20)
-    real, model = (of(asked, makers, 4_000) for of in (cache.of_ledger, cache.of_model))
-    assert real.asked == model.asked
-    assert model.hit_rate == pytest.approx(real.hit_rate, abs=0.05)
+    real, model = compared(asked, 20, 4_000)
+    assert model.asked == real.asked
+    assert model.hit_rate == pytest.approx(real.hit_rate, abs=0.02)
     assert model.entries == pytest.approx(real.entries, rel=0.1)
     assert 0.1 < real.hit_rate < 0.9
+
+
+def test_what_was_used_longest_ago_goes_first() -> None:
+    """One conversation comes back between others that never do: first to come, last to go."""
+    one = traffic.Ask(0, 0.0, 1, 0, 0, 0, 4_096, 1)
+    asked = [
+        replace(one, at=float(number), conversation=0 if number % 3 == 0 else number)
+        for number in range(120)
+    ]
+    real, model = compared(asked, 1, 512)
+    assert real.hit_rate > 0.4, "in the order of arrival it would go when it is wanted"
+    assert model.hit_rate == pytest.approx(real.hit_rate, abs=0.02)
+
+
+def test_the_org_with_the_most_gives_up() -> None:
+    one = traffic.Ask(0, 0.0, 1, 0, 0, 0, 4_096, 1)
+    large = [replace(one, at=float(number), conversation=number) for number in range(60)]
+    small = [
+        replace(each, at=each.at + 0.5, org=1, conversation=each.conversation % 2) for each in large
+    ]
+    asked = sorted([*large, *small], key=lambda each: each.at)
+    real, model = compared(asked, 2, 512)
+    assert model.kept == pytest.approx(real.kept, abs=8)
+    assert model.kept[1] >= 15, "of all 16 that a small org uses"
+    assert model.hit_rate == pytest.approx(real.hit_rate, abs=0.02)
 
 
 def test_equal_columns_are_equal_prefixes() -> None:

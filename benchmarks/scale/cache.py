@@ -2,8 +2,9 @@
 displaced.
 
 A million columns for each replica, with the real ledger, would not fit and would take days. As there,
-the org with the most gives up a chunk; as with its policies, the chunk that was used longest ago goes
-first, and the deeper one of a prompt. `compared` plays the same requests to both.
+the org with the most gives up a chunk; as with its policy `lru`, the chunk that was used longest ago
+goes first, and the deeper one of a prompt. (A driver's default is a competition, which has more hits.)
+`of_ledger` and `of_model` play the same requests to both.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from benchmarks.scale import traffic
@@ -40,7 +41,7 @@ from swdriver_shim.replay.emulator import run_housekeeping
 LAYOUT: Final = Layout((Group("a", (1,)),))
 WALL: Final = 1_700_000_000.0  # wall time when virtual time is 0
 DAY: Final = 24 * 3600
-KEPT: Final = OrgPolicies(policy=Policy(ttl_last_use_seconds=DAY))
+KEPT: Final = Policy(ttl_last_use_seconds=DAY)
 PERIOD: Final = 0.5  # between two messages of a map
 
 Chunks = list[bytes]  # the keys of the last columns of a prompt's chunks
@@ -189,6 +190,7 @@ class Compared:
     hit: int = 0  # tokens, in whole chunks
     asked: int = 0
     entries: int = 0  # in the map, at the end
+    kept: dict[int, int] = field(default_factory=dict)  # chunks by org, at the end
     bytes: int = 0  # of messages
     cpu: float = 0.0
     cpu_messages: float = 0.0
@@ -198,11 +200,13 @@ class Compared:
         return self.hit / self.asked
 
 
-def of_ledger(requests: Sequence[Ask], makers: Sequence[Keys], columns: int) -> Compared:
+def of_ledger(
+    requests: Sequence[Ask], makers: Sequence[Keys], columns: int, policy: Policy = KEPT
+) -> Compared:
     """By a ledger of real columns and the follower of a driver."""
     ledger, result, lock = Ledger(LAYOUT, "compared"), Compared(), threading.Lock()
     ledger.set_slot_limit(0, columns)
-    ledger.set_policies({one.org: KEPT for one in makers}, 0.0)
+    ledger.set_policies({one.org: OrgPolicies(policy=policy) for one in makers}, 0.0)
     follower = Follower(LAYOUT, ledger.accounts, lock, lambda: True)
     ledger.add_listener(follower)
     log, wrote = MessageLog(follower), -1.0
@@ -222,6 +226,12 @@ def of_ledger(requests: Sequence[Ask], makers: Sequence[Keys], columns: int) -> 
             result.cpu += time.thread_time() - began
             _write(log, one.at, result)
     result.entries = follower.size
+    accounts = [ledger.accounts.get(one.org) for one in makers]
+    result.kept = {
+        org: sum(1 for _ in account.columns(0)) // CHUNK
+        for org, account in enumerate(accounts)
+        if account
+    }
     return result
 
 
@@ -240,6 +250,7 @@ def of_model(requests: Sequence[Ask], makers: Sequence[Keys], columns: int) -> C
             wrote = one.at
             _write(log, one.at, result)
     result.entries = follower.size
+    result.kept = {org: len(kept) for org, kept in cache.kept.items()}
     return result
 
 
