@@ -246,6 +246,11 @@ typedef struct {
 
 static Py_ssize_t offset_of(PyTypeObject *type, const char *name)
 {
+    if (!Py_IS_TYPE(type, &PyType_Type)) { /* whose look-up runs no code of others, unless it finds no slot */
+        PyErr_Format(PyExc_TypeError, "%s is no plain class", type->tp_name);
+        return -1;
+    }
+    Py_INCREF(type); /* that code may drop the column, which is borrowed */
     PyObject *member = PyObject_GetAttrString((PyObject *)type, name);
     Py_ssize_t offset = -1;
     if (member != NULL && Py_IS_TYPE(member, &PyMemberDescr_Type) &&
@@ -255,6 +260,7 @@ static Py_ssize_t offset_of(PyTypeObject *type, const char *name)
     else if (member != NULL)
         PyErr_Format(PyExc_TypeError, "%s of %s is no slot", name, type->tp_name);
     Py_XDECREF(member);
+    Py_DECREF(type);
     return offset;
 }
 
@@ -264,12 +270,21 @@ static bool found_fields(Fields *fields, PyObject *column)
     PyTypeObject *type = Py_TYPE(column);
     if (fields->type == type)
         return true;
-    const Fields found = {
-        type, offset_of(type, "state"), offset_of(type, "stored_at"), offset_of(type, "used_at"),
-        offset_of(type, "ttl"), offset_of(type, "uses"),
+    const struct {
+        const char *name;
+        Py_ssize_t *offset;
+    } wanted[] = {
+        {"state", &fields->state},
+        {"stored_at", &fields->stored_at},
+        {"used_at", &fields->used_at},
+        {"ttl", &fields->ttl},
+        {"uses", &fields->uses},
     };
-    *fields = found;
-    return !PyErr_Occurred();
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
+        if ((*wanted[i].offset = offset_of(type, wanted[i].name)) < 0)
+            return false;
+    fields->type = type;
+    return true;
 }
 
 static PyObject **field(PyObject *column, Py_ssize_t offset)
@@ -340,10 +355,14 @@ static inline int is_after(Since *since, PyObject *given)
         PyErr_SetString(PyExc_AttributeError, "a column without its time");
         return -1;
     }
-    const double at = PyFloat_AsDouble(given); /* an int may be one, too */
+    if (!PyFloat_CheckExact(given) && !PyLong_CheckExact(given)) { /* others run code of their own */
+        PyErr_SetString(PyExc_TypeError, "a time is a float or an int");
+        return -1;
+    }
+    const double at = PyFloat_AsDouble(given);
     if (at == -1.0 && PyErr_Occurred())
         return -1;
-    since->last = PyFloat_CheckExact(given) ? given : NULL; /* what is no float may have run code of its own */
+    since->last = given;
     return since->last_is_after = at > since->time;
 }
 
@@ -494,6 +513,10 @@ static PyObject *stamp(PyObject *self, PyObject *const *arguments, Py_ssize_t co
         if (!found_fields(&fields, column))
             return NULL;
         PyObject **uses = field(column, fields.uses), **used_at = field(column, fields.used_at);
+        if (*uses != NULL && !PyLong_CheckExact(*uses)) { /* others run code of their own */
+            PyErr_SetString(PyExc_TypeError, "uses are an int");
+            return NULL;
+        }
         const long before = *uses == NULL ? 0 : PyLong_AsLong(*uses);
         PyObject *more = before == -1 && PyErr_Occurred() ? NULL : PyLong_FromLong(before + (before < LONG_MAX));
         if (more == NULL)

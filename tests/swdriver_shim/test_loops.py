@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
@@ -91,27 +91,49 @@ def test_what_is_no_token_is_refused(compiled: Loops, good: list[Any], bad: obje
                 one.packed(asked)
 
 
-class Replaced:
-    """A time that, when it is looked at, is replaced by another one in its column."""
+class Running:
+    """A number that runs code when it is looked at."""
 
-    column: Column
+    def __init__(self, what: Callable[[], object]) -> None:
+        self._what = what
 
     def __float__(self) -> float:
-        self.column.used_at = 0.0
+        self._what()
         return 2000.0
 
+    def __index__(self) -> int:
+        self._what()
+        return 3
 
-def test_a_time_that_replaces_itself_is_no_measure_of_the_next(compiled: Loops) -> None:
-    world = World()
-    for _ in range(50):
-        first, second = column(world.map, 1), column(world.map, 2)
-        first.state = second.state = State.READY
-        first.stored_at = second.stored_at = 1.0
-        strange = Replaced()
-        strange.column, first.used_at = first, strange  # type: ignore[assignment]
-        del strange
-        second.used_at = -1.0
-        assert compiled.fresh([first, second], 0, State.READY, 0.0, 0.0, NOW) == 1
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("stored_at", lambda one, of: one.fresh(of, 0, State.READY, 0.0, 0.0, NOW)),
+        ("used_at", lambda one, of: one.fresh(of, 0, State.READY, 0.0, 0.0, NOW)),
+        ("uses", lambda one, of: one.stamp(of, NOW)),
+    ],
+)
+def test_numbers_that_run_code_while_columns_are_read_are_refused(
+    compiled: Loops, name: str, call: Any
+) -> None:
+    """It could drop the column that is being read."""
+    columns = [column(World().map, 1)]
+    columns[0].state = State.READY
+    columns[0].stored_at = columns[0].used_at = 1.0
+    setattr(columns[0], name, Running(columns.clear))
+    with pytest.raises(TypeError, match="int"):
+        call(compiled, columns)
+    assert len(columns) == 1, "it did not run"
+
+
+class Meta(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise AssertionError(f"{name} was looked up by code of its own")
+
+
+class Strange(metaclass=Meta):
+    __slots__ = ("key", "priority", "state", "stored_at", "ttl", "used_at", "uses")
 
 
 def test_a_list_that_shrinks_while_it_is_packed_is_refused(compiled: Loops) -> None:
@@ -305,6 +327,8 @@ def test_nothing_is_leaked_and_nothing_let_go_of(compiled: Loops) -> None:
         lambda one: one.sampled([column(World().map, 1)], "1"),
         lambda one: one.stamp([None], 0.0),
         lambda one: one.stamp([column(World().map, 1)], "now"),
+        lambda one: one.stamp([object.__new__(Strange)], 0.0),
+        lambda one: one.sampled([object.__new__(Strange)], 1),
     ],
 )
 def test_the_compiled_loops_refuse_what_is_no_column(compiled: Loops, call: Any) -> None:
