@@ -103,9 +103,10 @@ class Replica(Listener):
             for column in columns:
                 self.watcher.arrived(self.number, column, self.now)
 
-    def removed(self, column: Column) -> None:
+    def removed(self, columns: Sequence[Column]) -> None:
         if self.watcher:
-            self.watcher.removed(self.number, column, self.now)
+            for column in columns:
+                self.watcher.removed(self.number, column, self.now)
 
     def accept(self, asking: Asking, now: float) -> None:
         self.now = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from swdriver_shim.cache.prefix_map import Column, PrefixMap
@@ -54,10 +55,10 @@ class SlotAllocator:
         if limit is not None and account.bytes > limit + DISPLACED_AT_ONCE * size:
             return None
         while limit is not None and account.bytes + size > limit:
-            victim = account.victim(group, now)
-            if victim is None:
+            run = account.victims(group, now)
+            if not run:
                 return None
-            self._displace(victim, Reason.QUOTA)
+            self._displace(run[0], Reason.QUOTA)
         while (slot := pool.take()) is None:
             if slots.freeing[group] > freeing:
                 return None  # a slot is scrubbed first: the next store gets it
@@ -66,6 +67,35 @@ class SlotAllocator:
                 return None
             self._displace(victim, Reason.DISPLACED)
         return slot
+
+    def take_some(self, prefix_map: PrefixMap, most: int, victims: Victims, now: float) -> list[int]:
+        """Slots for up to so many new columns, one behind the other, the first one behind a column that
+        is new as well. They count as the org's from here on.
+
+        The same slots and victims as `take` chooses for one after the other.
+        """
+        account, group, slots = prefix_map.account, prefix_map.group, self._stock.slots
+        limit, size, pool = account.policy.dram_bytes_max, prefix_map.column_bytes, slots.pools[group]
+        taken: list[int] = []
+        while more := most - len(taken):
+            left = more if limit is None else min(more, (limit - account.bytes) // size)  # of its quota
+            some, run = list[int](), list[Column]()
+            if left > 0:
+                some = pool.take_some(left)
+                run = [] if some else victims.run(now, left)
+            elif left == 0:
+                run = account.victims(group, now, more)
+            if run and slots.is_free_at_once(run[0]):
+                some = self._displace_run(run, Reason.DISPLACED if left else Reason.QUOTA, now)
+            elif not some:
+                slot = self._make_room(prefix_map, victims, now)
+                if slot is None:
+                    break
+                some = [slot]
+            taken += some
+            account.bytes += len(some) * size
+            account.group_bytes[group] += len(some) * size
+        return taken
 
     def enforce_quotas(self, most: int, now: float) -> int:
         """Displace up to so many columns of orgs above their quota; returns how many."""
@@ -79,6 +109,13 @@ class SlotAllocator:
                 self._displace(victim, Reason.QUOTA)
                 count += 1
         return count
+
+    def _displace_run(self, run: Sequence[Column], reason: Reason, now: float) -> list[int]:
+        """Like `_displace` for each; the slots are the caller's."""
+        if run[0].map.account.policy.tiers is Tiers.TIER2:
+            for column in run:
+                self._spills.displaced(column)
+        return self._stock.displace(run, reason, now)
 
     def _displace(self, leaf: Column, reason: Reason) -> None:
         """Remove the column now, whether or not it was copied to tier 2."""

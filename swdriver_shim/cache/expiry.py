@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from swdriver_shim.cache.prefix_map import Column, State
@@ -45,6 +45,19 @@ class ExpirySchedule:
             due = self._due[second] = {}
             heapq.heappush(self._seconds, second)
         due[column] = None
+
+    def put_all(self, columns: Sequence[Column], second: int) -> None:
+        """Schedule these columns for this second, behind the others of it; 0 for never."""
+        for column in columns:
+            if column.due:
+                del self._due[column.due][column]
+            column.due = second
+        if second:
+            due = self._due.get(second)
+            if due is None:
+                due = self._due[second] = {}
+                heapq.heappush(self._seconds, second)
+            due.update(dict.fromkeys(columns))
 
     def reschedule(self, columns: Iterable[Column]) -> None:
         """The policy of these columns has changed. `catch_up` reschedules them, in pieces."""

@@ -14,8 +14,9 @@ class Listener:
     def arrived(self, columns: Sequence[Column]) -> None:
         """These columns of one org can be served from now on."""
 
-    def removed(self, column: Column) -> None:
-        """The column can't be served any more. A purge does not call it before it removes the column."""
+    def removed(self, columns: Sequence[Column]) -> None:
+        """These columns of one map can't be served any more. A purge does not call it before it removes
+        them."""
 
     def used(self, columns: Sequence[Column]) -> None:
         """These columns, in the order of a prompt, are used now, and may expire later."""

@@ -7,7 +7,7 @@ conversation stays as an empty node until the columns behind it are removed, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
@@ -32,7 +32,10 @@ class State(IntEnum):
 
 
 _EMPTY: Final = State.EMPTY
+_READY: Final = State.READY
 _ALLOWED: Final = Tier2Rule.ALLOWED
+_DEPTHS_SHARED: Final = 4096
+_DEPTHS: Final = tuple(range(_DEPTHS_SHARED))  # one number of 32 bytes for all columns of a depth
 
 
 class Column:
@@ -52,20 +55,18 @@ class Column:
         "stored_at",
         "tier2_rule",
         "tier2_used_at",
-        "tokens",
         "ttl",
         "used_at",
         "uses",
     )
 
-    def __init__(
-        self, prefix_map: PrefixMap, key: bytes, parent: Column | None, depth: int, tokens: int
-    ) -> None:
+    tokens: int = COLUMN_TOKENS
+
+    def __init__(self, prefix_map: PrefixMap, key: bytes, parent: Column | None, depth: int) -> None:
         self.map = prefix_map
         self.key = key
         self.parent = parent
-        self.depth = depth  # how many columns are before it
-        self.tokens = tokens
+        self.depth = _DEPTHS[depth] if depth < _DEPTHS_SHARED else depth  # how many are before it
         self.slot = NO_SLOT
         self.state: State = _EMPTY
         self.stored_at = self.used_at = 0.0
@@ -123,8 +124,9 @@ class Tail(Column):
     """A column of fewer tokens than a whole one. Only a prompt that begins with exactly these uses
     it."""
 
-    __slots__ = ("before",)
+    __slots__ = ("before", "tokens")
     before: bytes  # the key of the column before it; empty for none
+    tokens: int
 
 
 class PrefixMap:
@@ -157,20 +159,30 @@ class PrefixMap:
     def add(self, key: bytes, parent: Column | None, depth: int) -> Column:
         """A new, empty, whole column."""
         parent = parent if self.linked else None
-        column = self.columns[key] = Column(self, key, parent, depth, COLUMN_TOKENS)
+        column = self.columns[key] = Column(self, key, parent, depth)
         if parent:
             parent.ref_count += 1
         return column
+
+    def add_behind(self, parent: Column, keys: Iterable[bytes]) -> list[Column]:
+        """New, empty, whole columns of a prompt, the first one behind this column."""
+        columns, depth, made = self.columns, parent.depth, list[Column]()
+        for key in keys:
+            depth += 1
+            parent.ref_count += 1
+            parent = columns[key] = Column(self, key, parent, depth)
+            made.append(parent)
+        return made
 
     def add_tail(
         self, key: bytes, parent: Column | None, depth: int, tokens: int, before: bytes
     ) -> Tail:
         """A new, empty tail. `before` is the key of the column before it, empty for none."""
         parent = parent if self.linked else None
-        tail = self.columns[key] = Tail(self, key, parent, depth, tokens)
+        tail = self.columns[key] = Tail(self, key, parent, depth)
         if parent:
             parent.ref_count += 1
-        tail.before = before
+        tail.tokens, tail.before = tokens, before
         self._tails.setdefault(before, Counter())[tokens] += 1
         return tail
 
@@ -191,6 +203,19 @@ class PrefixMap:
             parent.ref_count -= 1
             column = parent
         return None if column.ref_count else column
+
+    def drop_run(self, run: Sequence[Column]) -> Column | None:
+        """Remove these empty columns, each of which was the only reference to the next one. Returns the
+        parent of the last, which has one reference less."""
+        self._drop(run[0])  # it may be a tail; the others have columns behind them
+        for column in run[1:]:
+            del self.columns[column.key]
+        parent = run[-1].parent
+        for column in run:
+            column.parent = None
+        if parent:
+            parent.ref_count -= 1
+        return parent
 
     def _drop(self, column: Column) -> None:
         if self.columns.get(column.key) is not column:
@@ -288,18 +313,23 @@ class Account:
             self.queue(path[0]).used(path, now)
         loops.current.stamp(hit, now)
 
-    def victim(self, group: int, now: float) -> Column | None:
-        """The column to displace next: of the lowest priority, by the displacement policy."""
+    def victims(self, group: int, now: float, most: int = 1) -> list[Column]:
+        """The columns to displace next: of the lowest priority, by the displacement policy, each the
+        parent of the one before it. At most so many, and perhaps fewer; empty if there is none."""
         queues = self._queues[group]
         for priority in sorted(queues):
-            if found := queues[priority].victim(now):
-                return found
-        return None
+            if run := queues[priority].victims(now, most):
+                for place, column in enumerate(run):
+                    if column.state is not _READY or column.priority != priority:
+                        return run[:place]  # it is not of this queue
+                return run
+        return []
 
     def victim_of_any(self, now: float) -> Column | None:
         """The column to displace next, of whichever group has one."""
         groups = range(len(self._queues))
-        return next(filter(None, (self.victim(group, now) for group in groups)), None)
+        run = next(filter(None, (self.victims(group, now) for group in groups)), None)
+        return run[0] if run else None
 
 
 def _limits(policy: Policy) -> tuple[int | None, int | None, int | None]:

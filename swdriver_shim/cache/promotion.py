@@ -134,10 +134,11 @@ class PromotionPlanner(Listener):
             self._waiting -= found
             self.promoted.used += len(found)
 
-    def removed(self, column: Column) -> None:
-        if column in self._waiting:
-            self._waiting.discard(column)
-            self.promoted.unused += 1
+    def removed(self, columns: Sequence[Column]) -> None:
+        if self._waiting:
+            found = self._waiting.intersection(columns)
+            self._waiting -= found
+            self.promoted.unused += len(found)
 
     # What to promote
 

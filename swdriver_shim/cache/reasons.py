@@ -4,7 +4,7 @@ one, until nothing is left anywhere."""
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import repeat
@@ -62,9 +62,20 @@ class Ghosts:
         if len(self._reasons) > self._size:
             self._reasons.popitem(last=False)
 
-    def forget(self, key: bytes) -> None:
-        """The column is stored again."""
-        self._reasons.pop(key, None)
+    def add_all(self, keys: Sequence[bytes], reason: Reason) -> None:
+        """The same as `add` for each."""
+        reasons = self._reasons
+        for key in [key for key in keys if key in reasons]:
+            del reasons[key]
+        reasons.update(dict.fromkeys(keys, reason))
+        while len(reasons) > self._size:
+            reasons.popitem(last=False)
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """The columns are stored again."""
+        if reasons := self._reasons:
+            for key in keys:
+                reasons.pop(key, None)
 
     def reason_of(self, key: bytes) -> Reason:
         return self._reasons.get(key, Reason.NEVER_STORED)

@@ -83,21 +83,37 @@ class Pool:
             return self.ever_used - 1
         return None
 
+    def take_some(self, most: int) -> list[int]:
+        """Up to so many slots, in the order in which `take` returns them."""
+        taken = self._free[: -most - 1 : -1]
+        del self._free[len(self._free) - len(taken) :]
+        unused = range(self.ever_used, max(self.ever_used, self.limit))[: most - len(taken)]
+        self.ever_used += len(unused)
+        taken += unused
+        self.used += len(taken)
+        return taken
+
     def put_back(self, slot: int, leftover: PrefixMap | None = None) -> None:
         """Nobody uses the slot any more. `leftover`: whose bytes are in it until it is overwritten."""
         self.used -= 1
         (self._free if slot < self.limit else self._above).append(slot)
         if leftover is not None:
-            before = self._leftovers.get(slot, ())
-            self._leftovers[slot] = before if leftover in before else (*before, leftover)
+            self.leave([slot], leftover)
 
-    @property
-    def has_leftovers(self) -> bool:
-        return bool(self._leftovers)
+    def leave(self, slots: Iterable[int], leftover: PrefixMap) -> None:
+        """Nobody needs the bytes of this map in these slots any more. They are there until they are
+        overwritten."""
+        leftovers, only = self._leftovers, (leftover,)
+        for slot in slots:
+            before = leftovers.setdefault(slot, only)
+            if leftover not in before:
+                leftovers[slot] = (*before, leftover)
 
-    def overwritten(self, slot: int) -> None:
-        """No agent has bytes of earlier columns in the slot any more."""
-        self._leftovers.pop(slot, None)
+    def overwritten(self, slots: Iterable[int]) -> None:
+        """No agent has bytes of earlier columns in these slots any more."""
+        if leftovers := self._leftovers:
+            for slot in slots:
+                leftovers.pop(slot, None)
 
     def leftovers(self, belongs: Callable[[PrefixMap], bool]) -> dict[int, PrefixMap]:
         """The slots, free or not, that may have bytes of columns of such a map."""
@@ -214,6 +230,16 @@ class Slots:
         else:
             self._release(freed)
 
+    def is_free_at_once(self, column: Column) -> bool:
+        """Whether the slot of the column can be used as soon as the column is displaced, and does not
+        have to be emptied."""
+        owner = column.map
+        return not (owner.purged_by or owner.account.policy.scrub or self._removals)
+
+    def hand_over(self, owner: PrefixMap, slots: Sequence[int]) -> None:
+        """Displaced columns of this map were in these slots, which others have now."""
+        self.pools[owner.group].leave(slots, owner)
+
     def _release(self, freed: Freed) -> None:
         """No use is left: the slot is free, or has to be emptied first."""
         owner, slot, removal, clear = freed
@@ -250,15 +276,12 @@ class Slots:
         if removal.slots:
             self._removals.append(removal)
 
-    def has_leftovers(self, group: int) -> bool:
-        """Whether `overwritten` has to be called for slots of this group."""
-        return bool(self.pools[group].has_leftovers or self._removals)
-
-    def overwritten(self, group: int, slot: int) -> None:
-        """All agents have new bytes in the slot."""
-        self.pools[group].overwritten(slot)
+    def overwritten(self, group: int, slots: Iterable[int]) -> None:
+        """All agents have new bytes in these slots."""
+        self.pools[group].overwritten(slots)
         if self._removals:
-            self._note_empty((group, slot))
+            for slot in slots:
+                self._note_empty((group, slot))
 
     def take_clears(self, most: int) -> list[Clear]:
         """Slots to empty, of one group and either all scrubbed or none, from each org in turn.
@@ -271,7 +294,7 @@ class Slots:
             slot = (clear.group, clear.slot)
             del self._clearing[slot]
             self.freeing[clear.group] -= 1
-            self.pools[clear.group].overwritten(clear.slot)
+            self.pools[clear.group].overwritten([clear.slot])
             self.pools[clear.group].put_back(clear.slot)
             if clear.removal:
                 clear.removal.pending -= 1

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from swdriver_shim.cache.prefix_map import Account, Column, State
@@ -32,6 +33,7 @@ RESERVE_MAX: Final = 4096  # slots
 BURST_DECAY: Final = 0.98  # with each store
 AHEAD_AT_ONCE: Final = 1000  # columns that are checked, of those to be copied while they stay
 AHEAD_MAX: Final = 100_000  # columns to be copied while they stay
+_GROUP_OF: Final = attrgetter("column.map.group")
 STALE_PART: Final = 4  # of a TTL: a column used so much later than noted in tier 2 is copied again
 
 
@@ -104,7 +106,7 @@ class SpillPlanner:
 
     def stored(self, places: Sequence[Place]) -> None:
         """A store has taken slots; the next ones may take as many at once."""
-        taken = Counter(place.column.map.group for place in places)
+        taken = Counter(map(_GROUP_OF, places))
         for group, burst in enumerate(self._burst):
             self._burst[group] = max(burst * BURST_DECAY, taken[group])
         if places:

@@ -6,14 +6,14 @@ schedule, the reasons of misses and tier 2 stay in step.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Final
 
-from swdriver_shim.cache.displacement import DisplacementPolicy
+from swdriver_shim import loops
 from swdriver_shim.cache.expiry import ExpirySchedule
 from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.listener import Listener
@@ -32,6 +32,7 @@ _ALLOWED: Final = Tier2Rule.ALLOWED  # looked up for every column
 BORROWED_MAX: Final = 1 << 16  # columns that nobody has used yet
 PURGED_AT_ONCE: Final = 256  # columns of one org
 NAMESPACES_MAX: Final = 64  # of an org that are kept without columns, and searched for a reason
+_SCHEDULED_BY: Final = attrgetter("map", "priority", "ttl", "stored_at", "used_at")
 _CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PREFIX_ONLY, Reason.PURGED, Reason.DELETED})
 
 
@@ -176,6 +177,13 @@ class Stock:
             del self.borrowed[column.key]
         return sum(column.tokens for column in taken)
 
+    def occupy_all(self, columns: Sequence[Column], slots: Sequence[int]) -> None:
+        """Give these new columns of one map their slots, which the allocator has counted as the org's.
+        Their bytes are on their way from the engine."""
+        writing, priority = State.WRITING, columns[0].map.account.policy.priority
+        for column, slot in zip(columns, slots, strict=True):
+            column.state, column.slot, column.priority = writing, slot, priority
+
     def occupy(self, column: Column, slot: int, state: State) -> None:
         """Give the column this slot. Its bytes are on their way there."""
         owner = column.map
@@ -188,31 +196,20 @@ class Stock:
 
     def arrived(self, columns: Sequence[Column], now: float) -> None:
         """The bytes of these columns of one org are in their slots, on all agents."""
-        ready, forget, expiry = State.READY, self.ghosts.forget if self.ghosts else None, self.expiry
-        leftovers = [self.slots.has_leftovers(group) for group in range(len(self.layout.groups))]
-        queues: dict[tuple[int, int], DisplacementPolicy[Column]] = {}
-        seconds: dict[tuple[float, float, int | None, bool], int] = {}  # of columns of one age
-        account: Account | None = None
-        most = math.inf  # columns of a prompt, by the account's policy
-        for column in columns:
-            column.state = ready
-            owner = column.map
-            if owner.account is not account:
-                account, limit = owner.account, owner.account.policy.columns_max
-                most = math.inf if limit is None else limit
-            if leftovers[owner.group]:
-                self.slots.overwritten(owner.group, column.slot)
-            if forget:
-                forget(column.key)
-            queue = queues.get((owner.group, column.priority))
-            if queue is None:
-                queue = queues[owner.group, column.priority] = owner.account.queue(column)
-            queue.stored(column, now)
-            age = column.stored_at, column.used_at, column.ttl, column.depth >= most
-            second = seconds.get(age)
-            if second is None:
-                second = seconds[age] = expiry.second(column)
-            expiry.put(column, second)
+        ready, values_of = State.READY, loops.current.values_of
+        for _, its in groupby(columns, _SCHEDULED_BY):
+            alike = list(its)
+            for column in alike:
+                column.state = ready
+            owner = alike[0].map
+            self.slots.overwritten(owner.group, values_of(alike, "slot"))
+            self.ghosts.forget(values_of(alike, "key"))
+            owner.account.queue(alike[0]).stored_all(alike, now)
+            if owner.account.policy.columns_max is None:
+                self.expiry.put_all(alike, self.expiry.second(alike[0]))
+            else:  # some may be beyond it by now
+                for column in alike:
+                    self.expiry.schedule(column)
         if columns:
             for listener in self.listeners:
                 listener.arrived(columns)
@@ -256,12 +253,40 @@ class Stock:
         if not owner.purged_by:  # a purged map keeps no empty columns
             prune(column)
 
+    def displace(self, run: Sequence[Column], reason: Reason, now: float) -> list[int]:
+        """Take the slots of columns whose `Slots.is_free_at_once`, and return them, for others to have
+        now. Each column but the first is the parent of the one before it, and is a leaf once that is
+        gone: what a displacement policy has named as `victims`."""
+        owner = run[0].map
+        account, size = owner.account, len(run) * owner.column_bytes
+        keys, slots = (
+            loops.current.values_of(list(run), "key"),
+            loops.current.values_of(list(run), "slot"),
+        )
+        self.ghosts.add_all(keys, reason)
+        account.queue(run[0]).displaced(run, now)
+        for listener in self.listeners:
+            listener.removed(run)
+        self.expiry.put_all(run, 0)
+        if self.borrowed:
+            for key in keys:
+                self.borrowed.pop(key, None)
+        empty = State.EMPTY
+        for column in run:
+            column.mark, column.state, column.slot = None, empty, NO_SLOT
+        account.bytes -= size
+        account.group_bytes[owner.group] -= size
+        self.slots.hand_over(owner, slots)
+        if parent := owner.drop_run(run):
+            prune(parent)
+        return slots
+
     def withdraw(self, column: Column) -> None:
         """The column can't be served any more."""
         column.map.account.queue(column).removed(column)
         column.mark = None
         for listener in self.listeners:
-            listener.removed(column)
+            listener.removed([column])
 
     def vacate(self, column: Column) -> int:
         """Empty the column and return its slot, which the caller has to free or fill."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -95,16 +95,16 @@ class StorePlanner:
         if not stock.slots.end(store):
             return
         self._spills.stored(store.places)
-        writing, arrived = State.WRITING, list[Column]()
-        for column, slot in store.places:
-            if column.state is not writing or column.slot != slot:
-                continue  # removed meanwhile
-            if failed and column in failed:
+        writing = State.WRITING
+        # Others were removed meanwhile.
+        arrived = [one for one, slot in store.places if one.state is writing and one.slot == slot]
+        if failed:
+            for column in [one for one in arrived if one in failed]:
                 stock.remove(column, failed[column])
-                continue
+            arrived = [one for one in arrived if one not in failed]
+        for column in arrived:
             column.stored_at = column.used_at = now
             column.tier2_used_at = None
-            arrived.append(column)
         stock.arrived(arrived, now)
 
     def _limited(self, prompt: Prompt, verified: int, rules: Rules) -> int:
@@ -188,10 +188,10 @@ class StorePlanner:
                     column = prefix_map.add_tail(key, parent, depth, tokens, key_before(prompt, depth))
                 stock.occupy(column, slot, State.WRITING)
                 if has_rules:
-                    column.ttl, column.tier2_rule = rules.ttl_seconds, rules.tier2
-                    if rules.priority is not None:
-                        column.priority = rules.priority
+                    _apply(rules, [column])
                 places.append(Place(column, slot))
+                if prefix_map.linked and tokens == COLUMN_TOKENS and not column.ref_count:
+                    return self._take_places_behind(run, column, victims, places)
             else:  # another request stored it: it may do what either allows
                 if column.ttl is not None:
                     longer = rules.ttl_seconds is None or rules.ttl_seconds > column.ttl
@@ -202,6 +202,28 @@ class StorePlanner:
                     column.tier2_rule = rules.tier2
             parent = column
         return verified
+
+    def _take_places_behind(
+        self, run: _Run, parent: Column, victims: Victims, places: list[Place]
+    ) -> int:
+        """Take slots for the columns behind this one, which is new: none of them is stored. Returns how
+        many tokens are stored, or in `places`."""
+        prefix_map, prompt = run.map, run.prompt
+        whole, rest = divmod(run.verified, COLUMN_TOKENS)
+        first, most = parent.depth + 1, whole + (rest > 0) - parent.depth - 1
+        slots = self._allocator.take_some(prefix_map, most, victims, run.now)
+        end = first + len(slots)
+        columns = prefix_map.add_behind(parent, prompt.keys[first : min(end, whole)])
+        if end > whole:
+            key, before = prompt.tail(whole, rest), key_before(prompt, whole)
+            parent = columns[-1] if columns else parent
+            columns.append(prefix_map.add_tail(key, parent, whole, rest, before))
+        if columns:
+            self._stock.occupy_all(columns, slots)
+            if run.rules != AS_USUAL:
+                _apply(run.rules, columns)
+            places += map(Place, columns, slots)
+        return run.verified if len(slots) == most else end * COLUMN_TOKENS
 
     def _slot_for(
         self,
@@ -235,3 +257,11 @@ class StorePlanner:
                     parent.ref_count -= 1
                 return slot
         return None
+
+
+def _apply(rules: Rules, columns: Iterable[Column]) -> None:
+    """Keep what the request wants of these new columns."""
+    for column in columns:
+        column.ttl, column.tier2_rule = rules.ttl_seconds, rules.tier2
+        if rules.priority is not None:
+            column.priority = rules.priority

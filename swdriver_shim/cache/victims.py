@@ -37,23 +37,45 @@ class Victims:
 
     def next(self, now: float) -> Column | None:
         """The column to displace next; None if there is none."""
+        run = self.run(now, 1)
+        return run[0] if run else None
+
+    def run(self, now: float, most: int) -> list[Column]:
+        """The columns to displace next, each the parent of the one before it: at most so many, and
+        perhaps fewer. Empty if there is none.
+
+        The storing org gets a column for each that is displaced, before this is called again.
+        """
         if self._others is None:
             self._others = self._in_order()
         others = self._others
         while others or self._turn:
             if self._turn and (not others or -self._excess(self._turn) <= others[0][0]):
-                if victim := self._turn.victim(self._group, now):
-                    return victim
+                if run := self._turn.victims(self._group, now, most):
+                    return run
                 self._turn = None
                 continue
             rank, number, account = others[0]
             if rank != -self._excess(account):
                 heapreplace(others, (-self._excess(account), number, account))
-            elif victim := account.victim(self._group, now):
-                return victim
+            elif run := account.victims(self._group, now, self._in_a_row(others, most)):
+                return run
             else:
                 heappop(others)
-        return None
+        return []
+
+    def _in_a_row(self, others: list[tuple[float, int, Account]], most: int) -> int:
+        """How many columns the first of the others gives up, up to so many, until it is another's
+        turn."""
+        _, number, account = others[0]
+        following, size = min(others[1:3], default=None), self._more
+        for given in range(1, most):
+            rank = -self._excess(account, -given * size)
+            if self._turn and -self._excess(self._turn, given * size) <= rank:
+                return given
+            if following and following[:2] < (rank, number):
+                return given
+        return most
 
     def _in_order(self) -> list[tuple[float, int, Account]]:
         others = [
@@ -64,6 +86,8 @@ class Victims:
         heapify(others)
         return others
 
-    def _excess(self, account: Account) -> float:
-        more = self._more if account is self._storing else 0
+    def _excess(self, account: Account, more: int = 0) -> float:
+        """`more`: bytes that it has beside what it has now."""
+        if account is self._storing:
+            more += self._more
         return (account.group_bytes[self._group] + more) / account.policy.share

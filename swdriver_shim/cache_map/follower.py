@@ -89,8 +89,8 @@ class Follower(Listener):
         if self._notes.are_too_many:
             self._start_over()
 
-    def removed(self, column: Column) -> None:
-        self._notes.removed.append((column, column.parent))
+    def removed(self, columns: Sequence[Column]) -> None:
+        self._notes.removed += [(column, column.parent) for column in columns]
 
     def used(self, columns: Sequence[Column]) -> None:
         if columns:

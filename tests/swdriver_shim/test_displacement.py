@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,93 +25,11 @@ from swdriver_shim.cache.displacement.cost import Cost
 from swdriver_shim.cache.displacement.leaves import Leaves
 from swdriver_shim.cache.displacement.lru import Lru
 from swdriver_shim.cache.displacement.returns import SAMPLE_MAX, Returns, age_of
+from tests.swdriver_shim.forests import Column, Driver, key, path_to
 from tests.swdriver_shim.integrity import check_integrity
 
 NAMES = sorted(POLICIES)
 DENSE = "default, all columns in its sample"
-
-
-@dataclass(slots=True, eq=False)
-class Column:
-    key: bytes
-    parent: Column | None = None
-    used_at: float = 0.0
-    stored_at: float = 0.0
-    uses: int = 0
-    needs: int = 0
-    bytes: int = 4096
-    tail: bool = False
-    ref_count: int = 0
-    mark: Any = None
-
-
-class Driver:
-    """What the driver does with a policy, and nothing else."""
-
-    def __init__(self, policy: DisplacementPolicy[Column]) -> None:
-        self.policy = policy
-        self.columns: dict[bytes, Column] = {}
-
-    def store(
-        self, name: str, now: float, parent: Column | None = None, *, tail: bool = False
-    ) -> Column:
-        needs = parent.needs + 1 if parent else 0
-        column = Column(key(name), parent, now, now, needs=needs, tail=tail)
-        self.columns[column.key] = column
-        if parent:
-            parent.ref_count += 1
-        self.policy.stored(column, now)
-        return column
-
-    def prompt(self, name: str, length: int, now: float) -> list[Column]:
-        columns: list[Column] = []
-        for depth in range(length):
-            columns.append(self.store(f"{name}/{depth}", now, columns[-1] if columns else None))
-        return columns
-
-    def use(self, path: Sequence[Column], now: float) -> None:
-        self.policy.used(path, now)
-        for column in path:
-            column.used_at = now
-            column.uses += 1
-        if not path[-1].ref_count:
-            self.policy.leaf(path[-1])
-
-    def remove(self, column: Column) -> None:
-        del self.columns[column.key]
-        self.policy.removed(column)
-        if column.parent:
-            self.release(column.parent)
-
-    def release(self, column: Column) -> None:
-        column.ref_count -= 1
-        if not column.ref_count and self.has(column):
-            self.policy.leaf(column)
-
-    def has(self, column: Column) -> bool:
-        """This one, and not another that was stored under its key later."""
-        return self.columns.get(column.key) is column
-
-    def displace(self, now: float) -> Column | None:
-        column = self.policy.victim(now)
-        if column:
-            self.remove(column)
-        return column
-
-    def leaves(self) -> set[Column]:
-        return {column for column in self.columns.values() if not column.ref_count}
-
-
-def key(name: str) -> bytes:
-    """Scattered as real ones are, the same in every run."""
-    return random.Random(name).randbytes(16)
-
-
-def path_to(column: Column) -> list[Column]:
-    path = [column]
-    while path[-1].parent:
-        path.append(path[-1].parent)
-    return path[::-1]
 
 
 class Forest(RuleBasedStateMachine):

@@ -119,8 +119,8 @@ class Heard(Listener):
     def arrived(self, columns: Sequence[Column]) -> None:
         self.there.update(columns)
 
-    def removed(self, column: Column) -> None:
-        self.there[column] -= 1
+    def removed(self, columns: Sequence[Column]) -> None:
+        self.there.subtract(columns)
 
 
 @pytest.mark.parametrize("comes_back", [True, False])

@@ -67,8 +67,9 @@ class UnitEvents(Listener):
         for column in columns:
             self._count(column, 1)
 
-    def removed(self, column: Column) -> None:
-        self._count(column, -1)
+    def removed(self, columns: Sequence[Column]) -> None:
+        for column in columns:
+            self._count(column, -1)
 
     def _count(self, column: Column, by: int) -> None:
         if column.group != self._group:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from math import ceil
 
 from swdriver_shim.cache.displacement.base import C, DisplacementPolicy
 from swdriver_shim.cache.displacement.leaves import Leaves
@@ -59,6 +60,18 @@ class Arc(DisplacementPolicy[C]):
             column = self._once.first()
         self._victim = column or self._often.first() or self._once.first()
         return self._victim
+
+    def victims(self, now: float, most: int) -> list[C]:
+        beyond = ceil(self._count - self._often_count - self._wanted)  # of those used once
+        run = self._once.run(min(most, beyond)) if beyond > 0 else []
+        run = run or self._often.run(most) or self._once.run(1)
+        self._victim = run[0] if run else None
+        return run
+
+    def displaced(self, run: Sequence[C], now: float) -> None:
+        for column in run:
+            self._victim = column
+            self.removed(column)
 
     def removed(self, column: C) -> None:
         is_often = column.mark is self

@@ -88,6 +88,27 @@ class DisplacementPolicy(ABC, Generic[C]):
         """The leaf to displace next; None if no column has `ref_count` 0. It stays until it is
         `removed`."""
 
+    def victims(self, now: float, most: int) -> list[C]:
+        """The leaf to displace next, and the columns before it that are next once it is displaced, one
+        after the other: at most so many, and perhaps fewer. Empty if no column has `ref_count` 0.
+
+        Columns before a leaf are looked at without asking whether the policy has them: the caller takes
+        them only as far as it does. They stay until they are `displaced` or `removed`.
+        """
+        column = self.victim(now)
+        return [] if column is None else [column]
+
+    def displaced(self, run: Sequence[C], now: float) -> None:
+        """What `victims` has just returned, or its beginning, was displaced. The same as `victim` and
+        `removed` for each, and `leaf` between two; `leaf` for the parent of the last one follows."""
+        for column in run:
+            self.removed(column)
+
+    def stored_all(self, columns: Sequence[C], now: float) -> None:
+        """The same as `stored` for each."""
+        for column in columns:
+            self.stored(column, now)
+
     @abstractmethod
     def removed(self, column: C) -> None:
         """It was displaced, expired or purged; a purge also removes columns that have children. Called

@@ -197,8 +197,29 @@ class Competition(DisplacementPolicy[C]):
         self._active.stored(column, now)
         if self._waiting:
             self._move(now)
-        if column.key[1] & self._passes:
-            return
+        if not column.key[1] & self._passes:
+            self._sampled_stored(column, now)
+
+    def stored_all(self, columns: Sequence[C], now: float) -> None:
+        begin = (
+            0  # of those that are not stored yet: the sample has to see as many as it would otherwise
+        )
+        for place, column in enumerate(columns):
+            if self._waiting:
+                super().stored_all(columns[begin:], now)
+                return
+            if not column.key[1] & self._passes:
+                self._hold(columns[begin : place + 1], now)
+                begin = place + 1
+                self._sampled_stored(column, now)
+        self._hold(columns[begin:], now)
+
+    def _hold(self, columns: Sequence[C], now: float) -> None:
+        self._count += len(columns)
+        self._held.update(dict.fromkeys(columns))
+        self._active.stored_all(columns, now)
+
+    def _sampled_stored(self, column: C, now: float) -> None:
         self._learn([column], 0, now)
         if not _bits(column.key) & self._mask:
             self._sample[column] = None
@@ -232,6 +253,29 @@ class Competition(DisplacementPolicy[C]):
             self._returns.displaced(now - column.used_at)
         self._victim = column
         return column
+
+    def victims(self, now: float, most: int) -> list[C]:
+        if not self._miniatures:
+            self._begin(now)
+        run = self._old.victims(now, 1) if self._waiting else []
+        if not run:  # of columns before a leaf that waits nobody knows here which policy has them
+            run = self._active.victims(now, 1 if self._waiting else most)
+        if run and run[0] is not self._victim:
+            self._returns.displaced(now - run[0].used_at)
+            self._victim = run[0]
+        return run
+
+    def displaced(self, run: Sequence[C], now: float) -> None:
+        if self._waiting:
+            self.removed(run[0])
+            return
+        self._count -= len(run)
+        self._returns.displaced(*[now - column.used_at for column in run[1:]])
+        for column in run:
+            del self._held[column]
+        self._active.displaced(run, now)
+        for column in loops.current.sampled(list(run), self._passes):
+            self._sample.pop(column, None)
 
     def removed(self, column: C) -> None:
         self._count -= 1
@@ -278,10 +322,13 @@ class Competition(DisplacementPolicy[C]):
 
     def _above(self, column: Displaceable) -> bytes:
         """The key of the next column before it that is in the sample; empty for none."""
-        before = column.parent
-        while before is not None and _bits(before.key) & self._mask:
+        mask, before = self._mask, column.parent
+        while before is not None:
+            key = before.key
+            if not (key[0] << 8 | key[1]) & mask:
+                return key
             before = before.parent
-        return b"" if before is None else before.key
+        return b""
 
     def _begin(self, now: float) -> None:
         for name, make in COMPETING.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
 from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns, age_of
@@ -101,7 +101,7 @@ class Cost(DisplacementPolicy[C]):
         self._forget(path[-1])
 
     def leaf(self, column: C) -> None:
-        kind, at = kind_of(column, column.uses), column.used_at // SAME_AGE_S
+        kind, at = _rank(column)
         if (kind, at) == self._front_rank and (self._front is None or self._front is column):
             self._waiting.pop(column, None)
             self._front = column
@@ -128,7 +128,7 @@ class Cost(DisplacementPolicy[C]):
             if front.ref_count:
                 self._front = None
             elif self._changed:
-                self._queue(front, kind_of(front, front.uses), front.used_at // SAME_AGE_S)
+                self._queue(front, *_rank(front))
             else:
                 return front
         while True:
@@ -148,6 +148,37 @@ class Cost(DisplacementPolicy[C]):
                 self._front_rank = kind, column.used_at // SAME_AGE_S
                 return column
             self._changed.add(kind)
+
+    def victims(self, now: float, most: int) -> list[C]:
+        column = self.victim(now)
+        if column is None:
+            return []
+        run, rank, before = [column], self._front_rank, column.parent
+        if column.tail or _rank(column) != rank:
+            return run  # those before a tail are of another kind
+        uses, at = column.uses, column.used_at
+        while before is not None and len(run) < most:
+            is_alike = before.used_at == at and before.uses == uses
+            if before.ref_count != 1 or not (is_alike or _rank(before) == rank):
+                break
+            run.append(cast("C", before))
+            before = before.parent
+        return run
+
+    def displaced(self, run: Sequence[C], now: float) -> None:
+        self._count -= len(run)
+        self._forget(run[0])
+        for column in run[1:]:
+            self._waiting.pop(column, None)
+
+    def stored_all(self, columns: Sequence[C], now: float) -> None:
+        if self._learns:
+            super().stored_all(columns, now)
+            return
+        self._count += len(columns)
+        for column in columns:
+            if not column.ref_count:
+                self.leaf(column)
 
     def removed(self, column: C) -> None:
         self._count -= 1
@@ -199,3 +230,8 @@ class Cost(DisplacementPolicy[C]):
 
 def kind_of(column: Displaceable, uses: int) -> int:
     return 2 * min(uses, USES_TOLD_APART) + column.tail
+
+
+def _rank(column: Displaceable) -> tuple[int, float]:
+    """Its kind, and the second of its last use."""
+    return kind_of(column, column.uses), column.used_at // SAME_AGE_S

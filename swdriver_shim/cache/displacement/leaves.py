@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any, Generic, TypeAlias
+from typing import Any, Generic, TypeAlias, cast
 
 from swdriver_shim.cache.displacement.base import C
 
@@ -84,6 +84,26 @@ class Leaves(Generic[C]):
             else:
                 heapreplace(heap, self._entry(column, rank))
         return None
+
+    def run(self, most: int) -> list[C]:
+        """The first candidate, and those before it that are the first one after the other, once each is
+        dropped and its parent put here: at most so many, and perhaps fewer."""
+        column = self.first()
+        if column is None:
+            return []
+        heap, entries, rank_of = self._heap, self._entries, self._rank
+        behind = heap[:1] if column is self._front else heap[1:3]  # one of these is first of the others
+        least = min(behind)[:2] if behind else None
+        run, before = [column], cast("C | None", column.parent)
+        while before is not None and len(run) < most:
+            if before.ref_count != 1 or before in entries:
+                break
+            rank = rank_of(before)
+            if rank is None or (least is not None and (rank, -before.needs) >= least):
+                break
+            run.append(before)
+            before = cast("C | None", before.parent)
+        return run
 
     def _entry(self, column: C, rank: Rank) -> tuple[Rank, int, int, C]:
         self._pushed += 1

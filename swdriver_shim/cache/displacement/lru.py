@@ -32,6 +32,19 @@ class Lru(DisplacementPolicy[C]):
     def victim(self, now: float) -> C | None:
         return self._leaves.first()
 
+    def victims(self, now: float, most: int) -> list[C]:
+        return self._leaves.run(most)
+
+    def displaced(self, run: Sequence[C], now: float) -> None:
+        self._count -= len(run)
+        self._leaves.drop(run[0])  # the others are not queued
+
+    def stored_all(self, columns: Sequence[C], now: float) -> None:
+        self._count += len(columns)
+        for column in columns:
+            if not column.ref_count:
+                self._leaves.put(column)
+
     def removed(self, column: C) -> None:
         self._count -= 1
         self._leaves.drop(column)
@@ -51,7 +64,9 @@ class Lfu(Lru[C]):
     def __init__(self) -> None:
         super().__init__()
         self._age = 0
-        self._leaves = Leaves[C](lambda column: (column.uses + column.mark, column.used_at))
+        self._leaves = Leaves[C](
+            lambda column: None if column.mark is None else (column.uses + column.mark, column.used_at)
+        )
 
     def stored(self, column: C, now: float) -> None:
         column.mark = self._age
@@ -67,3 +82,18 @@ class Lfu(Lru[C]):
         if column is not None:
             self._age = max(self._age, column.uses + column.mark)
         return column
+
+    def victims(self, now: float, most: int) -> list[C]:
+        run = super().victims(now, most)
+        if run:
+            self._age = max(self._age, run[0].uses + run[0].mark)
+        return run
+
+    def displaced(self, run: Sequence[C], now: float) -> None:
+        super().displaced(run, now)
+        self._age = max(self._age, *[column.uses + column.mark for column in run])
+
+    def stored_all(self, columns: Sequence[C], now: float) -> None:
+        for column in columns:
+            column.mark = self._age
+        super().stored_all(columns, now)

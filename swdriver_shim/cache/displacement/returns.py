@@ -104,8 +104,12 @@ class Returns:
         while len(self._followed) > SAMPLE_MAX:
             self._make_room(now)
 
-    def displaced(self, age_s: float) -> None:
-        self._span_s += (age_s - self._span_s) / _SMOOTH
+    def displaced(self, *ages_s: float) -> None:
+        """Columns were displaced so long after their last use."""
+        span_s = self._span_s
+        for age_s in ages_s:
+            span_s += (age_s - span_s) / _SMOOTH
+        self._span_s = span_s
 
     def _make_room(self, now: float) -> None:
         """Follow a smaller share, or drop the column whose last use is longest ago."""

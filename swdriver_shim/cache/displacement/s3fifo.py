@@ -59,6 +59,23 @@ class S3Fifo(DisplacementPolicy[C]):
         self._victim = column
         return column
 
+    def victims(self, now: float, most: int) -> list[C]:
+        column = self.victim(now)
+        if column is None or column.mark is not None:
+            return [] if column is None else [column]
+        run, count = [column], self._count - 1
+        for before in self._small.run(most)[1:]:
+            if before.uses >= USES_TO_STAY or count - self._main_count <= SMALL_SHARE * count:
+                break
+            run.append(before)
+            count -= 1
+        return run
+
+    def displaced(self, run: Sequence[C], now: float) -> None:
+        for column in run:
+            self._victim = column
+            self.removed(column)
+
     def removed(self, column: C) -> None:
         self._count -= 1
         self._small.drop(column)

@@ -56,6 +56,18 @@ class Slru(DisplacementPolicy[C]):
         column = self._probation.first()
         return self._protected.first() if column is None else column
 
+    def victims(self, now: float, most: int) -> list[C]:
+        column = self.victim(now)
+        if column is None or column.mark is self:
+            return [] if column is None else [column]
+        run, count = [column], self._count - 1
+        for before in self._probation.run(most)[1:]:
+            if self._protected_count > PROTECTED_SHARE * count:
+                break  # another is let go of first
+            run.append(before)
+            count -= 1
+        return run
+
     def removed(self, column: C) -> None:
         self._count -= 1
         self._protected_count -= column.mark is self

@@ -1,0 +1,307 @@
+"""Displacement in runs: the same columns go, into the same slots, as if each were chosen by itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from swdriver_shim.cache.allocator import SlotAllocator
+from swdriver_shim.cache.displacement import POLICIES
+from swdriver_shim.cache.displacement.competition import Competition
+from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.prefix_map import Column as LedgerColumn
+from swdriver_shim.cache.prefix_map import PrefixMap
+from swdriver_shim.cache.victims import Victims
+from swdriver_shim.keys import COLUMN_TOKENS
+from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Policy, Rules
+from tests.swdriver_shim.forests import Column, Driver, key, path_to
+from tests.swdriver_shim.integrity import check_integrity
+from tests.swdriver_shim.ledgers import conversation
+from tests.swdriver_shim.prompts import FULL, prompt
+
+NAMES = sorted(POLICIES)
+DENSE = "default, all columns in its sample"
+ORGS = ["acme", "globex", "initech"]
+
+
+class Batches(Driver):
+    """A driver that stores and displaces as many columns at once as it can."""
+
+    def prompt(self, name: str, length: int, now: float, parent: Column | None = None) -> list[Column]:
+        columns: list[Column] = []
+        for depth in range(length):
+            needs = parent.needs + 1 if parent else 0
+            column = Column(key(f"{name}/{depth}"), parent, now, now, needs=needs)
+            self.columns[column.key] = column
+            if parent:
+                parent.ref_count += 1
+            columns.append(column)
+            parent = column
+        self.policy.stored_all(columns, now)
+        return columns
+
+    def displace_some(self, now: float, most: int, taken: int) -> list[Column]:
+        """Ask for so many at once, and take so many of them."""
+        run = self.policy.victims(now, most)[:taken]
+        if run:
+            self.policy.displaced(run, now)
+            for column in run:
+                del self.columns[column.key]
+                if column.parent:
+                    column.parent.ref_count -= 1
+            if (parent := run[-1].parent) and not parent.ref_count and self.has(parent):
+                self.policy.leaf(parent)
+        return run
+
+
+class Single(Driver):
+    def prompt(self, name: str, length: int, now: float, parent: Column | None = None) -> list[Column]:
+        """All columns are there before the first is stored, as in a ledger."""
+        columns: list[Column] = []
+        for depth in range(length):
+            needs = parent.needs + 1 if parent else 0
+            column = Column(key(f"{name}/{depth}"), parent, now, now, needs=needs)
+            self.columns[column.key] = column
+            if parent:
+                parent.ref_count += 1
+            columns.append(column)
+            parent = column
+        for column in columns:
+            self.policy.stored(column, now)
+        return columns
+
+
+class Runs(RuleBasedStateMachine):
+    """Two drivers have the same policy and do the same, one of them in batches."""
+
+    names = Bundle("names")
+
+    @initialize(name=st.sampled_from([*NAMES, DENSE]))
+    def begin(self, name: str) -> None:
+        def policy() -> Any:
+            return Competition(1, 1) if name == DENSE else POLICIES[name]()
+
+        self.single, self.batches = Single(policy()), Batches(policy())
+        self.pinned: list[bytes] = []
+        self.now = 0.0
+        self.prompts = 0
+
+    def both(self, name: bytes) -> tuple[Column, Column] | None:
+        one, other = self.single.columns.get(name), self.batches.columns.get(name)
+        assert (one is None) == (other is None)
+        return (one, other) if one and other else None
+
+    @rule(target=names, length=st.integers(1, 12))
+    def store(self, length: int) -> bytes:
+        self.prompts += 1
+        name = f"prompt {self.prompts}"
+        self.single.prompt(name, length, self.now)
+        return self.batches.prompt(name, length, self.now)[-1].key
+
+    @rule(target=names, before=names, length=st.integers(1, 12), again=st.booleans())
+    def store_more(self, before: bytes, length: int, again: bool) -> bytes:  # noqa: FBT001
+        """Behind a column; `again`: those that were stored behind it once, so that ghosts are met."""
+        found = self.both(before)
+        self.prompts += not again
+        name = f"more {self.prompts} {before.hex()}"
+        if found is None or key(f"{name}/0") in self.single.columns:
+            return before
+        self.single.prompt(name, length, self.now, found[0])
+        return self.batches.prompt(name, length, self.now, found[1])[-1].key
+
+    @rule(name=names)
+    def use(self, name: bytes) -> None:
+        if found := self.both(name):
+            self.single.use(path_to(found[0]), self.now)
+            self.batches.use(path_to(found[1]), self.now)
+
+    @rule(name=names)
+    def pin(self, name: bytes) -> None:
+        if found := self.both(name):
+            self.pinned.append(name)
+            for column in found:
+                column.ref_count += 1
+
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        if self.pinned:
+            name = self.pinned.pop(data.draw(st.integers(0, len(self.pinned) - 1)))
+            self.single.release(self.single.columns[name])
+            self.batches.release(self.batches.columns[name])
+
+    @rule(seconds=st.sampled_from([0.001, 0.3, 1.0, 60.0, 4000.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(most=st.integers(1, 15), taken=st.integers(1, 15))
+    def displace(self, most: int, taken: int) -> None:
+        run = self.batches.displace_some(self.now, most, taken)
+        assert len(run) <= most
+        same = [self.single.displace(self.now) for _ in run]
+        assert [column.key for column in run] == [column.key for column in same if column]
+        if not run:
+            assert self.single.displace(self.now) is None
+
+    @rule(data=st.data())
+    def another_wins(self, data: st.DataObject) -> None:
+        one, other = self.single.policy, self.batches.policy
+        if isinstance(one, Competition) and one._miniatures and not one._waiting:
+            assert isinstance(other, Competition)
+            at = data.draw(st.integers(0, len(one._miniatures) - 1))
+            one._use(one._miniatures[at], self.now)
+            other._use(other._miniatures[at], self.now)
+
+    @invariant()
+    def all_fits(self) -> None:
+        if hasattr(self, "batches"):
+            assert self.batches.columns.keys() == self.single.columns.keys()
+            check_integrity(self.batches.policy, self.batches.columns.values())
+
+    def teardown(self) -> None:
+        """What goes last is the same as well."""
+        if hasattr(self, "batches"):
+            while self.batches.columns:
+                before = len(self.batches.columns)
+                self.displace(15, 15)
+                if len(self.batches.columns) == before:
+                    break
+
+
+TestRuns = Runs.TestCase
+TestRuns.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+@pytest.mark.parametrize("name", [*NAMES, DENSE])
+def test_a_prompt_goes_in_few_runs(name: str) -> None:
+    driver = Batches(Competition(1, 1) if name == DENSE else POLICIES[name]())
+    asked = driver.prompt("a", 40, now=1.0)
+    gone: list[Column] = []
+    runs = 0
+    while driver.columns:
+        gone += driver.displace_some(2.0, 100, 100)
+        runs += 1
+    assert gone == asked[::-1]
+    assert runs <= 10
+
+
+class OneByOne(SlotAllocator):
+    """Chooses each slot by itself."""
+
+    def take_some(self, prefix_map: PrefixMap, most: int, victims: Victims, now: float) -> list[int]:
+        taken: list[int] = []
+        while (
+            len(taken) < most and (slot := self.take(prefix_map, None, None, victims, now)) is not None
+        ):
+            taken.append(slot)
+            prefix_map.account.bytes += prefix_map.column_bytes
+            prefix_map.account.group_bytes[prefix_map.group] += prefix_map.column_bytes
+        return taken
+
+
+class Pair:
+    """Two ledgers of which the same is asked."""
+
+    def __init__(self, slots: int, policies: dict[str, Policy]) -> None:
+        self.ledgers = [Ledger(FULL, "llama", ghosts_max=40) for _ in range(2)]
+        stock, spills = self.ledgers[1]._stock, self.ledgers[1]._spills
+        self.ledgers[1]._stores._allocator = OneByOne(stock, spills)
+        for made in self.ledgers:
+            made.set_slot_limit(0, slots)
+            made.set_policies({org: OrgPolicies(policy=of) for org, of in policies.items()}, 0)
+
+    def store(self, org: str, tokens: Sequence[int], now: float, rules: Rules) -> None:
+        places = []
+        for made in self.ledgers:
+            asked = prompt(tokens, org)
+            begun = made.begin_store(asked, asked.tokens, now, rules)
+            places.append([(column.key, column.depth, slot) for column, slot in begun.places])
+            check_integrity(made)
+            made.finish_store(begun, now)
+        assert places[0] == places[1]
+
+    def match(self, org: str, tokens: Sequence[int], now: float) -> None:
+        found = []
+        for made in self.ledgers:
+            match = made.match(prompt(tokens, org), now)
+            made.release(match)
+            found.append((match.tokens, match.slots, match.missed, list(match.reasons)))
+        assert found[0] == found[1]
+
+    def sweep(self, now: float) -> None:
+        for made in self.ledgers:
+            made.sweep(now)
+            made.reclaim()
+            clears = made.take_clears(100)
+            made.finish_clears(clears, is_done=True)
+
+    def purge(self, org: str) -> None:
+        for made in self.ledgers:
+            made.purge(org)
+
+    def check(self) -> None:
+        one, other = (seen(made) for made in self.ledgers)
+        assert one == other
+        for made in self.ledgers:
+            check_integrity(made)
+
+
+def seen(made: Ledger) -> dict[str, Any]:
+    """All that a ledger knows of its columns and slots."""
+
+    def of(column: LedgerColumn) -> tuple[object, ...]:
+        return column.key, column.slot, column.state, column.due, column.ref_count, column.priority
+
+    return {
+        "columns": {org: [*map(of, its.columns(0))] for org, its in made.accounts.items()},
+        "bytes": {org: its.group_bytes for org, its in made.accounts.items()},
+        "reasons": list(made._stock.ghosts._reasons.items()),
+        "free": made.pools[0]._free,
+        "used": (made.pools[0].used, made.pools[0].ever_used),
+        "leftovers": {slot: len(maps) for slot, maps in made.pools[0]._leftovers.items()},
+    }
+
+
+SIZE = FULL.groups[0].column_bytes
+POLICY = st.builds(
+    Policy,
+    displacement=st.sampled_from([*NAMES]),
+    share=st.sampled_from([0.5, 1.0, 3.0]),
+    priority=st.sampled_from([20, 35]),
+    dram_bytes_max=st.sampled_from([None, None, 5 * SIZE, 20 * SIZE]),
+    scrub=st.sampled_from([False, False, False, True]),
+    ttl_last_use_seconds=st.sampled_from([None, 50]),
+)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_ledgers_choose_the_same_at_once_and_one_by_one(data: st.DataObject) -> None:
+    policies = {org: data.draw(POLICY) for org in ORGS}
+    pair = Pair(data.draw(st.sampled_from([6, 30, 60])), policies)
+    dice, now = random.Random(data.draw(st.integers(0, 1 << 32))), 0.0
+    for _ in range(40):
+        now += dice.choice([0.0, 0.01, 1.0, 30.0])
+        org = dice.choice(ORGS)
+        kinds = [dice.randint(0, 3), *(dice.randint(0, 9) for _ in range(dice.randint(0, 24)))]
+        tokens = conversation(*kinds, rest=dice.choice([0, 0, 7, COLUMN_TOKENS - 1]))
+        act = dice.choice(["store", "store", "store", "match", "sweep", "purge", "policy"])
+        if act == "store":
+            priority = dice.choice([None, None, 10, 90])
+            pair.store(org, tokens, now, AS_USUAL if priority is None else Rules(priority=priority))
+        elif act == "match":
+            pair.match(org, tokens, now)
+        elif act == "sweep":
+            pair.sweep(now)
+        elif act == "purge" and dice.random() < 0.3:
+            pair.purge(org)
+        elif act == "policy":
+            name: DisplacementName = dice.choice(["default", "cost", "lru", "s3fifo", "slru", "lfu"])
+            for made in pair.ledgers:
+                made.set_displacement(org, name, now)
+        pair.check()
