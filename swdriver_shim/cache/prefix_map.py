@@ -318,7 +318,8 @@ class Account:
         parent of the one before it. At most so many, and perhaps fewer; empty if there is none."""
         queues = self._queues[group]
         for priority in sorted(queues):
-            if run := queues[priority].victims(now, most):
+            queue = queues[priority]
+            if len(queue) and (run := queue.victims(now, most)):
                 for place, column in enumerate(run):
                     if column.state is not _READY or column.priority != priority:
                         return run[:place]  # it is not of this queue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import singledispatch
 from itertools import chain
 from typing import Any
@@ -174,6 +174,10 @@ def _(it: Competition[Any], columns: Iterable[Any]) -> None:
     sampled = {column for column in columns if not _bits(column.key) & it._mask}
     assert it._sample.keys() == sampled
     assert len(sampled) <= 2 * SAMPLE_COLUMNS
+    for column in sampled:
+        before = [*_ancestors(column)]
+        if columns.issuperset(before):  # else some were purged
+            assert it._sample[column] == next((one.key for one in before if one in sampled), b"")
     for one in it._miniatures:
         here = one.columns.values()
         check_integrity(one.policy, here)
@@ -181,6 +185,12 @@ def _(it: Competition[Any], columns: Iterable[Any]) -> None:
         assert all(column.parent is None or column.parent.key in one.columns for column in here)
         children = Counter(column.parent for column in here)
         assert all(column.ref_count == children[column] for column in here)
+
+
+def _ancestors(column: Any) -> Iterator[Any]:
+    while column.parent is not None:
+        column = column.parent
+        yield column
 
 
 @check_integrity.register(S3Fifo)

@@ -510,3 +510,42 @@ class TestCompetition:
         assert SAMPLE_COLUMNS / 2 < len(policy._sample) <= 2 * SAMPLE_COLUMNS
         assert all(len(one.columns) <= 2 * SAMPLE_COLUMNS for one in policy._miniatures)
         check_integrity(policy, driver.columns.values())
+
+    def test_the_sample_grows_again_as_the_store_shrinks(self) -> None:
+        """Of a few columns nobody could tell which policy is better."""
+        policy = Competition[Column]()
+        driver = Driver(policy)
+        for number in range(120 * SAMPLE_COLUMNS // 4):
+            driver.prompt(f"p{number}", 4, float(number))
+        driver.displace(10_000.0)
+        mask = policy._mask
+        while len(driver.columns) > 8 * SAMPLE_COLUMNS:
+            driver.displace(10_000.0)
+        for number in range(500):
+            self.serve(driver, f"q{number}", 4, 10_000.0 + number, room=8 * SAMPLE_COLUMNS)
+        assert policy._mask < mask
+        assert SAMPLE_COLUMNS / 2 <= len(policy._sample) <= 2 * SAMPLE_COLUMNS
+        assert all(len(one.columns) > SAMPLE_COLUMNS / 4 for one in policy._miniatures)
+        check_integrity(policy, driver.columns.values())
+
+    def test_of_a_very_small_store_no_hit_rates_are_shown(self) -> None:
+        policy = Competition[Column]()
+        driver = Driver(policy)
+        for number in range(400):
+            self.serve(driver, f"p{number % 40}", 2, float(number), room=20)
+        assert policy._used
+        assert not policy.standings
+
+    def test_what_comes_back_and_is_used_then_counts_once(self) -> None:
+        """A column of tier 2 is stored again because of a request that uses it next: that is no hit."""
+        policy = Competition[Column](share=1, share_learned=1)
+        driver = Driver(policy)
+        for number in range(1500):
+            column = Column(key(f"p{number}"), None, number - 5.0, number - 5.0)
+            driver.columns[column.key] = column
+            policy.stored(column, float(number))
+            driver.use([column], float(number))
+            while len(driver.columns) > 200:
+                driver.displace(float(number))
+        assert policy.standings == tuple(Standing(name, 0.0) for name in COMPETING)
+        assert not any(map(sum, policy._returns._ended)), "it was no return within a moment"

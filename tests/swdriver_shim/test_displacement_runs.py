@@ -177,6 +177,17 @@ TestRuns = Runs.TestCase
 TestRuns.settings = settings(max_examples=60, stateful_step_count=40)
 
 
+def test_what_is_valid_for_a_quarter_of_a_second_is_now_whatever_fractions_add_up_to() -> None:
+    """0.3 + 0.25 - 0.3 is more than 0.25: each victim was chosen anew, and not the parent of the last."""
+    both = Runs()
+    both.begin(name="cost")
+    both.store(length=1)
+    both.wait(seconds=0.3)
+    both.store(length=3)
+    both.displace(most=1, taken=1)
+    both.teardown()
+
+
 @pytest.mark.parametrize("name", [*NAMES, DENSE])
 def test_a_prompt_goes_in_few_runs(name: str) -> None:
     driver = Batches(Competition(1, 1) if name == DENSE else POLICIES[name]())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from math import sqrt
 from typing import Annotated, Any, Final, Generic
@@ -20,7 +20,8 @@ from swdriver_shim.cache.displacement.s3fifo import S3Fifo
 SAMPLE_COLUMNS: Final = 256  # of those held, or up to twice as many
 SHARE_MAX: Final = 4  # at most one column in so many is in the sample
 OBSERVED: Final = 16  # uses of columns of the sample that are compared at once
-WINDOW: Final = 8.0  # comparisons reach back so many turnovers of what a miniature holds
+ROOM_MIN: Final = 8  # columns of a miniature: hits of a smaller one tell nothing
+WINDOW: Final = 8.0  # comparisons reach back so many uses for each column that a miniature holds
 GAIN_MIN: Final = 0.01  # of the hits: for less the policy is not changed,
 NOISE: Final = 2.0  # nor for less than so many standard errors
 MOVED: Final = 8  # columns that are moved to another policy with each one that is stored
@@ -78,12 +79,12 @@ class Miniature(Generic[C]):
         self.gain = 0.0  # hits more than the policy in use had, fading,
         self.squares = 0.0  # and their squares
 
-    def fill(self, columns: Iterable[C], above: Callable[[C], bytes], now: float) -> None:
-        """Begin with these columns, parents first."""
-        for one in columns:
+    def fill(self, columns: Iterable[tuple[C, bytes]], now: float) -> None:
+        """Begin with these columns, parents first, each with the key of the one before it."""
+        for one, above in columns:
             if one.key in self.columns:
                 continue  # one of them was purged, and is about to be removed
-            parent = self.columns.get(above(one))
+            parent = self.columns.get(above)
             column = self.columns[one.key] = _Column(one, parent, one.stored_at)
             column.used_at, column.uses = one.used_at, one.uses
             if parent:
@@ -165,8 +166,8 @@ class Competition(DisplacementPolicy[C]):
 
     name = "default"
     __slots__ = (
-        "_active", "_held", "_mask", "_miniatures", "_old", "_passes", "_returns", "_sample", "_seen",
-        "_used", "_victim", "_waiting", "in_use", "since",
+        "_active", "_held", "_mask", "_mask_min", "_miniatures", "_old", "_passes", "_returns",
+        "_sample", "_seen", "_used", "_victim", "_waiting", "in_use", "since",
     )  # fmt: skip
 
     def __init__(self, share: int = SHARE_MAX, share_learned: int = SHARE_AT_FIRST) -> None:
@@ -174,9 +175,9 @@ class Competition(DisplacementPolicy[C]):
         Powers of two."""
         super().__init__()
         self._returns = Returns(EXPECTED, share_learned)
-        self._mask = share - 1  # bits of a key that no column of the sample has
+        self._mask = self._mask_min = share - 1  # bits of a key that no column of the sample has
         self._passes = 0  # those in the second byte that no column of either sample has
-        self._sample: dict[C, None] = {}  # those present, parents first
+        self._sample: dict[C, bytes] = {}  # those present, parents first, with the key of the one before
         self._miniatures: list[Miniature[C]] = []
         self.in_use = Cost.name
         self.since: float | None = None  # None: from the start
@@ -201,9 +202,7 @@ class Competition(DisplacementPolicy[C]):
             self._sampled_stored(column, now)
 
     def stored_all(self, columns: Sequence[C], now: float) -> None:
-        begin = (
-            0  # of those that are not stored yet: the sample has to see as many as it would otherwise
-        )
+        begin = 0  # of those that are not stored yet: the sample sees as many as it would otherwise
         for place, column in enumerate(columns):
             if self._waiting:
                 super().stored_all(columns[begin:], now)
@@ -220,12 +219,17 @@ class Competition(DisplacementPolicy[C]):
         self._active.stored_all(columns, now)
 
     def _sampled_stored(self, column: C, now: float) -> None:
-        self._learn([column], 0, now)
+        was_used = column.used_at >= now  # else it comes back, to be used after that
+        if was_used:
+            self._learn([column], 0, now)
         if not _bits(column.key) & self._mask:
-            self._sample[column] = None
+            self._sample[column] = self._above(column)
             if len(self._sample) > 2 * SAMPLE_COLUMNS:
-                self._thin(now)
-            self._ask([column], now)
+                self._resample(2 * self._mask + 1, now)
+            elif 2 * len(self._sample) < SAMPLE_COLUMNS and self._mask > self._mask_min:
+                self._resample(self._mask >> 1, now)
+            if was_used:
+                self._ask([column], now)
 
     def used(self, path: Sequence[C], now: float) -> None:
         if not self._waiting:
@@ -290,8 +294,8 @@ class Competition(DisplacementPolicy[C]):
 
     @property
     def standings(self) -> tuple[Standing, ...]:
-        """Of the policies that compete; none as long as they were not compared."""
-        if not self._used:
+        """Of the policies that compete; none as long as they were not compared on enough columns."""
+        if not self._used or self._room < ROOM_MIN:
             return ()
         return tuple([Standing(one.name, min(1.0, one.hits / self._used)) for one in self._miniatures])
 
@@ -312,8 +316,7 @@ class Competition(DisplacementPolicy[C]):
     def _ask(self, path: Sequence[C], now: float) -> None:
         if not self._miniatures:
             return
-        room = max(1.0, self._count / (self._mask + 1))
-        above = self._above(path[0])
+        room, above = max(1.0, self._room), self._sample.get(path[0], b"")
         for one in self._miniatures:
             one.ask(path, above, now, room)
         self._seen += len(path)
@@ -330,21 +333,38 @@ class Competition(DisplacementPolicy[C]):
             before = before.parent
         return b""
 
+    @property
+    def _room(self) -> float:
+        return self._count / (self._mask + 1)
+
     def _begin(self, now: float) -> None:
         for name, make in COMPETING.items():
             one = Miniature[C](name, make(self._returns))
-            one.fill(self._sample, self._above, now)
+            one.fill(self._sample.items(), now)
             self._miniatures.append(one)
 
-    def _thin(self, now: float) -> None:
-        """Follow half as many columns. The miniatures begin anew, with what is present."""
-        self._mask = 2 * self._mask + 1
+    def _resample(self, mask: int, now: float) -> None:
+        """Follow a smaller share of the columns, or a larger one. The miniatures begin anew, with those
+        that are present."""
+        wider = mask < self._mask
+        self._mask = mask
         self._set_passes()
-        self._sample = {one: None for one in self._sample if not _bits(one.key) & self._mask}
+        if wider:
+            present = loops.current.sampled([*self._waiting, *self._held], mask & 0xFF)
+            picked = [one for one in present if not _bits(one.key) & mask]
+            picked.sort(key=lambda one: one.needs)  # parents first
+            self._sample = {one: self._above(one) for one in picked}
+        else:
+            before = {one.key: above for one, above in self._sample.items()}
+            self._sample = {
+                one: _first(above, before, mask)
+                for one, above in self._sample.items()
+                if not _bits(one.key) & mask
+            }
         for one in self._miniatures:
             one.columns = {}
             one.policy = COMPETING[one.name](self._returns)
-            one.fill(self._sample, self._above, now)
+            one.fill(self._sample.items(), now)
 
     def _compare(self, room: float, now: float) -> None:
         keep = 1 - self._seen / (WINDOW * room + self._seen)
@@ -386,6 +406,13 @@ class Competition(DisplacementPolicy[C]):
 
     def _set_passes(self) -> None:
         self._passes = self._mask & self._returns.mask & 0xFF
+
+
+def _first(key: bytes, before: Mapping[bytes, bytes], mask: int) -> bytes:
+    """The first key of those before it, with itself, that is in a smaller sample; empty for none."""
+    while key and _bits(key) & mask:
+        key = before.get(key, b"")
+    return key
 
 
 def _bits(key: bytes) -> int:

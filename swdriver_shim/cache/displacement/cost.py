@@ -53,7 +53,7 @@ class Cost(DisplacementPolicy[C]):
         "_kinds",
         "_learns",
         "_offers",
-        "_offers_until",
+        "_offers_at",
         "_returns",
         "_ticket",
         "_waiting",
@@ -74,7 +74,7 @@ class Cost(DisplacementPolicy[C]):
         self._kinds: list[tuple[_Heap[C], _Heap[C]]] = [([], []) for _ in _KINDS]  # oldest, youngest
         self._entries = 0  # of each end, at most
         self._offers: list[_Offer[C]] = [_NOBODY for _ in _KINDS]
-        self._offers_until = 0.0
+        self._offers_at = -inf
         self._changed: set[int] = set()  # where somebody has come who may be worth less
         self._front: C | None = None  # the parent of the victim before, if it is worth as little
         self._front_rank: tuple[int, float] = (-1, 0.0)  # kind and time of use of that victim
@@ -83,7 +83,8 @@ class Cost(DisplacementPolicy[C]):
         self._count += 1
         if self._learns and self._returns.follows(column.key):
             column.mark = True
-            self._returns.used([(column.key, kind_of(column, column.uses))], now)
+            if column.used_at >= now:  # else it comes back, to be used after that
+                self._returns.used([(column.key, kind_of(column, column.uses))], now)
         if not column.ref_count:
             self.leaf(column)
 
@@ -121,8 +122,8 @@ class Cost(DisplacementPolicy[C]):
         self._throw_away_stale()
 
     def victim(self, now: float) -> C | None:
-        if not 0 <= self._offers_until - now <= OFFER_S:
-            self._offers_until = now + OFFER_S
+        if not 0 <= now - self._offers_at <= OFFER_S:
+            self._offers_at = now
             self._changed.update(_KINDS)
         if (front := self._front) is not None:
             if front.ref_count:
