@@ -178,7 +178,7 @@ TestRuns.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_what_is_valid_for_a_quarter_of_a_second_is_now_whatever_fractions_add_up_to() -> None:
-    """0.3 + 0.25 - 0.3 is more than 0.25: each victim was chosen anew, and not the parent of the last."""
+    """0.3 + 0.25 - 0.3 is more than 0.25, so each victim was chosen anew, not the parent of the last."""
     both = Runs()
     both.begin(name="cost")
     both.store(length=1)
