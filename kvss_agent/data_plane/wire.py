@@ -348,8 +348,7 @@ class Deleted:
         return _frame(self.kind, b"", self.request)
 
 
-@dataclass(frozen=True, slots=True)
-class TierColumn:
+class TierColumn(NamedTuple):
     """A column and its slot. For a spill: `sequence` is the evict that wrote the slot, `note` whatever
     the driver wants to be told when it recalls the column. To borrow it: `note` is the lender's slot."""
 
@@ -405,10 +404,8 @@ class Tier:
     lender: Lender | None = None
 
     def encode(self) -> bytes:
-        body = _ASK.pack(self.after, self.wait_ms) + b"".join(
-            _TIER.pack(column.slot, column.key, column.tag, column.sequence, column.note)
-            for column in self.columns
-        )
+        columns = b"".join(_TIER.pack(*column) for column in self.columns)
+        body = _ASK.pack(self.after, self.wait_ms) + columns
         body += self.lender.encode() if self.lender else self.data_key
         return _frame(self.kind, body, self.request, flags=self.verb, count=len(self.columns))
 
@@ -420,7 +417,7 @@ class Tier:
         if not 0 < count <= BATCH_MAX or len(body) < end:
             raise _malformed("a request of another length")
         after, wait_ms = _ASK.unpack_from(body)
-        columns = tuple(TierColumn(*fields) for fields in _TIER.iter_unpack(body[_ASK.size : end]))
+        columns = tuple(map(TierColumn._make, _TIER.iter_unpack(body[_ASK.size : end])))
         verb, rest = TierVerb(flags), bytes(body[end:])
         if verb is TierVerb.BORROW:
             return cls(request, verb, after, wait_ms, columns, lender=Lender.decode(rest))
@@ -572,7 +569,7 @@ _MISSES: Final = list(Miss)
 _ROLES: Final = frozenset(Role)
 _MEANS: Final = frozenset(Means)
 _TIER_VERBS: Final = frozenset(TierVerb)
-_TIER_ANSWERS: Final = frozenset(TierAnswer)
+_TIER_ANSWERS: Final = {int(answer): answer for answer in TierAnswer}
 _CAUSES: Final = frozenset(Cause)
 _KINDS: Final = frozenset(Kind)
 
@@ -730,7 +727,7 @@ def _malformed(sentence: str) -> Breach:
 
 def _read_answer(code: int) -> TierAnswer | Miss:
     if code < TierAnswer.MISS and code in _TIER_ANSWERS:
-        return TierAnswer(code)
+        return _TIER_ANSWERS[code]
     if 0 <= code - TierAnswer.MISS < len(_MISSES):
         return _MISSES[code - TierAnswer.MISS]
     raise _malformed("an unknown answer")

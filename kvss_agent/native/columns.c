@@ -7,9 +7,7 @@
 
 #include "native.h"
 
-enum { CHECKED = 60, KEY = 16, TOKENS_MAX = 64, VERSION = 1, OPEN = 1, SEALED = 2 };
-enum { AT_TOKENS = 6, AT_SEQUENCE = 8, AT_KEY = 16, AT_TAG = 32, AT_CHECKSUM = 48, AT_LENGTH = 56 };
-static const uint64_t PAYLOAD_MAX = 1 << 30;
+enum { KEY = 16, TOKENS_MAX = 64, VERSION = 1, OPEN = 1, SEALED = 2 };
 
 PyObject *misses[MISSES];
 static PyTypeObject *header_type; /* seal.Header, a tuple of six */
@@ -20,7 +18,7 @@ static void put(uint8_t *at, uint64_t value, int bytes)
         at[i] = (uint8_t)(value >> 8 * i);
 }
 
-static uint64_t get(const uint8_t *at, int bytes)
+uint64_t get(const uint8_t *at, int bytes)
 {
     uint64_t value = 0;
     for (int i = 0; i < bytes; i++)
@@ -42,7 +40,7 @@ bool set_names(Column *column, PyObject *key, PyObject *tag)
 }
 
 /* A seal.Column: key, tag, sequence. False, with an exception, if it is something else. */
-static bool column_of(PyObject *given, Column *column)
+bool column_of(PyObject *given, Column *column)
 {
     if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 3) {
         PyErr_SetString(PyExc_TypeError, "a column is a key, a tag and a sequence");
@@ -52,6 +50,19 @@ static bool column_of(PyObject *given, Column *column)
         return false;
     column->sequence = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(given, 2));
     return column->sequence != (uint64_t)-1 || !PyErr_Occurred();
+}
+
+/* The header of a sealed column. */
+void make_header(uint8_t header[HEADER], const Column *column, uint64_t tokens, uint64_t length, uint64_t checksum)
+{
+    memcpy(header, (uint8_t[AT_TOKENS]){'T', 'I', 'D', 'E', VERSION, SEALED}, AT_TOKENS);
+    put(header + AT_TOKENS, tokens, 2);
+    put(header + AT_SEQUENCE, column->sequence, 8);
+    memcpy(header + AT_KEY, column->key, KEY);
+    memcpy(header + AT_TAG, column->tag, KEY);
+    put(header + AT_CHECKSUM, checksum, 8);
+    put(header + AT_LENGTH, length, 4);
+    put(header + CHECKED, check_of_header(header), 4);
 }
 
 /* Seal a payload into a slot. False with an exception, and then the slot is as it was. */
@@ -78,13 +89,7 @@ bool write_slot(
         __atomic_thread_fence(__ATOMIC_RELEASE);
         made = moved_payload(slot + HEADER, payload.buf, length, STREAM_IN_FROM, &sum);
         if (made) {
-            sealed[5] = SEALED;
-            put(sealed + AT_TOKENS, (uint64_t)tokens, 2);
-            memcpy(sealed + AT_KEY, column->key, KEY);
-            memcpy(sealed + AT_TAG, column->tag, KEY);
-            put(sealed + AT_CHECKSUM, sum, 8);
-            put(sealed + AT_LENGTH, length, 4);
-            put(sealed + CHECKED, check_of_header(sealed), 4);
+            make_header(sealed, column, (uint64_t)tokens, length, sum);
             __atomic_thread_fence(__ATOMIC_RELEASE);
             memcpy(slot, sealed, HEADER);
         }
@@ -94,7 +99,7 @@ bool write_slot(
 }
 
 /* What 64 bytes say, and whether it is the column that is expected. */
-static enum miss identified(const uint8_t *header, const Column *column)
+enum miss identified(const uint8_t *header, const Column *column)
 {
     static const uint8_t nothing[HEADER];
     if (memcmp(header, "TIDE", 4) != 0)
@@ -113,7 +118,7 @@ static enum miss identified(const uint8_t *header, const Column *column)
     return NO_MISS;
 }
 
-static PyObject *header_of(const uint8_t *header, const Column *column)
+PyObject *header_of(const uint8_t *header, const Column *column)
 {
     PyObject *made = header_type->tp_alloc(header_type, 6);
     if (made == NULL)

@@ -12,29 +12,41 @@
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
-enum { PARTS_MAX = 8 };
-
-typedef struct {
-    PyObject *given_path, *path; /* as it was given, and in bytes */
-    Py_buffer part[PARTS_MAX];
-    int parts, fd, failed; /* by which errno, or 0 */
-    size_t bytes, done;
-} File;
+void let_go_of_file(File *file)
+{
+    while (file->holding > 0)
+        PyBuffer_Release(&file->held[--file->holding]);
+    Py_CLEAR(file->path);
+    Py_CLEAR(file->given_path);
+}
 
 static void let_go_of_files(File *files, Py_ssize_t count, Py_buffer *bounce)
 {
-    for (File *file = files; file < files + count; file++) {
-        while (file->parts > 0)
-            PyBuffer_Release(&file->part[--file->parts]);
-        Py_XDECREF(file->path);
-        Py_XDECREF(file->given_path);
-    }
+    for (File *file = files; file < files + count; file++)
+        let_go_of_file(file);
     PyMem_Free(files);
     if (bounce->obj != NULL)
         PyBuffer_Release(bounce);
+}
+
+bool hold_path(File *file, PyObject *given)
+{
+    file->given_path = Py_NewRef(given);
+    return PyUnicode_FSConverter(given, &file->path);
+}
+
+/* Its memory is not unmapped before it is let go. */
+bool hold_buffer(File *file, PyObject *given, int how)
+{
+    return PyObject_GetBuffer(given, &file->held[file->holding], how) == 0 && ++file->holding;
+}
+
+void add_part(File *file, void *from, size_t bytes)
+{
+    file->part[file->parts++] = (struct iovec){from, bytes};
+    file->bytes += bytes;
 }
 
 static bool hold_file(File *file, PyObject *given, int how)
@@ -45,18 +57,32 @@ static bool hold_file(File *file, PyObject *given, int how)
             PyErr_SetString(PyExc_TypeError, "a file is a tuple: path and parts");
         return false;
     }
-    file->given_path = Py_NewRef(path);
-    PyObject *parts = PyUnicode_FSConverter(path, &file->path) ? PySequence_Tuple(given_parts) : NULL;
+    PyObject *parts = hold_path(file, path) ? PySequence_Tuple(given_parts) : NULL;
     if (parts == NULL)
         return false;
     const Py_ssize_t count = PyTuple_GET_SIZE(parts);
     if (count > PARTS_MAX)
         PyErr_Format(PyExc_ValueError, "a file has up to %d parts, not %zd", PARTS_MAX, count);
     while (!PyErr_Occurred() && file->parts < count)
-        if (PyObject_GetBuffer(PyTuple_GET_ITEM(parts, file->parts), &file->part[file->parts], how) == 0)
-            file->bytes += (size_t)file->part[file->parts++].len;
+        if (hold_buffer(file, PyTuple_GET_ITEM(parts, file->parts), how))
+            add_part(file, file->held[file->parts].buf, (size_t)file->held[file->parts].len);
     Py_DECREF(parts);
     return !PyErr_Occurred();
+}
+
+/* Memory that bytes go through, or None. */
+bool hold_bounce(Py_buffer *bounce, PyObject *given)
+{
+    *bounce = (Py_buffer){.obj = NULL};
+    if (given == Py_None)
+        return true;
+    if (PyObject_GetBuffer(given, bounce, PyBUF_WRITABLE) < 0)
+        return false;
+    if (bounce->len > 0)
+        return true;
+    PyBuffer_Release(bounce);
+    PyErr_SetString(PyExc_ValueError, "nothing can go through a bounce of no bytes");
+    return false;
 }
 
 /* The files that are asked for, and the memory that their bytes go through. NULL with an exception. */
@@ -68,14 +94,11 @@ static File *hold_files(PyObject *given, int how, PyObject *given_bounce, Py_ssi
     Py_ssize_t held = 0;
     File *files = PyMem_Calloc((size_t)PyTuple_GET_SIZE(list) + 1, sizeof(File));
     *count = PyTuple_GET_SIZE(list);
-    *bounce = (Py_buffer){.obj = NULL};
     if (files == NULL)
         PyErr_NoMemory();
-    else if (given_bounce == Py_None || PyObject_GetBuffer(given_bounce, bounce, PyBUF_WRITABLE) == 0)
+    else if (hold_bounce(bounce, given_bounce))
         while (held < *count && hold_file(&files[held], PyTuple_GET_ITEM(list, held), how))
             held++;
-    if (bounce->obj != NULL && bounce->len == 0)
-        PyErr_SetString(PyExc_ValueError, "nothing can go through a bounce of no bytes");
     if (files != NULL && PyErr_Occurred()) {
         let_go_of_files(files, *count, bounce);
         files = NULL;
@@ -84,7 +107,7 @@ static File *hold_files(PyObject *given, int how, PyObject *given_bounce, Py_ssi
     return files;
 }
 
-static PyObject *error_of(int number, PyObject *path)
+PyObject *error_of(int number, PyObject *path)
 {
     return PyObject_CallFunction(PyExc_OSError, "isO", number, strerror(number), path);
 }
@@ -110,10 +133,10 @@ static int rest_of(const File *file, size_t room, struct iovec *rest)
     int count = 0;
     size_t skipped = file->done;
     for (int i = 0; i < file->parts && room > 0; i++) {
-        const size_t length = (size_t)file->part[i].len;
+        const size_t length = file->part[i].iov_len;
         const size_t bytes = length <= skipped ? 0 : length - skipped < room ? length - skipped : room;
         if (bytes > 0)
-            rest[count++] = (struct iovec){(uint8_t *)file->part[i].buf + skipped, bytes};
+            rest[count++] = (struct iovec){(uint8_t *)file->part[i].iov_base + skipped, bytes};
         skipped -= length < skipped ? length : skipped;
         room -= bytes;
     }
@@ -157,7 +180,7 @@ static bool opened(File *file, int flags)
     return file->fd >= 0;
 }
 
-static void stage_one(File *file, int flags, bool locked, const Py_buffer *bounce)
+void stage_one(File *file, int flags, bool locked, const Py_buffer *bounce)
 {
     if (!opened(file, flags))
         return;
@@ -178,12 +201,10 @@ static void stage_one(File *file, int flags, bool locked, const Py_buffer *bounc
         unlink(PyBytes_AS_STRING(file->path));
         close(file->fd);
     }
-    file->done = (size_t)file->fd;
 }
 
-static void fetch_one(File *file, int flags, bool locked, const Py_buffer *bounce)
+void fetch_one(File *file, int flags, const Py_buffer *bounce)
 {
-    (void)locked;
     ssize_t some = PAGE;
     if (!opened(file, flags))
         return;
@@ -199,43 +220,48 @@ static void fetch_one(File *file, int flags, bool locked, const Py_buffer *bounc
     close(file->fd);
 }
 
-typedef void OneFile(File *file, int flags, bool locked, const Py_buffer *bounce);
-
-static PyObject *each_file(
-    OneFile *do_one, PyObject *given, int how, int flags, bool locked, PyObject *given_bounce)
+static PyObject *stage_files(PyObject *self, PyObject *arguments)
 {
+    (void)self;
+    PyObject *given, *given_bounce;
     Py_buffer bounce;
     Py_ssize_t count;
-    File *files = hold_files(given, how, given_bounce, &count, &bounce);
+    int flags, locked;
+    if (!PyArg_ParseTuple(arguments, "OipO", &given, &flags, &locked, &given_bounce))
+        return NULL;
+    File *files = hold_files(given, PyBUF_SIMPLE, given_bounce, &count, &bounce);
     if (files == NULL)
         return NULL;
     PyThreadState *released = PyEval_SaveThread();
     for (File *file = files; file < files + count; file++)
-        do_one(file, flags, locked, &bounce);
+        stage_one(file, flags, locked, &bounce);
     PyEval_RestoreThread(released);
+    for (File *file = files; file < files + count; file++)
+        file->done = (size_t)file->fd;
     PyObject *made = answers_of(files, count);
     let_go_of_files(files, count, &bounce);
     return made;
 }
 
-static PyObject *stage_files(PyObject *self, PyObject *arguments)
-{
-    (void)self;
-    PyObject *given, *bounce;
-    int flags, locked;
-    if (!PyArg_ParseTuple(arguments, "OipO", &given, &flags, &locked, &bounce))
-        return NULL;
-    return each_file(stage_one, given, PyBUF_SIMPLE, flags, locked, bounce);
-}
-
 static PyObject *fetch_files(PyObject *self, PyObject *arguments)
 {
     (void)self;
-    PyObject *given, *bounce;
+    PyObject *given, *given_bounce;
+    Py_buffer bounce;
+    Py_ssize_t count;
     int flags;
-    if (!PyArg_ParseTuple(arguments, "OiO", &given, &flags, &bounce))
+    if (!PyArg_ParseTuple(arguments, "OiO", &given, &flags, &given_bounce))
         return NULL;
-    return each_file(fetch_one, given, PyBUF_WRITABLE, flags, false, bounce);
+    File *files = hold_files(given, PyBUF_WRITABLE, given_bounce, &count, &bounce);
+    if (files == NULL)
+        return NULL;
+    PyThreadState *released = PyEval_SaveThread();
+    for (File *file = files; file < files + count; file++)
+        fetch_one(file, flags, &bounce);
+    PyEval_RestoreThread(released);
+    PyObject *made = answers_of(files, count);
+    let_go_of_files(files, count, &bounce);
+    return made;
 }
 
 static PyObject *publish_files(PyObject *self, PyObject *given)

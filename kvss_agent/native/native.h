@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/uio.h>
 
 #define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
 
@@ -22,6 +23,10 @@
 #endif
 
 enum { SHORT_MAX = 240, STRIPE = 64, PAGE = 4096, FIRST_LINES = 16, HEADER = 64 };
+
+/* Where the fields of a header are; seal.py explains them. */
+enum { AT_TOKENS = 6, AT_SEQUENCE = 8, AT_KEY = 16, AT_TAG = 32, AT_CHECKSUM = 48, AT_LENGTH = 56, CHECKED = 60 };
+static const uint64_t PAYLOAD_MAX = 1 << 30;
 
 /* Prefetches the beginning of a payload, and the second page of where it goes to. */
 static inline void prefetch_first(const uint8_t *into, const uint8_t *from, size_t length)
@@ -62,7 +67,12 @@ typedef struct {
     PyObject *key_object, *tag_object;
 } Column;
 
+uint64_t get(const uint8_t *at, int bytes);
 bool set_names(Column *column, PyObject *key, PyObject *tag);
+bool column_of(PyObject *given, Column *column);
+void make_header(uint8_t header[HEADER], const Column *column, uint64_t tokens, uint64_t length, uint64_t checksum);
+enum miss identified(const uint8_t *header, const Column *column);
+PyObject *header_of(const uint8_t *header, const Column *column);
 bool write_slot(uint8_t *slot, Py_ssize_t room, const Column *column, PyObject *tokens, PyObject *payload);
 PyObject *read_slot(const uint8_t *slot, Py_ssize_t room, PyObject *column, PyObject *into);
 int add_columns(PyObject *module);
@@ -73,7 +83,29 @@ int add_window(PyObject *module);
 
 /* files.c */
 
+enum { PARTS_MAX = 8 };
+
+typedef struct {
+    PyObject *given_path, *path; /* as it was given, and in bytes */
+    Py_buffer held[PARTS_MAX];   /* what the parts are in */
+    struct iovec part[PARTS_MAX];
+    int holding, parts, fd, failed; /* by which errno, or 0 */
+    size_t bytes, done;
+} File;
+
+bool hold_path(File *file, PyObject *given);
+bool hold_buffer(File *file, PyObject *given, int how);
+void add_part(File *file, void *from, size_t bytes);
+void let_go_of_file(File *file);
+bool hold_bounce(Py_buffer *bounce, PyObject *given);
+void stage_one(File *file, int flags, bool locked, const Py_buffer *bounce);
+void fetch_one(File *file, int flags, const Py_buffer *bounce);
+PyObject *error_of(int number, PyObject *path);
 int add_files(PyObject *module);
+
+/* moves.c */
+
+int add_moves(PyObject *module);
 
 /* prompts.c */
 

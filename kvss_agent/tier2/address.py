@@ -26,6 +26,12 @@ _NAME: Final = re.compile(
 _bytes = lru_cache(maxsize=4096)(bytes.fromhex)  # a million addresses share a few namespaces and tags
 
 
+@lru_cache(maxsize=4096)
+def _rest(namespace: bytes, shard: str, encrypted: bool) -> int:  # noqa: FBT001 - a part of what is named
+    """What all keys of a shard are mixed with."""
+    return xxh3_128_intdigest(namespace + shard.encode() + (b"/encrypted" if encrypted else b""))
+
+
 class _Fields(NamedTuple):
     namespace: bytes
     tag: bytes
@@ -61,11 +67,8 @@ class Address(_Fields):
         to another shard's or namespace's name is found out by its seal. It belongs to no evict; where a
         slot has the evict's number, it has what the driver wanted noted.
         """
-        rest = xxh3_128_intdigest(
-            self.namespace + self.shard.encode() + (b"/encrypted" if encrypted else b"")
-        )
-        key = (int.from_bytes(self.key) ^ rest).to_bytes(KEY_BYTES)
-        return Column(key, self.tag, note)
+        mixed = int.from_bytes(self.key) ^ _rest(self.namespace, self.shard, encrypted)
+        return Column(mixed.to_bytes(KEY_BYTES), self.tag, note)
 
 
 def parse(name: str) -> Address | None:

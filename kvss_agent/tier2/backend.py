@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
+from kvss_agent.shard.seal import Column, Header, Miss
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.index import Caps
 
@@ -128,6 +129,44 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Nothing is asked of it any more."""
+
+
+class Leaving(NamedTuple):
+    """A column whose file is its slot as it lies there."""
+
+    name: str
+    slot: memoryview
+    evicted: Column  # what the slot holds,
+    header: Header  # and its header, when it was looked at
+    filed: Column  # what the header of the file says
+
+
+class Arriving(NamedTuple):
+    """Where the bytes of such a file go to."""
+
+    name: str
+    slot: memoryview
+    filed: Column  # with any note
+
+
+class ColumnBackend(Protocol):
+    """A backend that moves whole columns, as they lie in their slots, and does all checks on the way."""
+
+    @property
+    def moves_columns(self) -> bool:
+        """Or it does not: asked before each batch."""
+
+    def store_columns(self, columns: Sequence[Leaving]) -> list[Miss | Failed | None]:
+        """As `write`: None if it is published, or why the slot is not what it was."""
+
+    def load_columns(self, columns: Sequence[Arriving]) -> list[Header | Miss | Failed]:
+        """As `read`: the header of the file, or why it is not that column's. The slot's header stays as
+        it is; a miss may leave anything in the payload."""
+
+
+def column_backend(backend: Backend) -> ColumnBackend | None:
+    """This backend, if it moves columns."""
+    return cast("ColumnBackend", backend) if getattr(backend, "moves_columns", False) else None
 
 
 def look_at(backend: Backend, name: str) -> Seen | None:

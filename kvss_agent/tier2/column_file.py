@@ -11,7 +11,15 @@ from typing import Final, NamedTuple
 
 from kvss_agent.mover import Mover
 from kvss_agent.shard.arena import SLOT_ALIGNMENT, slot_bytes_for
-from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss, identify, pack, payload_of, read
+from kvss_agent.shard.seal import (
+    HEADER_BYTES,
+    Column,
+    Header,
+    Miss,
+    identify_any,
+    pack,
+    payload_of,
+)
 from kvss_agent.tier2.address import Address
 
 PAGE: Final = SLOT_ALIGNMENT
@@ -37,25 +45,35 @@ class Form:
         self, slot: memoryview, header: Header, address: Address, note: int
     ) -> Sequence[memoryview]:
         """The parts of the file for what the slot holds."""
-        end = HEADER_BYTES + header.length
-        head = pack(address.column(note), header.tokens, header.length, header.checksum)
-        return memoryview(head), slot[HEADER_BYTES:end], padding(end)
+        return parts_of(slot, header, address.column(note))
 
     def incoming(self, slot: memoryview, address: Address, mover: Mover) -> Landing:
         """To be filled from the file. The slot's header stays as it is."""
-        head = bytearray(HEADER_BYTES)
-
-        def accept(received: int) -> Header | Miss:
-            found = identified(self, head, received, slot, address)
-            if isinstance(found, Miss):
-                return found
-            header, payload = found
-            return header if mover.checksum(payload) == header.checksum else Miss.CORRUPT
-
-        return Landing((memoryview(head), slot[HEADER_BYTES:]), accept)
+        return landing(slot, address.column(0), mover)
 
 
 CLEAR: Final = Form()
+
+
+def parts_of(slot: memoryview, header: Header, filed: Column) -> Sequence[memoryview]:
+    """What the file consists of whose header says `filed`."""
+    end = HEADER_BYTES + header.length
+    head = pack(filed, header.tokens, header.length, header.checksum)
+    return memoryview(head), slot[HEADER_BYTES:end], padding(end)
+
+
+def landing(slot: memoryview, filed: Column, mover: Mover) -> Landing:
+    """For the file whose header says `filed`, with any note."""
+    head = bytearray(HEADER_BYTES)
+
+    def accept(received: int) -> Header | Miss:
+        found = identified(head, received, slot, filed, CLEAR.file_bytes)
+        if isinstance(found, Miss):
+            return found
+        header, payload = found
+        return header if mover.checksum(payload) == header.checksum else Miss.CORRUPT
+
+    return Landing((memoryview(head), slot[HEADER_BYTES:]), accept)
 
 
 def plausible(file_bytes: int) -> bool:
@@ -69,26 +87,22 @@ def padding(end: int) -> memoryview:
 
 
 def identified(
-    form: Form,
     head: bytearray,
     received: int,
     slot: memoryview,
-    address: Address,
-    *,
-    encrypted: bool = False,
+    filed: Column,
+    file_bytes: Callable[[int], int],
 ) -> tuple[Header, memoryview] | Miss:
     """What has been received by its header, and where its payload belongs; or why it is not that
     column's file."""
     if received < HEADER_BYTES:
         return Miss.TORN
-    raw = read(head)
-    note = 0 if isinstance(raw, Miss) else raw.sequence
-    header = identify(head, address.column(note, encrypted=encrypted))
+    header = identify_any(head, filed.key, filed.tag)
     if isinstance(header, Miss):
         return Miss.TORN if header is Miss.ABSENT else header  # zeros: the file's blocks never came
     payload = payload_of(slot, header)
     if payload is None:
         return Miss.CORRUPT
-    if received != (expected := form.file_bytes(header.length)):
+    if received != (expected := file_bytes(header.length)):
         return Miss.TORN if received < expected else Miss.CORRUPT
     return header, payload

@@ -59,9 +59,10 @@ class Encrypted(Form):
         """Nothing goes into the slot before it is known to be right."""
         head = bytearray(HEADER_BYTES)
         body = memoryview(bytearray(self.file_bytes(len(slot) - HEADER_BYTES) - HEADER_BYTES))
+        filed = address.column(0, encrypted=True)
 
         def accept(received: int) -> Header | Miss:
-            found = identified(self, head, received, slot, address, encrypted=True)
+            found = identified(head, received, slot, filed, self.file_bytes)
             if isinstance(found, Miss):
                 return found
             header, payload = found

@@ -1,8 +1,9 @@
-"""Whole files by system calls: several made, several published, several read in one go.
+"""Whole files by system calls: several made, several published, several read in one go; and several
+columns moved between slots and files, with all checks.
 
-There are two that do the same: this one, and one in compiled code (`native/files.c`), which a mover may
-have. That one asks for the interpreter once for all files instead of a few times for each; with as many
-threads as tier 2 has, small files spend their time on waiting for it.
+There are two that do the same: this one, and one in compiled code (`native/files.c`, `native/moves.c`),
+which a mover may have. That one asks for the interpreter once for all files instead of a few times for
+each; with as many threads as tier 2 has, small files spend their time on waiting for it.
 """
 
 from __future__ import annotations
@@ -15,17 +16,23 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from kvss_agent.mover import PYTHON, Mover
-from kvss_agent.tier2.column_file import PAGE
+from kvss_agent.shard.seal import Column, Header, Miss, verify
+from kvss_agent.tier2.column_file import PAGE, landing, parts_of
 
 _COPY_BYTES: Final = 256 << 10  # in one step of the interpreter
 _T = TypeVar("_T")
 
 File = tuple[str, Sequence[memoryview]]  # its path, and what it consists of
 Staged = tuple[int, str, str]  # a descriptor, its temporary path, and the one to come
+# Both paths; a slot, what it holds with its header, and what the header of the file says.
+Leaving = tuple[str, str, memoryview, Column, Header, Column]
+Arriving = tuple[
+    str, memoryview, Column
+]  # its path, a slot, and what the file's header says, with any note
 
 
 class Files(NamedTuple):
-    """`stage`, `publish` and `fetch`, as fast as they can be had with one mover.
+    """All of these, as fast as they can be had with one mover.
 
     What the kernel refuses is the answer for that file, and the others go on. All bytes go through
     `bounce` if there is one: memory as direct I/O wants it, which one thread uses at a time.
@@ -34,11 +41,13 @@ class Files(NamedTuple):
     stage: Callable[[Sequence[File], int, bool, memoryview | None], list[int | OSError]]
     publish: Callable[[Sequence[Staged]], list[OSError | None]]
     fetch: Callable[[Sequence[File], int, memoryview | None], list[int | OSError]]
+    store: Callable[[Sequence[Leaving], int, bool, memoryview | None], list[Miss | OSError | None]]
+    load: Callable[[Sequence[Arriving], int, memoryview | None], list[Header | Miss | OSError]]
 
 
 def files(mover: Mover = PYTHON) -> Files:
     """Compiled movers do it by themselves."""
-    compiled = [getattr(mover, f"{verb}_files", None) for verb in Files._fields]
+    compiled = [getattr(mover, name, None) for name in _COMPILED]
     return Files(*compiled) if all(compiled) else PYTHON_FILES  # type: ignore[arg-type]
 
 
@@ -49,20 +58,7 @@ def stage(
     bounce: memoryview | None,
 ) -> list[int | OSError]:
     """Make these files and leave them open, locked if so wanted; of one that fails nothing is left."""
-
-    def make(path: str, parts: Sequence[memoryview]) -> int:
-        fd = os.open(path, flags, 0o600)
-        try:
-            if locked:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                unless_swept(fd, path)
-            _write_all(fd, parts, bounce)
-        except OSError:
-            discard(fd, path)
-            raise
-        return fd
-
-    return [_answer(make, *file) for file in wanted]
+    return [_answer(_make, *file, flags, locked, bounce) for file in wanted]
 
 
 def publish(staged: Sequence[Staged]) -> list[OSError | None]:
@@ -82,14 +78,49 @@ def publish(staged: Sequence[Staged]) -> list[OSError | None]:
 def fetch(wanted: Sequence[File], flags: int, bounce: memoryview | None) -> list[int | OSError]:
     """Fill the parts from the start of each file; how many bytes came."""
 
-    def read(path: str, parts: Sequence[memoryview]) -> int:
-        fd = os.open(path, flags)
-        try:
-            return _read_all(fd, parts, bounce)
-        finally:
-            os.close(fd)
+    return [_answer(_read, *file, flags, bounce) for file in wanted]
 
-    return [_answer(read, *file) for file in wanted]
+
+def store(
+    wanted: Sequence[Leaving],
+    flags: int,
+    locked: bool,  # noqa: FBT001 - as of `stage`
+    bounce: memoryview | None,
+) -> list[Miss | OSError | None]:
+    """Publish the files of these columns. Where a slot is not as its header says once its bytes are
+    written, the answer is why, and nothing is left. An error of publishing names the path to come, any
+    other one the unfinished path."""
+
+    def put(
+        unfinished: str, path: str, slot: memoryview, evicted: Column, header: Header, filed: Column
+    ) -> Miss | None:
+        fd = _make(unfinished, parts_of(slot, header, filed), flags, locked, bounce)
+        found = verify(slot, evicted)
+        if found != header:
+            discard(fd, unfinished)
+            return found if isinstance(found, Miss) else Miss.TORN
+        try:
+            os.rename(unfinished, path)  # noqa: PTH104 - as above
+        except OSError as error:
+            discard(fd, unfinished)
+            raise OSError(error.errno, error.strerror, path) from error
+        os.close(fd)
+        return None
+
+    return [_answer(put, *one) for one in wanted]
+
+
+def load(
+    wanted: Sequence[Arriving], flags: int, bounce: memoryview | None
+) -> list[Header | Miss | OSError]:
+    """Bring columns back into slots, whose headers stay as they are. The answer is the header of the
+    file, or why it is not that column's; then the payload of the slot may hold anything."""
+
+    def get(path: str, slot: memoryview, filed: Column) -> Header | Miss:
+        place = landing(slot, filed, PYTHON)
+        return place.accept(_read(path, place.parts, flags, bounce))
+
+    return [_answer(get, *one) for one in wanted]
 
 
 def unless_swept(fd: int, path: str) -> None:
@@ -105,7 +136,8 @@ def discard(fd: int, unfinished: str) -> None:
     os.close(fd)
 
 
-PYTHON_FILES: Final = Files(stage, publish, fetch)
+PYTHON_FILES: Final = Files(stage, publish, fetch, store, load)
+_COMPILED: Final = ("stage_files", "publish_files", "fetch_files", "store_columns", "load_columns")
 
 
 def _answer(call: Callable[..., _T], *arguments: object) -> _T | OSError:
@@ -113,6 +145,33 @@ def _answer(call: Callable[..., _T], *arguments: object) -> _T | OSError:
         return call(*arguments)
     except OSError as error:
         return error
+
+
+def _make(
+    path: str,
+    parts: Sequence[memoryview],
+    flags: int,
+    locked: bool,  # noqa: FBT001 - as of `stage`
+    bounce: memoryview | None,
+) -> int:
+    fd = os.open(path, flags, 0o600)
+    try:
+        if locked:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            unless_swept(fd, path)
+        _write_all(fd, parts, bounce)
+    except OSError:
+        discard(fd, path)
+        raise
+    return fd
+
+
+def _read(path: str, parts: Sequence[memoryview], flags: int, bounce: memoryview | None) -> int:
+    fd = os.open(path, flags)
+    try:
+        return _read_all(fd, parts, bounce)
+    finally:
+        os.close(fd)
 
 
 def _write_all(fd: int, parts: Sequence[memoryview], bounce: memoryview | None) -> None:

@@ -282,14 +282,18 @@ class Index:
         if self.knows(address) or self.is_busy(address):
             raise RuntimeError("a column is written by one at a time, and once")
         org = self._org(address.tag)
-        victims = None
-        if size <= min(org.cap, self._store.cap) and min(org.free(), self._store.free()) >= 0:
-            victims = self._choose(org, size)
-        if victims is None:
-            self._drop_if_empty(address.tag)
-            return None
-        own = sum(held for victim, held in victims.items() if victim.tag == address.tag)
-        claimed = (max(0, size - sum(victims.values())), max(0, size - own))
+        free = min(org.free(), self._store.free())
+        victims: dict[Address, int] = {}
+        claimed = (size, size)
+        if size > free:  # a cap that is exceeded has less than nothing free
+            may = free >= 0 and size <= min(org.cap, self._store.cap)
+            chosen = self._choose(org, size) if may else None
+            if chosen is None:
+                self._drop_if_empty(address.tag)
+                return None
+            victims = chosen
+            own = sum(held for victim, held in victims.items() if victim.tag == address.tag)
+            claimed = (max(0, size - sum(victims.values())), max(0, size - own))
         self._store.held += claimed[0]
         org.held += claimed[1]
         org.coming += size - claimed[1]

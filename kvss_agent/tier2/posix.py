@@ -25,18 +25,21 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from kvss_agent.mover import PYTHON, Mover, zero
 from kvss_agent.process.durable_file import sync_directory
+from kvss_agent.shard.seal import Header, Miss
 from kvss_agent.tier2.address import Scope, parse
 from kvss_agent.tier2.backend import (
+    Arriving,
     Failed,
     Fault,
     Found,
     Incoming,
+    Leaving,
     Outgoing,
     Progress,
     Removed,
@@ -52,10 +55,13 @@ TEMPORARY: Final = ".tmp-"
 ABANDONED_SECONDS: Final = 3600.0  # where the mount has no locks, an unfinished file is as old as this
 BOUNCE_BYTES: Final = 2 << 20  # one huge page
 _ATTEMPTS: Final = 5  # against another agent that removes, or fills, the same directory
+_NEW: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _HEX: Final = re.compile(r"[0-9a-f]{2}|[0-9a-f]{32}")
 _NO_SUCH: Final = (errno.ENOENT, errno.ESTALE)  # ESTALE: another client of the share removed it
 _SWEPT: Final = (FileNotFoundError, BlockingIOError)  # by another agent, before we had locked it
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_T = TypeVar("_T")
 _FAULTS: Final = {
     errno.ENOSPC: Fault.NO_SPACE,
     errno.EDQUOT: Fault.NO_SPACE,
@@ -105,6 +111,11 @@ class Posix:
         self._locks = False
         self._strangers = 0
         self._swept = 0
+
+    @property
+    def moves_columns(self) -> bool:
+        """More is done between writing and publishing what has to last."""
+        return not self._durable
 
     def use_mover(self, mover: Mover) -> None:
         """Read and write files with the system calls of this mover from now on."""
@@ -158,14 +169,36 @@ class Posix:
         return answers
 
     def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | self._direct
         wanted = [(f"{self._prefix}{name}", parts) for name, parts in files]
         answers: list[int | Failed | None] = []
-        for got in self._calls.fetch(wanted, flags, self._bounce()):
+        for got in self._calls.fetch(wanted, _READ | self._direct, self._bounce()):
             if isinstance(got, OSError):
                 answers.append(None if got.errno in _NO_SUCH else _failed(got))
             else:
                 answers.append(got)
+        return answers
+
+    def store_columns(self, columns: Sequence[Leaving]) -> list[Miss | Failed | None]:
+        paths = [f"{self._prefix}{column.name}" for column in columns]
+
+        def put(some: Sequence[int], unfinished: Sequence[str]) -> Sequence[Miss | OSError | None]:
+            wanted = [
+                (temporary, paths[at], *columns[at][1:])
+                for at, temporary in zip(some, unfinished, strict=True)
+            ]
+            return self._calls.store(wanted, _NEW | self._direct, self._locks, self._bounce())
+
+        answers = self._with_directories(paths, put)
+        return [_failed(one) if isinstance(one, OSError) else one for one in answers]
+
+    def load_columns(self, columns: Sequence[Arriving]) -> list[Header | Miss | Failed]:
+        wanted = [(f"{self._prefix}{name}", slot, filed) for name, slot, filed in columns]
+        answers: list[Header | Miss | Failed] = []
+        for found in self._calls.load(wanted, _READ | self._direct, self._bounce()):
+            if isinstance(found, OSError):
+                answers.append(Miss.ABSENT if found.errno in _NO_SUCH else _failed(found))
+            else:
+                answers.append(found)
         return answers
 
     def look(self, names: Sequence[str]) -> list[Seen | Failed | None]:
@@ -253,24 +286,40 @@ class Posix:
         return f"{directory}/{TEMPORARY}{self._mark}-{next(self._numbers)}"
 
     def _stage(self, files: Sequence[Outgoing]) -> list[Staged | OSError]:
-        """All written under temporary names. Directories are made if need be; a purge may take them."""
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | self._direct
+        """All written under temporary names."""
         paths = [f"{self._prefix}{file.name}" for file in files]
-        staged: list[Staged | OSError] = [FileNotFoundError()] * len(files)
-        left = [*range(len(files))]
-        for _ in range(_ATTEMPTS):
+
+        def stage(some: Sequence[int], unfinished: Sequence[str]) -> list[Staged | OSError]:
             wanted = [
-                (self._temporary(paths[index].rpartition("/")[0]), files[index].parts) for index in left
+                (temporary, files[at].parts) for at, temporary in zip(some, unfinished, strict=True)
             ]
-            made = self._calls.stage(wanted, flags, self._locks, self._bounce())
-            for index, (unfinished, _), fd in zip(left, wanted, made, strict=True):
-                staged[index] = fd if isinstance(fd, OSError) else (fd, unfinished, paths[index])
-            left = [index for index in left if isinstance(staged[index], _SWEPT)]
+            made = self._calls.stage(wanted, _NEW | self._direct, self._locks, self._bounce())
+            return [
+                fd if isinstance(fd, OSError) else (fd, temporary, paths[at])
+                for at, temporary, fd in zip(some, unfinished, made, strict=True)
+            ]
+
+        return self._with_directories(paths, stage)
+
+    def _with_directories(
+        self,
+        paths: Sequence[str],
+        put: Callable[[Sequence[int], Sequence[str]], Sequence[_T | OSError]],
+    ) -> list[_T | OSError]:
+        """Put files there by `put`, which is told which, and by what temporary names. Directories are
+        made if need be; a purge may take them, and another agent a file that is not locked yet."""
+        answers: list[_T | OSError] = [FileNotFoundError()] * len(paths)
+        left = [*range(len(paths))]
+        for _ in range(_ATTEMPTS):
+            made = put(left, [self._temporary(paths[at].rpartition("/")[0]) for at in left])
+            for at, answer in zip(left, made, strict=True):
+                answers[at] = answer
+            left = [at for at in left if _may_be_tried_again(answers[at], paths[at])]
             if not left:
                 break
-            for index in left:
-                staged[index] = _make_directory_of(paths[index]) or staged[index]
-        return staged
+            for at in left:
+                answers[at] = _make_directory_of(paths[at]) or answers[at]
+        return answers
 
     def _directories(self, under: str) -> list[str]:
         """The names of directories that may be ours; what else lies there is counted and left alone."""
@@ -390,6 +439,11 @@ def _unlink(path: Path | str) -> None:
     except OSError as error:
         if error.errno not in _NO_SUCH:
             raise
+
+
+def _may_be_tried_again(answer: object, path: str) -> bool:
+    """Whether the temporary file could not be had. One that is gone when it is published is a fault."""
+    return isinstance(answer, _SWEPT) and answer.filename != path
 
 
 def _make_directory_of(path: str) -> OSError | None:

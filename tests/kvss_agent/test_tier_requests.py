@@ -15,8 +15,9 @@ import pytest
 from kvss_agent.client import Lost, Miss, NotListed, Purged, ShardClient, TierAnswer, Wanted
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.data_plane.wire import Feature
+from kvss_agent.shard.seal import Header
 from kvss_agent.tier2.address import Scope
-from kvss_agent.tier2.backend import Failed, Fault, Incoming, Outgoing, Removed
+from kvss_agent.tier2.backend import Arriving, Failed, Fault, Leaving, Removed
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Tier2
@@ -46,10 +47,10 @@ class Slow(Posix):
         self.purges = self.reads = 0
         self.then: Callable[[], None] = lambda: None
 
-    def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
+    def load_columns(self, columns: Sequence[Arriving]) -> list[Header | Miss | Failed]:
         self.reads += 1
         assert self.go_on.wait(10)
-        return super().read(files)
+        return super().load_columns(columns)
 
     def purge(self, scope: Scope) -> Removed:
         self.purges += 1
@@ -327,10 +328,10 @@ class Failing(Slow):
         super().__init__(root)
         self.writes = 0
 
-    def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
+    def store_columns(self, columns: Sequence[Leaving]) -> list[Miss | Failed | None]:
         self.writes += 1
         assert self.go_on.wait(10)
-        return [Failed(Fault.UNREACHABLE, "too few agents") for _ in files]
+        return [Failed(Fault.UNREACHABLE, "too few agents") for _ in columns]
 
 
 @pytest.mark.parametrize("removes", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol, TypeVar
@@ -60,7 +61,8 @@ class Execution:
     ) -> None:
         """Call this for each, in a few threads; each takes the next one when it is done with one.
 
-        A hop to a thread and back costs as much as a small file. Returns when no thread is at it.
+        A hop to a thread and back costs as much as a small file, so the loop is woken by the last thread
+        only. Returns when no thread is at it.
         """
         left = iter(runs)  # `next` of a list's iterator is one step of the interpreter
 
@@ -72,11 +74,18 @@ class Execution:
                     for item in run:
                         item.failed = failed
 
-        loop = asyncio.get_running_loop()
-        done, _ = await asyncio.wait(
-            [loop.run_in_executor(pool, do) for _ in range(min(self.threads, len(runs)))]
-        )
-        for future in done:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        ended, threads = itertools.count(1), min(self.threads, len(runs))
+
+        def end(_: object) -> None:
+            if next(ended) == threads and not loop.is_closed():
+                loop.call_soon_threadsafe(over.set)
+
+        futures = [pool.submit(do) for _ in range(threads)]
+        for future in futures:
+            future.add_done_callback(end)
+        await over.wait()
+        for future in futures:
             future.result()  # raises what nobody foresaw
 
     async def as_admitted(

@@ -10,7 +10,7 @@ from kvss_agent.mover import zero
 from kvss_agent.shard import seal
 from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.tier2.address import Address
-from kvss_agent.tier2.backend import Failed
+from kvss_agent.tier2.backend import Arriving, Failed
 from kvss_agent.tier2.column_file import Form
 from kvss_agent.tier2.parts.removal import Remover
 from kvss_agent.tier2.parts.state import StoreState
@@ -78,7 +78,7 @@ class Recaller:
                     await self._read_again([one for one in recalls if one.address in left], work)
         with self._state.counts.faults_counted():
             # A cap may have been lowered while these could not be evicted.
-            if any(self._state.index.exceeds(recall.address.tag) for recall in recalls):
+            if any(map(self._state.index.exceeds, {recall.address.tag for recall in recalls})):
                 await self._remover.trim()
 
     async def _read_again(self, recalls: Sequence[Recall], work: Work) -> None:
@@ -105,8 +105,17 @@ class Recaller:
             self._state.index.remove(address)
 
     def _load(self, run: Sequence[Recall]) -> None:
-        """In a thread: read the files into the slots and check them. A miss leaves no bytes there."""
+        """In a thread: read the files, which have one form, into the slots and check them. A miss leaves
+        no bytes there."""
         try:
+            if columns := self._state.columns_in(run[0].form):
+                arriving = [Arriving(one.address.name, one.slot, one.address.column(0)) for one in run]
+                for recall, answer in zip(run, columns.load_columns(arriving), strict=True):
+                    if isinstance(answer, Failed):
+                        recall.failed = answer
+                    else:
+                        recall.found = answer
+                return
             landings = [
                 recall.form.incoming(recall.slot, recall.address, self._state.mover) for recall in run
             ]

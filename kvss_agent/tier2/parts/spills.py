@@ -18,7 +18,7 @@ from kvss_agent.shard import seal
 from kvss_agent.shard.arena import slot_bytes_for
 from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.tier2.address import Address
-from kvss_agent.tier2.backend import Failed, Fault, Outgoing
+from kvss_agent.tier2.backend import Failed, Fault, Leaving, Outgoing
 from kvss_agent.tier2.column_file import Form
 from kvss_agent.tier2.index import Ticket
 from kvss_agent.tier2.parts.execution import gather_whole
@@ -158,10 +158,8 @@ class Spiller:
         with self._state.counts.faults_counted():
             if lacking:  # taken by somebody else: the next one shall find room
                 await self._remover.evict(self._state.index.shed(lacking))
-            if any(
-                self._state.index.exceeds(spill.address.tag) for spill in spills
-            ):  # a cap was lowered
-                await self._remover.trim()
+            if any(map(self._state.index.exceeds, {spill.address.tag for spill in spills})):
+                await self._remover.trim()  # a cap was lowered
 
     async def _write_files(self, spills: list[Spill]) -> None:
         evicting = [spill for spill in spills if _ticket(spill).victims]
@@ -172,8 +170,10 @@ class Spiller:
         for spill in spills:
             if spill.failed:
                 continue
-            self._state.counts.count_evicted(_ticket(spill).victims)
-            if not self._state.index.start(_ticket(spill)):
+            ticket = _ticket(spill)
+            if ticket.victims:
+                self._state.counts.count_evicted(ticket.victims)
+            if not self._state.index.start(ticket):
                 spill.outcome = Outcome.FULL
         self._work.changed()
         writing = [spill for spill in spills if not spill.failed and not spill.outcome]
@@ -186,7 +186,15 @@ class Spiller:
             self._state.backend.delete([victim.name for victim in _ticket(spill).victims])
 
     def _store(self, run: Sequence[Spill]) -> None:
-        """In a thread: publish the files of these columns."""
+        """In a thread: publish the files of these columns, which have one form."""
+        if columns := self._state.columns_in(run[0].form):
+            answers = columns.store_columns([_leaving(spill) for spill in run])
+            for spill, answer in zip(run, answers, strict=True):
+                if isinstance(answer, Failed):
+                    spill.failed = answer
+                else:
+                    spill.outcome = answer or Outcome.STORED
+            return
         stored_or_not = self._state.backend.write([self._outgoing(spill) for spill in run])
         for spill, stored in zip(run, stored_or_not, strict=True):
             if isinstance(stored, Failed):
@@ -195,9 +203,7 @@ class Spiller:
                 spill.outcome = Outcome.STORED
 
     def _outgoing(self, spill: Spill) -> Outgoing:
-        slot, header = spill.slot, spill.header
-        if header is None:
-            raise RuntimeError("a spill that was not admitted has no header")
+        slot, header = spill.slot, _header(spill)
 
         def intact() -> bool:
             """Nobody has touched the slot since the ticket was given, and it is what was sealed."""
@@ -209,6 +215,18 @@ class Spiller:
 
         parts = spill.form.outgoing(slot, header, spill.address, spill.note)
         return Outgoing(spill.address.name, parts, intact)
+
+
+def _leaving(spill: Spill) -> Leaving:
+    address = spill.address
+    filed = address.column(spill.note)
+    return Leaving(address.name, spill.slot, spill.expected, _header(spill), filed)
+
+
+def _header(spill: Spill) -> Header:
+    if spill.header is None:
+        raise RuntimeError("a spill that was not admitted has no header")
+    return spill.header
 
 
 def _ticket(spill: Spill) -> Ticket:

@@ -10,7 +10,8 @@ from kvss_agent.mover import Mover
 from kvss_agent.shard import seal
 from kvss_agent.shard.seal import Miss
 from kvss_agent.tier2.address import Address, Scope
-from kvss_agent.tier2.backend import Backend, Failed, Seen
+from kvss_agent.tier2.backend import Backend, ColumnBackend, Failed, Seen, column_backend
+from kvss_agent.tier2.column_file import CLEAR, Form
 from kvss_agent.tier2.index import Index
 from kvss_agent.tier2.parts.execution import Execution
 from kvss_agent.tier2.parts.statistics import Counts, Outcome
@@ -50,6 +51,10 @@ class StoreState:
     def use_mover(self, mover: Mover) -> None:
         """Check columns with this mover from now on."""
         self.mover, self.verify = mover, seal.verifier(mover)
+
+    def columns_in(self, form: Form) -> ColumnBackend | None:
+        """Who moves whole columns of this form, if the backend does."""
+        return column_backend(self.backend) if form is CLEAR else None
 
     @contextlib.contextmanager
     def closed_to(self, scopes: Iterable[Scope]) -> Iterator[None]:

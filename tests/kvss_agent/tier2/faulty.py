@@ -30,6 +30,10 @@ _T = TypeVar("_T", bool, int | None)
 class OneByOne(Posix):
     """For who wants to look at each file as it passes."""
 
+    @property
+    def moves_columns(self) -> bool:
+        return False
+
     def write(self, files: Sequence[Outgoing]) -> list[bool | Failed]:
         return [_value(self.write_one, file) for file in files]
 

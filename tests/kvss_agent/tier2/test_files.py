@@ -18,7 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvss_agent.mover import PYTHON
-from kvss_agent.tier2.files import PYTHON_FILES, Files, discard, files
+from kvss_agent.shard import seal
+from kvss_agent.shard.arena import slot_bytes_for
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
+from kvss_agent.tier2.column_file import CLEAR
+from kvss_agent.tier2.files import PYTHON_FILES, Files, Leaving, discard, files
+from tests.kvss_agent.tier2.columns import BOLT, PAGE, address_of, evicted, new_slot, payload_of
 
 NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -57,7 +62,13 @@ def number_of(answer: object) -> int | None:
 
 def test_who_has_compiled_code_uses_it(compiled: Any) -> None:
     assert files(PYTHON) is PYTHON_FILES
-    assert files(compiled) == (compiled.stage_files, compiled.publish_files, compiled.fetch_files)
+    assert files(compiled) == (
+        compiled.stage_files,
+        compiled.publish_files,
+        compiled.fetch_files,
+        compiled.store_columns,
+        compiled.load_columns,
+    )
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -219,3 +230,201 @@ def test_others_run_while_files_are_written_and_read(compiled: Any, tmp_path: Pa
     finally:
         sys.setswitchinterval(before)
     assert seen
+
+
+# Columns
+
+ADDRESS = address_of(1)
+FILED = ADDRESS.column(7)
+LENGTHS = [1, 240, 241, 4031, 4032, 4033, 10_000, 70_000]
+
+
+def leaving(folder: Path, slot: memoryview, column: Column) -> Leaving:
+    """As it is admitted: with the header that the slot has now."""
+    header = seal.identify(slot[:HEADER_BYTES], column)
+    assert isinstance(header, Header)
+    return f"{folder}/unfinished", f"{folder}/file", slot, column, header, FILED
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_column_goes_into_a_file_and_comes_back(
+    calls: Files, tmp_path: Path, bounce: memoryview | None, length: int
+) -> None:
+    slot, column = evicted(ADDRESS, length=length, tokens=17)
+    header = seal.verify(slot, column)
+    assert isinstance(header, Header)
+    assert calls.store([leaving(tmp_path, slot, column)], NEW, True, bounce) == [None]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    file = (tmp_path / "file").read_bytes()
+    assert file == b"".join(CLEAR.outgoing(slot, header, ADDRESS, 7))
+    into = new_slot(length + PAGE)  # a larger one
+    into[:HEADER_BYTES] = b"h" * HEADER_BYTES
+    found = calls.load([(f"{tmp_path}/file", into, ADDRESS.column(0))], READ, bounce)
+    assert found == [Header(17, 7, FILED.key, FILED.tag, header.checksum, length)]
+    assert into[:HEADER_BYTES] == b"h" * HEADER_BYTES, "it is not sealed before the loop says so"
+    assert into[HEADER_BYTES : len(file)] == file[HEADER_BYTES:]
+
+
+def changed(slot: memoryview, what: str) -> None:
+    """What may happen to a slot while its column is on its way to a file."""
+    column = Column(ADDRESS.key, ADDRESS.tag, 7)
+    if what == "emptied":
+        slot[:HEADER_BYTES] = bytes(HEADER_BYTES)
+    elif what == "opened":
+        seal.open_slot(slot, 8)
+    elif what == "evicted again":
+        seal.write(slot, column._replace(sequence=8), 64, memoryview(payload_of(ADDRESS)))
+    elif what == "of another org":
+        seal.write(slot, column._replace(tag=BOLT), 64, memoryview(payload_of(ADDRESS)))
+    elif what == "payload damaged":
+        slot[HEADER_BYTES + 5000] ^= 1
+    elif what == "header damaged":
+        slot[6] ^= 1
+    elif what == "other tokens":
+        seal.write(slot, column, 63, memoryview(payload_of(ADDRESS)))
+    elif what == "other bytes":
+        seal.write(slot, column, 64, memoryview(payload_of(address_of(2))))
+    elif what == "shorter":
+        seal.write(slot, column, 64, memoryview(payload_of(ADDRESS, 9000)))
+    elif what == "too long":
+        slot[:HEADER_BYTES] = seal.pack(column, 64, seal.PAYLOAD_BYTES_MAX, 0)
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("emptied", Miss.ABSENT),
+        ("opened", Miss.TORN),
+        ("evicted again", Miss.STALE),
+        ("of another org", Miss.FOREIGN),
+        ("payload damaged", Miss.CORRUPT),
+        ("header damaged", Miss.CORRUPT),
+        ("other tokens", Miss.TORN),
+        ("other bytes", Miss.TORN),
+        ("shorter", Miss.TORN),
+        ("too long", Miss.CORRUPT),
+    ],
+)
+def test_a_slot_that_changes_on_the_way_is_not_published(
+    calls: Files, tmp_path: Path, bounce: memoryview | None, what: str, expected: Miss
+) -> None:
+    slot, column = evicted(ADDRESS)
+    good, its_column = evicted(ADDRESS)
+    before = descriptors()
+    one, two = leaving(tmp_path, slot, column), leaving(tmp_path, good, its_column)
+    changed(slot, what)
+    assert calls.store([one, two], NEW, True, bounce) == [expected, None]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert descriptors() == before
+
+
+def test_a_slot_is_looked_at_after_its_bytes_are_written(calls: Files, tmp_path: Path) -> None:
+    """Here the bytes go through the slot itself, which the header of the file destroys."""
+    slot, column = evicted(ADDRESS)
+    assert calls.store([leaving(tmp_path, slot, column)], NEW, True, slot) == [Miss.STALE]
+    assert [*tmp_path.iterdir()] == []
+
+
+def file_of(length: int = 10_000) -> bytearray:
+    slot, column = evicted(ADDRESS, length=length)
+    header = seal.verify(slot, column)
+    assert isinstance(header, Header)
+    return bytearray(b"".join(CLEAR.outgoing(slot, header, ADDRESS, 7)))
+
+
+def loaded(
+    calls: Files, path: Path, file: bytes | bytearray, bounce: memoryview | None, length: int
+) -> object:
+    path.write_bytes(file)
+    (found,) = calls.load([(str(path), new_slot(length), ADDRESS.column(0))], READ, bounce)
+    return found
+
+
+@pytest.mark.parametrize("offset", [0, 4, 5, 6, 16, 32, 40, 48, 56, 60, 64, 4095, 4096, 10_063])
+def test_no_flipped_bit_comes_back(
+    calls: Files, tmp_path: Path, bounce: memoryview | None, offset: int
+) -> None:
+    file = file_of()
+    file[offset] ^= 4
+    assert loaded(calls, tmp_path / "file", file, bounce, 10_000) is Miss.CORRUPT
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 4095, 4096, 8192, 12_287])
+def test_half_a_file_does_not_come_back(
+    calls: Files, tmp_path: Path, bounce: memoryview | None, size: int
+) -> None:
+    assert loaded(calls, tmp_path / "file", file_of()[:size], bounce, 10_000) is Miss.TORN
+
+
+def test_no_other_file_comes_back(calls: Files, tmp_path: Path, bounce: memoryview | None) -> None:
+    path, file = tmp_path / "file", file_of()
+
+    def found(file: bytes | bytearray, length: int = 10_000) -> object:
+        return loaded(calls, path, file, bounce, length)
+
+    def sealed(column: Column, tokens: int = 64) -> bytes:
+        return seal.pack(column, tokens, 10_000, seal.read(file[:HEADER_BYTES]).checksum) + file[64:]  # type: ignore[union-attr]
+
+    assert isinstance(found(sealed(ADDRESS.column(2**64 - 1))), Header), "with any note"
+    assert found(bytes(12_288)) is Miss.TORN, "its blocks never came"
+    assert found(file + bytes(PAGE), 20_000) is Miss.CORRUPT, "too long"
+    assert found(file, 4000) is Miss.CORRUPT, "it does not fit"
+    assert found(sealed(address_of(1, BOLT).column(7))) is Miss.FOREIGN
+    assert found(sealed(address_of(2).column(7))) is Miss.STALE
+    assert found(sealed(address_of(1, shard="full-1").column(7))) is Miss.STALE
+    assert found(sealed(ADDRESS.column(7, encrypted=True))) is Miss.STALE
+    opened = bytearray(file)
+    opened[5] = 1
+    assert found(opened) is Miss.TORN
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    (refused,) = calls.load([(str(path), new_slot(), FILED)], READ, bounce)
+    assert number_of(refused) == errno.ELOOP
+
+
+def test_an_error_of_a_column_says_what_could_not_be_done(
+    calls: Files, tmp_path: Path, bounce: memoryview | None
+) -> None:
+    slot, column = evicted(ADDRESS)
+    before = descriptors()
+    missing = leaving(tmp_path / "no" / "folder", slot, column)
+    (tmp_path / "taken").mkdir()
+    unfinished, _, *rest = leaving(tmp_path, slot, column)
+    unstaged, refused = calls.store(
+        [missing, (unfinished, f"{tmp_path}/taken", *rest)],  # type: ignore[list-item]
+        NEW,
+        True,
+        bounce,
+    )
+    assert isinstance(unstaged, FileNotFoundError)
+    assert unstaged.filename == missing[0]
+    assert isinstance(refused, IsADirectoryError)
+    assert refused.filename == f"{tmp_path}/taken"
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"], "nothing is left of it"
+    (absent,) = calls.load([(f"{tmp_path}/none", new_slot(), FILED)], READ, bounce)
+    assert isinstance(absent, FileNotFoundError)
+    assert descriptors() == before
+
+
+def test_nothing_is_held_after_columns_were_moved(compiled: Any, tmp_path: Path) -> None:
+    memory = bytearray(slot_bytes_for(10_000))
+    slot, column = evicted(ADDRESS)
+    memory[:] = slot
+    unfinished, path, _, *rest = leaving(tmp_path, slot, column)
+    store, load = compiled.store_columns, compiled.load_columns
+    assert store([(unfinished, path, memory, *rest)], NEW, False, None) == [None]
+    load([(path, memory, FILED)], READ, None)
+    for wrong in ([7], [(path, memory)], [(path, memory, FILED), (path, bytes(4096), FILED)]):
+        with pytest.raises((TypeError, BufferError)):
+            load(wrong, READ, None)
+    for other in ([(path, memory, *rest)], [(unfinished, path, memory, 7, *rest[1:])]):
+        with pytest.raises(TypeError):
+            store(other, NEW, False, None)
+    for small in (memory[:63], memory[:10_063]):
+        with pytest.raises(ValueError, match=r"64 bytes or more|does not fit its slot"):
+            store([(unfinished, path, small, *rest)], NEW, False, None)
+    with pytest.raises(ValueError, match="no bytes"):
+        load([(path, memory, FILED)], READ, bytearray())
+    with pytest.raises(ValueError, match="16 bytes"):
+        load([(path, memory, (b"short", FILED.tag, 0))], READ, None)
+    memory.clear()  # Python refuses that while somebody has the buffer
