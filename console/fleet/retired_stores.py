@@ -7,7 +7,7 @@ joined. When the same place is described again it is in use again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -71,6 +71,7 @@ def refusals(before: Mapping[str, _Said | None], after: Mapping[str, _Said | Non
     for node in nodes.prefetch_related("retiring_stores"):
         old, new = moving.get(node.name), after.get(node.name)
         stores = list(node.retiring_stores.all())
+        retiring = [*(store.said for store in stores), *([old] if old else [])]
         if old and not node.public_key:
             found[node.name] = NO_IDENTITY
         elif old and len(stores) >= STORES_MAX:
@@ -81,6 +82,11 @@ def refusals(before: Mapping[str, _Said | None], after: Mapping[str, _Said | Non
             found[node.name] = (
                 f"{new['path']} and its earlier store {other} lie within each other, so nobody could "
                 "tell whose files are whose. Take another path."
+            )
+        elif new and (other := _at_front(new, retiring)):
+            found[node.name] = (
+                f"The front {new['front']['path']} is where its earlier store {other} is emptied, and "
+                "would be emptied with it. Take another path, or wait until that is empty."
             )
     return {**_being_emptied(before, after), **found}
 
@@ -150,6 +156,14 @@ def _overlap(new: _Said, others: Collection[_Said | None]) -> str:
     known = [f"{other.get('path', '').rstrip('/')}/" for other in others if other]
     near = [one for one in known if one != path and (one.startswith(path) or path.startswith(one))]
     return next((one.rstrip("/") for one in near if "/" not in (one, path)), "")
+
+
+def _at_front(new: _Said, others: Iterable[_Said]) -> str:
+    """The path of a store that the front of this one is in, or the other way."""
+    front = new.get("front")
+    paths = [one["path"].rstrip("/") for one in others if front and one.get("path")]
+    here = f"{front['path'].rstrip('/')}/" if front else ""
+    return next((one for one in paths if here.startswith(f"{one}/") or f"{one}/".startswith(here)), "")
 
 
 def shared_places(node: Node) -> list[str]:

@@ -64,8 +64,10 @@ def _further(policy: Policy) -> Iterator[str]:
         yield f"They use at most {size(policy.dram_bytes_max)} of memory per driver."
     if policy.tiers is Tiers.TIER2 and policy.tier2_bytes_max is not None:
         yield f"They use at most {size(policy.tier2_bytes_max)} of tier 2."
-    if policy.tiers is Tiers.TIER2 and policy.redundant_from_priority is not None:
-        yield f"{_redundant(policy.redundant_from_priority)} are stored redundantly in tier 2."
+    is_in_tier2 = policy.tiers is Tiers.TIER2 and policy.tier2_bytes_max != 0
+    if is_in_tier2 and policy.redundant_from_priority is not None:
+        which = _redundant(policy.redundant_from_priority)
+        yield f"{which} are stored redundantly in tier 2, where the rules of sessions have it."
     if policy.store_tokens_max is not None:
         yield f"Only the first {policy.store_tokens_max:,} tokens of each prompt are stored."
     if policy.scrub:

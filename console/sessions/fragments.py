@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from console.fleet.models import Driver, Node
 from console.placement.rules import Redundancy
@@ -24,11 +24,13 @@ from kvss_agent.redundancy.layout import SLOTS, fragment_part, fragment_slot_byt
 
 @dataclass(frozen=True, order=True, slots=True)
 class Shard:
-    """Of a model: what its replicas store at the same number of the same group."""
+    """Of a model: what those of its replicas store at the same number of the same group that divide
+    columns by the same code."""
 
     namespace: str
     group: str
     index: int
+    code: str
 
     @property
     def part(self) -> str:
@@ -71,13 +73,27 @@ class Fragments:
         }
 
 
-class Stored(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Stored:
     """A stream of a driver with a running job, by what is stored."""
 
+    stream: int  # its key
     driver: str
-    shard: Shard
+    job: int  # its key: of two the smaller one is of the earlier job
+    org: int | None  # the key of that of its session
+    namespace: str
+    group: str
+    index: int
     slot_bytes: int
-    nodes: set[str]  # where it is, and where it moves to
+    code: str  # by which its columns are divided; empty if they are not
+    nodes: frozenset[str]  # where it is, and where it moves to
+
+    def divided_by(self, code: str) -> Shard:
+        return Shard(self.namespace, self.group, self.index, code)
+
+    @property
+    def shard(self) -> Shard:
+        return self.divided_by(self.code)
 
 
 class AllFragments:
@@ -98,9 +114,11 @@ class AllFragments:
         return self.holders_of(shard) if shard else []
 
     def shard_of(self, stream: Stream) -> Shard | None:
-        """None without a running job."""
+        """None without a running job, or where its columns are not divided."""
         namespace = self.namespaces.get(stream.job.driver.name)
-        return None if namespace is None else Shard(namespace, stream.group, stream.index)
+        if namespace is None or not stream.code:
+            return None
+        return Shard(namespace, stream.group, stream.index, stream.code)
 
     def told(self, stream: Stream, node: Node) -> Mapping[str, Any]:
         """What the document of this node says of the redundancy of a stream. While a stream moves, the
@@ -141,7 +159,7 @@ class AllFragments:
     def holders(self) -> dict[Shard, list[FragmentHolder]]:
         found: dict[Shard, list[FragmentHolder]] = defaultdict(list)
         for holder in FragmentHolder.objects.select_related("node"):
-            found[Shard(holder.namespace, holder.group, holder.index)].append(holder)
+            found[Shard(holder.namespace, holder.group, holder.index, holder.code)].append(holder)
         return found
 
     @cached_property
@@ -156,11 +174,17 @@ class AllFragments:
     @cached_property
     def streams(self) -> list[Stored]:
         """Of all drivers that `namespaces` has."""
-        fields = ("job__driver__name", "group", "index", "slot_bytes", "node__name", "next_node__name")
         found = Stream.objects.filter(job__driver__name__in=self.namespaces).order_by("pk")
+        fields = (
+            *("pk", "job__driver__name", "job", "job__session__org", "group", "index"),
+            *("slot_bytes", "code", "node__name", "next_node__name"),
+        )
         return [
-            Stored(driver, Shard(self.namespaces[driver], group, index), size, {*filter(None, nodes)})
-            for driver, group, index, size, *nodes in found.values_list(*fields)
+            Stored(
+                *(key, driver, job, org, self.namespaces[driver], *its),
+                nodes=frozenset(filter(None, (here, there))),
+            )
+            for key, driver, job, org, *its, here, there in found.values_list(*fields)
         ]
 
     @cached_property

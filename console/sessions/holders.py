@@ -1,8 +1,8 @@
 """Who stores the fragments of which shard: assigning agents, and replacing those that are lost or leave.
 
-Of the sessions whose drivers run one model, the rule that survives most losses holds for all: replicas
-share their columns in tier 2, and so their fragments. `keep` is called every few seconds, and at once
-when rules, jobs or nodes change.
+How the columns of a driver are divided, the rules of its session say, and no other org's. Replicas of
+one model with the same code share their columns in tier 2, and so their fragments and holders. `keep` is
+called every few seconds, and at once when rules, jobs or nodes change.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from fractions import Fraction
@@ -31,14 +31,15 @@ from console.fleet.models import Node
 from console.fleet.nodes import hears_of_nodes, wanted
 from console.fleet.services import lock_fleet
 from console.operations.models import Operation
+from console.orgs.models import Org
 from console.placement.rules import Redundancy, Rules
 from console.placement.topology import State, Tier
 from console.sessions import endpoints
-from console.sessions.fragments import AllFragments, Shard
-from console.sessions.models import FragmentHolder, Job, RuleSet
+from console.sessions.fragments import AllFragments, Shard, Stored
+from console.sessions.models import FragmentHolder, Job, RuleSet, Stream
 from console.sessions.plans.holders import Agent, Choice, Standing, apart, choose, too_few
 from console.sessions.plans.losses import Limits
-from console.sessions.rules import effective_rules_of_all, follows_rules
+from console.sessions.rules import effective_rules, effective_rules_of_all, follows_rules
 from kvss_agent.desired import PART
 from kvss_agent.redundancy.layout import fragment_part
 
@@ -54,67 +55,104 @@ NO_DISK: Final = "has no tier 2 on a disk"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the rules of sessions say about a shard."""
+class Division:
+    """How the columns of a stream are divided. `asked`: by its rules; `code`: what they get, empty for
+    none. `why`: not as asked, or why a holder that should be replaced is not."""
 
-    code: Redundancy
-    replace_lost: bool
-    after_seconds: float
-
-    def stricter(self, rules: Rules) -> Wanted:
-        return Wanted(
-            max(self.code, rules.redundancy, key=lambda one: one.strictness),
-            self.replace_lost and rules.replace_lost,
-            max(self.after_seconds, rules.replace_lost_after_seconds),
-        )
+    asked: Redundancy
+    code: str
+    why: str
 
 
 class Assignment:
-    """The shards of running jobs with who stores their fragments, and who should."""
+    """The streams of running jobs, and who should store their fragments. `rules`: by which, where they
+    are not those in force."""
 
-    def __init__(self, now: datetime) -> None:
+    def __init__(self, now: datetime, rules: Callable[[int | None], Rules] | None = None) -> None:
         self._now = now
+        self._rules = rules or effective_rules_of_all()
         self.known = AllFragments()
+        self._choices: dict[Shard, Choice] = {}
         self._agents: dict[tuple[bool, float], list[Agent]] = {}
 
     @cached_property
-    def counts(self) -> Counter[str]:
-        """How many fragments each node has."""
-        return Counter(row.node.name for rows in self.known.holders.values() for row in rows)
+    def streams(self) -> list[Stored]:
+        """In the order in which they get holders."""
+        found = self.known.streams
+        return sorted(found, key=lambda one: (one.namespace, one.group, one.index, one.stream))
 
     @cached_property
-    def wanted(self) -> dict[Shard, Wanted]:
-        """Of all shards of running jobs, also those without redundancy."""
-        rules = effective_rules_of_all()
-        orgs = dict(Job.objects.filter(running=True).values_list("driver__name", "session__org"))
-        by_model: dict[str, Wanted] = {}
-        for driver, namespace in self.known.namespaces.items():
-            its = rules(orgs.get(driver))
-            known = by_model.get(namespace, Wanted(Redundancy.NONE, True, 0))
-            by_model[namespace] = known.stricter(its)
-        return {shard: by_model[shard.namespace] for shard in sorted(self._slot_bytes)}
-
-    @cached_property
-    def _slot_bytes(self) -> dict[Shard, set[int]]:
-        found: dict[Shard, set[int]] = defaultdict(set)
-        for one in self.known.streams:
-            found[one.shard].add(one.slot_bytes)
+    def users(self) -> dict[Shard, list[Stored]]:
+        """By shard that may have holders the streams that it is for."""
+        found: dict[Shard, list[Stored]] = defaultdict(list)
+        for one in self.streams:
+            for code in self._codes(one):
+                found[one.divided_by(code.value)].append(one)
         return found
 
+    @cached_property
+    def _counts(self) -> Counter[str]:
+        """How many fragments each node has, of those that somebody uses."""
+        holders = self.known.holders
+        return Counter(row.node.name for shard in self.users for row in holders.get(shard, ()))
+
+    def _codes(self, one: Stored) -> list[Redundancy]:
+        """That its rules ask for: the strictest first, and then what the cluster promises to all."""
+        asked = (self._rules(one.org).redundancy, self._rules(None).redundancy)
+        return [code for code in dict.fromkeys(asked) if code is not Redundancy.NONE]
+
+    def division(self, one: Stored) -> Division:
+        """By the first code that fits the agents that there are. No code that nobody has asked for is
+        taken instead: whenever one changes, what was stored by the former is lost."""
+        codes = self._codes(one)
+        if not codes:
+            return Division(Redundancy.NONE, "", "The session rules ask for none.")
+        why = ""
+        for code in codes:
+            choice = self._choice_of(one, code)
+            if choice.holders and code is not codes[0]:
+                return Division(
+                    codes[0], code.value, f"{why} Columns have {code.value}, as the cluster asks."
+                )
+            if choice.holders:
+                return Division(code, code.value, choice.why)
+            why = why or choice.why
+        return Division(codes[0], "", why)
+
+    def _choice_of(self, one: Stored, code: Redundancy) -> Choice:
+        shard = one.divided_by(code.value)
+        # Those that have it keep it, and of others the first: a driver that comes takes it from nobody.
+        first = min(self.users[shard], key=lambda user: (user.code != code.value, user.job, user.stream))
+        if one.slot_bytes != first.slot_bytes:
+            return Choice((), "Another driver of this model and layout has columns of another size.")
+        return self.choice(shard)
+
     def choice(self, shard: Shard) -> Choice:
-        wanted = self.wanted.get(shard)
-        if wanted is None:
-            return Choice((), "No running job uses it.")
-        if wanted.code is Redundancy.NONE:
-            return Choice((), "The session rules ask for none.")
-        code = wanted.code
+        """Of one that `users` has."""
+        if shard not in self._choices:
+            found = self._choices[shard] = self._choose(shard)
+            before = {row.place: row.node.name for row in self.known.holders.get(shard, ())}
+            new = {place: name for place, name in enumerate(found.holders) if before.get(place) != name}
+            self._counts.subtract(before[place] for place in new if place in before)
+            self._counts.update(new.values())
+        return self._choices[shard]
+
+    def _choose(self, shard: Shard) -> Choice:
+        code = Redundancy(shard.code)
         if not re.fullmatch(PART, fragment_part(shard.part, code.holders - 1, code.data, code.parity)):
             return Choice((), f"The name of group {shard.group} is too long to be that of fragments.")
-        if len(self._slot_bytes[shard]) > 1:
-            return Choice((), "Drivers of this model and layout have columns of different sizes.")
         current = {row.place: row.node.name for row in self.known.holders.get(shard, ())}
-        agents = self.agents(replace_lost=wanted.replace_lost, after_seconds=wanted.after_seconds)
-        return choose(code, current, agents, self.counts)
+        return choose(code, current, self.agents_for(shard), self._counts)
+
+    def agents_for(self, shard: Shard) -> list[Agent]:
+        """As the least patient of its sessions sees them: no org's rule may be laxer than the cluster's,
+        and none keeps others waiting for a holder."""
+        rules = [self._rules(org) for org in {one.org for one in self.users[shard]}]
+        replacing = [one for one in rules if one.replace_lost]
+        return self.agents(
+            replace_lost=bool(replacing),
+            after_seconds=min(one.replace_lost_after_seconds for one in replacing or rules),
+        )
 
     def agents(self, *, replace_lost: bool, after_seconds: float) -> list[Agent]:
         """Those that could store fragments, and those that do."""
@@ -189,52 +227,53 @@ def reconcile(now: datetime) -> set[Address]:
         return set()
     lock_fleet()
     found = Assignment(now)
-    changed: set[Address] = set()
-    shards = []
-    for shard in sorted({*found.wanted, *found.known.holders}):
-        before = found.known.holders.get(shard, [])
-        if nodes := _assign(found, shard, before):
-            changed.update((Kind.NODE.value, name) for name in nodes)
-            shards.append(shard)
-    return changed | _stream_nodes(found, shards)
-
-
-def _assign(found: Assignment, shard: Shard, before: list[FragmentHolder]) -> set[str]:
-    """The nodes whose part in it is another one now."""
-    names = found.choice(shard).holders
-    code = found.wanted[shard].code.value if names else ""
-    if [(row.place, row.node.name, row.code) for row in before] == [
-        (place, name, code) for place, name in enumerate(names)
-    ]:
-        return set()
-    stays = {
-        row.place: row
-        for row in before
-        if row.code == code and names[row.place : row.place + 1] == (row.node.name,)
+    holders, used, recoded = found.known.holders, set[Shard](), dict[Stored, str]()
+    for one in found.streams:
+        code = found.division(one).code
+        if code:
+            used.add(one.divided_by(code))
+        if code != one.code:
+            recoded[one] = code
+    changed = {
+        shard
+        for shard in sorted({*used, *holders})
+        if _assign(shard, holders.get(shard, []), found.choice(shard).holders if shard in used else ())
     }
-    gone = [row for row in before if row.place not in stays]
-    FragmentHolder.objects.filter(pk__in=[row.pk for row in gone]).delete()
+    for code in set(recoded.values()):
+        its = [one.stream for one, new in recoded.items() if new == code]
+        Stream.objects.filter(pk__in=its).update(code=code)
+    return _told(found, changed, recoded)
+
+
+def _told(found: Assignment, changed: Collection[Shard], recoded: Mapping[Stored, str]) -> set[Address]:
+    """The nodes of streams with other holders than before, and of all holders that these have or had:
+    who comes has to let the drivers of the others in."""
+    shards, names = set(changed), set[str]()
+    for one in found.streams:
+        if one in recoded:
+            shards.update((one.shard, one.divided_by(recoded[one])))
+        if one in recoded or one.shard in changed:
+            names |= one.nodes
+    for shard in shards:
+        names.update(row.node.name for row in found.known.holders.get(shard, ()))
+        names.update(found.choice(shard).holders if shard in found.users else ())
+    return {(Kind.NODE.value, name) for name in names}
+
+
+def _assign(shard: Shard, before: list[FragmentHolder], names: Sequence[str]) -> bool:
+    """Whether its holders are others now."""
+    if [(row.place, row.node.name) for row in before] == [*enumerate(names)]:
+        return False
+    stays = {row.place for row in before if names[row.place : row.place + 1] == (row.node.name,)}
+    gone = [row.pk for row in before if row.place not in stays]
+    FragmentHolder.objects.filter(pk__in=gone).delete()
     keys = dict(Node.objects.filter(name__in=names).values_list("name", "pk"))
     FragmentHolder.objects.bulk_create(
-        FragmentHolder(**asdict(shard), place=place, code=code, node_id=keys[name])
+        FragmentHolder(**asdict(shard), place=place, node_id=keys[name])
         for place, name in enumerate(names)
         if place not in stays
     )
-    found.counts.subtract(row.node.name for row in gone)
-    found.counts.update(name for place, name in enumerate(names) if place not in stays)
-    # With their fragments the streams of all others are told: who comes has to let their drivers in.
-    return {*names, *(row.node.name for row in before)}
-
-
-def _stream_nodes(found: Assignment, shards: Iterable[Shard]) -> set[Address]:
-    """The nodes of the streams of these shards."""
-    changed = set(shards)
-    return {
-        (Kind.NODE.value, name)
-        for one in found.known.streams
-        if one.shard in changed
-        for name in one.nodes
-    }
+    return True
 
 
 def _is_in_use() -> bool:
@@ -248,17 +287,26 @@ def documents_of(*drivers: str) -> set[Address]:
     return {(Kind.NODE.value, name) for name in AllFragments().nodes_of(set(drivers))}
 
 
-def missing(now: datetime) -> list[tuple[str, int, str]]:
-    """By code, how many shards of running jobs should have holders and have none; and why the first."""
+def missing(now: datetime) -> list[tuple[str, str, int, str]]:
+    """By code, and by what they have instead, how many shards of running jobs are not stored as their
+    rules ask; and why the first."""
     if not _is_in_use():
         return []
-    found, lacking = Assignment(now), defaultdict[Redundancy, list[Shard]](list)
-    for shard, asked in found.wanted.items():
-        if asked.code is not Redundancy.NONE and shard not in found.known.holders:
-            lacking[asked.code].append(shard)
+    found = Assignment(now)
+    lacking: dict[tuple[Redundancy, str], list[str]] = defaultdict(list)
+    shards: dict[tuple[Redundancy, str], set[Shard]] = defaultdict(set)
+    for one in found.streams:
+        its = found.division(one)
+        # What it should have it has only once holders are assigned.
+        has = one.code if found.known.holders_of(one.shard) else ""
+        if its.asked is not Redundancy.NONE and has != its.asked.value:
+            lacking[its.asked, has].append(its.why)
+            shards[its.asked, has].add(one.divided_by(its.asked.value))
     return [
-        (code.value, len(shards), found.choice(shards[0]).why)
-        for code, shards in sorted(lacking.items(), key=lambda one: one[0].holders)
+        (code.value, instead, len(shards[code, instead]), whys[0])
+        for (code, instead), whys in sorted(
+            lacking.items(), key=lambda one: (one[0][0].holders, one[0][1])
+        )
     ]
 
 
@@ -289,12 +337,49 @@ def _send() -> None:
         log.warning("No task could be sent, so the next look assigns holders of fragments: %s", error)
 
 
-def preview(rules: Rules) -> tuple[int, str]:
-    """How many agents can store fragments of one shard now; and in a sentence why those are too few for
-    these rules, or nothing."""
+def preview(org: Org | None) -> tuple[int, str]:
+    """How many agents can store fragments of one shard now; and in sentences why those are too few for
+    the rules of this org, or of the cluster, and what columns have instead; or nothing."""
+    cluster = effective_rules(None)
+    rules = effective_rules(org)
     found = Assignment(timezone.now())
     agents = found.agents(
         replace_lost=rules.replace_lost, after_seconds=rules.replace_lost_after_seconds
     )
     count = len(apart(agents))
-    return count, too_few(rules.redundancy, agents) if count < rules.redundancy.holders else ""
+    if count >= rules.redundancy.holders:
+        return count, ""
+    instead = cluster.redundancy if count >= cluster.redundancy.holders else Redundancy.NONE
+    has = "no redundancy" if instead is Redundancy.NONE else f"{instead.value}, as the cluster asks"
+    return count, f"{too_few(rules.redundancy, agents)} Columns have {has}."
+
+
+@dataclass(frozen=True, slots=True)
+class Recoding:
+    """Shards of a session whose redundant columns would be computed again."""
+
+    session: str
+    shards: int
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        shards = "1 shard" if self.shards == 1 else f"{self.shards:,} shards"
+        return (
+            f"{shards} of session {self.session} would have {self.after or 'no redundancy'} in place of "
+            f"{self.before}. What is stored redundantly there becomes a miss."
+        )
+
+
+def recodings(changed: RuleSet) -> list[Recoding]:
+    """What rules that are not saved yet would do. Raises Misconfigured."""
+    if not _is_in_use():
+        return []
+    found = Assignment(timezone.now(), effective_rules_of_all(changed))
+    sessions = dict(Job.objects.filter(running=True).values_list("pk", "session__name"))
+    counts = Counter(
+        (sessions[one.job], one.code, code)
+        for one in found.streams
+        if one.code and one.job in sessions and (code := found.division(one).code) != one.code
+    )
+    return [Recoding(name, count, *codes) for (name, *codes), count in sorted(counts.items())]

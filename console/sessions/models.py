@@ -288,7 +288,7 @@ class FormerHome(models.Model):
 
 class FragmentHolder(models.Model):
     """A node whose agent stores one fragment of each redundant column of a shard, see `holders`.
-    Replicas of one model have the same ones, as they have the same columns in tier 2.
+    Replicas of one model with the same code have the same ones, as they have the same columns in tier 2.
 
     The row goes with the node; the next look assigns another one.
     """
@@ -302,13 +302,14 @@ class FragmentHolder(models.Model):
     since = models.DateTimeField(default=timezone.now)
 
     class Meta:
-        ordering = ("namespace", "group", "index", "place")
+        ordering = ("namespace", "group", "index", "code", "place")
         constraints = [
             models.UniqueConstraint(
-                name="fragment_once", fields=["namespace", "group", "index", "place"]
+                name="fragment_once", fields=["namespace", "group", "index", "code", "place"]
             ),
             models.UniqueConstraint(
-                name="fragments_on_different_nodes", fields=["namespace", "group", "index", "node"]
+                name="fragments_on_different_nodes",
+                fields=["namespace", "group", "index", "code", "node"],
             ),
             models.CheckConstraint(
                 name="fragment_code", condition=Q(code__in=[value for value, _ in CODES])
@@ -376,6 +377,8 @@ class Stream(models.Model):
     next_why = models.CharField(max_length=500, blank=True)
     phase = models.CharField(max_length=8, choices=Phase, blank=True, default=Phase.SETTLED)
     operation = models.ForeignKey(Operation, null=True, on_delete=models.PROTECT, related_name="streams")
+    # By which its redundant columns are divided, see `holders`; empty: none are redundant.
+    code = models.CharField(max_length=8, choices=CODES, blank=True, default="", db_default="")
 
     class Meta:
         ordering = ("job", "group", "index")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -9,11 +11,12 @@ from typing import Final
 from django.utils import timezone
 
 from console.fleet.models import Driver
+from console.placement.rules import Redundancy
 from console.placement.topology import Tier
 from console.sessions import endpoints
 from console.sessions.budgets import Budget, Budgets
 from console.sessions.holders import Assignment
-from console.sessions.models import FragmentHolder, Stream, StreamRedundancy
+from console.sessions.models import FragmentHolder, Session, Stream, StreamRedundancy
 from console.sessions.rules import effective_rules_of_all
 
 LOOKS: Final = {"ready": "ok", "indexing": "warn", "refused": "bad"}
@@ -21,12 +24,13 @@ LOOKS: Final = {"ready": "ok", "indexing": "warn", "refused": "bad"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`holders`: in the order of the fragments; none without redundancy. `why`: of that, or why a holder
-    that should be replaced is not. `budget`: at what rate fragments may move. `said`: by the agent,
-    last; None while it has not."""
+    """`holders`: in the order of the fragments; none without redundancy. `asked`: by the rules of its
+    session. `why`: it is not so, or why a holder that should be replaced is not. `budget`: at what rate
+    fragments may move. `said`: by the agent, last; None while it has not."""
 
     stream: Stream
     holders: list[FragmentHolder]
+    asked: str
     why: str
     budget: Budget | None
     said: StreamRedundancy | None
@@ -54,8 +58,27 @@ class Row:
     @property
     def unreachable(self) -> list[str]:
         """Names of nodes; an address that is no holder's any more stays one."""
-        known = {endpoints.address(one.node, Tier.SPINE): one.node.name for one in self.holders}
+        known = self._names
         return [known.get(address, address) for address in self.said.unreachable] if self.said else []
+
+    @property
+    def _names(self) -> dict[str, str]:
+        """Of the nodes of its holders, by address."""
+        return {endpoints.address(one.node, Tier.SPINE): one.node.name for one in self.holders}
+
+    @property
+    def reason(self) -> str:
+        """What its agent gives for its state, with names of nodes in place of their addresses."""
+        said = self.said.reason if self.said else ""
+        for address, name in self._names.items():
+            said = re.sub(rf"{re.escape(address)}(?!\w)", name, said)
+        return said
+
+    @property
+    def incomplete_at(self) -> dict[str, int]:
+        """By node, how many columns lack its fragment; only where some do."""
+        counts = dict(enumerate(self.said.incomplete_at)) if self.said else {}
+        return {one.node.name: count for one in self.holders if (count := counts.get(one.place))}
 
     def reaches(self, holder: FragmentHolder) -> bool | None:
         """Whether the agent can reach it; None while that has not said, or could not begin."""
@@ -65,8 +88,8 @@ class Row:
 
     @property
     def complete_share(self) -> float | None:
-        """Of its columns; None where all have all of their fragments."""
-        if self.said is None or not self.said.incomplete:
+        """Of its columns; None where all have all of their fragments, or not all are counted yet."""
+        if self.said is None or not 0 < self.said.incomplete <= self.said.columns:
             return None
         return max(0.0, 1 - self.said.incomplete / max(1, self.said.columns))
 
@@ -75,11 +98,45 @@ class Row:
         """Of repair, in words."""
         if self.said is None:
             return ""
-        columns = "1 column" if self.said.columns == 1 else f"{self.said.columns:,} columns"
-        if not self.said.incomplete:
-            return columns
-        lack = "lacks" if self.said.incomplete == 1 else "lack"
-        return f"{self.said.incomplete:,} of {columns} {lack} a fragment"
+        incomplete, away = self.said.incomplete, self.unreachable
+        if not incomplete:
+            unknown = f"; what {', '.join(away)} lack{'s' if len(away) == 1 else ''} is unknown"
+            return f"{_columns(self.said.columns)}{unknown if away else ''}"
+        # Columns are counted once they have been listed; that some lack a fragment may be known before.
+        of_all = self.said.columns >= incomplete
+        which = f"{incomplete:,} of {_columns(self.said.columns)}" if of_all else _columns(incomplete)
+        return f"{which} {'lacks' if incomplete == 1 else 'lack'} a fragment"
+
+
+def _columns(count: int) -> str:
+    return "1 column" if count == 1 else f"{count:,} columns"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Of a session. `code`: of shards with different ones the weakest. `why`: it is not what its rules
+    ask for; empty if it is."""
+
+    code: str
+    why: str
+
+
+def kept_by(session: Session, asked: Redundancy) -> Kept | None:
+    """None where no job runs."""
+    streams = Stream.objects.filter(job__session=session, job__running=True)
+    codes = [one or Redundancy.NONE.value for one in streams.values_list("code", flat=True)]
+    if not codes:
+        return None
+    code = weakest(codes)
+    if code == asked.value:
+        return Kept(code, "")
+    found, keys = Assignment(timezone.now()), set(streams.values_list("pk", flat=True))
+    whys = (found.division(one).why for one in found.streams if one.stream in keys)
+    return Kept(code, next(filter(None, whys), "Agents are being assigned."))
+
+
+def weakest(codes: Iterable[str]) -> str:
+    return min(codes, key=lambda one: Redundancy(one).strictness)
 
 
 def of_driver(driver: Driver) -> list[Row]:
@@ -87,14 +144,15 @@ def of_driver(driver: Driver) -> list[Row]:
     assignment = Assignment(timezone.now())
     fragments = assignment.known
     streams = Stream.objects.filter(job__driver=driver, job__running=True)
+    stored = {one.stream: one for one in assignment.streams}
     budgets, rules, found = Budgets(fragments), effective_rules_of_all(), []
     related = ("job__driver", "job__session", "redundancy")
     for stream in streams.select_related(*related).order_by("group", "index"):
-        shard = fragments.shard_of(stream)
-        if shard is None:
+        if stream.pk not in stored:
             continue
-        why = assignment.choice(shard).why
+        its = assignment.division(stored[stream.pk])
         said = getattr(stream, "redundancy", None)
         budget = budgets.of_fragments(stream, rules(stream.job.session.org_id).moves_percent)
-        found.append(Row(stream, fragments.holders_of(shard), why, budget, said))
+        holders = fragments.holders_of_stream(stream)
+        found.append(Row(stream, holders, its.asked.value, its.why, budget, said))
     return found

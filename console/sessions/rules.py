@@ -25,6 +25,7 @@ from console.orgs.services import get_org
 from console.placement.rules import Borrow, Path, Rules
 from console.placement.topology import Misconfigured
 from console.sessions.models import QUOTAS, RuleSet, Session
+from telemetry.topics import FLEET
 
 CLUSTER: Final = "cluster"
 NAMED_MAX: Final = 3
@@ -57,9 +58,12 @@ def effective_rules(org: Org | None, path: str = "") -> Rules:
     return rules.stricter(Rules(path=Path(path))) if path else rules
 
 
-def effective_rules_of_all() -> Callable[[int | None], Rules]:
-    """The rules of sessions by the key of their org, read at once. Raises Misconfigured."""
+def effective_rules_of_all(changed: RuleSet | None = None) -> Callable[[int | None], Rules]:
+    """The rules of sessions by the key of their org, read at once; with those that are not saved yet.
+    Raises Misconfigured."""
     own = {one.org_id: one.rules() for one in RuleSet.objects.all()}
+    if changed is not None:
+        own[changed.org_id] = changed.rules()
     cluster = own.pop(None, None) or RuleSet(org=None).rules()
     found: dict[int | None, Rules] = {org: cluster.stricter(rules) for org, rules in own.items()}
     return lambda org: found.get(org, cluster)
@@ -126,12 +130,25 @@ def set_rules(
     record(
         principal,
         "rules.update",
-        Subject.of("rules", org.slug if org else CLUSTER, str(rules), org),
+        # People of the fleet see it as well: alerts on nodes and tier 2 may have begun by it.
+        Subject.of("rules", org.slug if org else CLUSTER, str(rules), org, FLEET),
         before=before,
         after=after,
         reason=reason,
+        sentence=f"{rules} were changed: {_differences(before, after)}.",
     )
     return rules
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    changed = (name for name in after if after[name] != before[name])
+    return ", ".join(f"{name} {_shown(before[name])} to {_shown(after[name])}" for name in changed)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "none"
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 def held_by(org: Org | None) -> int:

@@ -73,6 +73,12 @@ def visible_sessions(principal: Principal) -> QuerySet[Session]:
         memory_bytes=_of_streams(Sum(F("slots") * F("slot_bytes"))),
         spine_count=_of_streams(Count("pk", filter=Q(tier=Tier.SPINE))),
         operation_id=Subquery(running),
+        codes=ArraySubquery(
+            Stream.objects.filter(job__session=OuterRef("pk"), job__running=True)
+            .order_by("code")
+            .values("code")
+            .distinct()
+        ),
         part_operation_ids=ArraySubquery(of_parts.order_by("pk").values("pk")),
     )
     return found.filter(of_orgs(principal))

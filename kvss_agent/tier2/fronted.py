@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import mmap
 import shutil
 import threading
@@ -67,6 +68,11 @@ THREADS: Final = 4  # that copy
 PROMOTED_BYTES_MAX: Final = 64 << 20  # in memory, on their way to the front; no more is copied then
 FLUSHES: Final = 256  # that are begun by one `tidy`; one, as long as the store behind fails
 LOOKS: Final = 8  # by one `tidy`: whether a copy's original is still there
+# Whose faults they are, in the log.
+FRONT: Final = "The front of tier 2"
+BEHIND: Final = "Copying behind the front of tier 2"
+LOOKING: Final = "Looking behind the front of tier 2"
+SAID_SECONDS: Final = 600.0  # in which the log has a fault once
 BOOKED_SECONDS_MAX: Final = 0.1  # of others' bytes, beside which a spill is written behind at once
 
 
@@ -122,7 +128,7 @@ class Fronted:
         self._flushing: set[Address] = set()  # queued, or at it
         self._is_failing = False  # what was copied behind last,
         self._are_looks_failing = False  # and what was looked for there
-        self._said: set[str] = set()  # faults that the log has, since something went well
+        self._said: dict[tuple[str, str], float] = {}  # when the log had a fault last
         self._originals: Iterator[Address] = iter(())  # still to be looked for in this round
         self._looking: set[Address] = set()
         self._counts: Counter[str] = Counter()
@@ -289,7 +295,7 @@ class Fronted:
                 self._waiting.delete([address.name])
             self._copies.delete([address.name])
         except Failed as failed:
-            self._count_fault(failed)
+            self._count_fault(failed, BEHIND if lone is not None else FRONT)
             return False
         return True
 
@@ -433,10 +439,9 @@ class Fronted:
                 self._waiting.delete([address.name])
                 is_lost = True
             self._is_failing = False
-            self._said.clear()
         except Failed as failed:
             self._is_failing = True
-            self._count_fault(failed)
+            self._count_fault(failed, BEHIND)
         finally:
             with self._lock:
                 self._flushing.discard(address)
@@ -470,10 +475,9 @@ class Fronted:
                 if look_at(self._behind, address.name) is None:
                     self._forget([address])
                 self._are_looks_failing = False
-                self._said.clear()
         except Failed as failed:
             self._are_looks_failing = True
-            self._count_fault(failed)
+            self._count_fault(failed, LOOKING)
         finally:
             with self._lock:
                 self._looking.discard(address)
@@ -610,12 +614,15 @@ class Fronted:
 
     # Without
 
-    def _count_fault(self, failed: Failed) -> None:
+    def _count_fault(self, failed: Failed, where: str = FRONT) -> None:
+        """The log has one of a kind in ten minutes: a store that is full is so for each column."""
+        now, kind = time.monotonic(), (where, failed.fault)
         with self._lock:
             self._faults[failed.fault] += 1
-            is_first = failed.fault not in self._said
-            self._said.add(failed.fault)
-        log.log(logging.WARNING if is_first else logging.DEBUG, "The front of tier 2: %s", failed)
+            is_new = now - self._said.get(kind, -math.inf) >= SAID_SECONDS
+            if is_new:
+                self._said[kind] = now
+        log.log(logging.WARNING if is_new else logging.DEBUG, "%s: %s", where, failed)
 
     def _submit(
         self, work: Callable[[Address], None], address: Address, pool: ThreadPoolExecutor

@@ -60,9 +60,10 @@ class LostNode:
 
 @dataclass(frozen=True, slots=True)
 class WithoutHolders:
-    """Shards that session rules ask a redundancy for, and whose fragments nobody stores."""
+    """Shards that are not stored with the redundancy that session rules ask for."""
 
     code: str
+    instead: str  # the cluster's, which they have; empty: none
     shards: int
     why: str  # of the first of them, a sentence
 

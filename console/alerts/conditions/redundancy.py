@@ -18,14 +18,16 @@ from telemetry.topics import FLEET
 
 
 def not_kept(query: str, threshold: str) -> Condition:
-    """Breach for each code that has no holders for some streams, and for each node whose agent has
+    """Breach for each code that rules ask for and streams do not have, and for each node whose agent has
     stored more columns alone, in its own tier 2, than the threshold."""
 
     def condition(tables: Tables, snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
         for one in snapshot.without_holders:
             shards = "1 shard is" if one.shards == 1 else f"{one.shards:,} shards are"
-            said = f"{shards} stored without redundancy: {one.why[:1].lower()}{one.why[1:].rstrip('.')}"
-            labels, evidence = {"redundancy": one.code}, {"shards": one.shards}
+            how = f"with {one.instead} instead of {one.code}" if one.instead else "without redundancy"
+            said = f"{shards} stored {how}: {one.why[:1].lower()}{one.why[1:].rstrip('.')}"
+            labels = {"redundancy": one.code, **({"instead": one.instead} if one.instead else {})}
+            evidence = {"shards": one.shards}
             yield Finding(FLEET, verdict(breach=True), said, one.shards, 0, labels, evidence)
         limit = values(FLEET)[threshold]
         for line in tables[query]:

@@ -173,7 +173,8 @@ def _refused(before: Things, after: Things, differs: Iterable[Thing]) -> dict[Th
 def _follows(before: Things, after: Things, differs: Iterable[Thing]) -> dict[Thing, str]:
     """What comes of a change that the change itself does not show."""
     told = retired_stores.follows(*_tiers2(before, after, differs))
-    return {(NODE, name): sentence for name, sentence in told.items()}
+    losses = activity.fragments_lost_with(told)
+    return {(NODE, name): " ".join([said, *losses.get(name, ())]) for name, said in told.items()}
 
 
 def _tiers2(

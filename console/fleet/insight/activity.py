@@ -17,9 +17,10 @@ from console.fleet.boxes import topic as topic_of_box
 from console.fleet.models import Box, Node
 from console.operations.models import Operation
 from console.operations.services import running_on
+from console.placement.rules import Redundancy
 from console.placement.topology import Tier
 from console.sessions.fragments import AllFragments
-from console.sessions.models import Loss, SessionBox, Stream
+from console.sessions.models import Loss, SessionBox, Stream, StreamRedundancy
 from console.sessions.plans.losses import Verdict
 from telemetry.topics import of_source
 
@@ -43,6 +44,7 @@ class NodeActivity:
     memory_bytes: int
     fragments: int  # fragment shards that fragments of other nodes' columns pass through
     fragments_bytes: int  # of memory
+    fragments_of: list[str]  # drivers
     target: Target | None
     operation: Operation | None
 
@@ -83,9 +85,32 @@ def on_node(node: Node, topic: str) -> NodeActivity:
         memory_bytes=used["bytes"] or 0,
         fragments=len(fragments.at(node.name)),
         fragments_bytes=fragments.bytes_by_node[node.name],
+        fragments_of=sorted({one.driver for one in fragments.at(node.name)}),
         target=target_of("node", node.name),
         operation=running_on(topic),
     )
+
+
+def fragments_lost_with(nodes: Collection[str]) -> dict[str, list[str]]:
+    """By node, in a sentence, what columns are lost if all of these lose their tier 2 at once: those
+    that lack more fragments then than their code survives."""
+    fragments, names = AllFragments(), set(nodes)
+    held = {
+        shard: [row.node.name for row in rows if row.node.name in names]
+        for shard, rows in (fragments.holders.items() if names else ())
+    }
+    lost = {shard for shard, at in held.items() if len(at) > Redundancy(shard.code).parity}
+    if not lost:
+        return {}
+    keys = [one.stream for one in fragments.streams if one.shard in lost]
+    said = StreamRedundancy.objects.filter(stream__in=keys).aggregate(sum=Sum("columns"))
+    columns = "1 redundant column" if said["sum"] == 1 else f"{said['sum'] or 0:,} redundant columns"
+    shards = "1 shard" if len(lost) == 1 else f"{len(lost)} shards"
+    sentence = (
+        f"With it {columns} of {shards} become misses: more of their fragments go than their code "
+        "survives. Change fewer nodes at once, and drain them before."
+    )
+    return {name: [sentence] for shard in lost for name in held[shard]}
 
 
 def on_box(box: Box) -> BoxActivity:

@@ -221,8 +221,9 @@ class RulesForm(ReasonMixin):
     moves_percent = forms.IntegerField(
         min_value=1,
         max_value=100,
-        label="Moves, in percent of each link",
-        help_text="For streams that move over it, together. Evicts and refills have the rest.",
+        label="Bytes that can wait, in percent of each link",
+        help_text="Streams that move over it, fragments, and what is written to shared tier 2, "
+        "together. Evicts and refills have the rest.",
     )
     borrow = forms.ChoiceField(
         choices=BORROWS,

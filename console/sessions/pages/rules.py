@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.db import transaction
@@ -14,8 +18,9 @@ from console.orgs.services import get_org
 from console.placement.topology import Misconfigured
 from console.sessions import holders
 from console.sessions import rules as services
-from console.sessions.models import Session
+from console.sessions.models import RuleSet, Session
 from console.sessions.pages.forms import RulesForm
+from console.sessions.plans.holders import without_count
 from console.shell.pages import Refusing
 from console.visibility import sees_fleet
 
@@ -32,6 +37,14 @@ def org_rules(request: SignedInRequest, slug: str) -> HttpResponse:
     return _page(request, get_org(request.principal, slug))
 
 
+def _recodings(rules: RuleSet, values: Mapping[str, Any]) -> list[str]:
+    """What is lost by these values, in sentences."""
+    changed = copy(rules)
+    for name, value in values.items():
+        setattr(changed, name, value)
+    return [str(one) for one in holders.recodings(changed)]
+
+
 def _page(request: SignedInRequest, org: Org | None) -> HttpResponse:
     principal = request.principal
     rules = services.get_rules(principal, org)
@@ -41,16 +54,19 @@ def _page(request: SignedInRequest, org: Org | None) -> HttpResponse:
         has_quota=org is not None,
         may_set_quota=principal.on_platform(Role.PLATFORM_ADMIN),
     )
+    recodings: list[str] = []
     if request.method == "POST" and form.is_valid():
         values = form.cleaned_data
         reason = values.pop("reason")
         with Refusing(form, services.Impossible, Misconfigured, ValidationError):
+            recodings = _recodings(rules, values)
+            if recodings and request.POST.getlist("seen") != recodings:
+                raise services.Impossible("Not saved yet: columns would be lost. Look below.")
             with transaction.atomic():
                 services.set_rules(principal, services.for_change(principal, org), values, reason=reason)
             messages.success(request, "Rules saved.")
             return redirect(request.path)
-    effective = services.effective_rules(org)
-    holders_now, too_few = holders.preview(effective) if sees_fleet(principal) else (None, "")
+    holders_now, too_few = holders.preview(org)
     entries = visible_entries(principal).filter(
         object_type="rules", object_id=org.slug if org else services.CLUSTER
     )
@@ -60,9 +76,10 @@ def _page(request: SignedInRequest, org: Org | None) -> HttpResponse:
         "rules": rules,
         "boxes_used": services.held_by(org) if org else None,
         "replicas_used": services.replicas_of(org) if org else None,
-        "effective": effective,
-        "holders_now": holders_now,
-        "too_few_holders": too_few,
+        "effective": services.effective_rules(org),
+        "holders_now": holders_now if sees_fleet(principal) else None,
+        "too_few_holders": too_few if sees_fleet(principal) else without_count(too_few),
+        "recodings": recodings,
         "may_change": services.may_change(principal, org),
         "entries": entries[:RECENT],
         "sessions": Session.objects.filter(org=org).count() if org else Session.objects.count(),

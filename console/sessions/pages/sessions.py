@@ -21,7 +21,7 @@ from console.operations.services import Busy, StalePlan, running_within
 from console.orgs.models import Org
 from console.orgs.services import visible_orgs
 from console.placement.topology import Misconfigured, State, Tier
-from console.sessions import diagram, services
+from console.sessions import diagram, redundancy, services
 from console.sessions import rules as session_rules
 from console.sessions.changes import sizes
 from console.sessions.changes.sizes import JobsRun
@@ -35,10 +35,11 @@ from console.sessions.pages.forms import (
     PlannedForm,
     ResizeForm,
 )
+from console.sessions.plans.holders import without_count
 from console.sessions.plans.losses import Verdict
 from console.sessions.plans.proposals import CannotPlan, Proposal
 from console.shell.pages import Telling, paged, render_live, sentence_of, wants_part
-from console.visibility import Sight, without_places
+from console.visibility import Sight, sees_fleet, without_places
 from telemetry.events import events_of
 from telemetry.topics import of_session
 
@@ -69,11 +70,16 @@ def show_session(request: SignedInRequest, name: str) -> HttpResponse:
     streams = list(services.streams_of(session)[: STREAMS_SHOWN_MAX + 1])
     for stream in streams:
         stream.why = sight.why(stream.why)
+    rules = session_rules.effective_rules(session.org, session.path)
+    kept = redundancy.kept_by(session, rules.redundancy)
     context = {
         "session": session,
         "size": services.sizes(session),
         "topic": topic,
-        "rules": session_rules.effective_rules(session.org, session.path),
+        "rules": rules,
+        "redundancy_kept": kept,
+        "why_not_kept": kept
+        and (kept.why if sees_fleet(request.principal) else without_count(kept.why)),
         "operations": _running(request, session),
         "losses": [(loss, LEVELS.get(loss.verdict, "warning")) for loss in session.losses.all()],
         "jobs": services.jobs_of(session),

@@ -7,6 +7,7 @@ it can, since a fragment that moves has to be computed again from the others.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -84,6 +85,11 @@ def too_few(code: Redundancy, agents: Iterable[Agent]) -> str:
     count = len(apart(agents))
     there = "there is 1" if count == 1 else f"there are {count or 'none'}"
     return f"{code.value} needs {code.holders} agents with tier 2 on a disk of their own; {there}."
+
+
+def without_count(sentence: str) -> str:
+    """As those may read it who are not to know how many agents there are."""
+    return re.sub(r"; there (is|are) .*?(?= Columns have|$)", ", and there are fewer.", sentence)
 
 
 def apart(agents: Iterable[Agent]) -> list[Agent]:

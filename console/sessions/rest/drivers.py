@@ -142,13 +142,32 @@ class HolderOut(Schema):
 
 class ReportedRedundancyOut(Schema):
     state: str = Field(description="indexing, ready or refused.")
-    reason: str = Field(description="Why the agent refuses.")
-    columns: int = Field(description="Columns that are stored redundantly.")
-    incomplete: int = Field(description="Columns that lack a fragment, of these.")
+    reason: str = Field(description="Why it is not ready.")
+    columns: int = Field(
+        description="Columns that are stored redundantly, as far as the agent has listed them."
+    )
+    incomplete: int = Field(
+        description="Columns that are known to lack a fragment; not what holders in `unreachable` lack."
+    )
+    incomplete_at: dict[str, int] = Field(
+        description="By node, the columns that lack its fragment; only where some do."
+    )
+    most_lacking: int = Field(description="Fragments that one of these columns lacks at most.")
+    unreachable: list[str] = Field(
+        description="Nodes of holders that the agent can't reach; of former ones the address."
+    )
+    holders_since: datetime | None = Field(
+        description="When the newest holder came that this is about. Null: the agent does not know."
+    )
     repaired: int = Field(
         description="Columns whose missing fragments were stored again, since the agent opened them."
     )
     seen_at: datetime = Field(description="When the agent reported it.")
+
+
+_REPORTED = (
+    *("state", "columns", "incomplete", "most_lacking", "holders_since", "repaired", "seen_at"),
+)
 
 
 class ShardRedundancyOut(Schema):
@@ -158,11 +177,32 @@ class ShardRedundancyOut(Schema):
     redundancy: RedundancyName = Field(
         validation_alias="code", description="Fragments with data + with parity; `none` without holders."
     )
-    why: str = Field(description="Why there is none, or why a holder that leaves is not replaced.")
+    asked: RedundancyName = Field(description="By the rules of its session.")
+    why: str = Field(description="Why it is not as asked, or why a holder that leaves is not replaced.")
     holders: list[HolderOut] = Field(description="In the order of their fragments.")
-    reported: ReportedRedundancyOut | None = Field(
-        validation_alias="said", description="By the agent that has the shard. Null: nothing yet."
+    bytes_per_second: int | None = Field(
+        description="At what rate its fragments may move, spills and repair together. Null: any."
     )
+    link: str | None = Field(description="The link that allows no more.")
+    reported: ReportedRedundancyOut | None = Field(
+        description="By the agent that has the shard. Null: nothing yet."
+    )
+
+    @staticmethod
+    def resolve_bytes_per_second(row: Row) -> int | None:
+        return row.budget.bytes_per_second if row.budget else None
+
+    @staticmethod
+    def resolve_link(row: Row) -> str | None:
+        return str(row.budget.link) if row.budget else None
+
+    @staticmethod
+    def resolve_reported(row: Row) -> dict[str, object] | None:
+        said = row.said
+        return said and {
+            **{name: getattr(said, name) for name in _REPORTED},
+            **{name: getattr(row, name) for name in ("reason", "incomplete_at", "unreachable")},
+        }
 
     @staticmethod
     def resolve_holders(row: Row) -> list[dict[str, object]]:

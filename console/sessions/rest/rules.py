@@ -60,7 +60,8 @@ class RulesBody(Schema):
 
 class RulesOut(RulesBody):
     moves_percent: int = Field(
-        description="Percentage of each link that streams take together while they move over it."
+        description="Percentage of each link for bytes that can wait, together: streams that move, "
+        "fragments, and what is written to shared tier 2."
     )
     borrow: BorrowName = Field(
         description="How far drivers may copy columns from the memory of siblings: not at all, within a "
@@ -76,7 +77,7 @@ class RulesOut(RulesBody):
 class RulesIn(RulesBody, Input):
     boxes_max: Count | None = None
     moves_percent: Annotated[int, Field(ge=1, le=100)] | None = Field(
-        None, description="Percentage of each link for streams that move over it. Without it, it stays."
+        None, description="Percentage of each link for bytes that can wait. Without it, it stays."
     )
     borrow: BorrowName | None = Field(
         None, description="How far drivers may copy columns from siblings. Without it, it stays."

@@ -17,6 +17,7 @@ from console.placement.topology import Tier
 from console.sessions.driver_orgs import NAMED_MAX
 from console.sessions.models import BOXES_MAX, WAIT_SECONDS_MAX, Job, Session, Stream
 from console.sessions.plans.proposals import Planned, Proposal
+from console.sessions.redundancy import weakest
 from console.sessions.services import Sizes, sizes
 from console.visibility import Sight
 
@@ -93,7 +94,16 @@ class SessionOut(Schema):
     lost_nodes: list[LostNodeOut] = Field(
         validation_alias="losses", description="Its nodes that are lost."
     )
+    redundancy: RedundancyName | None = Field(
+        description="Of columns in tier 2, now: less than the rules ask for where there are too few "
+        "agents. Of shards with different ones the weakest; null: no job runs."
+    )
     created_at: datetime
+
+    @staticmethod
+    def resolve_redundancy(session: Any) -> str | None:
+        codes = [one or "none" for one in session.codes]
+        return weakest(codes) if codes else None
 
     @staticmethod
     def resolve_boxes(session: Session) -> Sizes:

@@ -7,6 +7,7 @@ drained is left by its fragments: other holders take its places, and agents repa
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import astuple
 from datetime import datetime
 from typing import Final
 
@@ -37,11 +38,11 @@ _REPAIR: Final = "repair"  # and how far their repair was when it was looked at 
 def held(node: Node) -> list[Shard]:
     """The shards of which a node has fragments."""
     rows = FragmentHolder.objects.filter(node=node)
-    return [Shard(*one) for one in rows.values_list("namespace", "group", "index")]
+    return [Shard(*one) for one in rows.values_list("namespace", "group", "index", "code")]
 
 
 def note_held(operation: Operation, node: Node) -> None:
-    operation.notes[_HELD] = [[one.namespace, one.group, one.index] for one in held(node)]
+    operation.notes[_HELD] = [[*astuple(one)] for one in held(node)]
 
 
 def why_needed(node: Node) -> str:
@@ -60,11 +61,9 @@ def why_not_replaced(node: str, shards: Collection[Shard]) -> str:
     """Why the node keeps fragments of one of these shards that others should take over; else empty."""
     assignment = Assignment(timezone.now())
     for shard in shards:
-        wanted = assignment.wanted.get(shard)
-        if wanted is None:
+        if shard not in assignment.users:
             continue
-        choice = assignment.choice(shard)
-        agents = assignment.agents(replace_lost=wanted.replace_lost, after_seconds=wanted.after_seconds)
+        choice, agents = assignment.choice(shard), assignment.agents_for(shard)
         leaves = any(one.name == node and one.standing is Standing.LEAVES for one in agents)
         if leaves and node in choice.holders:
             return choice.why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -131,12 +132,16 @@ def test_redundancy_is_not_kept_without_holders_and_where_columns_are_stored_alo
     assert judged(rule, alone)[0].sentence == (
         "ax-7 stored 31 columns on its own disk alone, without redundancy"
     )
-    few = WithoutHolders("4+2", 128, "4+2 needs 6 agents with tier 2 on a disk of their own.")
+    few = WithoutHolders("4+2", "", 128, "4+2 needs 6 agents with tier 2 on a disk of their own.")
     [found] = judged(rule, {"alone": []}, Snapshot(at=at(0), without_holders=(few,)))
     assert (found.topic, dict(found.labels), found.verdict) == ("fleet", {"redundancy": "4+2"}, BREACH)
     assert found.sentence == (
         "128 shards are stored without redundancy: 4+2 needs 6 agents with tier 2 on a disk of their own"
     )
+    less = replace(few, instead="2+1")
+    [found] = judged(rule, {"alone": []}, Snapshot(at=at(0), without_holders=(less,)))
+    assert dict(found.labels) == {"redundancy": "4+2", "instead": "2+1"}
+    assert found.sentence.startswith("128 shards are stored with 2+1 instead of 4+2: 4+2 needs")
 
 
 def test_tier_2_is_held_against_its_cap_and_without_a_cap_nothing_is_said() -> None:

@@ -336,6 +336,7 @@ def test_a_node_says_what_waits_in_front_of_its_tier_2_and_since_when(
     page = compact(viewer.get("/fleet/nodes/ax-1/"))
     assert "1,204 columns (3 GiB) only in front" in page
     assert re.search(r"the oldest since <time[^>]*>50 min ago", page)
+    assert re.search(r"only in front<span class=\"quiet\">, as of <time[^>]*>\d+ s ago", page)
     assert "Columns only in front of tier 2" in page
     tell_of_front("ax-2", waiting_columns=1, bytes=4096)
     assert "1 column (4 KiB) only in front" in (page := compact(viewer.get("/fleet/nodes/ax-2/")))

@@ -162,6 +162,25 @@ def test_without_tier_2_the_store_before_is_retiring_and_a_path_put_back_is_in_u
     assert [store.place for store in RetiringStore.objects.all()] == ["posix:/mnt/b"]
 
 
+@pytest.mark.parametrize("front", ["/mnt/a", "/mnt/a/", "/mnt/a/front", "/mnt"])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_front_is_not_where_an_earlier_store_is_emptied(
+    world: World, front: str, is_new: object
+) -> None:
+    """Its files would be removed with those of the store, also if that is retiring from now on only."""
+    Node.objects.update(public_key="a key")
+    describe("/mnt/a")
+    if not is_new:
+        describe("/srv/b")
+    before = Node.objects.get(name="ax-1").declared
+    with pytest.raises(
+        changes.Impossible, match=r"^.*The front /mnt\S* is where its earlier store /mnt/a"
+    ):
+        describe("/srv/b", front={"path": front, "cap": "1M"})
+    assert Node.objects.get(name="ax-1").declared == before
+    describe("/srv/b", front={"path": "/mnt/abc", "cap": "1M"})
+
+
 def test_nodes_that_have_not_joined_have_no_files(world: World) -> None:
     Node.objects.filter(name="ax-1").update(
         joined_at=None, heartbeat_sha256=None, control_url="", state="lost", held_state="ready"

@@ -57,14 +57,22 @@ from swdriver_shim.policy import Policy, Tiers
             Policy(tiers=Tiers.TIER2, redundant_from_priority=50),
             (
                 "Prompts are stored in memory and in tier 2 for 1 h after their last use. "
-                "Those of priority 50 or more are stored redundantly in tier 2."
+                "Those of priority 50 or more are stored redundantly in tier 2, where the rules of "
+                "sessions have it."
             ),
         ),
         (
             Policy(tiers=Tiers.TIER2, redundant_from_priority=0),
             (
                 "Prompts are stored in memory and in tier 2 for 1 h after their last use. "
-                "All of them are stored redundantly in tier 2."
+                "All of them are stored redundantly in tier 2, where the rules of sessions have it."
+            ),
+        ),
+        (
+            Policy(tiers=Tiers.TIER2, tier2_bytes_max=0, redundant_from_priority=0),
+            (
+                "Prompts are stored in memory and in tier 2 for 1 h after their last use. "
+                "They use at most 0 B of tier 2."
             ),
         ),
         (

@@ -42,7 +42,7 @@ from tests.conftest import People
 from tests.console.operations.runs import run
 from tests.console.sessions.fleets import make_driver, make_fleet, make_node
 from tests.console.sessions.obeying import obeying
-from tests.console.sessions.redundant import DISK, MODEL, SLOT, serve, who
+from tests.console.sessions.redundant import DISK, MODEL, SLOT, report, serve, who
 from tests.console.sessions.requests import create, set_rules
 
 pytestmark = pytest.mark.django_db
@@ -54,6 +54,9 @@ def fleet(db: None) -> None:
     for number in range(1, 5):
         make_node(f"n{number}", f"l{number}", declared=DISK)
     make_node("bare", "l1")
+
+
+NODES = ("bare", "n1", "n2", "n3", "n4")
 
 
 def keep(now: datetime | None = None) -> None:
@@ -74,8 +77,8 @@ def names(node: str) -> set[str]:
 
 def why(driver: str = "job1") -> str:
     found = holders.Assignment(timezone.now())
-    [first, *_] = [one for one in found.wanted if one.namespace == found.known.namespaces[driver]]
-    return found.choice(first).why
+    [first, *_] = [one for one in found.streams if one.driver == driver]
+    return found.division(first).why
 
 
 def last() -> int:
@@ -215,16 +218,106 @@ def test_while_a_stream_moves_the_node_that_its_driver_uses_is_told(fleet: None,
 # Who, and how long
 
 
-def test_of_the_sessions_of_a_model_the_rule_that_survives_most_holds(
+def codes() -> dict[str, str]:
+    """By stream."""
+    streams = Stream.objects.select_related("job__driver")
+    return {one.name: one.code for one in streams}
+
+
+def told_of_fragments() -> list[tuple[Any, ...]]:
+    """Of all drivers but `foundry`."""
+    found = []
+    for one in (one for node in NODES for one in document(node).shards if one.driver != "foundry"):
+        told = one.redundancy
+        found.append((one.name, one.part, told and (told.data, told.parity, told.holders)))
+    return found
+
+
+@pytest.mark.parametrize("theirs", ["none", "1+1", "4+1", "8+2"])
+def test_no_org_changes_the_redundancy_of_anothers_driver(
+    fleet: None, people: People, theirs: str
+) -> None:
+    """Whether its own rule fits the agents that there are or not."""
+    serve("shared", "bare")
+    serve("job1", "bare", org=people.acme)
+    set_rules(people, redundancy="2+1")
+    set_rules(people, people.acme, redundancy="1+1")
+    documents = told_of_fragments()
+    its = dict(codes())
+    assert its == {"shared.full.0": "2+1", "job1.full.0": "1+1"}
+    since = dict(FragmentHolder.objects.values_list("pk", "since"))
+    serve("foundry", "bare", org=people.globex)
+    keep()
+    patient = {"replace_lost": False, "replace_lost_after_seconds": 86_400}
+    set_rules(people, people.globex, redundancy=theirs, **patient)
+    keep()
+    assert {name: code for name, code in codes().items() if name in its} == its
+    rows = dict(FragmentHolder.objects.filter(pk__in=since).values_list("pk", "since"))
+    assert rows == since
+    assert told_of_fragments() == documents
+    lose(who()[0], 60)
+    keep()
+    assert {row.node.state for row in FragmentHolder.objects.select_related("node")} == {"ready"}, (
+        "nor who waits for a holder"
+    )
+
+
+def test_an_orgs_rule_that_fits_no_agents_leaves_what_the_cluster_asks(
+    fleet: None, people: People
+) -> None:
+    serve("job1", "bare", org=people.acme)
+    set_rules(people, people.acme, redundancy="4+1")
+    assert codes() == {"job1.full.0": ""}
+    four = "4+1 needs 5 agents with tier 2 on a disk of their own; there are 4."
+    assert why() == four
+    set_rules(people, redundancy="1+1")
+    set_rules(people, people.acme, redundancy="4+2")
+    assert codes() == {"job1.full.0": "1+1"}
+    assert why() == (
+        "4+2 needs 6 agents with tier 2 on a disk of their own; there are 4. "
+        "Columns have 1+1, as the cluster asks."
+    )
+    assert holders.missing(timezone.now()) == [("4+2", "1+1", 1, why())]
+    told = shard("bare", "job1.full.0").redundancy
+    assert told is not None
+    assert (told.data, told.parity) == (1, 1)
+    for name in ("n5", "n6"):
+        make_node(name, "l1", declared=DISK)
+    keep()
+    assert (codes(), why()) == ({"job1.full.0": "4+2"}, "")
+    assert {row.code for row in FragmentHolder.objects.all()} == {"4+2"}
+    assert names("n1") == {f"job1.full.0.f{who().index('n1')}"}
+    assert holders.missing(timezone.now()) == []
+
+
+def test_drivers_of_two_codes_of_one_model_have_holders_of_their_own(
     fleet: None, people: People
 ) -> None:
     serve("job1", "bare", org=people.acme)
     serve("job2", "bare", org=people.globex)
+    set_rules(people, people.acme, redundancy="2+1")
+    before = last()
+    set_rules(people, people.globex, redundancy="1+1")
+    assert targets(before) == {("node", name) for name in ("bare", *_holders("1+1"))}
+    assert FragmentHolder.objects.count() == 5
+    parts = {one.name: one.part for name in _holders("2+1") for one in document(name).shards}
+    assert {name: part for name, part in parts.items() if name.startswith("job1")} == {
+        f"job1.full.0.f{place}": f"full.0.{place}-2-1" for place in range(3)
+    }
+    before = last()
     set_rules(people, people.globex, redundancy="2+1")
-    assert len(who()) == 3
-    assert shard("bare", "job1.full.0").redundancy is not None
-    set_rules(people, people.acme, redundancy="1+1")
-    assert {row.code for row in FragmentHolder.objects.all()} == {"1+1"}
+    assert FragmentHolder.objects.count() == 3
+    assert targets(before) >= {("node", name) for name in ("bare", *_holders("2+1"))}, (
+        "they let another driver in"
+    )
+    told = shard("bare", "job2.full.0").redundancy
+    assert told is not None
+    assert told.data == 2
+
+
+def _holders(code: str) -> list[str]:
+    found = FragmentHolder.objects.filter(code=code).order_by("place")
+    return list(found.values_list("node__name", flat=True))
 
 
 def test_a_lost_holder_is_replaced_once_the_rules_say_so(fleet: None, people: People) -> None:
@@ -321,15 +414,17 @@ def test_a_group_whose_name_leaves_no_room_has_none(fleet: None, people: People)
     assert names("bare") == {f"job1.{name}.0"}, "and documents stay valid"
 
 
-def test_columns_of_different_sizes_are_not_stored_redundantly(fleet: None, people: People) -> None:
-    """Their fragments would overwrite each other."""
+def test_a_driver_with_columns_of_another_size_gets_no_holders(fleet: None, people: People) -> None:
+    """Their fragments would overwrite each other; those that were there before keep theirs."""
     serve("job1", "bare")
     set_rules(people, redundancy="1+1")
-    serve("job2", "bare")
+    serve("job2", "n4")
     Stream.objects.filter(job__driver__name="job2").update(slot_bytes=2 * SLOT)
     keep()
-    assert not FragmentHolder.objects.exists()
-    assert why() == "Drivers of this model and layout have columns of different sizes."
+    assert codes() == {"job1.full.0": "1+1", "job2.full.0": ""}
+    assert shard("n4", "job2.full.0").redundancy is None
+    assert why("job2") == "Another driver of this model and layout has columns of another size."
+    assert why("job1") == ""
 
 
 # When
@@ -402,6 +497,29 @@ def test_nodes_that_change_have_holders_looked_at(
             text = dump(descriptions.current())
             descriptions.apply(admin, text.replace("cap: 1 T", "cap: 2 T"), reason="new disks")
         assert sent.count(holders.KEEP) == 2
+
+
+def test_another_tier_2_for_more_holders_than_may_be_lost_says_what_is_lost(
+    fleet: None, people: People
+) -> None:
+    serve("job1", "bare")
+    set_rules(people, redundancy="2+1")
+    assert who() == ["n1", "n2", "n3"]
+    report()
+    Node.objects.update(public_key="a key")
+
+    def follows(*names: str) -> dict[str, str]:
+        before = descriptions.current()
+        moved = {"tier2": {**DISK["tier2"], "path": "/srv/kv"}}
+        after = {one: {**said, **(moved if one[1] in names else {})} for one, said in before.items()}
+        return {one.name: one.follows for one in descriptions.difference(before, after).changes}
+
+    for few in (("n1",), ("n1", "n4")):
+        found = follows(*few)
+        assert all("is retiring then" in said and "miss" not in said for said in found.values()), found
+    found = follows("n1", "n2", "n4")
+    lost = "With it 5,000 redundant columns of 1 shard become misses: more of their fragments go than"
+    assert {name: lost in said for name, said in found.items()} == {"n1": True, "n2": True, "n4": False}
 
 
 def test_nothing_is_asked_of_the_database_while_nobody_wants_it(fleet: None) -> None:

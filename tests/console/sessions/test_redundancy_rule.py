@@ -12,6 +12,9 @@ from console.audit.models import AuditEntry
 from console.placement.rules import Redundancy
 from console.sessions.models import RuleSet
 from console.sessions.rules import effective_rules, effective_rules_of_all
+from telemetry.events import events_of
+from telemetry.models import Event
+from telemetry.topics import FLEET
 from tests.conftest import People
 from tests.console.sessions.requests import set_rules
 
@@ -37,6 +40,14 @@ def test_it_is_in_the_trail(people: People) -> None:
     entry = AuditEntry.objects.get(action="rules.update")
     assert (entry.before or {})["redundancy"] == "none"
     assert (entry.after or {})["redundancy"] == "4+2"
+    event = Event.objects.get(kind="rules.update")
+    assert event.sentence == "Rules of the cluster were changed: redundancy none to 4+2."
+    assert event.data["audit_entry"] == entry.pk
+    set_rules(people, people.acme, redundancy="8+2", replace_lost=False)
+    assert [one.sentence for one in events_of(FLEET).filter(kind="rules.update")] == [
+        event.sentence,
+        "Rules of acme were changed: redundancy none to 8+2, replace_lost on to off.",
+    ], "alerts of the fleet have it among their recent changes"
 
 
 def test_it_over_rest(people: People, api_of: Callable[..., Client]) -> None:

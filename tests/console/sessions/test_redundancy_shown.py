@@ -17,6 +17,7 @@ from console.sessions import holders
 from console.sessions.models import (
     FragmentHolder,
     Job,
+    RuleSet,
     Session,
     SessionBox,
     Stream,
@@ -24,6 +25,7 @@ from console.sessions.models import (
 )
 from tests.conftest import People
 from tests.console.sessions.fleets import make_box, make_driver, make_node
+from tests.console.sessions.redundant import serve
 from tests.console.sessions.requests import set_rules
 
 pytestmark = pytest.mark.django_db
@@ -97,6 +99,15 @@ def test_a_drivers_page_says_who_stores_fragments_and_what_agents_say_of_it(
     assert "9,000 columns" in page
     assert "lack" not in page
     assert "status--ok" in page
+    row.columns, row.incomplete = 0, 2
+    row.save()
+    assert "2 columns lack a fragment" in said(browser), "not all are listed yet"
+    assert "of 0 columns" not in said(browser)
+    row.incomplete, row.unreachable = 0, ["unix:/nowhere/n2"]
+    row.reason = "indexing unreachable: unix:/nowhere/n2 is gone"
+    row.save()
+    assert "what n2 lacks is unknown" in said(browser)
+    assert "indexing unreachable: n2 is gone" in said(browser)
     row.state, row.reason = "refused", "ISA-L is not installed"
     row.save()
     assert "ISA-L is not installed" in said(browser)
@@ -139,6 +150,7 @@ def test_a_nodes_page_counts_the_shards_of_fragments(
     page = browser.get("/fleet/nodes/n2/").content.decode()
     facts = " ".join(page.partition("<dt>Fragments</dt>")[2].partition("</dd>")[0].split())
     assert "1 shard of 32.3 MiB" in facts
+    assert "/fleet/drivers/job1/" in facts
 
 
 def test_the_api_says_what_a_drivers_page_says(
@@ -170,6 +182,8 @@ def test_the_api_says_what_a_drivers_page_says(
         state="ready",
         columns=9000,
         incomplete=1204,
+        incomplete_at=[0, 1204],
+        most_lacking=1,
         repaired=31,
         unreachable=["unix:/nowhere/n2", "unix:/former"],
         seen_at=timezone.now(),
@@ -180,9 +194,15 @@ def test_the_api_says_what_a_drivers_page_says(
         "reason": "",
         "columns": 9000,
         "incomplete": 1204,
+        "incomplete_at": {"n2": 1204},
+        "most_lacking": 1,
+        "unreachable": ["n2", "unix:/former"],
+        "holders_since": None,
         "repaired": 31,
         "seen_at": seen_at,
     }
+    assert shard()["link"] == "the NIC of n1"
+    assert shard()["bytes_per_second"] > 0
     assert [one["reachable"] for one in shard()["holders"]] == [True, False, True]
     row.state, row.reason, row.unreachable = "refused", "ISA-L is not installed", []
     row.save()
@@ -211,3 +231,75 @@ def test_the_api_takes_as_many_queries_for_many_streams_as_for_few(
         stream.save()
     holders.keep(timezone.now())
     assert queries() == few
+
+
+def test_an_org_admins_rule_changes_only_what_its_own_sessions_have(
+    stream: Stream,
+    people: People,
+    browser_of: Callable[..., Client],
+    api_of: Callable[..., Client],
+) -> None:
+    set_rules(people, redundancy="2+1")
+    serve("mine", "n2", org=people.acme, model=stream.job.driver.model)
+    holders.keep(timezone.now())
+    fleet = browser_of(people.platform_viewer)
+    before = fleet.get(API).json()
+    assert before["shards"][0]["redundancy"] == "2+1"
+    client = api_of(people.org_admin)
+    address = "/api/v1/orgs/acme/session-rules"
+
+    def put_rules(redundancy: str, **values: Any) -> None:
+        rules = {**client.get(address).json(), "redundancy": redundancy, **values}
+        del rules["version"]
+        headers = {"If-Match": "*", "Idempotency-Key": redundancy}
+        said = client.put(address, rules, content_type="application/json", headers=headers)
+        assert said.status_code == 200, said.content
+
+    def now() -> str:
+        assert fleet.get(API).json() == before, "of another org's session"
+        found: str = client.get("/api/v1/sessions/mine").json()["redundancy"]
+        return found
+
+    put_rules("8+2", replace_lost=False)
+    assert now() == "2+1"
+    [mine] = fleet.get("/api/v1/drivers/mine/redundancy").json()["shards"]
+    assert (mine["asked"], mine["redundancy"]) == ("8+2", "2+1")
+    assert mine["why"] == (
+        "8+2 needs 10 agents with tier 2 on a disk of their own; there are 3. "
+        "Columns have 2+1, as the cluster asks."
+    )
+    told = (
+        "8+2 needs 10 agents with tier 2 on a disk of their own, and there are fewer. "
+        "Columns have 2+1, as the cluster asks."
+    )
+    browser = browser_of(people.org_admin)
+    for address_of_page in ("/sessions/mine/", "/orgs/acme/session-rules/"):
+        page = " ".join(browser.get(address_of_page).content.decode().split())
+        assert told in page
+        assert "there are 3" not in page
+    assert "there are 3" in fleet.get("/sessions/mine/").content.decode()
+    put_rules("1+1")
+    assert now() == "1+1"
+    assert told not in browser.get("/sessions/mine/").content.decode()
+
+
+def test_what_rules_would_lose_is_said_before_they_are_saved(
+    stream: Stream, people: People, browser_of: Callable[..., Client]
+) -> None:
+    set_rules(people, redundancy="2+1")
+    browser = browser_of(people.platform_admin)
+    form = {"path": "any", "wait_for_rail_seconds": 0, "boxes_min": 1, "boxes_increment": 1}
+    form |= {"grant_percent": 100, "moves_percent": 25, "borrow": "no", "redundancy": "4+1"}
+    form |= {"replace_lost_after_seconds": 20, "reason": "more disks"}
+    said = browser.post("/session-rules/", form)
+    lost = (
+        "1 shard of session chat would have no redundancy in place of 2+1. What is stored redundantly "
+        "there becomes a miss."
+    )
+    assert (said.status_code, RuleSet.objects.get(org=None).redundancy) == (200, "2+1")
+    assert lost in said.content.decode()
+    assert "Save all the same" in said.content.decode()
+    assert browser.post("/session-rules/", {**form, "seen": "another"}).status_code == 200
+    assert browser.post("/session-rules/", {**form, "seen": lost}).status_code == 302
+    assert RuleSet.objects.get(org=None).redundancy == "4+1"
+    assert not FragmentHolder.objects.exists()

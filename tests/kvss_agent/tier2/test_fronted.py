@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import shutil
 import tempfile
@@ -206,6 +207,25 @@ async def test_a_copy_behind_is_as_old_as_its_original(place: Place, writes: Wri
         await store.expire()
         await until("it is behind", lambda: one.name in place.stored)
     assert (place.behind / one.name).stat().st_mtime == 1000
+
+
+async def test_a_store_that_is_full_now_and_then_is_in_the_log_once(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    behind = Faulty(place.behind)
+    backend = place.backend(Writes.BACK, behind=behind)
+    async with opened(backend) as store:
+        for number in range(3):
+            behind.fail_with(errno.ENOSPC)
+            tried = backend.own_faults().get("no-space", 0)
+            await put(store, address_of(number))
+            await until("it was tried", lambda: backend.own_faults().get("no-space", 0) > tried)
+            behind.fail_with(0)
+            await until_flushed(store, place)
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert [one for one in said if "no-space" in one] == said
+    assert len(said) == 1
+    assert said[0].startswith("Copying behind the front of tier 2: no-space")
 
 
 async def test_an_unreachable_store_costs_what_is_not_in_front_and_nothing_that_waits(
