@@ -181,10 +181,12 @@ class AllFragments:
         )
         return [
             Stored(
-                *(key, driver, job, org, self.namespaces[driver], *its),
-                nodes=frozenset(filter(None, (here, there))),
+                *(key, driver, job, org, self.namespaces[driver]),
+                *(group, index, slot_bytes, code, frozenset(filter(None, nodes))),
             )
-            for key, driver, job, org, *its, here, there in found.values_list(*fields)
+            for key, driver, job, org, group, index, slot_bytes, code, *nodes in found.values_list(
+                *fields
+            )
         ]
 
     @cached_property

@@ -198,9 +198,10 @@ class ShardRedundancyOut(Schema):
 
     @staticmethod
     def resolve_reported(row: Row) -> dict[str, object] | None:
-        said = row.said
-        return said and {
-            **{name: getattr(said, name) for name in _REPORTED},
+        if row.said is None:
+            return None
+        return {
+            **{name: getattr(row.said, name) for name in _REPORTED},
             **{name: getattr(row, name) for name in ("reason", "incomplete_at", "unreachable")},
         }
 

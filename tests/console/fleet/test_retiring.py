@@ -173,9 +173,7 @@ def test_a_front_is_not_where_an_earlier_store_is_emptied(
     if not is_new:
         describe("/srv/b")
     before = Node.objects.get(name="ax-1").declared
-    with pytest.raises(
-        changes.Impossible, match=r"^.*The front /mnt\S* is where its earlier store /mnt/a"
-    ):
+    with pytest.raises(Impossible, match=r"^.*The front /mnt\S* is where its earlier store /mnt/a"):
         describe("/srv/b", front={"path": front, "cap": "1M"})
     assert Node.objects.get(name="ax-1").declared == before
     describe("/srv/b", front={"path": "/mnt/abc", "cap": "1M"})

@@ -44,7 +44,7 @@ def test_it_is_in_the_trail(people: People) -> None:
     assert event.sentence == "Rules of the cluster were changed: redundancy none to 4+2."
     assert event.data["audit_entry"] == entry.pk
     set_rules(people, people.acme, redundancy="8+2", replace_lost=False)
-    assert [one.sentence for one in events_of(FLEET).filter(kind="rules.update")] == [
+    assert [one.sentence for one in events_of(FLEET).filter(kind="rules.update").order_by("pk")] == [
         event.sentence,
         "Rules of acme were changed: redundancy none to 8+2, replace_lost on to off.",
     ], "alerts of the fleet have it among their recent changes"

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -214,12 +215,16 @@ async def test_a_store_that_is_full_now_and_then_is_in_the_log_once(
 ) -> None:
     behind = Faulty(place.behind)
     backend = place.backend(Writes.BACK, behind=behind)
+
+    def has_failed(more_than: int) -> bool:
+        return backend.own_faults().get("no-space", 0) > more_than
+
     async with opened(backend) as store:
         for number in range(3):
             behind.fail_with(errno.ENOSPC)
             tried = backend.own_faults().get("no-space", 0)
             await put(store, address_of(number))
-            await until("it was tried", lambda: backend.own_faults().get("no-space", 0) > tried)
+            await until("it was tried", partial(has_failed, tried))
             behind.fail_with(0)
             await until_flushed(store, place)
     said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
