@@ -50,6 +50,7 @@ FILTERS: Final = {
     "action": "an action, as org.create",
     "actor": "who did it",
     "done": "true or false: whether it has ended",
+    "driver": "a driver",
     "ended": "true or false: whether it has ended",
     "faulty": "true or false: whether its answers are wrong",
     "kind": "a kind, as session.resize",

@@ -395,6 +395,15 @@ RESOURCES: Final = (
         topic="driver:{}",
     ),
     Resource(
+        "redundancy",
+        "redundancies",
+        "/drivers/{driver}/redundancy",
+        ("redundancy", "asked", "incomplete"),
+        "How the columns of a driver are stored redundantly in tier 2; all of its shards by `describe`.",
+        parent="driver",
+        single=True,
+    ),
+    Resource(
         "brain",
         "brains",
         "/brains",

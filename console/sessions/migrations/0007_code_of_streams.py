@@ -5,6 +5,10 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
 
+    reviewed = {
+        'AddConstraint': 'each forbids less than that of the same name before, and a row is a holder: few'
+    }
+
     dependencies = [
         ('cache_sessions', '0006_lacks'),
         ('fleet', '0004_told_orgs'),

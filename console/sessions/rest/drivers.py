@@ -222,6 +222,11 @@ class DriverRedundancyOut(Schema):
     """How the columns of a driver's shards are stored redundantly in tier 2."""
 
     driver: str
+    redundancy: RedundancyName | None = Field(
+        description="Of shards with different ones the weakest; null: no job runs."
+    )
+    asked: RedundancyName | None = Field(description="By the rules of its session; null: no job runs.")
+    incomplete: int = Field(description="Columns of all shards that are known to lack a fragment.")
     shards: list[ShardRedundancyOut] = Field(description="None without a running job.")
 
 
@@ -229,7 +234,14 @@ class DriverRedundancyOut(Schema):
 def get_driver_redundancy(request: SignedInRequest, name: Name) -> dict[str, object]:
     """Get the redundancy of a driver."""
     driver = services.get(services.visible_drivers(request.principal), name)
-    return {"driver": driver.name, "shards": redundancy.of_driver(driver)}
+    rows = redundancy.of_driver(driver)
+    return {
+        "driver": driver.name,
+        "redundancy": redundancy.weakest(row.code for row in rows) if rows else None,
+        "asked": rows[0].asked if rows else None,
+        "incomplete": sum(row.said.incomplete for row in rows if row.said),
+        "shards": rows,
+    }
 
 
 # Removing one

@@ -201,6 +201,8 @@ def test_the_api_says_what_a_drivers_page_says(
         "repaired": 31,
         "seen_at": seen_at,
     }
+    found = browser.get(API).json()
+    assert (found["redundancy"], found["asked"], found["incomplete"]) == ("2+1", "2+1", 1204)
     assert shard()["link"] == "the NIC of n1"
     assert shard()["bytes_per_second"] > 0
     assert [one["reachable"] for one in shard()["holders"]] == [True, False, True]
@@ -209,7 +211,8 @@ def test_the_api_says_what_a_drivers_page_says(
     assert shard()["reported"]["reason"] == "ISA-L is not installed"
     assert {one["reachable"] for one in shard()["holders"]} == {None}, "it asks nobody"
     Job.objects.update(running=False)
-    assert browser.get(API).json() == {"driver": "job1", "shards": []}
+    nothing = {"redundancy": None, "asked": None, "incomplete": 0, "shards": []}
+    assert browser.get(API).json() == {"driver": "job1", **nothing}
 
 
 def test_the_api_takes_as_many_queries_for_many_streams_as_for_few(
