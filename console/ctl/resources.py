@@ -262,6 +262,7 @@ RESOURCES: Final = (
         sources={"boxes": "boxes.desired"},
         read_only=(
             *("version", "box_names", "waiting", "deleting", "jobs", "memory_bytes", "spine_streams"),
+            "redundancy",
             *("operation", "part_operations", "lost_nodes", "created_at"),
         ),
         actions={
