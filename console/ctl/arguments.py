@@ -259,7 +259,9 @@ def _upgrade_fleet(commands: Any) -> None:
         "upgrade-fleet",
         "upgrade all nodes that run another version, a few at a time; started again, it goes on",
     )
-    one.add_argument("--version", required=True, metavar="TEXT", help="the version they are to run")
+    one.add_argument(
+        "--version", type=_named, required=True, metavar="TEXT", help="the version they are to run"
+    )
     one.add_argument(
         "--at-once", type=_positive, default=1, metavar="N", help="how many are upgraded at once (1)"
     )
@@ -402,5 +404,11 @@ def _duration(text: str) -> float:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows.")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more.")
     return int(text)
+
+
+def _named(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("It has to be something.")
+    return text

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from console.ctl.catalogue import Reference, fetch
 from console.ctl.client import Answer, Client, Item, at
 from console.ctl.failures import NotFound, Usage
-from console.ctl.manifests import Fields, Manifest, current, difference, writable
+from console.ctl.manifests import Fields, Manifest, current, difference, is_same, writable
 from console.ctl.resources import Call, named
 
 REASON: Final = "reason"
@@ -50,7 +50,9 @@ def planned(client: Client, manifest: Manifest, reason: str) -> Change:
     wanted = {
         name: merged(there.get(name), value) if call.wrap else value for name, value in said.items()
     }
-    differing = {name for name, value in wanted.items() if name not in there or there[name] != value}
+    differing = {
+        name for name, value in wanted.items() if name not in there or not is_same(there[name], value)
+    }
     if stuck := sorted(differing - set(call.fields)):
         raise Usage(
             f"{manifest.source}: `{stuck[0]}` of {manifest.reference} can't be changed: it is "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +14,7 @@ import yaml
 
 from console.ctl.catalogue import Reference, referred
 from console.ctl.failures import Usage
-from console.ctl.output import yaml_of
+from console.ctl.output import WITH_EXPONENT, yaml_of
 from console.ctl.resources import BY_NAME, RESOURCES, Call, Resource, value_at
 from telemetry.decoder import Limits, Malformed, decode
 
@@ -22,6 +23,7 @@ STDIN: Final = "-"
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 BYTES_MAX: Final = 4 << 20
 DEPTH_MAX: Final = 32
+NO: Final = "no"
 
 
 class Manifest(NamedTuple):
@@ -65,6 +67,9 @@ class _Loader(yaml.SafeLoader):
                 )
             names.add(key.value)
         return super().construct_mapping(node, deep=deep)
+
+
+_Loader.add_implicit_resolver(*WITH_EXPONENT)
 
 
 def load(paths: Sequence[str]) -> list[Manifest]:
@@ -126,6 +131,8 @@ def _json(text: str) -> list[Any]:
 def _manifest(item: object, source: str) -> Manifest:
     if not isinstance(item, dict) or not all(isinstance(name, str) for name in item):
         raise Usage(f"{source}: a manifest is a mapping with `kind`.")
+    if odd := next(_odd_numbers(item), ""):
+        raise Usage(f"{source}: `{odd}` is no number that can be sent.")
     fields = dict(item)
     kind = fields.pop("kind", None)
     inner = BY_NAME[kind.lower()].inner if isinstance(kind, str) and kind.lower() in BY_NAME else ""
@@ -136,10 +143,25 @@ def _manifest(item: object, source: str) -> Manifest:
         there = ", ".join(one.name for one in RESOURCES if one.is_applied)
         what = f"`kind: {kind}` can't be applied" if kind else "`kind` is missing"
         raise Usage(f"{source}: {what}. There are: {there}.")
+    # YAML reads an unquoted `no` as false.
+    fields |= {name: NO for name in resource.says_no if fields.get(name) is False}
     try:
         return Manifest(_reference(resource, fields), fields, source)
     except Usage as error:
         raise Usage(f"{source}: {error}") from error
+
+
+def _odd_numbers(value: object, name: str = "") -> Iterator[str]:
+    """The fields with `.nan` or `.inf`, which JSON has no numbers for."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield name
+    inner: Iterable[tuple[object, object]] = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list):
+        inner = ((name, one) for one in value)
+    for key, one in inner:
+        yield from _odd_numbers(one, str(key))
 
 
 def _reference(resource: Resource, fields: Fields) -> Reference:
@@ -192,6 +214,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(one) for one in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values are equal, and `true` is not 1."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
 def difference(reference: Reference, before: Fields | None, after: Fields) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -178,6 +179,14 @@ def _escaped(sign: str) -> str:
 OTHER_BREAKS: Final = frozenset("\x85\u2028\u2029")  # what YAML ends a line with, too
 
 
+# PyYAML takes 1e30 for a text, as YAML 1.1 had it; people mean a number.
+WITH_EXPONENT: Final = (
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
 class _Dumper(yaml.SafeDumper):
     """Texts of several lines as blocks."""
 
@@ -190,6 +199,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 
 
 _Dumper.add_representer(str, _text)
+_Dumper.add_implicit_resolver(*WITH_EXPONENT)
 
 
 def _yaml(item: object, encoding: str = "utf-8") -> str:

@@ -54,8 +54,9 @@ class Resource:
     one in all. `item`: of the path of one, "" where only the list tells of it. `within`: the field of
     the parent that is the list. `inner`: the field that has all that a manifest says; a manifest may
     have it too, or its fields. `sources`: where the item has the fields of its manifest, if not under
-    their names. `read_only`: fields that a manifest may have, and that are not sent. `wide`: columns
-    that are shown where somebody asks for more. A text is a column of that path."""
+    their names. `read_only`: fields that a manifest may have, and that are not sent. `says_no`: fields
+    of which `no` is a choice among others. `wide`: columns that are shown where somebody asks for more.
+    A text is a column of that path."""
 
     name: str
     plural: str
@@ -78,6 +79,7 @@ class Resource:
     inner: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
     read_only: tuple[str, ...] = ()
+    says_no: tuple[str, ...] = ()
     actions: Mapping[str, Call] = field(default_factory=dict)
 
     @property
@@ -578,6 +580,7 @@ RESOURCES: Final = (
             match="self",
         ),
         read_only=("version",),
+        says_no=("borrow",),
     ),
     Resource(
         "cluster-policy",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from console.ctl.arguments import parser
 from console.ctl.fleet_upgrade import Fleet, Node, due, elsewhere, left
 from tests.console.ctl.shelf import Person
 from tests.live import LiveConsole, live_console, wait_until
@@ -53,6 +54,21 @@ def test_an_upgrade_to_another_version_is_named_and_one_to_any_is_followed() -> 
     assert elsewhere(Fleet(nodes, running, ()), NEW) == {
         "a": "its upgrade to 0.1.5 is running. Cancel it first: `tidegatectl cancel id-a`."
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--version", ""), "It has to be something."),
+        (("--version", NEW, "--at-once", "0"), "'0' is not a whole number of 1 or more."),
+    ],
+)
+def test_a_run_that_makes_no_sense_is_usage(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parser().parse_args(["upgrade-fleet", *words])
+    assert said in capsys.readouterr().err
 
 
 FLEET = """

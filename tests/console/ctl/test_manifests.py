@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from console.ctl.changes import merged
 from console.ctl.failures import Usage
-from console.ctl.manifests import load, parse
+from console.ctl.manifests import is_same, load, parse
+from console.ctl.output import yaml_of
 
 
 def test_documents_lists_and_json_are_read_alike(tmp_path: Path) -> None:
@@ -44,6 +45,8 @@ def test_documents_lists_and_json_are_read_alike(tmp_path: Path) -> None:
         ("kind: job\nname: a\n", "`session` of this job is missing."),
         ("kind: org\nslug: !!python/object:os.system a\n", "x.yaml, line 2"),
         ("\x00", "is not YAML"),
+        ("kind: session-rules\nmoves_percent: .nan\n", "x.yaml: `moves_percent` is no number"),
+        ("kind: limits\norg: a\nweight: [1, .inf]\n", "x.yaml: `weight` is no number"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(
@@ -96,3 +99,24 @@ def test_a_merge_is_that_of_rfc_7396() -> None:
         "a": {"c": 2, "e": 4},
         "d": 3,
     }
+
+
+@pytest.mark.parametrize("said", ["no", "off", "false", "'no'"])
+def test_no_is_a_choice_where_the_api_has_it(said: str) -> None:
+    [one] = parse(f"kind: session-rules\nborrow: {said}\nrefuse_spine: no\n", "x")
+    assert one.fields == {"borrow": "no", "refuse_spine": False}
+
+
+def test_numbers_may_have_an_exponent_and_texts_like_them_are_quoted() -> None:
+    [one] = parse("kind: session-rules\nmoves_percent: 1e30\nboxes_min: -2.5E-1\n", "x")
+    assert one.fields == {"moves_percent": 1e30, "boxes_min": -0.25}
+    written = yaml_of({"kind": "org", "slug": "a", "name": "1e30"})
+    assert "'1e30'" in written
+    assert parse(written, "x")[0].fields == {"name": "1e30"}
+
+
+def test_true_is_not_one() -> None:
+    assert not is_same(1, True)
+    assert not is_same({"a": [0]}, {"a": [False]})
+    assert is_same({"a": [1.0, True]}, {"a": [1, True]})
+    assert not is_same([1], [1, 2])

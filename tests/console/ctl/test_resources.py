@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from console.api.v1 import api
 from console.ctl.arguments import parser
@@ -148,6 +150,33 @@ def test_what_get_prints_is_known_to_apply(resource: Resource) -> None:
     shown = set(item_of(resource))
     assert shown - written == set(resource.read_only) - written
     assert "kind" not in shown
+
+
+def choices(schema: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """The fields of a schema with the texts to choose from."""
+    if "$ref" in schema:
+        schema = SCHEMA["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    yield from ((name, one) for one in schema.get("enum", ()) if isinstance(one, str))
+    for one in (*schema.get("anyOf", ()), *schema.get("allOf", ())):
+        yield from choices(one, name)
+    if "items" in schema:
+        yield from choices(schema["items"], name)
+    for inner, one in schema.get("properties", {}).items():
+        yield from choices(one, f"{name}.{inner}" if name else inner)
+
+
+@pytest.mark.parametrize(
+    "resource", [one for one in RESOURCES if one.is_applied], ids=lambda one: one.name
+)
+def test_choices_that_yaml_reads_as_false_or_true_are_known(resource: Resource) -> None:
+    """`no` is put right where a manifest is read. Nothing is for `yes`, `on` and `off`."""
+    reference = Reference(resource, "{" if resource.parent else "", "{")
+    found = set()
+    for call in filter(None, (resource.create, resource.update)):
+        path = plain(path_of(reference, call).replace("%7B", "{"))
+        body = OPERATIONS[call.method, path]["requestBody"]["content"]["application/json"]["schema"]
+        found |= {one for one in choices(body) if isinstance(yaml.safe_load(one[1]), bool)}
+    assert found == {(name, "no") for name in resource.says_no}
 
 
 def test_every_list_of_the_api_is_in_the_table_or_left_out_with_a_reason() -> None:
