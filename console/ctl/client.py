@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ PAGE_ROWS: Final = 200
 REQUEST_SECONDS: Final = 30.0
 TRIES_MAX: Final = 3  # of a request that says itself when to come again
 PAUSE_SECONDS_MAX: Final = 5.0
+OPERATION_LINK: Final = re.compile(rf"<{API}/operations/([0-9a-f-]{{36}})>")
 # What the answer of a request with an Idempotency-Key is worth asking for again.
 _AGAIN: Final = (429, 503)
 
@@ -175,7 +177,14 @@ class Client:
             if found.status_code == 401:
                 detail = f"The console does not accept this token. {LOG_IN}"
             errors = [FieldError(excerpt(one.pointer), excerpt(one.detail)) for one in body.errors[:20]]
-            raise Refused(found.status_code, body.reason, excerpt(detail, 2000), errors, body.request_id)
+            raise Refused(
+                found.status_code,
+                body.reason,
+                excerpt(detail, 2000),
+                errors,
+                body.request_id,
+                _operation_in_the_way(found, body.reason),
+            )
         headers = found.headers
         return Answer(found.status_code, body, headers.get("ETag", ""), headers.get("Location", ""))
 
@@ -188,6 +197,14 @@ def at(template: str, *names: str) -> str:
         before, _, rest = template.partition("{")
         template = before + quote(name, safe="") + rest.partition("}")[2]
     return template
+
+
+def _operation_in_the_way(found: httpx.Response, reason: str) -> str:
+    """The id of the operation that a refused request would have to wait for; or nothing."""
+    if reason != "OperationRunning":
+        return ""
+    linked = OPERATION_LINK.match(found.headers.get("Link", ""))
+    return linked[1] if linked else ""
 
 
 def _said(value: object) -> str:

@@ -85,13 +85,18 @@ class Refused(Failed):
         detail: str,
         errors: Sequence[FieldError] = (),
         request_id: str = "",
+        operation_id: str = "",  # of the one that is in the way
     ) -> None:
         super().__init__(detail, code_of(status, reason))
         self.status, self.reason, self.errors, self.request_id = status, reason, errors, request_id
+        self.operation_id = operation_id
 
     def __str__(self) -> str:
         lines = [f"{self.args[0]} ({self.reason})"]
         lines += [f"  {error.pointer}: {error.detail}" for error in self.errors]
+        if self.operation_id:
+            lines.append(f"  To wait for it: tidegatectl wait operation/{self.operation_id} --for done")
+            lines.append(f"  To cancel it: tidegatectl cancel {self.operation_id}")
         if self.status >= 500 and self.request_id:
             lines.append(f"  In the console's log, this is request {self.request_id}.")
         return "\n".join(lines)

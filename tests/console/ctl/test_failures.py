@@ -65,6 +65,17 @@ def test_each_problem_has_its_code(tmp_path: Path, status: int, reason: str, cod
     assert ("request r-7" in done.errors) == (status >= 500)
 
 
+def test_an_operation_in_the_way_is_named_with_what_to_do(tmp_path: Path) -> None:
+    one = "0199d2a4-0000-7000-8000-000000000007"
+    status, headers, body = problem(409, "OperationRunning")
+    link = {"Link": f'</api/v1/operations/{one}>; rel="related"'}
+    with peer(lambda *_: (status, headers | link, body)) as address:
+        done = person_of(tmp_path, address).run("drain", "ax-1")
+    assert done.code == 5
+    assert f"tidegatectl cancel {one}\n" in done.errors
+    assert f"tidegatectl wait operation/{one} --for done\n" in done.errors
+
+
 def test_fields_are_pointed_at_once(tmp_path: Path) -> None:
     errors = [{"pointer": "/body/boxes", "detail": "must be more"}]
     with peer(
