@@ -28,8 +28,9 @@ from telemetry.units import duration, size
 
 LOOK_SECONDS: Final = 5.0
 STAYS: Final = (State.READY.value, State.CORDONED.value)
-IGNORED: Final = "Drain it with `ignore_redundancy` to go on all the same."
-NOT_WAITING: Final = "Cancel this and begin again with `ignore_redundancy` to wait no longer."
+_SWITCH: Final = "`ignore_redundancy` (`--ignore-redundancy`)"
+IGNORED: Final = f"Drain it with {_SWITCH} to go on all the same."
+NOT_WAITING: Final = f"Cancel this and begin again with {_SWITCH} to wait no longer."
 
 _HELD: Final = "fragments"  # the note of an operation: the shards whose fragments its node has
 _REPAIR: Final = "repair"  # and how far their repair was when it was looked at first
@@ -115,7 +116,9 @@ def _progress(operation: Operation, left: Collection[Margin], now: datetime) -> 
 
 
 def _others(count: int) -> str:
-    return f" So it is of {count} others." if count > 1 else " So it is of another one." if count else ""
+    if not count:
+        return ""
+    return f" {count:,} more shards wait likewise." if count > 1 else " 1 more shard waits likewise."
 
 
 def _margins(shards: Collection[Shard]) -> list[Margin]:

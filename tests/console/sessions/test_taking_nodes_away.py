@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import timedelta
+from html import unescape
 from unittest import mock
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 
 from console.alerts.state.snapshot import take_snapshot
@@ -87,8 +90,8 @@ def test_where_nobody_can_take_over_a_drain_fails_and_changes_nothing(
     assert draining.error == {
         "reason": "TooFewAgents",
         "detail": "n2 is draining, and no other agent can take its fragments over. 2+1 needs 3 agents "
-        "with tier 2 on a disk of their own; there are 2. Drain it with `ignore_redundancy` to go on "
-        "all the same.",
+        "with tier 2 on a disk of their own; there are 2. Drain it with `ignore_redundancy` "
+        "(`--ignore-redundancy`) to go on all the same.",
     }
     assert (state("n2"), who()) == ("ready", ["n1", "n2", "n3"])
 
@@ -115,7 +118,7 @@ def test_a_second_node_is_not_drained_before_the_first_ones_columns_are_repaired
     have_been_so_for(3600)
     drain(people, "n2")
     second = drain(people, "n1")
-    assert second.message.endswith("`ignore_redundancy` to wait no longer.")
+    assert second.message.endswith("`ignore_redundancy` (`--ignore-redundancy`) to wait no longer.")
     assert second.message.startswith(
         "Waits for redundancy: columns of job1.full.0 may lack a fragment, "
     )
@@ -128,6 +131,20 @@ def test_a_second_node_is_not_drained_before_the_first_ones_columns_are_repaired
     report()
     assert run(second).step == 2
     assert state("n1") == "draining"
+
+
+def test_a_waiting_drain_says_how_many_more_shards_wait_and_the_nodes_page_says_it_too(
+    fleet: None, people: People, browser_of: Callable[..., Client]
+) -> None:
+    report(7)
+    serve("job2", "bare")
+    waiting = drain(people, "n1")
+    assert "survives the loss of 1 agent. 1 more shard waits likewise. Cancel this" in waiting.message
+    serve("job3", "bare")
+    message = run(waiting).message
+    assert " 2 more shards wait likewise. " in message
+    page = browser_of(people.platform_viewer).get("/fleet/nodes/n1/").content.decode()
+    assert message in unescape(page)
 
 
 def test_a_drain_that_waits_for_redundancy_can_be_cancelled(fleet: None, people: People) -> None:
