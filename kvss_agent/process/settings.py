@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import socket
 from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_address
@@ -23,6 +24,7 @@ REDIS_URL: Final = redis_address.ALLOWED.replace("`", "")
 WEB_URL: Final = "a URL that begins with http:// or https://"
 YES_OR_NO: Final = {"yes": True, "no": False}
 LOG_FORMATS: Final = {"text": "text", "json": "json"}
+JOIN_TOKEN: Final = re.compile(r"tgj_[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +167,7 @@ def _console(given: Options) -> Console | None:
 
 
 def _join_token(text: str) -> str:
-    if not text.startswith("tgj_") or not text.isascii():
+    if not JOIN_TOKEN.fullmatch(text):  # a line break in it would make a header that libraries quote
         raise ValueError(text)
     return text
 

@@ -316,6 +316,7 @@ async def test_who_has_no_console_is_alone_and_who_ends_does_not_wait_for_it() -
         (["--console", "http://10.0.0.1:8400"], "could be read on the way"),
         (["--join-token", "tgj_x"], "--join-token needs --console"),
         (["--console", "https://c", "--join-token", "secret"], "--join-token is (hidden)"),
+        (["--console", "https://c", "--join-token", "tgj_x\n"], "--join-token is (hidden)"),
         (["--nics", "eth0"], "--nics is 'eth0'"),
         (["--data-address", "here"], "--data-address is 'here'"),
     ],
