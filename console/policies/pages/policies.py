@@ -23,6 +23,8 @@ from console.policies.preview.estimates import Foretold
 from console.policies.preview.routed import routed_hits
 from console.policies.services import ActivePolicy
 from console.shell.pages import Refusing
+from console.visibility import Sight
+from swdriver_shim.cache.displacement.competition import GAIN_MIN, NOISE
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 
 
@@ -140,7 +142,7 @@ def show_reach(request: SignedInRequest, slug: str) -> HttpResponse:
 
 
 def _preview_context(
-    request: HttpRequest, held: ActivePolicy, model: str, form: EditorForm
+    request: SignedInRequest, held: ActivePolicy, model: str, form: EditorForm
 ) -> dict[str, Any]:
     now = held.policies.of(model)
     if form.is_bound:
@@ -166,6 +168,9 @@ def _preview_context(
         "differences": sentences.differences(now, proposed),
         "from_default": sentences.differences(default, proposed),
         "told": told,
+        "contests": told.known.contests_for(Sight(request.principal)),
+        "gain_min": GAIN_MIN,
+        "errors_min": NOISE,
         "curves": _curves(told, now, proposed),
         "routed": routed_hits(held.org, told, held.policies, edited, model),
         "command": _command(request, held, edited),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Final
@@ -16,6 +16,7 @@ from console.control.sending import Call, Endpoint, ask_all, invalid
 from console.fleet.services import reachable_drivers
 from console.orgs.models import Org
 from console.sessions.driver_orgs import drivers_serving
+from console.visibility import Sight
 from kvss_agent.http.exchange import Budget, Reply
 from swdriver_shim.cache.displacement import Choice
 from swdriver_shim.cache.reuse.preview import COLUMNS, Preview, Traffic, preview
@@ -33,6 +34,16 @@ _DECODER: Final = msgspec.json.Decoder(Sample)
 
 
 @dataclass(frozen=True, slots=True)
+class Contest:
+    """Which displacement policy a driver's traffic has chosen. `driver` is empty for whoever may not
+    know its name."""
+
+    driver: str
+    model: str
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """What drivers have told of an org. `silent`: so many should have, and did not."""
 
@@ -41,7 +52,13 @@ class Known:
     asked: int
     drivers: int
     silent: int
-    choices: tuple[tuple[str, Choice], ...] = ()  # of displacement policies, with the model of each
+    contests: tuple[Contest, ...] = ()
+
+    def contests_for(self, sight: Sight) -> list[Contest]:
+        """With the names of drivers that these people may know."""
+        return [
+            one if sight.knows_driver(one.driver) else replace(one, driver="") for one in self.contests
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +108,12 @@ def _asked(org: Org) -> Known:
     # No more of each than a preview of all of them uses: the rest would lie about in memory.
     traffics = tuple((model, traffic.smaller(COLUMNS // len(told))) for model, traffic in told)
     silent = sum(isinstance(answer, str) for _, answer in answers)
-    choices = tuple((model, one.sample.displacement) for model, one in told if one.sample.displacement)
-    return Known(timezone.now(), traffics, len(asked), len(there), silent, choices)
+    contests = tuple(
+        Contest(driver.name, driver.model_name, answer.sample.displacement)
+        for driver, answer in answers
+        if isinstance(answer, Traffic) and answer.sample.displacement
+    )
+    return Known(timezone.now(), traffics, len(asked), len(there), silent, contests)
 
 
 def _traffic(answer: Reply | str) -> Traffic | str | None:

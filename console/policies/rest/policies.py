@@ -31,6 +31,7 @@ from console.policies.preview.routed import routed_hits
 from console.policies.rest.fields import PolicyField
 from console.policies.rollout import reach
 from console.policies.services import ActivePolicy
+from console.visibility import Sight
 from swdriver_shim.cache.reuse.preview import sweet_spot
 from swdriver_shim.policy import OrgPolicies, Policy
 
@@ -173,10 +174,15 @@ class StandingOut(Schema):
 
 
 class DisplacementOut(Schema):
+    driver: str | None = Field(description="Null if it is of no session of yours.")
     model: str
     in_use: str
-    seconds: float | None = Field(description="Since it was chosen; null for from the start.")
-    standings: list[StandingOut]
+    seconds: float | None = Field(
+        description="For so long it has been used; null if no other one has been used before it."
+    )
+    standings: list[StandingOut] = Field(
+        description="Of those that compete; empty if nothing has had to make room yet."
+    )
 
 
 class PreviewOut(Schema):
@@ -198,7 +204,8 @@ class PreviewOut(Schema):
     drivers: int
     drivers_silent: int
     displacement: list[DisplacementOut] = Field(
-        description="What the traffic has chosen, on each driver asked where policies compete."
+        description="What the traffic has chosen, on each driver asked where policies compete, for the "
+        "group and priority with most columns: each of them has a competition of its own."
     )
     as_of: datetime
     traffic: bool = Field(description="False: no traffic yet, so these figures mean nothing.")
@@ -284,7 +291,10 @@ def preview_policy(request: SignedInRequest, slug: Slug, payload: PreviewIn) -> 
         "drivers_asked": known.asked,
         "drivers": known.drivers,
         "drivers_silent": known.silent,
-        "displacement": [{"model": model, **to_builtins(choice)} for model, choice in known.choices],
+        "displacement": [
+            {"driver": one.driver or None, "model": one.model, **to_builtins(one.choice)}
+            for one in known.contests_for(Sight(request.principal))
+        ],
         "as_of": known.at,
         "traffic": confidence is not None,
         "reaches_back_seconds": confidence.reaches_back_seconds if confidence else None,

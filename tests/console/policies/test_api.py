@@ -241,11 +241,17 @@ def test_the_displacement_policy_that_the_traffic_has_chosen_is_shown_with_its_r
     with driver_with(sample):
         told = preview(olga, {"ttl_last_use_seconds": 60}).json()
         page = compact(browser_of(people.org_admin).get("/orgs/acme/policy/"))
+        staff_page = compact(browser_of(people.platform_admin).get("/orgs/acme/policy/"))
     [chosen] = told["displacement"]
     assert (chosen["in_use"], chosen["seconds"]) == ("arc", 600.0)
     rates = {one["policy"]: one["hit_rate"] for one in chosen["standings"]}
     assert rates == {"cost": 0.25, "arc": 0.5}
     assert "for 10 min" in page
+    assert "Displacement policies that compete" in page
+    assert "at least 1.0 % more hits there, and more than 2 standard errors of noise" in page
+    assert chosen["driver"] is None, "it is of no session of the org's"
+    assert "of another session" in page
+    assert 'data-label="Driver">odd<' in staff_page
     assert re.search(r"cost .{0,20}25.{0,40}arc .{0,20}50", page)
 
 
