@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from console.environment import PROJECT
 from tests.console.ctl.shelf import Person
 from tests.live import LiveConsole, live_console
 
@@ -106,6 +108,7 @@ def test_a_session_is_scaled_compared_and_deleted(person: Person, console: LiveC
     busy = person.run("scale", f"session/{name}", "--boxes", "1", "--no-wait")
     assert busy.code == 5
     assert "(OperationRunning)" in busy.errors
+    assert f"tidegatectl cancel {running(person)}\n" in busy.errors
     console.manage(SWEEP)
     assert person.run("diff", "-f", "-", told=SESSION.format(name, 2)).code == 0
     fixed = person.run("apply", "-f", "-", told=f"kind: session\nname: {name}\nboxes: 2\norg: globex\n")
@@ -120,6 +123,19 @@ def test_what_has_no_room_is_refused_with_its_reason(person: Person) -> None:
     done = person.run("apply", "-f", "-", "--dry-run", told=SESSION.format("huge", 99))
     assert done.code == 4
     assert "(ExceedsClusterCapacity)" in done.errors
+
+
+def test_what_docs_say_of_a_drain_can_be_done(person: Person, console: LiveConsole) -> None:
+    page = (PROJECT / "docs" / "tidegatectl.md").read_text()
+    text = page.partition("## Operations")[2].partition("```console\n")[2].partition("```")[0]
+    drain, *others = [shlex.split(line, comments=True)[2:] for line in text.splitlines()]
+    words = [word.replace("ax-2", "ax2") for word in drain]
+    assert "started" in person.output_of(*words, "--no-wait")
+    console.manage(SWEEP)
+    shown = [person.output_of(*(word.replace("ax-2", "ax2") for word in line)) for line in others]
+    assert "draining" in shown[0]
+    assert shown[1] == "node/ax2 uncordoned\n"
+    assert " ready " in person.output_of("get", "node", "ax2")
 
 
 def test_a_drain_that_is_cancelled_has_failed(person: Person, console: LiveConsole) -> None:
