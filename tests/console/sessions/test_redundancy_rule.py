@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 from django.test import Client
 
 from console.audit.models import AuditEntry
+from console.environment import PROJECT
 from console.placement.rules import Redundancy
 from console.sessions.models import RuleSet
+from console.sessions.rest.rules import RulesIn
 from console.sessions.rules import effective_rules, effective_rules_of_all
 from telemetry.events import events_of
 from telemetry.models import Event
@@ -66,6 +69,20 @@ def test_it_over_rest(people: People, api_of: Callable[..., Client]) -> None:
     assert put_rules(redundancy=None).json()["redundancy"] == "4+1", "of a client that does not know it"
     assert put_rules(redundancy="3+3").status_code == 422
     assert RuleSet.objects.get(org=None).redundancy == "4+1"
+
+
+def test_docs_say_what_a_put_takes(people: People, api_of: Callable[..., Client]) -> None:
+    page = (PROJECT / "docs" / "sessions.md").read_text()
+    client, address = api_of(people.platform_admin), "/api/v1/session-rules"
+    rules = client.get(address).json()
+    for name in re.findall(r"del\(\.(\w+)\)", page):
+        del rules[name]
+    rules |= {"redundancy": "2+1"}
+    answer = client.put(address, rules, content_type="application/json", headers={"If-Match": "*"})
+    assert (answer.status_code, answer.json()["redundancy"]) == (200, "2+1")
+    [said] = re.findall(r"`PUT` replaces all of them\. ([^.]*) are required", page)
+    needed = {name for name, field in RulesIn.model_fields.items() if field.is_required()}
+    assert set(re.findall(r"`(\w+)`", said)) == needed
 
 
 def test_it_on_its_page(people: People, browser_of: Callable[..., Client]) -> None:
