@@ -34,7 +34,8 @@ BUDGET_WINDOWS: Final = (("5 m", "1 h", 14.4), ("30 m", "6 h", 6.0))
 def level(query: str, threshold: str, sentence: str, *, of: Reduce = max) -> Condition:
     """Breach while a gauge, or the increase of a counter, is above its threshold.
 
-    `of` reduces the window to one value. The sentence may name {value}, {limit}, {name} and any label.
+    `of` reduces the window to one value. The sentence may name {value}, {limit}, {name} and any label;
+    {s} is the plural's, and {third} the ending of a verb of one thing.
     """
 
     def condition(tables: Tables, _snapshot: Snapshot, values: ValuesOf) -> Iterator[Finding]:
@@ -246,6 +247,8 @@ def _finding(
 ) -> Finding:
     labels = {name: text for name, text in line.labels.items() if name != TOPIC}
     topic, known = line.labels[TOPIC], evidence or {}
-    filling = {"value": value or 0, "limit": threshold, "name": name_of(topic), **labels, **known}
+    counted = {"s": "" if value == 1 else "s", "third": "s" if value == 1 else ""}  # 1 column lacks
+    filling = {"value": value or 0, "limit": threshold, "name": name_of(topic), **counted}
+    filling |= {**labels, **known}
     told = sentence.format_map({**filling, **(words or {})})
     return Finding(topic, verdict(breach=breach), told, value, threshold, labels, known)

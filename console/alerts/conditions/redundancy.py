@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 from console.alerts.conditions.condition import (
     Condition,
@@ -13,8 +14,15 @@ from console.alerts.conditions.condition import (
     name_of,
     verdict,
 )
-from telemetry.queries import TOPIC
+from telemetry.queries import TOPIC, ResultSeries
 from telemetry.topics import FLEET
+
+# By what the metric says.
+_CAUSES: Final = {
+    "over_budget": "links had no room in time",
+    "full": "other agents were full",
+    "failed": "other agents failed or could not be reached",
+}
 
 
 def not_kept(query: str, threshold: str) -> Condition:
@@ -30,11 +38,26 @@ def not_kept(query: str, threshold: str) -> Condition:
             evidence = {"shards": one.shards}
             yield Finding(FLEET, verdict(breach=True), said, one.shards, 0, labels, evidence)
         limit = values(FLEET)[threshold]
-        for line in tables[query]:
-            if known := line.numbers:
-                node, count = name_of(line.labels[TOPIC]), sum(known)
-                said = f"{node} stored {count:,.0f} columns on its own disk alone, without redundancy"
-                found = verdict(breach=count > limit)
-                yield Finding(FLEET, found, said, count, limit, {"node": node})
+        for node, counts in _alone(tables[query]).items():
+            count = sum(counts.values())
+            columns = "1 column" if count == 1 else f"{count:,.0f} columns"
+            said = f"{node} stored {columns} on its own disk alone within 5 minutes, without redundancy"
+            said += _why(counts)
+            yield Finding(FLEET, verdict(breach=count > limit), said, count, limit, {"node": node})
 
     return condition
+
+
+def _alone(lines: Iterable[ResultSeries]) -> dict[str, dict[str, float]]:
+    """By node and why, how many columns it has stored alone."""
+    found: dict[str, dict[str, float]] = {}
+    for line in lines:
+        if known := line.numbers:
+            found.setdefault(name_of(line.labels[TOPIC]), {})[line.labels["why"]] = sum(known)
+    return found
+
+
+def _why(counts: Mapping[str, float]) -> str:
+    most = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    said = [f"{_CAUSES.get(why, why)} ({count:,.0f})" for why, count in most if count]
+    return f": {', '.join(said)}" if said else ""

@@ -176,13 +176,13 @@ RULES: Final[tuple[Rule, ...]] = (
             metrics.level(
                 "unreachable",
                 "agents",
-                "{name} can't reach {value:,.0f} agents with fragments of {shard}",
+                "{name} can't reach {value:,.0f} agent{s} with fragments of {shard}",
                 of=metrics.newest,
             ),
             metrics.level(
                 "incomplete",
                 "columns",
-                "{value:,.0f} columns of {shard} on {name} lack a fragment",
+                "{value:,.0f} column{s} of {shard} on {name} lack{third} a fragment",
                 of=metrics.newest,
             ),
         ),
@@ -205,14 +205,17 @@ RULES: Final[tuple[Rule, ...]] = (
         severity=Severity.TICKET,
         scope=Scope.FLEET,
         description="Session rules ask for redundancy of tier 2, and columns are stored without it: too "
-        "few agents can store fragments, or be reached. The loss of one disk loses such columns.",
+        "few agents can store fragments, or be reached, or links have no room. The loss of a disk loses "
+        "such columns.",
         unit="shards or columns",
         suggested_fix="Add nodes with tier 2 on a disk of their own, or choose a redundancy that needs "
-        "fewer. Start the agents that can't be reached.",
+        "fewer. Start the agents that can't be reached. Give moves a larger part of links.",
         page="session-rules",
         condition=redundancy.not_kept("alone", "columns"),
         queries={
-            "alone": MetricQuery("kvss_redundancy_stored_alone_total", Fold.SUM, 300, topic="node:*")
+            "alone": MetricQuery(
+                "kvss_redundancy_stored_alone_total", Fold.SUM, 300, by=("why",), topic="node:*"
+            )
         },
         own_thresholds=(
             Threshold("columns", 0, "Threshold: columns that an agent stored alone in five minutes."),

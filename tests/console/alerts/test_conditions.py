@@ -120,18 +120,36 @@ def test_redundancy_is_degraded_by_agents_that_are_away_and_by_columns_that_lack
     assert {name: one.verdict for name, one in found.items()} == {"a": FINE, "b": BREACH, "c": BREACH}
     assert found["b"].sentence == "1,204 columns of b on ax-7 lack a fragment"
     assert found["c"].sentence == "ax-7 can't reach 2 agents with fragments of c"
+    one = {
+        "unreachable": [line("node:ax-7", 1, shard="a")],
+        "incomplete": [line("node:ax-7", 1, shard="b")],
+    }
+    assert [finding.sentence for finding in judged(BY_SLUG["redundancy-degraded"], one)] == [
+        "ax-7 can't reach 1 agent with fragments of a",
+        "1 column of b on ax-7 lacks a fragment",
+    ]
 
 
 def test_redundancy_is_not_kept_without_holders_and_where_columns_are_stored_alone() -> None:
     rule = BY_SLUG["redundancy-not-kept"]
-    alone = {"alone": [line("node:ax-7", 0, 30, 1), line("node:ax-8", 0, None, 0)]}
+    alone = {
+        "alone": [
+            line("node:ax-7", 0, 1, why="failed"),
+            line("node:ax-7", 0, 29, 1, why="over_budget"),
+            line("node:ax-7", 0, why="full"),
+            line("node:ax-8", 0, None, 0, why="full"),
+        ]
+    }
     assert [(dict(one.labels), one.verdict) for one in judged(rule, alone)] == [
         ({"node": "ax-7"}, BREACH),
         ({"node": "ax-8"}, FINE),
     ]
     assert judged(rule, alone)[0].sentence == (
-        "ax-7 stored 31 columns on its own disk alone, without redundancy"
+        "ax-7 stored 31 columns on its own disk alone within 5 minutes, without redundancy: "
+        "links had no room in time (30), other agents failed or could not be reached (1)"
     )
+    one = judged(rule, {"alone": [line("node:ax-7", 1, why="full")]})[0].sentence
+    assert one.startswith("ax-7 stored 1 column on its own disk alone within 5 minutes")
     few = WithoutHolders("4+2", "", 128, "4+2 needs 6 agents with tier 2 on a disk of their own.")
     [found] = judged(rule, {"alone": []}, Snapshot(at=at(0), without_holders=(few,)))
     assert (found.topic, dict(found.labels), found.verdict) == ("fleet", {"redundancy": "4+2"}, BREACH)

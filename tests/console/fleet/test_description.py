@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from django.core.management import CommandError, call_command
 from django.test import Client
 from hypothesis import given
@@ -19,8 +21,9 @@ from console.audit import services as audit
 from console.audit.models import AuditEntry
 from console.control.documents import Compiler
 from console.control.models import Change
+from console.environment import PROJECT
 from console.fleet import nodes
-from console.fleet.descriptions import changes
+from console.fleet.descriptions import changes, tier2
 from console.fleet.descriptions.changes import Moved, apply, current, difference, preview
 from console.fleet.descriptions.document import Things, Wrong, dump, parse
 from console.fleet.models import Box, Leaf, Nic, Node, SpineLink, Stamp
@@ -449,3 +452,22 @@ def test_a_node_that_is_being_upgraded_is_not_removed(world: World) -> None:
     without = dump({thing: said for thing, said in current().items() if thing != ("node", "ax-1")})
     with pytest.raises(Impossible, match="“Upgrade ax-1” is not done yet"):
         apply(SYSTEM, without)
+
+
+SNIPPET = re.compile(r"`(?:tier2|front): (\{[^`…]*\})`")
+
+
+def test_what_docs_say_of_tier_2_is_known_to_a_description() -> None:
+    pages = [*(PROJECT / "docs").glob("*.md"), *(PROJECT / "docs" / "runbooks").glob("*.md")]
+    found = [
+        (page.name, one)
+        for page in pages
+        for one in [
+            *map(yaml.safe_load, SNIPPET.findall(page.read_text())),
+            *({name: None} for name in re.findall(r"`(\w+)` of `tier2`", page.read_text())),
+        ]
+    ]
+    assert {name for name, _ in found} >= {"tier2-near-cap.md", "tier2-front-waiting.md", "sessions.md"}
+    known = {*tier2.FIELDS, *tier2.FRONT_FIELDS, tier2.FRONT}
+    assert [(name, one) for name, one in found if not one.keys() <= known] == []
+    assert {one["writes"] for _, one in found if "writes" in one} <= set(tier2.WRITES)
