@@ -81,10 +81,16 @@ def choose(
 
 
 def too_few(code: Redundancy, agents: Iterable[Agent]) -> str:
-    """In a sentence, how many agents a code needs, and how many there are."""
-    count = len(apart(agents))
-    there = "there is 1" if count == 1 else f"there are {count or 'none'}"
-    return f"{code.value} needs {code.holders} agents with tier 2 on a disk of their own; {there}."
+    """How many agents a code needs, how many there are, and how many more there would be if none shared
+    a place with another."""
+    there = [agent for agent in agents if agent.standing is not Standing.LEAVES]
+    count = len(apart(there))
+    said = "there is 1" if count == 1 else f"there are {count or 'none'}"
+    more = len(there) - count
+    shared = f" {more} more may share theirs: `shared: false` says that they do not." if more else ""
+    return (
+        f"{code.value} needs {code.holders} agents with tier 2 on a disk of their own; {said}.{shared}"
+    )
 
 
 def without_count(sentence: str) -> str:

@@ -75,6 +75,15 @@ def test_without_enough_agents_there_is_no_redundancy() -> None:
     assert choose(MIRROR, {0: "gone", 1: "a1"}, [agent("a1")], {}).holders == ()
 
 
+def test_it_is_said_how_many_agents_may_share_their_disk_with_another() -> None:
+    agents = [agent(f"a{number}", shared=True) for number in range(4)]
+    gone = agent("b1", standing=Standing.LEAVES, shared=True)
+    assert choose(Redundancy.TWO_AND_ONE, {}, [*agents, gone], {}).why == (
+        "2+1 needs 3 agents with tier 2 on a disk of their own; there is 1. "
+        "3 more may share theirs: `shared: false` says that they do not."
+    )
+
+
 @pytest.mark.parametrize(
     ("one", "other", "apart"),
     [
