@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from django.conf import settings
@@ -24,6 +24,7 @@ from console.accounts.models import ApiToken, User
 from console.accounts.principal import SYSTEM
 from console.audit.models import AuditEntry
 from console.control.models import Target
+from console.environment import PROJECT
 from console.fleet.models import Brain, Driver
 from console.operations.services import start
 from console.orgs import services
@@ -31,7 +32,7 @@ from console.orgs.services import for_change
 from console.policies import callers
 from console.policies import services as policies
 from console.sessions.changes.sizes import new_session
-from console.sessions.models import Job
+from console.sessions.models import QUOTAS, Job
 from swdriver_shim.policy import OrgPolicies, Policy
 from tests.conftest import People, issue_token, make_people
 from tests.console.alerts.things import make_alert, make_channel, make_silence
@@ -1057,6 +1058,82 @@ def test_api(
             )
         answers[kind] = response.status_code
     assert answers == dict(zip(KINDS, case.expected, strict=True))
+
+
+# Docs of roles
+
+HELD = {
+    "org": {"viewer": "viewer", "on-call": "on_call", "org admin": "org_admin"},
+    "platform": {
+        "viewer": "platform_viewer",
+        "on-call": "platform_on_call",
+        "platform admin": "platform_admin",
+    },
+}
+# Of these the samples are of what is not there, and so nobody is refused.
+UNTOLD = {
+    ("DELETE", "tokens/<public_id>"),
+    ("DELETE", "views/<number>"),
+    ("DELETE", "tokenizers/<number>"),
+    ("PUT", "buckets/<number>"),
+    ("DELETE", "buckets/<number>"),
+}
+
+
+def told(case: Case, scene: Scene, token: str) -> tuple[int, str]:
+    """The status of an answer, and the sentence of a refusal. Nothing is changed."""
+    with taken_back():
+        response = Client(headers={"authorization": f"Bearer {token}"}).generic(
+            case.method,
+            case.path.format(**scene.names),
+            data="" if case.body is None else json.dumps(case.body),
+            content_type="application/json",
+            headers=case.headers or {},
+        )
+    refusal = response.json()["detail"] if response.status_code >= 400 else ""
+    return response.status_code, refusal
+
+
+def least_role(case: Case, scene: Scene, tokens: dict[str, str], scope: str) -> str:
+    """The first role of an org, or of the platform, that may do it."""
+    not_there = told(case, scene, tokens["stranger"])
+    for role, kind in HELD[scope].items():
+        status, refusal = told(case, scene, tokens[kind])
+        if status not in (401, 403) and (status != 404 or (status, refusal) != not_there):
+            return role
+    return "nobody"
+
+
+def test_docs_say_which_role_each_change_needs(scene: Scene, db: None) -> None:
+    """`docs/roles.md` is compared with what each role is answered."""
+    kinds = {"stranger", *HELD["org"].values(), *HELD["platform"].values()}
+    tokens = {kind: issue_token(getattr(scene.people, kind)) for kind in kinds}
+    page = (PROJECT / "docs" / "roles.md").read_text()
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| ([^|]+) \| (`.*`) \|$", page, re.MULTILINE)
+    documented = {
+        (method, path.replace("{", "<").replace("}", ">")): (org, platform)
+        for org, platform, requests in rows
+        for method, path in re.findall(r"`([A-Z]+) /([^`]+)`", requests)
+    }
+    found = {
+        route: tuple(least_role(API[route], scene, tokens, scope) for scope in HELD)
+        for route in CHANGES
+        if route not in UNTOLD
+    }
+    assert {route: roles for route, roles in documented.items() if route not in UNTOLD} == found
+    assert documented.keys() >= UNTOLD
+    rules = API["PUT", "orgs/<slug>/session-rules"]
+    of_fields = re.findall(r"^\| `(\w+_quota)` [^|]+ \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
+    assert of_fields == [
+        (
+            name,
+            *(
+                least_role(replace(rules, body=RULES | {name: 5}), scene, tokens, scope)
+                for scope in HELD
+            ),
+        )
+        for name in QUOTAS
+    ]
 
 
 @pytest.mark.parametrize(("method", "path"), CHANGES, ids=str)
