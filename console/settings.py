@@ -255,10 +255,14 @@ LOGGING = {
             "filters": ["request_id"],
         }
     },
-    # That a driver was told, or that what is done every few seconds was done again, is no news.
+    # That a driver was told, or that what is done every few seconds was done again, or came too late
+    # after a start and was left to the next time, is no news.
     "loggers": {
         name: {"level": "WARNING"}
-        for name in ("httpx", "celery.beat", "celery.worker.strategy", "celery.app.trace")
+        for name in (
+            *("httpx", "celery.beat", "celery.app.trace"),
+            *("celery.worker.strategy", "celery.worker.request"),
+        )
     },
     "root": {"handlers": ["stderr"], "level": ENVIRONMENT.log_level.upper()},
 }
