@@ -248,7 +248,7 @@ def _finding(
     labels = {name: text for name, text in line.labels.items() if name != TOPIC}
     topic, known = line.labels[TOPIC], evidence or {}
     counted = {"s": "" if value == 1 else "s", "third": "s" if value == 1 else ""}  # 1 column lacks
-    filling = {"value": value or 0, "limit": threshold, "name": name_of(topic), **counted}
-    filling |= {**labels, **known}
+    filling: dict[str, object] = {"value": value or 0, "limit": threshold, "name": name_of(topic)}
+    filling |= {**counted, **labels, **known}
     told = sentence.format_map({**filling, **(words or {})})
     return Finding(topic, verdict(breach=breach), told, value, threshold, labels, known)
