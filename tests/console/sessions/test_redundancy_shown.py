@@ -211,7 +211,7 @@ def test_the_api_says_what_a_drivers_page_says(
     assert shard()["reported"]["reason"] == "ISA-L is not installed"
     assert {one["reachable"] for one in shard()["holders"]} == {None}, "it asks nobody"
     Job.objects.update(running=False)
-    nothing = {"redundancy": None, "asked": None, "incomplete": 0, "shards": []}
+    nothing: dict[str, Any] = {"redundancy": None, "asked": None, "incomplete": 0, "shards": []}
     assert browser.get(API).json() == {"driver": "job1", **nothing}
 
 
