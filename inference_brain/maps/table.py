@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -70,6 +70,14 @@ _FREE_COUNTS: Final = (np.arange(1 << BUCKET)[:, None] & _BITS).astype(bool).sum
 _FREE_ROWS: Final = np.full((1 << BUCKET, BUCKET), -1)
 for _free in range(1, 1 << BUCKET):
     _FREE_ROWS[_free] = np.resize(np.flatnonzero(_free & _BITS), BUCKET)
+
+
+class Run(NamedTuple):
+    """So many names that follow each other, of one space and one class of entries."""
+
+    space: int
+    kind: int
+    size: int
 
 
 class _Found(NamedTuple):
@@ -120,7 +128,7 @@ class MapTable:
 
     def find(self, space: int, kind: int, names: Names) -> Holders:
         """Who has these names of this space and kind."""
-        found = self._find(self._hashed(space, kind, names))
+        found = self._find(_mixed(names ^ self._place_of(space, kind)))
         lanes = found.rests & _LANE_MASK
         [shared] = (lanes == _SHARED).nonzero()
         values = (found.rests >> _VALUE_SHIFT).astype(np.uint32)
@@ -137,8 +145,12 @@ class MapTable:
             np.concatenate((values[single], theirs)),
         )
 
-    def _hashed(self, space: int, kind: int, names: Names) -> Names:
+    def _hashed(self, runs: Sequence[Run], names: Names) -> Names:
         """What the rows of these names are called."""
+        places = [self._place_of(space, kind) for space, kind, _ in runs]
+        return _mixed(names ^ _repeated(places, runs))
+
+    def _place_of(self, space: int, kind: int) -> np.uint64:
         wanted = space << 8 | kind
         place = self._places.get(wanted)
         if place is None:
@@ -146,7 +158,7 @@ class MapTable:
                 self._places.clear()
             [place] = _mixed(np.array([wanted ^ self._salt], np.uint64))
             self._places[wanted] = place
-        return _mixed(names ^ place)
+        return place
 
     def _buckets_of(self, hashed: Names) -> Indexes:
         """The buckets of each: in a row those in the first file, and in another those in the second."""
@@ -201,21 +213,21 @@ class MapTable:
 
     # Changes
 
-    def put(self, space: int, kind: int, names: Names, lane: int, values: Values) -> int:
+    def put(self, runs: Sequence[Run], names: Names, lane: int, values: Values) -> int:
         """Set the values of these names in one lane; of two for one name, any. None is zero. Returns how
         many names had none before, less those for which there is no room."""
-        hashed = self._hashed(space, kind, names)
+        hashed = self._hashed(runs, names)
+        owners = _repeated([space << 12 | lane for space, _, _ in runs], runs)
         if _has_twins(hashed):
             hashed, where = np.unique(hashed, return_index=True)
-            values = values[where]
+            values, owners = values[where], owners[where]
         self._grow(hashed.size)  # first, since buckets split: after that all stay where they are
         probe = self._probe(hashed)
         found = self._find(hashed, probe)
         more = self._put_known(found, lane, values[found.at]) if found.at.size else 0
         if found.at.size == hashed.size:
             return more
-        rests = values.astype(np.uint64) << _VALUE_SHIFT
-        rests |= np.uint64(space << 12 | lane)
+        rests = values.astype(np.uint64) << _VALUE_SHIFT | owners
         if found.at.size:
             is_new = np.ones(hashed.size, bool)
             is_new[found.at] = False
@@ -256,9 +268,9 @@ class MapTable:
             self._rows[found.rows[others], 1] = its
         return more
 
-    def remove(self, space: int, kind: int, names: Names, lane: int) -> int:
+    def remove(self, runs: Sequence[Run], names: Names, lane: int) -> int:
         """There is nothing of these names in this lane any more. Returns how many there were."""
-        hashed = self._hashed(space, kind, names)
+        hashed = self._hashed(runs, names)
         if _has_twins(hashed):
             hashed = np.unique(hashed)
         _, rows, rests = self._find(hashed)
@@ -290,11 +302,12 @@ class MapTable:
             self._free(rows)
         return dict(removed)
 
-    def remove_space_of(self, lane: int, space: int) -> int:
-        """There is nothing of this space in this lane any more. Returns how many entries there were."""
+    def remove_spaces_of(self, lane: int, spaces: Sequence[int]) -> int:
+        """There is nothing of these spaces in this lane any more. Returns how many entries there were.
+        It goes through the whole table, once."""
         removed = 0
-        wanted = np.uint64(space << 12)
-        for rows in self._rows_where(lambda rests: rests & _SPACE_MASK == wanted):
+        wanted = np.array(spaces, np.uint64) << _SPACE_SHIFT
+        for rows in self._rows_where(lambda rests: np.isin(rests & _SPACE_MASK, wanted)):
             rests = self._rows[rows, 1]
             own = rows[rests & _LANE_MASK == lane]
             self._free(own)
@@ -495,6 +508,11 @@ class MapTable:
         self._note_overflow()
         self.rows -= rows.size
         self._settle(names, rests)
+
+
+def _repeated(each: Sequence[int] | Sequence[np.uint64], runs: Sequence[Run]) -> Names:
+    """Something of each run, for each of its names."""
+    return np.repeat(np.array(each, np.uint64), [size for _, _, size in runs])
 
 
 def _whole(names: Names, rests: Names) -> npt.NDArray[np.void]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inference_brain.maps import CacheMaps, DriverPlace, GuessedMap
 from inference_brain.maps.mirror import Mirror, Spaces
-from inference_brain.maps.table import MapTable
+from inference_brain.maps.table import MapTable, Names, Run
 from swdriver_shim.cache_map.codec import (
     ENTRIES_MAX,
     IN_TIER2,
@@ -486,12 +489,64 @@ def test_a_driver_has_room_for_so_many_entries(monkeypatch: pytest.MonkeyPatch) 
     mirror.read(message(sections=(section,)).encode(), AHEAD)
     assert (mirror.entries, table.rows, mirror.counts.left_out) == (10, 10, 20)
     assert mirror.is_known
+    other = Section(b"t" * 24, 0, names[:80], section.values[:40], b"")
+    first = Section(b"s" * 24, 0, b"", b"", names[:48])
+    mirror.read(message(sequence=2, parts=0, sections=(first, other)).encode(), AHEAD)
+    assert (mirror.entries, table.rows, mirror.counts.left_out) == (10, 10, 24)
+    known = np.frombuffer(names[:80], np.uint64)
+    assert table.find(spaces.find(b"t" * 24) or 0, 0, known).which.tolist() == [*range(6)]
+
+
+SPACES = [letter * 24 for letter in (b"s", b"t", b"u")]
+NAMES = st.lists(st.integers(1, 12), max_size=6).map(lambda one: np.array(one, np.uint64).tobytes())
+SECTIONS = st.builds(
+    lambda space, kind, names, removed, code: Section(
+        space,
+        kind,
+        names,
+        pack_values([entry(AHEAD + code, code)] * (len(names) // 8), int(AHEAD)),
+        removed,
+    ),
+    *(st.sampled_from(SPACES), st.integers(0, 1), NAMES, NAMES, st.integers(1, 63)),
+)
+CHANGES = st.tuples(st.sets(st.sampled_from(SPACES)), st.lists(SECTIONS, max_size=6))
+
+
+@settings(max_examples=50)
+@given(st.lists(CHANGES, max_size=5))
+def test_sections_of_one_message_do_what_they_do_in_messages_of_their_own(
+    changes: list[tuple[set[bytes], list[Section]]],
+) -> None:
+    """Also where two of them are of one space, and where a name is both removed and added."""
+    table, spaces = MapTable(int(AHEAD) - 1, rows_max=1 << 12), Spaces()
+    together, alone, beside = (Mirror(table, spaces, lane) for lane in range(3))
+    for mirror in (together, alone, beside):
+        mirror.read(message().encode(), AHEAD)
+    sequence = 1
+    for number, (dropped, sections) in enumerate(changes, 2):
+        told = message(sequence=number, parts=0, dropped=(*dropped,), sections=(*sections,)).encode()
+        assert together.read(told, AHEAD)
+        assert beside.read(told, AHEAD)  # so that rows are shared
+        for parts in ((), *((section,) for section in sections)):
+            sequence += 1
+            drops = () if parts else (*dropped,)
+            told = message(sequence=sequence, parts=0, dropped=drops, sections=parts).encode()
+            assert alone.read(told, AHEAD)
+        entries = 0
+        for space, kind in product(SPACES, (0, 1)):
+            found = table.find(spaces.find(space) or 0, kind, np.arange(1, 13, dtype=np.uint64))
+            has: list[set[tuple[int, int]]] = [set(), set(), set()]
+            for which, lane, value in zip(*(one.tolist() for one in found), strict=True):
+                has[lane].add((which, value))
+            assert has[0] == has[1] == has[2]
+            entries += len(has[0])
+        assert together.entries == alone.entries == entries
 
 
 def test_a_full_table_refuses_and_counts() -> None:
     table = MapTable(0, rows_max=3000)
     names = np.random.default_rng(1).integers(1, 2**63, 10_000).astype(np.uint64)
-    added = table.put(1, 0, names, 0, np.full(names.size, 1 << 8, np.uint32))
+    added = table.put(whole(1, names), names, 0, np.full(names.size, 1 << 8, np.uint32))
     assert 2900 <= added == table.rows == names.size - table.refused <= 3200
     assert table.find(1, 0, names).which.size == added
 
@@ -509,6 +564,10 @@ def test_sections_are_cut_to_what_a_message_may_have() -> None:
 # The table
 
 
+def whole(space: int, names: Names) -> list[Run]:
+    return [Run(space, 0, names.size)]
+
+
 def test_the_table_is_a_table_whatever_is_done_to_it() -> None:
     chance, rng = random.Random(3), np.random.default_rng(3)
     table, model = MapTable(1000, 1 << 16), dict[tuple[int, int, int], int]()
@@ -520,12 +579,12 @@ def test_the_table_is_a_table_whatever_is_done_to_it() -> None:
             case "put":
                 values = rng.integers(1, 1 << 31, some.size).astype(np.uint32)
                 new = {(space, lane, name) for name in some.tolist()} - model.keys()
-                assert table.put(space, 0, some, lane, values) == len(new)
+                assert table.put(whole(space, some), some, lane, values) == len(new)
                 mine = [(space, lane, name) for name in some.tolist()]
                 model |= dict(zip(mine, values.tolist(), strict=True))
             case "remove":
                 there = {(space, lane, name) for name in some.tolist()} & model.keys()
-                assert table.remove(space, 0, some, lane) == len(there)
+                assert table.remove(whole(space, some), some, lane) == len(there)
                 model = {name: value for name, value in model.items() if name not in there}
             case "lane":
                 table.remove_lane(lane)
@@ -534,8 +593,10 @@ def test_the_table_is_a_table_whatever_is_done_to_it() -> None:
                 table.remove_space(space)
                 model = {name: value for name, value in model.items() if name[0] != space}
             case "of":
-                table.remove_space_of(lane, space)
-                model = {name: value for name, value in model.items() if name[:2] != (space, lane)}
+                spaces = {space, chance.randrange(3)}
+                gone = {name for name in model if name[1] == lane and name[0] in spaces}
+                assert table.remove_spaces_of(lane, [*spaces]) == len(gone)
+                model = {name: value for name, value in model.items() if name not in gone}
         assert table.rows == len({(space, name) for space, _, name in model})
     for space in range(3):
         which, lanes, values = table.find(space, 0, names)
@@ -548,8 +609,11 @@ def test_the_table_is_a_table_whatever_is_done_to_it() -> None:
 def test_many_lanes_have_a_name_and_leave_it_again() -> None:
     table, names = MapTable(0), np.arange(1, 1001, dtype=np.uint64)
     for lane in range(300):
-        assert table.put(1, 0, names, lane, np.full(names.size, lane + 1, np.uint32)) == names.size
-    assert table.put(1, 0, names[:10], 299, np.full(10, 7, np.uint32)) == 0
+        assert (
+            table.put(whole(1, names), names, lane, np.full(names.size, lane + 1, np.uint32))
+            == names.size
+        )
+    assert table.put(whole(1, names[:10]), names[:10], 299, np.full(10, 7, np.uint32)) == 0
     which, lanes, values = table.find(1, 0, names[5:15])
     assert sorted(zip(which.tolist(), lanes.tolist(), strict=True)) == [
         (place, lane) for place in range(10) for lane in range(300)
@@ -565,13 +629,15 @@ def test_many_lanes_have_a_name_and_leave_it_again() -> None:
 def test_sets_of_lanes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference_brain.maps.table.SHARED_BYTES", 1)
     table, names = MapTable(0, rows_max=3000), np.arange(1, 101, dtype=np.uint64)
-    added = [table.put(1, 0, names, lane, np.full(100, lane + 1, np.uint32)) for lane in range(12)]
+    added = [
+        table.put(whole(1, names), names, lane, np.full(100, lane + 1, np.uint32)) for lane in range(12)
+    ]
     assert added[:5] == [100, 100, 100, 100, 6], "four lanes have 24 bytes, and sixteen 96"
     assert table.refused == 1200 - sum(added)
     _, lanes, values = table.find(1, 0, names)
     assert lanes.size == sum(added)
     assert (values == lanes + 1).all()
-    assert sum(table.remove(1, 0, names, lane) for lane in range(12)) == sum(added)
+    assert sum(table.remove(whole(1, names), names, lane) for lane in range(12)) == sum(added)
     assert table.rows == 0
 
 
@@ -582,7 +648,7 @@ def test_rows_without_room_in_a_bucket_are_found_and_removed_as_others(
     monkeypatch.setattr("inference_brain.maps.table._KICKS", 1)
     for remove in ("lane", "space", "name"):
         table, names = MapTable(0), np.random.default_rng(2).integers(1, 2**63, 3950).astype(np.uint64)
-        assert table.put(1, 0, names, 2, np.full(names.size, 7 << 8, np.uint32)) == names.size
+        assert table.put(whole(1, names), names, 2, np.full(names.size, 7 << 8, np.uint32)) == names.size
         assert table._overflow
         assert table.find(1, 0, names).values.tolist() == [7 << 8] * names.size
         table.set_epoch(3)
@@ -593,7 +659,7 @@ def test_rows_without_room_in_a_bucket_are_found_and_removed_as_others(
             case "space":
                 assert table.remove_space(1) == {2: names.size}
             case "name":
-                assert table.remove(1, 0, names, 2) == names.size
+                assert table.remove(whole(1, names), names, 2) == names.size
         assert not table.find(1, 0, names).which.size
         assert table.rows == len(table._overflow) == 0
 
