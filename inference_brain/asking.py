@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -14,7 +14,7 @@ from inference_brain.api.requests import Chat, Completion, Generation
 from inference_brain.choice import Choice
 from inference_brain.desired import OrgSpec, ServedModel
 from inference_brain.tokens.turns import Tokens
-from inference_brain.upstream.fleet import Replica
+from inference_brain.upstream.fleet import Numbers, Replica, Roster
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt, isolation_tag
 
@@ -51,10 +51,12 @@ class Asking:
 
 
 class Preview(NamedTuple):
-    """Where a request would go when it came. `decision`: how many had been made before."""
+    """Where a request would go when it came. `usable`: numbers of replicas in the roster. `decision`:
+    how many had been made before."""
 
     choice: Choice
-    replicas: Sequence[Replica]
+    roster: Roster
+    usable: Numbers
     decision: int
     at: float
     seconds: float

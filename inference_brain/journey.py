@@ -196,7 +196,7 @@ class Journey:
         """Whether it may be sent to another replica. Takes that from the budget, unless the replica has
         done no work for it."""
         model = self.asking.model.name
-        if self.attempts >= ATTEMPTS_MAX or not self._router.fleet.usable(model, self._tried):
+        if self.attempts >= ATTEMPTS_MAX or not self._router.fleet.serving(model, self._tried):
             return False
         if reason == "status" and not self._router.fleet.budget(model).take(self._clock()):
             return False

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
 
 from inference_brain import metrics
 from inference_brain.admission import Admission, Place, Rejected, Room, Ticket
@@ -31,14 +33,15 @@ from inference_brain.asking import (
 from inference_brain.choice import Asked, Candidate, Choice, Flights, ModelRates, SentPrefixes, choose
 from inference_brain.choice.candidates import IDLE, Load, Path
 from inference_brain.choice.choice import Estimate
-from inference_brain.choice.rates import TOKEN
+from inference_brain.choice.columns import Many, Queues
 from inference_brain.counts import Counts
 from inference_brain.desired import Desired, DriverSpec, OrgSpec, ServedModel
-from inference_brain.maps import CacheMaps, DriverPlace, GuessedMap, Siblings
+from inference_brain.maps import CacheMaps, DriverPlace, GuessedMap, Hits, Siblings
 from inference_brain.maps.siblings import Lent
 from inference_brain.prompts import Prompts
 from inference_brain.recalls import TOKENS_MIN, Recalls
-from inference_brain.upstream.fleet import Fleet, Replica
+from inference_brain.standing import Found, Standing
+from inference_brain.upstream.fleet import Fleet, Numbers, Roster
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt, isolation_tag
 
@@ -83,6 +86,7 @@ class Router:
         self._rooms: dict[str, tuple[float, Room]] = {}  # until when, by model
         self._decisions = 0
         self._siblings = Siblings({})
+        self._standings: dict[str, Standing] = {}  # of models
         self.recalls: Recalls | None = None  # until there is a Redis
         fleet.on_change(self._changed)
 
@@ -115,6 +119,7 @@ class Router:
             ),
         )
         self._siblings = Siblings(_permitted(drivers))
+        self._standings.clear()
         self.prompts.follow(told.models)
         self.fleet.follow(told)
         present = {(one.model, one.name) for one in self.fleet}
@@ -232,19 +237,17 @@ class Router:
             self.recalls.borrow(driver.name, prompt, hit_tokens, of.borrowed_tokens, of.sibling)
 
     def _ticket(self, asking: Asking) -> Ticket:
-        request = asking.request
+        request, model = asking.request, asking.model.name
         started = time.perf_counter()
-        replicas = self.fleet.usable(asking.model.name)
-        candidates = self._candidates(asking, replicas)
-        cached = max(
-            (one.hit_tokens + max(one.tier2_tokens, one.sibling_tokens) for one in candidates), default=0
-        )
-        expected = None
-        if candidates:
-            choice = self._chosen(asking, candidates)
-            expected = choice.chosen
+        roster, usable = self.fleet.roster(model), self.fleet.usable(model)
+        expected, cached, fastest = None, 0, 0.0
+        if usable.size:
+            found = self._find(asking, roster)
+            choice = self._chosen(asking, roster, usable, found)
+            expected, cached = choice.chosen, found.cached(usable)
+            fastest = float(self.rates[model].columns(roster.names).token[usable].min())
             seconds = time.perf_counter() - started
-            asking.preview = Preview(choice, replicas, self._decisions, self._clock(), seconds)
+            asking.preview = Preview(choice, roster, usable, self._decisions, self._clock(), seconds)
         answer = request.answer_tokens_max
         if answer is None:
             answer = max(1, asking.model.tokens_max - asking.prompt_tokens)
@@ -260,7 +263,7 @@ class Router:
             first_token_seconds=expected.fetch_seconds + expected.compute_seconds if expected else 0.0,
             chain=self._chain(asking),
             chain_tokens=COLUMN_TOKENS,
-            compute_rate=_compute_rate(candidates),
+            compute_rate=1.0 / fastest if fastest else 0.0,
         )
 
     def room(self, model: str) -> Room:
@@ -273,14 +276,15 @@ class Router:
         return room
 
     def _room(self, model: str) -> Room:
-        replicas = self.fleet.usable(model)
+        roster, usable = self.fleet.roster(model), self.fleet.usable(model).tolist()
         rates = self.rates.get(model)
         if rates is None:  # it is served no more, and its last requests leave
             return Room(0, 0)
         tokens = sum(
-            max(PREFILL_TOKENS_MIN, int(PREFILL_SECONDS * rates.pace(one.name))) for one in replicas
+            max(PREFILL_TOKENS_MIN, int(PREFILL_SECONDS * rates.pace(roster.names[one])))
+            for one in usable
         )
-        return Room(REQUESTS_AT_ONCE * len(replicas), tokens, len(replicas))
+        return Room(REQUESTS_AT_ONCE * len(usable), tokens, len(usable))
 
     # The decision
 
@@ -289,18 +293,18 @@ class Router:
         started = time.perf_counter()
         model, preview, asking.preview = asking.model.name, asking.preview, None
         if preview and not without and self._holds(preview) and not asking.followed:
-            choice, usable = preview.choice, preview.replicas
+            choice, roster, usable = preview.choice, preview.roster, preview.usable
             started -= preview.seconds
         else:
-            usable = self.fleet.usable(model, without)
-            if not usable:
+            roster, usable = self.fleet.roster(model), self.fleet.usable(model, without)
+            if not usable.size:
                 raise NoReplica(self._why_none(model, without))
-            choice = self._chosen(asking, self._candidates(asking, usable))
+            choice = self._chosen(asking, roster, usable, self._find(asking, roster))
         self._decisions += 1
-        replica = next(one for one in usable if one.name == choice.replica)
+        replica = roster.replicas[roster.numbers[choice.replica]]
         seconds = time.perf_counter() - started
         self.counts.time(metrics.DECISION, seconds)
-        return Routed(replica, choice, seconds, self._excluded(model, usable, without))
+        return Routed(replica, choice, seconds, self._excluded(roster, usable, without))
 
     def _holds(self, preview: Preview) -> bool:
         """Whether nothing has been decided since, and hardly any time has passed."""
@@ -333,7 +337,7 @@ class Router:
             for tag in tags:
                 one.forget(tag)
 
-    def _chosen(self, asking: Asking, candidates: Sequence[Candidate]) -> Choice:
+    def _chosen(self, asking: Asking, roster: Roster, usable: Numbers, found: Found) -> Choice:
         asked = Asked(
             asking.prompt_tokens,
             asking.affinity,
@@ -341,92 +345,126 @@ class Router:
             asking.request.answer_tokens_max or 0,
             asking.id,
         )
-        mode = self.rates[asking.model.name].mode
-        return choose(asked, candidates, self._clock(), self._rng, mode)
-
-    def _candidates(self, asking: Asking, replicas: Sequence[Replica]) -> list[Candidate]:
-        model, now = asking.model.name, self._clock()
-        rates, flights = self.rates[model], self.flights[model]
+        rates, now = self.rates[asking.model.name], self._clock()
         rates.settle(now)
-        elsewhere = self.admission.elsewhere
-        sent = self._sent_hits(asking, now)
-        made = []
-        for replica, tokens, tier2_tokens, lent, sibling in zip(
-            replicas, *self._hits(asking, replicas), strict=True
-        ):
-            name = replica.name
-            is_guess = tokens < 0
-            if is_guess:
-                tokens = self._guess(asking, replica)
-            load = flights.load(name, now)
-            if (other := elsewhere.get((model, name))) is not None:
-                load = load.plus(other)
-            if replica.spec.driver is None and (strange := self.others((model, name))) is not IDLE:
-                load = load.plus(strange)
-            found = max(tokens, _followed(asking, name), sent.get(_place(model, name), 0))
-            both = min(max(found, tokens + tier2_tokens), asking.prompt_tokens)
-            in_memory = min(found, both)
-            mirror = self.maps.mirror(replica.spec.driver.name) if replica.spec.driver else None
-            more = min(lent, asking.prompt_tokens) - in_memory
-            if more < TOKENS_MIN or mirror is None or not (mirror.is_known and mirror.serves):
-                more, sibling = 0, ""
-            made.append(
-                Candidate(
-                    name,
-                    rates.of(name),
-                    in_memory,
-                    both - in_memory,
-                    Path(mirror.path) if mirror and mirror.path else Path.LOCAL,
-                    load,
-                    is_guess,
-                    more,
-                    sibling,
-                )
-            )
-        return made
+        columns = rates.columns(roster.names)
+        if not columns.is_known[usable].all():
+            for number in usable.tolist():
+                rates.of(roster.names[number])
+            columns = rates.columns(roster.names)
+        candidates = Many(
+            usable,
+            *(found.hit_tokens, found.tier2_tokens, found.sibling_tokens),
+            lambda: self._queues(asking.model.name, roster, now),
+            columns,
+            lambda number: self._candidate(asking.model.name, roster, number, found, now),
+        )
+        return choose(asked, candidates, now, self._rng, rates.mode)
 
-    def _sent_hits(self, asking: Asking, now: float) -> dict[str, int]:
-        """What replicas are computing of it, or have computed and not reported."""
-        found: dict[str, int] = {}
-        for prompt in asking.prompts.values():
-            found |= self._sent.hits(prompt.keys, now)  # a replica has one driver, so one of them
+    def _candidate(self, model: str, roster: Roster, number: int, found: Found, now: float) -> Candidate:
+        name, driver = roster.names[number], roster.replicas[number].spec.driver
+        mirror = self.maps.mirror(driver.name) if driver else None
+        return Candidate(
+            name,
+            self.rates[model].of(name),
+            int(found.hit_tokens[number]),
+            int(found.tier2_tokens[number]),
+            Path(mirror.path) if mirror and mirror.path else Path.LOCAL,
+            self._load(model, roster, number, now),
+            bool(found.is_guess[number]),
+            int(found.sibling_tokens[number]),
+            found.sibling(number),
+        )
+
+    def _load(self, model: str, roster: Roster, number: int, now: float) -> Load:
+        """What all brains have sent to a replica; and others, if it has no driver."""
+        name = roster.names[number]
+        load = self.flights[model].load(name, now)
+        if (other := self.admission.elsewhere.get((model, name))) is not None:
+            load = load.plus(other)
+        if roster.replicas[number].spec.driver is None:
+            strange = self.others((model, name))
+            if strange is not IDLE:
+                load = load.plus(strange)
+        return load
+
+    def _queues(self, model: str, roster: Roster, now: float) -> Queues:
+        """The same of all replicas, by their numbers."""
+        own = self.flights[model].queues(roster.names, now)
+        standing = self._standing(model, roster)
+        queues = own.plus(standing.elsewhere(self.admission.elsewhere))
+        for number in standing.without_driver:
+            load = self._load(model, roster, number, now)
+            for kind, value in zip(queues, Queues.of([load]), strict=True):
+                kind[number] = value[0]
+        return queues
+
+    def _standing(self, model: str, roster: Roster) -> Standing:
+        found = self._standings.get(model)
+        if found is None or found.roster is not roster:
+            found = self._standings[model] = Standing(model, roster, self._siblings)
         return found
 
-    def _hits(self, asking: Asking, replicas: Sequence[Replica]) -> _Found:
-        """Of each replica, as cache maps say."""
-        drivers = [one.spec.driver.name if one.spec.driver else "" for one in replicas]
-        count = len(drivers)
+    def _find(self, asking: Asking, roster: Roster) -> Found:
+        """What each replica has of the prompt, and what could be lent to it: by cache maps, by what was
+        sent there, and by what is guessed."""
+        model, now, prompt_tokens = asking.model.name, self._clock(), asking.prompt_tokens
+        standing = self._standing(model, roster)
+        hits, lent = self._hits(asking, standing)
+        count = len(roster)
+        is_guess = hits.tokens[:count] < 0
+        tokens = np.maximum(hits.tokens[:count], 0)
+        for (of, name), guessed in self._guessed.items():
+            number = roster.numbers.get(name)
+            if of == model and number is not None and is_guess[number] and asking.guess:
+                tokens[number] = guessed.hit(asking.guess).tokens
+        found = tokens.copy()
+        for name, sent in self._sent_tokens(asking, now):
+            if (number := roster.numbers.get(name)) is not None:
+                found[number] = max(found[number], sent)
+        both = np.minimum(np.maximum(found, tokens + hits.tier2_tokens[:count]), prompt_tokens)
+        in_memory = np.minimum(found, both)
+        more = np.zeros(count, np.int64)
+        if lent:
+            more = np.minimum(lent.tokens, prompt_tokens) - in_memory
+            more[(more < TOKENS_MIN) | ~standing.may_borrow(self.maps)] = 0
+        return Found(in_memory, both - in_memory, more, is_guess, lent)
+
+    def _sent_tokens(self, asking: Asking, now: float) -> Iterator[tuple[str, int]]:
+        """What replicas are computing of it, or have computed and not reported."""
+        if asking.followed:
+            yield asking.followed.replica, asking.followed.tokens
+        model = _place(asking.model.name, "")
+        for prompt in asking.prompts.values():  # a replica has one driver, so one of them
+            for place, tokens in self._sent.hits(prompt.keys, now).items():
+                if place.startswith(model):
+                    yield place.removeprefix(model), tokens
+
+    def _hits(self, asking: Asking, standing: Standing) -> tuple[Hits, Lent | None]:
+        """As cache maps say: of each replica, and then of others that may lend to them."""
         if not asking.prompts:
-            return _Found([-1] * count, [0] * count, [0] * count, [""] * count)
+            return Hits.unknown(len(standing.drivers)), None
         started, now = time.perf_counter(), self._wall()
         # Who can't be asked to borrow counts on nobody.
-        asked = self._siblings.asked(drivers) if self.recalls else None
-        hits = self.maps.hits(asked.names if asked else drivers, asking.prompts, now)
-        lent = Lent([0] * count, [""] * count)
+        asked, lent = standing.asked if self.recalls else None, None
+        hits = self.maps.hits(asked.names if asked else standing.drivers, asking.prompts, now)
         if asked:
             lent = self._siblings.lent(asked, hits, now, lambda name: self.maps.age(name, now))
         self.counts.time(metrics.LOOKUP, time.perf_counter() - started)
-        return _Found(hits.tokens[:count].tolist(), hits.tier2_tokens[:count].tolist(), *lent)
+        return hits, lent
 
-    def _guess(self, asking: Asking, replica: Replica) -> int:
-        """What a replica without a map may have: tokens that were sent there before."""
-        known = self._guessed.get((replica.model, replica.name))
-        return known.hit(asking.guess).tokens if known and asking.guess else 0
-
-    def _excluded(
-        self, model: str, usable: Sequence[Replica], without: Collection[str]
-    ) -> dict[str, str]:
-        if len(usable) == len(self.fleet.of(model)):
+    def _excluded(self, roster: Roster, usable: Numbers, without: Collection[str]) -> dict[str, str]:
+        if usable.size == len(roster):
             return {}
-        now, names = self._clock(), {one.name for one in usable}
+        now = self._clock()
+        left_out = np.setdiff1d(np.arange(len(roster)), usable).tolist()
         return {
             one.name: "failed" if one.name in without else one.state(now)
-            for one in self.fleet.of(model)
-            if one.name not in names
+            for one in map(roster.replicas.__getitem__, left_out)
         }
 
     def _why_none(self, model: str, without: Collection[str]) -> str:
-        states = self._excluded(model, (), without)
+        states = self._excluded(self.fleet.roster(model), np.zeros(0, np.int64), without)
         if not states:
             return "The model has no replica."
         counted = {state: sum(1 for one in states.values() if one == state) for state in states.values()}
@@ -441,16 +479,6 @@ class Router:
 _NO_ROOM: Final = Room(0, 0)
 
 
-class _Found(NamedTuple):
-    """Of each replica: tokens that it has in memory, fewer than none where no map is known; further ones
-    in tier 2; and tokens that its best sibling has in memory, with the sibling's name."""
-
-    tokens: list[int]
-    tier2_tokens: list[int]
-    lent: list[int]
-    siblings: list[str]
-
-
 def _permitted(drivers: Sequence[DriverSpec]) -> dict[str, list[str]]:
     """Whom each may borrow from. Columns of another model or layout have other keys."""
     numbers: dict[ModelSpec, int] = {}  # to compare a model with many others
@@ -463,15 +491,3 @@ def _permitted(drivers: Sequence[DriverSpec]) -> dict[str, list[str]]:
 
 def _place(model: str, replica: str) -> str:
     return f"{model}\0{replica}"
-
-
-def _followed(asking: Asking, replica: str) -> int:
-    """Tokens that the replica has computed just now, for a request that this one has waited for. Its
-    cache map may not have them yet."""
-    return asking.followed.tokens if asking.followed and asking.followed.replica == replica else 0
-
-
-def _compute_rate(candidates: Sequence[Candidate]) -> float:
-    """Tokens of a prompt that the fastest of them computes in a second; 0 if there is none."""
-    fastest = min((one.rates.seconds[TOKEN] for one in candidates), default=0.0)
-    return 1.0 / fastest if fastest else 0.0

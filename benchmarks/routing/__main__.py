@@ -16,8 +16,11 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from benchmarks.harness import QUICK_HELP, Row, percentile, progress, show, traces_folder
 from benchmarks.peers.environment import Unavailable
@@ -26,8 +29,9 @@ from benchmarks.routing.fleet import Fleet, Result, Router
 from benchmarks.routing.policies import Exact, LeastLoaded, Ours, RoundRobin, floor
 from benchmarks.routing.timing import Timing, served
 from benchmarks.routing.traffic import Asking, agent_sessions, conversation, orgs
-from inference_brain.choice import Asked, Candidate, Load, ModelRates, choose
+from inference_brain.choice import Asked, Candidate, Flights, ModelRates, choose
 from inference_brain.choice import Path as BytesPath
+from inference_brain.choice.columns import Integers, Many
 
 COLUMNS: Final = 32_000  # of each replica: 4,000 blocks of 512 tokens
 IN_FLIGHT: Final = 32  # of each replica, where capacity is measured
@@ -154,21 +158,31 @@ def choose_rows(rounds: int) -> Iterator[Row]:
     work on the machine hardly changes."""
     rng, rates = random.Random(0), ModelRates()
     for count, limit in CHOOSE_US.items():
-        candidates = [
-            Candidate(
-                f"replica-{index}",
-                rates.of(f"replica-{index}"),
-                rng.choice([0, 0, 0, 4096, 30_000]),
-                rng.choice([0, 0, 2048]),
-                BytesPath.RAIL,
-                Load(20_000 * rng.random(), 3, 2, 1e6 * rng.random()),
-            )
-            for index in range(count)
-        ]
+        names = sorted(f"replica-{index}" for index in range(count))
+        hits = np.array([rng.choice([0, 0, 0, 4096, 30_000]) for _ in names])
+        recalled = np.array([rng.choice([0, 0, 2048]) for _ in names])
+        every, lent, flights = np.arange(count), np.zeros(count, np.int64), Flights()
+        for name in names:  # each has a prompt to compute
+            tokens = rng.randint(1, 20_000)
+            sent = choose(Asked(tokens), [Candidate(name, rates.of(name))], 0.0, rng)
+            flights.begin(name, sent, 0.0)
+
+        def made(
+            number: int,
+            names: Sequence[str] = names,
+            hits: Integers = hits,
+            recalled: Integers = recalled,
+            flights: Flights = flights,
+        ) -> Candidate:
+            of, hit, more = names[number], int(hits[number]), int(recalled[number])
+            return Candidate(of, rates.of(of), hit, more, BytesPath.RAIL, flights.load(of, 0.0))
+
         asked, seconds = Asked(TOKENS, b"prefix"), []
         for _ in range(rounds):
             began = time.thread_time()
-            choose(asked, candidates, 0.0, rng)
+            columns, queues = rates.columns(names), partial(flights.queues, names, 0.0)
+            many = Many(every, hits, recalled, lent, queues, columns, made)
+            choose(asked, many, 0.0, rng)
             seconds.append(time.thread_time() - began)
         p50, p99 = (1e6 * percentile(seconds, share) for share in (0.5, 0.99))
         judged = p50 if count < 100 else p99

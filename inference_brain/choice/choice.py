@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from inference_brain.choice.affinity import preferred, ranked
 from inference_brain.choice.candidates import Asked, Candidate, Path
+from inference_brain.choice.columns import Many
 from inference_brain.choice.rates import (
     DECODE,
     EACH,
@@ -29,8 +30,6 @@ from inference_brain.choice.rates import (
 # From so many on all are compared roughly first, and the best of them exactly.
 MANY: Final = 48
 EXACT: Final = 24
-# From so many on only a sample is compared: those with hits, and others at random.
-VERY_MANY: Final = 1024
 # A replica with fewer observations is uncertain. One in so many requests tries one, if that is expected
 # to take at most so many times as long as the best.
 CERTAIN: Final = 8.0
@@ -199,12 +198,15 @@ def choose(
     """The candidate where the first token is expected soonest, for this request and those after it.
     Raises ValueError without candidates.
 
-    `rng` is asked whether, and for very many candidates which, to try. The order of candidates does not
-    matter; their names are different.
+    `rng` is asked whether to try one. The order of candidates does not matter; their names are
+    different.
     """
     if not candidates:
         raise ValueError("there is no candidate to choose from")
-    compared = shortlist(asked, candidates, rng) if len(candidates) > MANY else candidates
+    compared = candidates
+    if len(candidates) > MANY:
+        many = candidates if isinstance(candidates, Many) else Many.of(candidates)
+        compared = many.best(asked.tokens, EXACT)
     estimates = sorted(
         [estimate(asked, one) for one in compared],
         key=itemgetter(1, 0),  # names, so that the order of candidates does not matter
@@ -246,35 +248,3 @@ def _trial(estimates: Sequence[Estimate], now: float) -> Estimate | None:
         if one.candidate.rates.observations_at(now) < CERTAIN:
             return one
     return None
-
-
-def shortlist(asked: Asked, candidates: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
-    """Of many candidates those that are worth an exact estimate, by a rough one.
-
-    Of very many only a sample is looked at: half of it has the longest hits, the others are drawn. The
-    best of so many draws is as good as the best of all but for a thousandth part.
-    """
-    if len(candidates) > VERY_MANY:
-        candidates = _sample(candidates, rng)
-    tokens = asked.tokens
-    rough = []
-    for _, rates, hit, tier2, _, load, _, lent, _ in candidates:
-        seconds = rates.seconds
-        missed = load[0] + tokens - (hit + tier2) * rates.trust
-        value = load[4] + seconds[1] * missed + seconds[2] * load[3]
-        if lent > tier2 and seconds[SIBLING] < seconds[1]:
-            # With what fetching takes: else who has the tokens would be no better than who borrows them.
-            value -= (seconds[1] - seconds[SIBLING]) * (lent - tier2) * rates.sibling_trust
-        rough.append(value)
-    bound = sorted(rough)[EXACT - 1]
-    best = [one for one, value in zip(candidates, rough, strict=True) if value <= bound]
-    if len(best) > EXACT:  # equals: by name, so that the order of candidates does not matter
-        pairs = sorted(zip(rough, candidates, strict=True), key=lambda pair: (pair[0], pair[1].name))
-        best = [one for _, one in pairs[:EXACT]]
-    return best
-
-
-def _sample(candidates: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
-    by_hit = sorted(candidates, key=lambda one: (-one.hit_tokens - one.tier2_tokens, one.name))
-    half = VERY_MANY // 2
-    return by_hit[:half] + rng.sample(by_hit[half:], half)

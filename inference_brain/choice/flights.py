@@ -7,11 +7,14 @@ part is done that would be since it was sent, or since the first token before it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from inference_brain.choice.candidates import IDLE, Load
 from inference_brain.choice.choice import Choice
+from inference_brain.choice.columns import Queues
 
 _ROUNDING: Final = 1e-6
 
@@ -26,9 +29,10 @@ class _Sent(NamedTuple):
 
 
 class _Replica:
-    __slots__ = ("pairs", "running", "tokens", "turn_at", "waiting")
+    __slots__ = ("name", "pairs", "running", "tokens", "turn_at", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.waiting: dict[str, _Sent] = {}  # in the order of arrival
         self.running = 0
         self.tokens = self.pairs = 0.0
@@ -55,10 +59,51 @@ class _Replica:
         )
 
 
+class _Columns:
+    """What `_Replica.load` reckons with, of those among `names`, by their places there."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self._places = {name: place for place, name in enumerate(names)}
+        self._all = np.zeros((6, len(names)))
+        self._waits: dict[int, None] = {}  # places of those that have a request without a first token
+
+    def set(self, name: str, replica: _Replica | None) -> None:
+        place = self._places.get(name)
+        if place is None:
+            return
+        if replica is None or not replica.waiting:
+            self._waits.pop(place, None)
+            return
+        self._waits[place] = None
+        oldest = next(iter(replica.waiting.values()))
+        since = max(oldest.at, replica.turn_at)
+        self._all[:, place] = (
+            *(replica.tokens, replica.pairs, since),
+            *(oldest.tokens, oldest.pairs, oldest.seconds),
+        )
+
+    def queues(self, now: float) -> Queues:
+        found = Queues.none(len(self.names))
+        if self._waits:
+            places = np.fromiter(self._waits, np.int64, len(self._waits))
+            tokens, pairs, since, oldest_tokens, oldest_pairs, seconds = self._all[:, places]
+            elapsed = np.maximum(0.0, now - since)
+            part = np.ones(places.size)
+            np.divide(elapsed, seconds, out=part, where=seconds > 0)
+            done = 1.0 - np.maximum(0.0, 1.0 - part)
+            found.tokens[places] = np.maximum(0.0, tokens - done * oldest_tokens)
+            found.pairs[places] = np.maximum(0.0, pairs - done * oldest_pairs)
+            found.overdue_seconds[places] = np.maximum(0.0, elapsed - seconds)
+        return found
+
+
 class Flights:
     """Of one brain, over all replicas of a model. As large as what admission lets in."""
 
     def __init__(self) -> None:
+        self._columns: _Columns | None = None
+        self._changed: set[str] = set()  # replicas that have something else than the columns have
         self._replicas: dict[str, _Replica] = {}
         self._waiting: dict[str, _Replica] = {}  # by request
         self._running: dict[str, _Replica] = {}
@@ -71,7 +116,8 @@ class Flights:
         if request in self._waiting or request in self._running:
             raise ValueError(f"request {request} is in flight already")
         of = choice.chosen
-        replica = self._replicas.setdefault(of.name, _Replica())
+        replica = self._replicas.setdefault(of.name, _Replica(of.name))
+        self._changed.add(of.name)
         turn_seconds = of.fetch_seconds + of.compute_seconds
         replica.waiting[request] = _Sent(of.missed_tokens, of.pairs, turn_seconds, now)
         replica.tokens += of.missed_tokens
@@ -82,6 +128,7 @@ class Flights:
         """It has its first token; it is in the way of others less from now on. Once is enough."""
         if replica := self._waiting.pop(request, None):
             replica.drop(request)
+            self._changed.add(replica.name)
             replica.turn_at = now
             replica.running += 1
             self._running[request] = replica
@@ -90,6 +137,7 @@ class Flights:
         """It is finished, failed or was cancelled. Once is enough."""
         if replica := self._waiting.pop(request, None):
             replica.drop(request)
+            self._changed.add(replica.name)
         elif replica := self._running.pop(request, None):
             replica.running -= 1
         self._forget_idle(replica)
@@ -103,6 +151,17 @@ class Flights:
         replica = self._replicas.get(name)
         return replica.load(now) if replica else IDLE
 
+    def queues(self, names: Sequence[str], now: float) -> Queues:
+        """What this brain has sent to these replicas, by their places. Whoever asks again gives the
+        same list."""
+        if self._columns is None or self._columns.names is not names:
+            self._columns = _Columns(names)
+            self._changed = set(self._replicas)
+        for name in self._changed:
+            self._columns.set(name, self._replicas.get(name))
+        self._changed = set()
+        return self._columns.queues(now)
+
     def loads(self, now: float) -> Mapping[str, Load]:
         """Of all replicas that something was sent to: what other brains are told."""
         return {name: replica.load(now) for name, replica in self._replicas.items()}
@@ -110,6 +169,7 @@ class Flights:
     def renew(self, name: str) -> None:
         """Another process serves this replica. Requests that the one before it has are no load of it."""
         self._replicas.pop(name, None)
+        self._changed.add(name)
 
     def keep_only(self, names: frozenset[str]) -> None:
         """Forget replicas that are not served any more and have nothing in flight."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from inference_brain.choice.choice import Choice, Estimate, Mode
+from inference_brain.choice.columns import RateColumns
 from inference_brain.choice.outcome import Outcome
 from inference_brain.choice.rates import CLOSE, SECONDS_MIN, SIZE, TOKEN, Prior, Rates, Traffic, prior
 
@@ -34,11 +35,24 @@ class ModelRates:
         self._until_refresh = REFRESH
         self._turn: list[str] = []  # replicas that are brought up to date next, one at a time
         self._behind: set[str] = set()  # replicas of which something observed is not solved
+        self._columns: RateColumns | None = None
+        self._changed: set[str] = set()  # replicas whose rates are others than the columns have
         self.error = Error()
         self.traffic = Traffic()
 
     def __len__(self) -> int:
         return len(self._rates)
+
+    def columns(self, names: Sequence[str]) -> RateColumns:
+        """Of these replicas, by their places. Whoever asks again gives the same list."""
+        if self._columns is None or self._columns.names is not names:
+            self._columns = RateColumns(names)
+            self._changed = set(names)
+        for name in self._changed:
+            if rates := self._rates.get(name):
+                self._columns.set(name, rates)
+        self._changed = set()
+        return self._columns
 
     @property
     def mode(self) -> Mode:
@@ -51,6 +65,7 @@ class ModelRates:
             if len(self._rates) >= REPLICAS_MAX:
                 raise ValueError(f"a model has at most {REPLICAS_MAX} replicas")
             found = self._rates[name] = Rates(self._prior, self.traffic)
+            self._changed.add(name)
         return found
 
     def answered(self, choice: Choice, seconds: float) -> None:
@@ -71,11 +86,14 @@ class ModelRates:
         self._paces = {name: pace for name, pace in self._paces.items() if name in kept}
         self._rates = {name: rates for name, rates in self._rates.items() if name in kept}
         self._behind &= kept
+        self._columns = None
 
     def settle(self, now: float) -> None:
         """Take what was observed into the rates, as far as that is due; before they are used."""
         if self._behind:
-            self._behind = {name for name in self._behind if not self.of(name).settle(now)}
+            settled = {name for name in self._behind if self.of(name).settle(now)}
+            self._behind -= settled
+            self._changed |= settled
 
     def observe(self, choice: Choice, outcome: Outcome, now: float) -> None:
         """The first token of a request came. What failed before it is not observed."""
@@ -90,6 +108,7 @@ class ModelRates:
             _observe_hits(rates, choice.chosen, outcome.cached_tokens)
         rates.observe(choice.amounts(outcome.cached_tokens), seconds, now)
         self._behind.add(choice.replica)
+        self._changed.add(choice.replica)
         self._refresh(now)
 
     def _refresh(self, now: float) -> None:
@@ -106,6 +125,7 @@ class ModelRates:
         if rates := self._rates.get(name):
             rates.follow(self._prior, now)
             self._behind.add(name)
+            self._changed.add(name)
 
     def _common(self, now: float) -> Prior | None:
         """The median of each rate, so that no single replica spoils the others' estimates."""

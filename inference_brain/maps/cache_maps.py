@@ -135,6 +135,16 @@ class CacheMaps:
         return followed.mirror if followed else None
 
     @property
+    def changes(self) -> int:
+        """How often any driver has changed in whether its map is known, or whether it serves."""
+        return self._trust.changes
+
+    def is_served(self, driver: str) -> bool:
+        """Whether its map is known, and it serves what is in it."""
+        mirror = self.mirror(driver)
+        return mirror is not None and mirror.is_known and mirror.serves
+
+    @property
     def places(self) -> Mapping[str, DriverPlace]:
         """The drivers that are followed."""
         return {name: followed.place for name, followed in self._followed.items()}

@@ -24,17 +24,22 @@ class Asked(NamedTuple):
     """Drivers that prompts are looked up at. `names`: those of replicas, then those that may lend to
     them. `numbers`: of each, its number; `lenders`: a row of numbers for each of the replicas."""
 
-    names: Sequence[str]
+    names: tuple[str, ...]
     numbers: Numbers
     lenders: npt.NDArray[np.int32]
 
 
 class Lent(NamedTuple):
-    """What the best sibling of each driver has in memory of a prompt: tokens from the first one on, and
-    its name. 0 and empty where none has any."""
+    """What the best sibling of each driver has in memory of a prompt: tokens from the first one on, 0
+    where none has any. `siblings`: numbers of `names`."""
 
-    tokens: list[int]
-    siblings: list[str]
+    tokens: Numbers
+    siblings: npt.NDArray[np.int32]
+    names: Sequence[str]
+
+    def sibling(self, at: int) -> str:
+        """Of one driver; empty for none."""
+        return self.names[self.siblings[at]] if self.tokens[at] else ""
 
 
 class Siblings:
@@ -79,7 +84,7 @@ class Siblings:
             return None
         is_wanted[numbers] = False
         further = np.flatnonzero(is_wanted)
-        names = [*drivers, *(self._names[one] for one in further.tolist())]
+        names = (*drivers, *(self._names[one] for one in further.tolist()))
         return Asked(names, np.concatenate((numbers, further)), lenders)
 
     def lent(self, asked: Asked, hits: Hits, now: float, age: Callable[[str], float | None]) -> Lent:
@@ -98,11 +103,7 @@ class Siblings:
             if not silent:
                 break
             tokens[silent] = 0
-        counts = found.tolist()
-        names = [
-            self._names[one] if count else "" for one, count in zip(best.tolist(), counts, strict=True)
-        ]
-        return Lent(counts, names)
+        return Lent(found, best, self._names)
 
 
 def _reports(age: float | None) -> bool:

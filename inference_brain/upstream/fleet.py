@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from inference_brain.desired import Desired, ReplicaSpec, ServedModel
 from inference_brain.upstream.budget import RetryBudget
@@ -17,6 +20,7 @@ log = logging.getLogger(__name__)
 
 SILENT: Final = "The replica has fallen silent."
 ROOT: Final = "/v1"
+Numbers = npt.NDArray[np.int64]
 
 
 class Replica:
@@ -64,12 +68,76 @@ class Replica:
         return self.spec.served_as or self.model
 
 
+class Roster:
+    """The replicas of a model by number, in the order of their names. It lasts until the next document.
+
+    A replica that is ready stays so until it fails. So only those that may not be ready are looked at
+    when one is wanted, however many there are.
+    """
+
+    def __init__(self, replicas: Mapping[str, Replica]) -> None:
+        self.replicas = [replicas[name] for name in sorted(replicas)]
+        self.names = [one.name for one in self.replicas]
+        self.numbers = {name: number for number, name in enumerate(self.names)}
+        present = [bool(one.spec.url) and not one.spec.draining for one in self.replicas]
+        self._present: Numbers = np.flatnonzero(np.array(present, bool))
+        self._is_ready = np.zeros(len(present), bool)
+        self._ready: Numbers | None = None  # the numbers of those
+        self._doubtful = set(self._present.tolist())
+
+    def __len__(self) -> int:
+        return len(self.replicas)
+
+    def doubt(self, replica: Replica) -> None:
+        """Its health has changed."""
+        number = self.numbers.get(replica.name, -1)
+        if number >= 0 and self.replicas[number] is replica and self._is_ready[number]:
+            self._is_ready[number], self._ready = False, None
+            self._doubtful.add(number)
+
+    def usable(self, now: float, without: Collection[str]) -> Numbers:
+        """Those that may get a request now, but for some. If all are ejected, those too: none of them
+        can be worse than no answer."""
+        self._settle(now)
+        slow = [number for number in self._doubtful if self._has_room(number, now)]
+        if self._ready is None:
+            self._ready = np.flatnonzero(self._is_ready)
+        found = self._ready
+        if slow:
+            found = np.union1d(found, np.array(slow, np.int64))
+        left_out = [self.numbers[name] for name in without if name in self.numbers]
+        if left_out:
+            found = np.setdiff1d(found, left_out)
+        if found.size:
+            return found
+        reachable = [
+            number
+            for number in np.setdiff1d(self._present, left_out).tolist()
+            if self.replicas[number].health.state(now) is not State.UNREACHABLE
+        ]
+        return np.array(reachable, np.int64)
+
+    def _has_room(self, number: int, now: float) -> bool:
+        one = self.replicas[number]
+        return one.health.has_room(one.in_progress, now)
+
+    def _settle(self, now: float) -> None:
+        """Those that have become ready are not looked at again."""
+        ready = [
+            number for number in self._doubtful if self.replicas[number].health.state(now) is State.READY
+        ]
+        if ready:
+            self._doubtful.difference_update(ready)
+            self._is_ready[ready], self._ready = True, None
+
+
 class Fleet:
     """All replicas, by model. Used from one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._replicas: dict[str, dict[str, Replica]] = {}
+        self._rosters: dict[str, Roster] = {}
         self._budgets: dict[str, RetryBudget] = {}
         self._changed: Callable[[], None] = _nothing
 
@@ -82,6 +150,7 @@ class Fleet:
         replicas that go are finished there."""
         now = self._clock()
         self._replicas = {model.name: self._of(model, now) for model in told.models}
+        self._rosters = {model: Roster(replicas) for model, replicas in self._replicas.items()}
         self._budgets = {name: self._budgets.get(name) or RetryBudget(now) for name in self._replicas}
         self._changed()
 
@@ -109,23 +178,16 @@ class Fleet:
     def budget(self, model: str) -> RetryBudget:
         return self._budgets[model]
 
-    def usable(self, model: str, without: Collection[str] = ()) -> list[Replica]:
-        """Those that may get a request now, but for some. If all are ejected, those too: none of them
-        can be worse than no answer."""
-        now = self._clock()
-        present = [
-            one
-            for one in self.of(model)
-            if one.name not in without and one.spec.url and not one.spec.draining
-        ]
-        ready = [one for one in present if one.health.has_room(one.in_progress, now)]
-        if ready:
-            return ready
-        return [one for one in present if one.health.state(now) is not State.UNREACHABLE]
+    def roster(self, model: str) -> Roster:
+        return self._rosters.get(model) or Roster({})
 
-    def serving(self, model: str) -> int:
-        """How many replicas of a model take new requests."""
-        return len(self.usable(model))
+    def usable(self, model: str, without: Collection[str] = ()) -> Numbers:
+        """The numbers in the model's roster of those that may get a request now, but for some."""
+        return self.roster(model).usable(self._clock(), without)
+
+    def serving(self, model: str, without: Collection[str] = ()) -> int:
+        """How many replicas of a model take new requests, but for some."""
+        return self.usable(model, without).size
 
     # What became of requests
 
@@ -138,6 +200,7 @@ class Fleet:
         """A request failed there: by an error, or by an answer that says so. `is_proven`: it can't lie
         with the request."""
         now = self._clock()
+        self.roster(replica.model).doubt(replica)
         if error is not None and error.reason == "unreachable":
             if replica.health.lost(str(error)):
                 log.warning("Replica %s of %s can't be reached: %s", replica.name, replica.model, error)
@@ -158,6 +221,7 @@ class Fleet:
     def fell_silent(self, replica: Replica) -> None:
         """It takes connections, and answers neither requests nor probes: what it has not begun to answer
         goes to others."""
+        self.roster(replica.model).doubt(replica)
         if replica.health.lost(SILENT):
             log.warning("Replica %s of %s has fallen silent", replica.name, replica.model)
             self._changed()

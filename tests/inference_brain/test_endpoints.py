@@ -89,7 +89,7 @@ def test_a_new_address_is_a_new_process_with_the_same_driver() -> None:
     endpoints.follow(desired)
     fleet.follow(endpoints.resolved(desired))
     assert [one.state(now) for one in fleet] == [State.NO_ENDPOINT] * 2
-    assert fleet.usable("m") == []
+    assert fleet.serving("m") == 0
     endpoints.set("m", EndpointDocument(0, 1, (ready("r0", "http://a"), ready("r1", "http://b"))))
     fleet.follow(endpoints.resolved(desired))
     now += 60.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from inference_brain.maps import NEVER, Hits, Siblings
@@ -21,11 +23,20 @@ def hits(*tokens: int, expires_at: float = NEVER) -> Hits:
     return Hits(np.array(tokens), np.zeros(count, np.int64), np.full(count, expires_at))
 
 
-def lent(siblings: Siblings, drivers: list[str], found: Hits, **ages: float | None) -> Lent:
+class Found(NamedTuple):
+    tokens: list[int]
+    siblings: list[str]
+
+    @classmethod
+    def of(cls, lent: Lent) -> Found:
+        return cls(lent.tokens.tolist(), [lent.sibling(at) for at in range(lent.tokens.size)])
+
+
+def lent(siblings: Siblings, drivers: list[str], found: Hits, **ages: float | None) -> Found:
     asked = siblings.asked(drivers)
     assert asked
     assert len(asked.names) == len(found)
-    return siblings.lent(asked, found, NOW, lambda name: ages.get(name, 0.0))
+    return Found.of(siblings.lent(asked, found, NOW, lambda name: ages.get(name, 0.0)))
 
 
 def test_of_several_siblings_the_one_with_most_lends_and_of_equals_the_first() -> None:
@@ -40,7 +51,7 @@ def test_of_several_siblings_the_one_with_most_lends_and_of_equals_the_first() -
 def test_a_sibling_whose_replica_takes_no_requests_lends_as_well() -> None:
     asked = MESH.asked(["c", "", "d"])
     assert asked
-    assert asked.names == ["c", "", "d", "a", "b"]
+    assert asked.names == ("c", "", "d", "a", "b")
     assert lent(MESH, ["c", "", "d"], hits(0, 9000, 9000, 640, 1280)) == ([1280, 0, 0], ["b", "", ""])
 
 
@@ -81,11 +92,12 @@ def test_what_a_sibling_reports_to_have_in_memory_is_what_it_can_lend() -> None:
     world.catch_up()
     asked = siblings.asked(["other"])
     assert asked
-    assert asked.names == ["other", "job"]
+    assert asked.names == ("other", "job")
 
-    def found() -> Lent:
+    def found() -> Found:
         hits = maps.hits(asked.names, {world.model: prompt}, world.wall)
-        return siblings.lent(asked, hits, world.wall, lambda name: maps.age(name, world.wall))
+        lent = siblings.lent(asked, hits, world.wall, lambda name: maps.age(name, world.wall))
+        return Found.of(lent)
 
     assert found() == ([40 * COLUMN_TOKENS], ["job"])
     world.now += SILENT_SECONDS_MAX + 1
