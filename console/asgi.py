@@ -19,6 +19,7 @@ from django.conf import settings
 from django.urls import get_resolver
 from servestatic import ServeStaticASGI
 
+from console.api.middleware import ADDRESSES
 from console.guard import Guard
 from console.live.consumer import COUNTS, websockets
 from console.metrics import prometheus
@@ -50,8 +51,10 @@ async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
     )
     await send({"type": "lifespan.startup.complete"})
     watchdog = asyncio.create_task(_watchdog()) if notify("READY=1") else None
+    api = asyncio.create_task(asyncio.to_thread(_load_the_api))
     await receive()
     notify("STOPPING=1")
+    await api
     if watchdog:
         watchdog.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -69,6 +72,12 @@ def _collect(into: Sink) -> None:
 def _settle_down() -> None:
     """What is loaded by now stays: to look through it all for garbage took 150 ms of a request."""
     _ = get_resolver().url_patterns  # with the views; else the first request would load them
+    collect_less()
+
+
+def _load_the_api() -> None:
+    """Pages are served meanwhile. A request to the API that comes earlier waits for it."""
+    _ = get_resolver(ADDRESSES).url_patterns
     collect_less()
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -56,6 +57,14 @@ def remove_data(variables: Mapping[str, str] = os.environ) -> str:
 def bundled(folder: str) -> Path:
     """A folder of the checkout that a wheel has inside this package."""
     return PROJECT / folder if IS_CHECKOUT else PROJECT / "console" / "bundled" / folder
+
+
+def package_folder(name: str) -> Path:
+    """Where a package is installed, which is not loaded for that."""
+    spec = find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError(f"{name} is not installed: install requirements/run.txt")
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 class ConfigurationError(Exception):

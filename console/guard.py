@@ -310,7 +310,7 @@ async def _say(refusal: Refusal, scope: Scope, send: Send) -> None:
         headers.append((b"retry-after", str(RETRY_SECONDS).encode()))
     if scope["path"].startswith("/api/"):
         problem = problems.problem(refusal.kind, refusal.sentence)
-        body, kind = problem.model_dump_json().encode(), problems.CONTENT_TYPE
+        body, kind = problems.encoded(problem), problems.CONTENT_TYPE
     else:
         body, kind = refusal.sentence.encode(), "text/plain; charset=utf-8"
     headers += [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]

@@ -11,7 +11,15 @@ from typing import Any
 
 from console import database_address
 from console.broker import broker
-from console.environment import PROJECT, ConfigurationError, Environment, Mode, Pooler, bundled
+from console.environment import (
+    PROJECT,
+    ConfigurationError,
+    Environment,
+    Mode,
+    Pooler,
+    bundled,
+    package_folder,
+)
 from telemetry.version import tidegate_version
 
 EX_CONFIG = 78  # sysexits.h: something was wrong with the configuration
@@ -33,6 +41,10 @@ ALLOWED_HOSTS = [
     *(["localhost", "127.0.0.1", "[::1]", ENVIRONMENT.host] if EMBEDDED else []),
 ]
 CSRF_TRUSTED_ORIGINS = list(ENVIRONMENT.trusted_origins)
+
+# For the files of the API's documentation page. As an app of Django it would be loaded, with a part of
+# Django's tests, by processes that serve no API.
+NINJA = package_folder("ninja")
 
 INSTALLED_APPS = [
     "console.shell",
@@ -60,7 +72,6 @@ INSTALLED_APPS = [
     "telemetry",
     "channels",
     "django_htmx",
-    "ninja",  # for the files of the API's documentation page
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.humanize",
@@ -84,7 +95,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "console.shell.middleware.NotNowMiddleware",
-    "console.api.middleware.problems_for_the_api",
+    "console.api.middleware.below_api",
 ]
 
 ROOT_URLCONF = "console.urls"
@@ -94,7 +105,7 @@ APPEND_SLASH = True
 TEMPLATES: list[dict[str, Any]] = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [bundled("templates")],
+        "DIRS": [bundled("templates"), NINJA / "templates"],
         "APP_DIRS": True,
         "OPTIONS": {
             "context_processors": [
@@ -217,7 +228,7 @@ DATA_UPLOAD_MAX_NUMBER_FIELDS = 200
 
 STATIC_URL = "/static/"
 STATIC_ROOT = ENVIRONMENT.static_dir
-STATICFILES_DIRS = [PROJECT / "console" / "static"]
+STATICFILES_DIRS = [PROJECT / "console" / "static", NINJA / "static"]
 STATICFILES_FINDERS = [
     "django.contrib.staticfiles.finders.FileSystemFinder",
     "django.contrib.staticfiles.finders.AppDirectoriesFinder",
@@ -299,6 +310,7 @@ CELERY_TASK_ROUTES = {
     "console.alerts.tasks.deliver": {"priority": ASKS_OTHERS},
     "console.control.tasks.push": {"priority": ASKS_OTHERS},
     "console.control.tasks.reconcile": {"priority": ASKS_OTHERS},
+    "console.control.tasks.reconcile_unsettled": {"priority": ASKS_OTHERS},
     "console.operations.tasks.advance_operation": {"priority": ASKS_OTHERS},
     "console.sessions.tasks.replace_lost_nodes": {"priority": ASKS_OTHERS},
     "console.authority.tasks.advance": {"priority": CAN_WAIT},

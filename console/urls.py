@@ -8,7 +8,6 @@ from console.accounts.models import NAME as USER_NAME
 from console.alerts.web import channel_views as alert_channels
 from console.alerts.web import rule_views as alert_rules
 from console.alerts.web import views as alerts
-from console.api.v1 import api
 from console.audit import views as audit
 from console.authority import views as authority
 from console.charts import views as charts
@@ -16,7 +15,7 @@ from console.explain import views as explain
 from console.fleet.models import NAME as THING_NAME
 from console.fleet.pages import descriptions, fleet, membership
 from console.handover import views as handover
-from console.metrics import dead_letters
+from console.metrics import dead_letter_views as dead_letters
 from console.metrics import views as metrics
 from console.operations import views as operations
 from console.orgs import views as orgs
@@ -31,7 +30,6 @@ from console.sessions.pages import actions, drivers, rules, sessions
 from console.shell import views as shell
 from console.workloads.pages import buckets, tokenizers, workloads
 from console.workloads.pages import editing as workload_editing
-from console.workloads.rest.tokenizers import archive
 
 
 class UserName(StringConverter):
@@ -137,7 +135,11 @@ urlpatterns = [
     ),
     path("orgs/<slug:slug>/explain/", explain.show, name="explain"),
     path("orgs/<slug:slug>/limits/", brains.org_limits, name="org-limits"),
-    path("-/tokenizers/<str:sha256>/<str:instance>/<str:signature>", archive, name="tokenizer-archive"),
+    path(
+        "-/tokenizers/<str:sha256>/<str:instance>/<str:signature>",
+        tokenizers.archive,
+        name="tokenizer-archive",
+    ),
     path("tokenizers/", tokenizers.list_tokenizers, name="tokenizers"),
     path("tokenizers/<int:number>/delete/", tokenizers.delete_tokenizer, name="tokenizer-delete"),
     path("buckets/", buckets.list_buckets, name="buckets"),
@@ -240,7 +242,6 @@ urlpatterns = [
     path("dead-letters/", dead_letters.show, name="dead-letters"),
     path("-/versions", shell.show_versions, name="versions"),
     path("-/design", shell.design, name="design"),
-    path("api/v1/", api.urls),
 ]
 
 handler400 = "console.shell.errors.bad_request"

@@ -18,7 +18,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from kvss_agent.http.client import Client, Late, Unreachable, UpstreamFailed
-from kvss_agent.http.server import EXTENSION, HttpBounds, HttpConnection, HttpPolicy
+from kvss_agent.http.extension import EXTENSION
+from kvss_agent.http.server import HttpBounds, HttpConnection, HttpPolicy
 from kvss_agent.limits.admission import Places
 
 log = logging.getLogger(__name__)

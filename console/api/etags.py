@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from django.http import HttpResponse
-from ninja import Header
 
 from console.api.problems import ApiError
 
-IfMatch = Annotated[
-    str,
-    Header(
-        alias="If-Match",
-        description="The ETag of what you read, or `*` for whatever is there.",
-        min_length=1,
-        max_length=200,
-        examples=['"7"', "*"],
-    ),
-]
 ETAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e]*")')
 
 

@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from uuid import UUID
 
-from ninja import Schema
+from ninja import Header, Schema
 from pydantic import (
     AfterValidator,
     AwareDatetime,
@@ -37,6 +37,16 @@ Line = Annotated[
 ]
 Reason = Annotated[str, StringConstraints(max_length=500, pattern=NO_NUL)]
 SearchText = Annotated[str, StringConstraints(max_length=120, pattern=NO_NUL)]
+IfMatch = Annotated[
+    str,
+    Header(
+        alias="If-Match",
+        description="The ETag of what you read, or `*` for whatever is there.",
+        min_length=1,
+        max_length=200,
+        examples=['"7"', "*"],
+    ),
+]
 
 
 def _not_a_number(value: object) -> object:

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from functools import partial, wraps
 from inspect import Parameter, signature
 from typing import Annotated, Any
@@ -27,8 +26,6 @@ from console.accounts.roles import Role
 from console.api.models import StoredAnswer
 from console.api.problems import ApiError
 from console.shell.transactions import retried
-
-KEPT = timedelta(hours=24)
 
 IdempotencyKey = Annotated[
     str,
@@ -153,12 +150,6 @@ def _once(
             needs=[[one.org_id, one.role] for one in answer.needs],
         )
     return _response(answer.status, text, answer.headers)
-
-
-def drop_old(now: datetime) -> int:
-    """Forget the answers that were kept long enough."""
-    deleted, _ = StoredAnswer.objects.filter(created_at__lt=now - KEPT).delete()
-    return deleted
 
 
 def _scope(request: SignedInRequest, key: str) -> bytes:

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from django.db import models
 from django.utils import timezone
+
+KEPT = timedelta(hours=24)
 
 
 class StoredAnswer(models.Model):
@@ -21,3 +25,9 @@ class StoredAnswer(models.Model):
 
     def __str__(self) -> str:
         return f"{self.status} at {self.created_at:%Y-%m-%d %H:%M:%S}"
+
+
+def drop_old_answers(now: datetime) -> int:
+    """Forget the answers that were kept long enough."""
+    deleted, _ = StoredAnswer.objects.filter(created_at__lt=now - KEPT).delete()
+    return deleted

@@ -1,32 +1,43 @@
-"""Every error of the API is a problem document (RFC 9457), and every kind of it stands here."""
+"""Every error of the API is a problem document (RFC 9457), and every kind of it stands here.
+
+Plain classes: also processes that serve no API import this, and need no ninja for it. The API describes
+them from their fields.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 from django.http import HttpResponse
-from ninja import Field, Schema
 
 from console.shell import request_context
 
 CONTENT_TYPE = "application/problem+json"
 
 
-class FieldError(Schema):
-    pointer: str = Field(description="Where in the request: `/body/name`, `/header/If-Match`.")
+def _described(description: str) -> dict[str, str]:
+    return {"description": description}
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    pointer: str = field(metadata=_described("Where in the request: `/body/name`, `/header/If-Match`."))
     detail: str
 
 
-class Problem(Schema):
-    type: str = Field(description="Stable name of this kind of problem.")
+@dataclass(frozen=True, slots=True)
+class Problem:
+    type: str = field(metadata=_described("Stable name of this kind of problem."))
     title: str
     status: int
-    reason: str = Field(description="The same kind, as one word for machines.")
-    detail: str = Field(description="A sentence for a person.")
+    reason: str = field(metadata=_described("The same kind, as one word for machines."))
+    detail: str = field(metadata=_described("A sentence for a person."))
     request_id: str
-    errors: list[FieldError] = []
+    errors: list[FieldError] = field(
+        default_factory=list, metadata={"json_schema_extra": {"default": []}}
+    )
 
 
 # reason → (status, title)
@@ -79,15 +90,15 @@ class ApiError(Exception):
         reason: str,
         detail: str,
         *,
-        errors: list[FieldError] | None = None,
+        errors: Sequence[FieldError] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
-        self.problem = problem(reason, detail, errors or [])
+        self.problem = problem(reason, detail, errors)
         self.headers = dict(headers or {})
 
 
-def problem(reason: str, detail: str, errors: list[FieldError] | None = None) -> Problem:
+def problem(reason: str, detail: str, errors: Sequence[FieldError] = ()) -> Problem:
     status, title = KINDS[reason]
     return Problem(
         type=f"urn:tidegate:problem:{reason}",
@@ -96,7 +107,7 @@ def problem(reason: str, detail: str, errors: list[FieldError] | None = None) ->
         reason=reason,
         detail=detail,
         request_id=request_context.current_id(),
-        errors=errors or [],
+        errors=list(errors),
     )
 
 
@@ -107,9 +118,13 @@ def for_status(status: int) -> Problem:
     return problem(reason, SENTENCES.get(KINDS[reason][0], "The request was refused."))
 
 
+def encoded(problem: Problem) -> bytes:
+    return json.dumps(asdict(problem)).encode()
+
+
 def response(problem: Problem, headers: Mapping[str, str] | None = None) -> HttpResponse:
     return HttpResponse(
-        json.dumps(problem.model_dump()),
+        encoded(problem),
         status=problem.status,
         content_type=CONTENT_TYPE,
         headers=dict(headers or {}),
@@ -118,8 +133,3 @@ def response(problem: Problem, headers: Mapping[str, str] | None = None) -> Http
 
 def is_problem(response: HttpResponse) -> bool:
     return response.headers.get("Content-Type", "").startswith(CONTENT_TYPE)
-
-
-def documented(*statuses: int) -> dict[Any, Any]:
-    """For an operation's `response=`: the statuses every operation may answer, and these."""
-    return dict.fromkeys((400, 401, 403, 422, *statuses), Problem)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import ninja
-from pydantic import create_model
+from ninja.params.models import ParamModel
+from pydantic import BaseModel, create_model
 
-from console.api.problems import documented
+from console.api.problems import Problem
+
+# What checks and writes a schema is made when it is first used, by pydantic, under a lock of its own. To
+# make all of them took half of the time in which a web process loads the API, and most are never used.
+_BASES: Final[tuple[type[BaseModel], ...]] = (ninja.Schema, *ParamModel.__subclasses__())
+for _base in _BASES:
+    _base.model_config["defer_build"] = True
 
 
 class Router(ninja.Router):
@@ -52,3 +59,8 @@ def _answer(shown: Any) -> type[Answer] | None:
 def answers(shown: object, *problems: int, status: int = 200) -> dict[Any, Any]:
     """For an operation's `response=`: what it answers with, and the statuses of its problems."""
     return {status: shown, **documented(*problems)}
+
+
+def documented(*statuses: int) -> dict[Any, Any]:
+    """For an operation's `response=`: the statuses every operation may answer, and these."""
+    return dict.fromkeys((400, 401, 403, 422, *statuses), Problem)

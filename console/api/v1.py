@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.core.exceptions import ValidationError as ModelValidationError
 from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
+from ninja.openapi.docs import Swagger
 from ninja.openapi.schema import OpenAPISchema, get_schema
 from ninja.parser import Parser
 
@@ -21,8 +26,10 @@ from console.alerts.web.channels_api import router as alert_channels
 from console.alerts.web.rules_api import router as alert_rules
 from console.alerts.web.silences_api import router as silences
 from console.api import problems
-from console.api.auth import AUTHENTICATION, CHALLENGE
+from console.api.auth import AUTHENTICATION
+from console.api.bearer import CHALLENGE
 from console.api.etags import etag
+from console.api.middleware import ADDRESSES
 from console.api.problems import ApiError, FieldError
 from console.api.rendering import Renderer
 from console.audit.api import router as audit
@@ -91,11 +98,24 @@ class BoundedParser(Parser):
 
 
 class Api(NinjaAPI):
+    def get_root_path(self, path_params: dict[str, Any]) -> str:
+        """Also for who asks from elsewhere, where the API has no address."""
+        return reverse(f"{self.urls_namespace}:api-root", ADDRESSES, kwargs=path_params)
+
     def get_openapi_schema(
         self, *, path_prefix: str | None = None, path_params: dict[str, Any] | None = None
     ) -> OpenAPISchema:
         """The description of the API. All callers get the same one, and must not change it."""
         return _describe(self.get_root_path(path_params or {}) if path_prefix is None else path_prefix)
+
+
+class Documentation(Swagger):
+    """From our own files: ninja asks a CDN unless it is an app of Django, which every process loads."""
+
+    def render_page(self, request: HttpRequest, api: NinjaAPI, **values: Any) -> HttpResponse:
+        shown = {**self.settings, "url": self.get_openapi_url(api, values)}
+        context = {"swagger_settings": json.dumps(shown, indent=1), "api": api, "add_csrf": True}
+        return render(request, self.template, context)
 
 
 @lru_cache(maxsize=1)
@@ -121,6 +141,7 @@ api = Api(
     parser=BoundedParser(),
     renderer=Renderer(),
     urls_namespace="api",
+    docs=Documentation(),
     docs_url="/docs",
     openapi_url="/openapi.json",
 )
@@ -224,7 +245,7 @@ def _busy(request: HttpRequest, error: Busy) -> HttpResponse:
 @api.exception_handler(HttpError)
 def _http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
     problem = problems.for_status(error.status_code)
-    return problems.response(problem.model_copy(update={"detail": sentence_of(error)}))
+    return problems.response(replace(problem, detail=sentence_of(error)))
 
 
 @api.exception_handler(ModelValidationError)

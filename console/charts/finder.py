@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from django.contrib.staticfiles.finders import BaseFinder
 from django.core.files.storage import FileSystemStorage, Storage
+
+from console.environment import package_folder
 
 PREFIX: Final = "plotly"
 NAME: Final = "plotly.min.js"
@@ -34,10 +35,7 @@ class PlotlyFinder(BaseFinder):
 
 @cache
 def folder() -> Path:
-    spec = find_spec("plotly")
-    if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError("plotly is not installed: install requirements/run.txt")
-    return Path(next(iter(spec.submodule_search_locations))) / "package_data"
+    return package_folder("plotly") / "package_data"
 
 
 @cache

@@ -23,7 +23,7 @@ from django.utils.crypto import constant_time_compare
 from console.accounts.models import User
 from console.accounts.principal import Means, Principal
 from console.accounts.services import principal_for
-from console.api.auth import principal_of_bearer
+from console.api.bearer import principal_of_bearer
 from console.api.problems import ApiError
 from console.live.messages import SUBPROTOCOL
 from console.metrics.services import check_topic

@@ -6,7 +6,7 @@ from django.views.decorators.http import require_safe
 from console.accounts.browser import principal_of
 from console.accounts.roles import Role
 from console.api import problems
-from console.api.auth import CHALLENGE, bearer_principal
+from console.api.bearer import CHALLENGE, bearer_principal
 from console.api.problems import ApiError
 from console.metrics import prometheus
 from telemetry.emit.exposition import CONTENT_TYPE

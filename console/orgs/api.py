@@ -13,8 +13,8 @@ from console.accounts.browser import SignedInRequest
 from console.accounts.models import NAME
 from console.accounts.principal import Authority
 from console.accounts.roles import IN_AN_ORG, Role
-from console.api.etags import IfMatch, check_match, etag, tagged
-from console.api.fields import Input, Line, Reason
+from console.api.etags import check_match, etag, tagged
+from console.api.fields import IfMatch, Input, Line, Reason
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.pagination import Rows, listing
 from console.api.problems import ApiError

@@ -7,12 +7,15 @@ import re
 import uuid
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.http import HttpRequest
 
-from kvss_agent.http.server import EXTENSION, HttpConnection
+from kvss_agent.http.extension import EXTENSION
+
+if TYPE_CHECKING:
+    from kvss_agent.http.server import HttpConnection
 
 KNOWN = "tidegate.known"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -83,6 +86,6 @@ def note_known(asked: HttpRequest | dict[str, Any], owner: str) -> None:
     if scope is None:
         return  # it did not come over the network
     scope[KNOWN] = owner
-    connection = scope.get("extensions", {}).get(EXTENSION)
-    if isinstance(connection, HttpConnection):
+    connection: HttpConnection | None = scope.get("extensions", {}).get(EXTENSION)
+    if connection is not None:
         connection.prove(owner)

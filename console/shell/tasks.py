@@ -10,7 +10,7 @@ from django.contrib.sessions.models import Session
 from django.utils import timezone
 
 from console.accounts import throttle
-from console.api import idempotency
+from console.api.models import drop_old_answers
 from console.control.services import forget_old_changes
 from console.operations.services import forget_old_operations
 from console.workloads.lifecycle import forget_old as forget_old_instances
@@ -32,7 +32,7 @@ def forget_what_is_over() -> None:
         "%d changes, %d operations, %d instances, %d slow transfers, %d dead letters",
         sessions,
         throttle.drop_ended_windows(now),
-        idempotency.drop_old(now),
+        drop_old_answers(now),
         forget_silent_sources(now),
         forget_old_events(now, settings.TELEMETRY_DAYS_1H),
         forget_old_changes(now),

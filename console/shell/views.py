@@ -6,7 +6,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from console.accounts.browser import SignedInRequest, principal_of, read_page
-from console.api.auth import CHALLENGE, bearer_principal
+from console.api.bearer import CHALLENGE, bearer_principal
 from console.api.problems import ApiError
 from console.shell import health, versions
 

@@ -622,3 +622,13 @@ def _merge(target: Any, patch: Any, depth: int) -> Any:
         else:
             found[key] = _merge(found.get(key), value, depth + 1)
     return found
+
+
+def masked(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Variables of engines by their names only: they may be secret. Who applies it is refused, and does
+    not set them to what is shown here."""
+    engine = values["engine"]
+    if "environment" not in engine:
+        return values
+    environment = dict.fromkeys(engine["environment"], MASKED)
+    return {**values, "engine": {**engine, "environment": environment}}

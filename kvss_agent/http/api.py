@@ -19,7 +19,8 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from kvss_agent.documents import Conflict, Invalid
-from kvss_agent.http.server import EXTENSION, HttpConnection
+from kvss_agent.http.extension import EXTENSION
+from kvss_agent.http.server import HttpConnection
 from kvss_agent.memory import unwritten
 
 BODY_BYTES_MAX: Final = 8 << 20

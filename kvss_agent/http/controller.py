@@ -19,7 +19,8 @@ from starlette.routing import Route
 
 from kvss_agent.documents import decode
 from kvss_agent.http.api import CONTROLLER, Refused, as_json, bearer, body_of, is_token, problem
-from kvss_agent.http.server import EXTENSION, HttpConnection
+from kvss_agent.http.extension import EXTENSION
+from kvss_agent.http.server import HttpConnection
 from kvss_agent.security.certificates import Peer, Role, peer_of_connection
 from kvss_agent.security.confirmations import NotConfirmedYet, Question, Statement, sign
 from kvss_agent.security.identity import ProcessIdentity

@@ -37,6 +37,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from kvss_agent.http.extension import EXTENSION
 from kvss_agent.http.pace import Pace
 from kvss_agent.limits.admission import Admission, Places
 from kvss_agent.limits.origins import origin_of_socket
@@ -46,7 +47,6 @@ log = logging.getLogger(__name__)
 # So much is decrypted before other connections have their turn; asyncio's own four times as much takes
 # milliseconds.
 sslproto.SSLProtocol.max_size = 64 << 10
-EXTENSION: Final = "tidegate.connection"
 CHECK_SECONDS: Final = 0.5  # between two looks at whether connections make progress
 WAIT_SECONDS: Final = 0.1  # after the system had no descriptor for a connection
 _JOINED_BYTES_MAX: Final = 16 << 10  # of a body that is copied, to be sent together with its head

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from kvss_agent.http.server import EXTENSION, HttpConnection
+from kvss_agent.http.extension import EXTENSION
+from kvss_agent.http.server import HttpConnection
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):

@@ -22,6 +22,7 @@ from pytest_django import DjangoDbBlocker
 
 from console.accounts.models import ApiToken, User
 from console.accounts.principal import SYSTEM
+from console.api.middleware import ADDRESSES
 from console.audit.models import AuditEntry
 from console.control.models import Target
 from console.environment import PROJECT
@@ -911,7 +912,7 @@ def routes(patterns: list[URLPattern | URLResolver]) -> set[str]:
 
 def test_every_route_is_in_the_table() -> None:
     in_table = set(PAGES) | {f"api:{path}" for _, path in API}
-    found = {re.sub("<(str|uuid):", "<", name) for name in routes(get_resolver().url_patterns)}
+    found = {re.sub("<(str|uuid):", "<", name) for name in routes(get_resolver(ADDRESSES).url_patterns)}
     assert found == in_table
 
 

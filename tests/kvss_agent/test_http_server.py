@@ -26,8 +26,9 @@ from starlette.routing import Route
 from kvss_agent import memory
 from kvss_agent.http import pace
 from kvss_agent.http.api import guarded, large_body_of
+from kvss_agent.http.extension import EXTENSION
 from kvss_agent.http.pace import Pace
-from kvss_agent.http.server import EXTENSION, HttpBounds, HttpPolicy
+from kvss_agent.http.server import HttpBounds, HttpPolicy
 from kvss_agent.limits.admission import Places
 from kvss_agent.process import daemon
 from tests.kvss_agent.authority import Authority

@@ -12,8 +12,9 @@ import httpx
 import pytest
 from starlette.types import Message
 
+from kvss_agent.http.extension import EXTENSION
 from kvss_agent.http.pace import Pace
-from kvss_agent.http.server import EXTENSION, HttpConnection, HttpPolicy
+from kvss_agent.http.server import HttpConnection, HttpPolicy
 from swdriver_shim.daemon import service, shim
 from swdriver_shim.daemon.admission import PIECE_BYTES, OrgAdmission
 from swdriver_shim.daemon.shim import Shim

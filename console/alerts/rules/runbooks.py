@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Final
 
 from django.utils.safestring import SafeString
-from markdown_it import MarkdownIt
 
 from console.environment import bundled
 
@@ -18,6 +17,8 @@ _LINK: Final = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)]+)\)")
 @lru_cache(maxsize=128)
 def rendered(page: str) -> SafeString:
     """The page without its title. It is ours, and HTML in it is text all the same."""
+    from markdown_it import MarkdownIt  # for pages of rules only
+
     text = (FOLDER / page).read_text().split("\n", 1)[1]
     text = _LINK.sub(_named, text)
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("link")

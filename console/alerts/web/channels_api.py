@@ -17,8 +17,8 @@ from console.alerts.delivery import channels
 from console.alerts.models import Channel, Notification
 from console.alerts.web.api import Number, SeverityName
 from console.alerts.web.silences_api import MatcherText, OrgSlug
-from console.api.etags import IfMatch, check_match, etag, tagged
-from console.api.fields import NO_NUL, Input, Line, Reason
+from console.api.etags import check_match, etag, tagged
+from console.api.fields import NO_NUL, IfMatch, Input, Line, Reason
 from console.api.idempotency import Answer, idempotent
 from console.api.pagination import Rows, listing
 from console.api.routes import Router, answers

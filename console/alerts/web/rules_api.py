@@ -15,8 +15,8 @@ from console.alerts.rules import thresholds
 from console.alerts.rules.catalogue import RULES
 from console.alerts.rules.rule import Rule
 from console.alerts.web.api import SeverityName
-from console.api.etags import IfMatch, check_match, etag
-from console.api.fields import Input, Reason
+from console.api.etags import check_match, etag
+from console.api.fields import IfMatch, Input, Reason
 from console.api.routes import Router, answers
 from console.orgs.models import SLUG
 

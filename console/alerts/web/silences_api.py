@@ -15,8 +15,8 @@ from console.accounts.roles import Role
 from console.alerts.models import Silence
 from console.alerts.state import silences
 from console.alerts.web.api import Number
-from console.api.etags import IfMatch, check_match, etag, tagged
-from console.api.fields import NO_NUL, Input, Moment
+from console.api.etags import check_match, etag, tagged
+from console.api.fields import NO_NUL, IfMatch, Input, Moment
 from console.api.idempotency import Answer, idempotent
 from console.api.pagination import Rows, listing
 from console.api.routes import Router, answers

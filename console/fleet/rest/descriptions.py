@@ -9,8 +9,8 @@ from ninja import Field, Query, Schema
 from pydantic import StringConstraints
 
 from console.accounts.browser import SignedInRequest
-from console.api.etags import ETAG, IfMatch
-from console.api.fields import NO_NUL, Input, Reason
+from console.api.etags import ETAG
+from console.api.fields import NO_NUL, IfMatch, Input, Reason
 from console.api.problems import ApiError, FieldError
 from console.api.routes import Router, answers
 from console.fleet.descriptions import changes, document

@@ -12,8 +12,8 @@ from ninja import Field, Path, Schema
 
 from console.accounts.browser import SignedInRequest
 from console.accounts.roles import Role
-from console.api.etags import IfMatch, check_match, tagged
-from console.api.fields import Input, Reason, SearchText
+from console.api.etags import check_match, tagged
+from console.api.fields import IfMatch, Input, Reason, SearchText
 from console.api.pagination import Rows, listing
 from console.api.routes import Router, answers
 from console.api.shown import OR_NULL, NameOf

@@ -16,7 +16,7 @@ from ninja.security import HttpBearer
 from pydantic import AfterValidator, StringConstraints
 
 from console.accounts.browser import SignedInRequest
-from console.api.auth import INVALID
+from console.api.bearer import INVALID
 from console.api.fields import Input
 from console.api.pagination import Rows, listing
 from console.api.problems import ApiError

@@ -14,8 +14,8 @@ from pydantic import BeforeValidator
 from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
-from console.api.etags import IfMatch, check_match, etag
-from console.api.fields import NO_NUL, Input
+from console.api.etags import check_match, etag
+from console.api.fields import NO_NUL, IfMatch, Input
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.pagination import Rows, listing
 from console.api.problems import ApiError, FieldError

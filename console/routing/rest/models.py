@@ -10,8 +10,8 @@ from ninja import Field, Path, Schema
 from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority, Principal
 from console.accounts.roles import Role
-from console.api.etags import IfMatch, check_match, etag, tagged
-from console.api.fields import Input, Reason, SearchText
+from console.api.etags import check_match, etag, tagged
+from console.api.fields import IfMatch, Input, Reason, SearchText
 from console.api.idempotency import Answer, with_dry_run
 from console.api.pagination import Rows, listing
 from console.api.routes import Router, answers

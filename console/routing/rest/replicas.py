@@ -8,8 +8,8 @@ from django.http import HttpResponse
 from ninja import Field, Path
 
 from console.accounts.browser import SignedInRequest
-from console.api.etags import IfMatch, check_match, etag, tagged
-from console.api.fields import Input, Reason
+from console.api.etags import check_match, etag, tagged
+from console.api.fields import IfMatch, Input, Reason
 from console.api.idempotency import Answer, with_dry_run
 from console.api.routes import Router, answers
 from console.api.shown import read

@@ -11,11 +11,10 @@ from ninja import Field, Schema
 from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority
 from console.accounts.roles import Role
-from console.api.etags import IfMatch, check_match, etag
-from console.api.fields import Input, Reason
+from console.api.etags import check_match, etag
+from console.api.fields import IfMatch, Input, Reason
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
-from console.api.problems import documented
-from console.api.routes import Router, answers
+from console.api.routes import Router, answers, documented
 from console.api.shown import NameOf, read
 from console.fleet import services
 from console.fleet.models import Driver

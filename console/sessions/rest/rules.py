@@ -11,8 +11,8 @@ from pydantic import StrictBool
 
 from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Principal
-from console.api.etags import IfMatch, check_match, tagged
-from console.api.fields import Input, Reason
+from console.api.etags import check_match, tagged
+from console.api.fields import IfMatch, Input, Reason
 from console.api.problems import ApiError
 from console.api.routes import Router, answers
 from console.orgs.api import Slug

@@ -11,11 +11,11 @@ from ninja import Path, Query
 from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority, Principal
 from console.accounts.roles import Role
-from console.api.etags import IfMatch, check_match, etag, tagged
+from console.api.etags import check_match, etag, tagged
+from console.api.fields import IfMatch
 from console.api.idempotency import Answer, ValidateOnly, idempotent, with_dry_run
 from console.api.pagination import Rows, listing
-from console.api.problems import documented
-from console.api.routes import Router, answers
+from console.api.routes import Router, answers, documented
 from console.api.shown import read
 from console.operations.api import OperationOut, accepted
 from console.orgs.models import SLUG

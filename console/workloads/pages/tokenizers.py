@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.http import Http404, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.views.decorators.http import require_GET
 
 from console.accounts.browser import SignedInRequest, form_page, post_page
 from console.accounts.principal import Refused
@@ -69,3 +70,10 @@ def delete_tokenizer(request: SignedInRequest, number: int) -> HttpResponse:
         found = tokenizers.delete(request.principal, number)
         messages.success(request, f"{found.name} is deleted.")
     return redirect("tokenizers")
+
+
+@require_GET
+def archive(_request: HttpRequest, sha256: str, instance: str, signature: str) -> HttpResponse:
+    """For managers, which have the address from the orchestrator."""
+    found = tokenizers.archive(sha256, instance, signature)
+    return HttpResponse(found, content_type="application/x-tar")

@@ -21,11 +21,10 @@ from console.audit.services import visible_entries
 from console.fleet.nodes import Impossible
 from console.shell.pages import Telling, paged, render_live, show_faults
 from console.visibility import sees_fleet
-from console.workloads import changes, logs, looks, services
+from console.workloads import changes, looks, services
 from console.workloads import spec as specs
 from console.workloads.models import Instance, Revision, Rollout, RolloutPhase, Workload
 from console.workloads.pages.forms import DeleteForm, FilterForm, UndoForm
-from console.workloads.rest.schemas import masked
 from telemetry.events import events_of
 
 RECENT = 10
@@ -158,7 +157,7 @@ def _changed(before: Revision | None, after: Revision) -> list[tuple[str, Any, A
 
 def _values(revision: Revision, *, is_masked: bool = False) -> Mapping[str, Any]:
     found = revision.template_shown()
-    return masked(found) if is_masked else found
+    return specs.masked(found) if is_masked else found
 
 
 @read_page
@@ -206,6 +205,8 @@ def show_instance(request: SignedInRequest, name: str, instance: str) -> HttpRes
 
 def _log(instance: Instance) -> dict[str, Any]:
     """The last lines of its log, and since when that is so; or why there are none."""
+    from console.workloads import logs  # with gRPC, which pages need for nothing else
+
     try:
         text = logs.tail(instance.name, LOG_LINES, seconds=LOG_SECONDS)
     except (Http404, logs.NoLog) as error:

@@ -213,19 +213,9 @@ def workload_shown(row: Any, principal: Principal) -> dict[str, object]:
         "session": row.session__name,
         "conditions": [{**one, "since": _moment(one["since"])} for one in row.conditions_read],
         "rollout": rollout_shown(row.rollout_read) if row.rollout_read else None,
-        "spec": spec if principal.holds(Role.ORG_ADMIN, row.org_id) else masked(spec),
+        "spec": spec if principal.holds(Role.ORG_ADMIN, row.org_id) else specs.masked(spec),
         "created_at": row.created_at,
     }
-
-
-def masked(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Variables of engines by their names only: they may be secret. Who applies it is refused, and does
-    not set them to what is shown here."""
-    engine = values["engine"]
-    if "environment" not in engine:
-        return values
-    environment = dict.fromkeys(engine["environment"], specs.MASKED)
-    return {**values, "engine": {**engine, "environment": environment}}
 
 
 class WorkloadDifferenceOut(Schema):
@@ -278,7 +268,8 @@ class RevisionOut(Schema):
     def resolve_template(revision: Revision, context: Context) -> Mapping[str, Any]:
         found = revision.template_shown()
         org_id = revision.workload.org_id
-        return found if context["request"].principal.holds(Role.ORG_ADMIN, org_id) else masked(found)
+        may_see = context["request"].principal.holds(Role.ORG_ADMIN, org_id)
+        return found if may_see else specs.masked(found)
 
 
 class InstanceProgressOut(Schema):

@@ -6,8 +6,6 @@ from datetime import datetime
 from typing import Annotated
 
 from django.conf import settings
-from django.http import HttpRequest, HttpResponse
-from django.views.decorators.http import require_GET
 from ninja import Field, Path, Query, Schema, Status
 
 from console.accounts.browser import SignedInRequest
@@ -16,8 +14,8 @@ from console.accounts.roles import Role
 from console.api.fields import Line
 from console.api.idempotency import Answer, idempotent
 from console.api.pagination import Rows, listing
-from console.api.problems import ApiError, documented
-from console.api.routes import Router, answers
+from console.api.problems import ApiError
+from console.api.routes import Router, answers, documented
 from console.api.shown import OR_NULL, SlugOf
 from console.workloads import tokenizers
 from console.workloads.models import Tokenizer
@@ -95,10 +93,3 @@ def delete_tokenizer(request: SignedInRequest, number: Number) -> Answer:
     """Delete a tokenizer that no revision of a workload names."""
     found = tokenizers.delete(request.principal, number)
     return Answer(204, [Authority(found.org_id, Role.ORG_ADMIN)])
-
-
-@require_GET
-def archive(_request: HttpRequest, sha256: str, instance: str, signature: str) -> HttpResponse:
-    """For managers, which have the address from the orchestrator."""
-    found = tokenizers.archive(sha256, instance, signature)
-    return HttpResponse(found, content_type="application/x-tar")

@@ -13,12 +13,12 @@ from ninja import Path, Query
 from console.accounts.browser import SignedInRequest
 from console.accounts.principal import Authority, Principal
 from console.accounts.roles import Role
-from console.api.etags import IfMatch, check_match, etag, tagged
-from console.api.fields import SearchText
+from console.api.etags import check_match, etag, tagged
+from console.api.fields import IfMatch, SearchText
 from console.api.idempotency import Answer, ValidateOnly, with_dry_run
 from console.api.pagination import Rows, listing
-from console.api.problems import ApiError, documented
-from console.api.routes import Router, answers
+from console.api.problems import ApiError
+from console.api.routes import Router, answers, documented
 from console.api.shown import read
 from console.live import access
 from console.workloads import changes, logs, services

@@ -20,7 +20,7 @@ from ninja import Schema
 from console.accounts.models import ApiToken, User
 from console.accounts.roles import Role
 from console.api import idempotency
-from console.api.models import StoredAnswer
+from console.api.models import StoredAnswer, drop_old_answers
 from console.api.problems import KINDS
 from console.api.routes import Answer
 from console.audit.models import AuditEntry
@@ -241,8 +241,8 @@ def test_an_answer_without_its_authority_can_not_be_made() -> None:
 def test_answers_are_kept_for_a_day(admin: Client) -> None:
     make(admin)
     now = timezone.now()
-    assert idempotency.drop_old(now + timedelta(hours=23)) == 0
-    assert idempotency.drop_old(now + timedelta(hours=25)) == 1
+    assert drop_old_answers(now + timedelta(hours=23)) == 0
+    assert drop_old_answers(now + timedelta(hours=25)) == 1
 
 
 @pytest.mark.django_db(transaction=True)
