@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from django.core.exceptions import ValidationError
@@ -45,13 +45,20 @@ class RuleThresholds:
         return all(one.enabled for one in (self.for_all, self.for_orgs.get(topic)) if one)
 
 
-def thresholds_of(rule: Rule) -> RuleThresholds:
-    rows = list(Thresholds.objects.filter(rule=rule.slug).select_related("org"))
-    return RuleThresholds(
-        rule,
-        next((one for one in rows if one.org is None), None),
-        {of_org(one.org.slug): one for one in rows if one.org},
-    )
+def thresholds_of(rules: Iterable[Rule]) -> dict[str, RuleThresholds]:
+    """By rule."""
+    by_slug = {rule.slug: rule for rule in rules}
+    rows: dict[str, list[Thresholds]] = {slug: [] for slug in by_slug}
+    for one in Thresholds.objects.filter(rule__in=by_slug).select_related("org"):
+        rows[one.rule].append(one)
+    return {
+        slug: RuleThresholds(
+            by_slug[slug],
+            next((one for one in its if one.org is None), None),
+            {of_org(one.org.slug): one for one in its if one.org},
+        )
+        for slug, its in rows.items()
+    }
 
 
 def get_rule(slug: str) -> Rule:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -18,7 +18,7 @@ from console.alerts.conditions.reporting import is_silent, telemetry_late_second
 from console.alerts.models import TEXT_CHARACTERS_MAX, Alert, Evaluation
 from console.alerts.rules.catalogue import RULES
 from console.alerts.rules.rule import Rule, Scope, delays
-from console.alerts.rules.thresholds import thresholds_of
+from console.alerts.rules.thresholds import RuleThresholds, thresholds_of
 from console.alerts.state import suppression
 from console.alerts.state.lifecycle import OPEN, Verdict
 from console.alerts.state.snapshot import tables, take_snapshot
@@ -39,9 +39,35 @@ INSTANCES_MAX: Final = 5000  # of a rule: more breaches are reported as one prob
 def tick(at: datetime, rules: Iterable[Rule] = RULES) -> int:
     """Evaluate the rules that are due. Returns the number of state transitions."""
     now = take_snapshot(at)
-    count = sum(_evaluate(rule, now) for rule in due(rules, now.at))
+    chosen = due(rules, now.at)
+    stored, done = _stored(chosen), list[Evaluation]()
+    try:
+        count = sum(_evaluate(rule, now, stored, done) for rule in chosen)
+    finally:
+        Evaluation.objects.bulk_create(
+            done,
+            update_conflicts=True,
+            unique_fields=["rule"],
+            update_fields=["at", "took_ms", "problem"],
+        )
     suppression.update(now)
     return count
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What is stored of the rules that are due, read at once. An alert that changes meanwhile is seen by
+    the next tick: see `transitions`."""
+
+    thresholds: Mapping[str, RuleThresholds]  # by rule, as `open`
+    open: Mapping[str, list[Alert]]
+
+
+def _stored(rules: Sequence[Rule]) -> _Stored:
+    found: dict[str, list[Alert]] = {rule.slug: [] for rule in rules}
+    for alert in Alert.objects.filter(rule__in=found, state__in=OPEN).select_related("org"):
+        found[alert.rule].append(alert)
+    return _Stored(thresholds_of(rules), found)
 
 
 def due(rules: Iterable[Rule], at: datetime) -> list[Rule]:
@@ -55,25 +81,24 @@ def due(rules: Iterable[Rule], at: datetime) -> list[Rule]:
     ]
 
 
-def _evaluate(rule: Rule, now: Snapshot) -> int:
+def _evaluate(rule: Rule, now: Snapshot, stored: _Stored, done: list[Evaluation]) -> int:
     began, count, problem = time.perf_counter(), 0, ""
     try:
-        count, problem = _apply(rule, now)
+        count, problem = _apply(rule, now, stored)
     except Unanswerable as error:
         problem = str(error)
     if problem:
         log.warning("rule %s: %s", rule.slug, problem)
     took_ms = (time.perf_counter() - began) * 1000
-    Evaluation.objects.update_or_create(
-        rule=rule.slug,
-        defaults={"at": now.at, "took_ms": took_ms, "problem": problem[:TEXT_CHARACTERS_MAX]},
+    done.append(
+        Evaluation(rule=rule.slug, at=now.at, took_ms=took_ms, problem=problem[:TEXT_CHARACTERS_MAX])
     )
     return count
 
 
-def _apply(rule: Rule, now: Snapshot) -> tuple[int, str]:
+def _apply(rule: Rule, now: Snapshot, stored: _Stored) -> tuple[int, str]:
     """Evaluate a rule and update its alerts. Returns the number of transitions, and a problem if any."""
-    thresholds = thresholds_of(rule)
+    thresholds = stored.thresholds[rule.slug]
     findings = rule.condition(tables(rule, now.at.timestamp()), now, thresholds)
     found = {
         fingerprint(rule.slug, one.topic, one.labels): one
@@ -86,15 +111,16 @@ def _apply(rule: Rule, now: Snapshot) -> tuple[int, str]:
             0,
             f"{len(breaches)} breaches exceed the limit of {INSTANCES_MAX}: the rule is too strict.",
         )
-    alerts = Alert.objects.filter(rule=rule.slug)
-    known = alerts.filter(state__in=OPEN) | alerts.filter(fingerprint__in=breaches)
-    count, orgs, new = 0, _orgs(found), set(breaches)
-    for alert in known.select_related("org"):
+    count, is_open = 0, {alert.fingerprint for alert in stored.open[rule.slug]}
+    new = set(breaches) - is_open
+    closed = Alert.objects.filter(fingerprint__in=new).select_related("org") if new else ()
+    for alert in (*stored.open[rule.slug], *closed):
         finding = found.get(alert.fingerprint) or _not_reported(alert)
         if thresholds.enabled(alert.topic):
             finding = _unless_no_data(rule, finding, now)
         count += observe(alert, finding, delays(thresholds(alert.topic)), now.at)
         new.discard(alert.fingerprint)
+    orgs = _orgs(found[mark].topic for mark in new)
     for mark in sorted(new):
         finding = _unless_no_data(rule, found[mark], now)
         if alert_row := first_seen(rule, finding, orgs.get(finding.topic), now.at):
@@ -125,11 +151,12 @@ def _why_no_data(rule: Rule, topic: str, now: Snapshot) -> str:
     return ""
 
 
-def _orgs(found: Mapping[str, Finding]) -> dict[str, Org]:
+def _orgs(topics: Iterable[str]) -> dict[str, Org]:
     """The org of each topic of an org, a session or a workload. All others belong to the platform."""
-    slugs = _names(found, ORG)
-    sessions = Session.objects.filter(name__in=_names(found, SESSION), org__isnull=False)
-    workloads = Workload.objects.filter(name__in=_names(found, WORKLOAD), org__isnull=False)
+    asked = set(topics)
+    slugs = _names(asked, ORG)
+    sessions = Session.objects.filter(name__in=_names(asked, SESSION), org__isnull=False)
+    workloads = Workload.objects.filter(name__in=_names(asked, WORKLOAD), org__isnull=False)
     return (
         {of_org(org.slug): org for org in Org.objects.filter(slug__in=slugs)}
         | {of_session(one.name): one.org for one in sessions.select_related("org") if one.org}
@@ -137,5 +164,5 @@ def _orgs(found: Mapping[str, Finding]) -> dict[str, Org]:
     )
 
 
-def _names(found: Mapping[str, Finding], kind: str) -> set[str]:
-    return {name_of(one.topic) for one in found.values() if one.topic.startswith(f"{kind}:")}
+def _names(topics: Iterable[str], kind: str) -> set[str]:
+    return {name_of(topic) for topic in topics if topic.startswith(f"{kind}:")}

@@ -7,12 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
 from console.alerts.models import Alert, Evaluation
 from console.alerts.rules import thresholds
-from console.alerts.rules.catalogue import BY_SLUG
+from console.alerts.rules.catalogue import BY_SLUG, RULES
 from console.alerts.rules.rule import Rule
 from console.alerts.services import Evaluator
 from console.alerts.state import evaluation
@@ -48,6 +50,19 @@ def hasty(slug: str) -> Rule:
         SYSTEM, current, values={"pending_seconds": 0, "keep_firing_seconds": 0}, enabled=True
     )
     return rule
+
+
+def test_what_is_stored_of_rules_is_read_and_written_at_once() -> None:
+    """However many rules are due: a tick is done every ten seconds."""
+
+    def statements(*rules: Rule) -> int:
+        with CaptureQueriesContext(connection) as asked:
+            tick(*rules)
+        tables = ("alerts_thresholds", "alerts_evaluation", "alerts_alert")
+        return sum(any(table in one["sql"] for table in tables) for one in asked)
+
+    assert statements(RULES[0]) == statements(*RULES)
+    assert Evaluation.objects.count() == len(RULES)
 
 
 def states() -> dict[str, str]:
