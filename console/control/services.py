@@ -222,6 +222,33 @@ def reconcile() -> int:
     return push([(kind, "*") for kind in Kind.values], also_ask=True)
 
 
+def reconcile_unsettled(now: datetime) -> int:
+    """A reconcile of the targets that somebody has to look at: all while a change has not arrived
+    everywhere, else those that are not there yet and those that are to be asked.
+
+    For most of the rounds: to make all documents takes a hundred times as long as to see that nobody
+    waits for one. Intent that changed without `changed` is found by the next `reconcile`.
+    """
+    if Change.objects.filter(applied_at=None).exists():
+        return reconcile()
+    _forget_who_is_gone()
+    return push(_unsettled(now), also_ask=True)
+
+
+def _unsettled(now: datetime) -> list[Address]:
+    settled = Target.objects.filter(
+        Q(is_idle=True) | Q(generation__gt=0, observed_generation=F("generation")),
+        observed_at__gt=now - ASK_EVERY,
+    )
+    return [
+        (kind, name)
+        for kind in Kind.values
+        for name in _joined(kind)
+        .exclude(name__in=settled.filter(kind=kind).values("name"))
+        .values_list("name", flat=True)
+    ]
+
+
 def push(targets: Iterable[Address], *, also_ask: bool = False) -> int:
     """Make these targets' documents, and tell those who have not got theirs. How many still have not.
 

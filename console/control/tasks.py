@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from celery import shared_task
+from django.utils import timezone
 
 from console.control import services
 
@@ -19,5 +20,14 @@ def push(targets: list[tuple[str, str]]) -> None:
 
 @shared_task
 def reconcile() -> None:
-    if lagging := services.reconcile():
+    _tell_of(services.reconcile())
+
+
+@shared_task
+def reconcile_unsettled() -> None:
+    _tell_of(services.reconcile_unsettled(timezone.now()))
+
+
+def _tell_of(lagging: int) -> None:
+    if lagging:
         log.info("%d targets are not what they should be yet", lagging)

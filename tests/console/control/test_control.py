@@ -8,7 +8,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from console.control import services as control
-from console.control.documents import Compiler, NotYet
+from console.control.documents import Compiler, Document, NotYet, Partial
 from console.control.models import Change, Target
 from console.control.sending import Answer
 from console.fleet.models import Driver
@@ -72,6 +72,40 @@ def test_the_same_intent_is_the_same_generation(drivers: DriverFleet, people: Pe
     control.reconcile()
     assert control.applied(change).has_it == 2
     assert {one.generation for one in Target.objects.all()} == {1}
+
+
+def test_a_fleet_at_rest_costs_no_documents(drivers: DriverFleet, people: People) -> None:
+    """And a round that makes none finds all that there is to do."""
+    save(people, ttl_last_use_seconds=60)
+    assert control.reconcile() == 0
+    assert compiled_for() == []
+    save(people, ttl_last_use_seconds=30)  # and its task is lost
+    assert compiled_for() == ["one", "two"]
+    assert {one.generation for one in Target.objects.all()} == {2}
+    assert compiled_for() == []
+    Target.objects.filter(name="two").update(observed_at=timezone.now() - 2 * control.ASK_EVERY)
+    assert compiled_for() == ["two"]
+    observed_at = target("two").observed_at
+    assert observed_at
+    assert observed_at > timezone.now() - control.ASK_EVERY
+    Target.objects.filter(name="one").update(observed_generation=1)
+    assert compiled_for() == ["one"]
+    assert target("one").observed_generation == 2
+
+
+def compiled_for() -> list[str]:
+    """Whose documents a round makes that is not of all."""
+    made: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        compile_one = Compiler.compile
+
+        def noted(self: Compiler, name: str, base: Partial) -> Document:
+            made.append(name)
+            return compile_one(self, name, base)
+
+        patch.setattr(Compiler, "compile", noted)
+        assert control.reconcile_unsettled(timezone.now()) == 0
+    return sorted(made)
 
 
 def test_a_driver_that_was_away_is_told_when_it_is_back(drivers: DriverFleet, people: People) -> None:
