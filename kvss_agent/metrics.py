@@ -111,6 +111,18 @@ PARITY_READS = _counter(
     "Columns that were read with parity, since a fragment with data was missing or bad.",
     "shard",
 )
+HEDGES = _counter(
+    "kvss_redundancy_hedges_total",
+    "Columns that an agent with fragments was late with: parity was asked for beside it (`begun`), or "
+    "was not, since that would have been too many (`over_budget`).",
+    "shard",
+    "what",
+)
+LATE_HOLDERS = _gauge(
+    "kvss_redundancy_late_holders",
+    "Agents with fragments that were late, and are asked last until they answer in time.",
+    "shard",
+)
 REPAIRED = _counter(
     "kvss_redundancy_repaired_total", "Columns whose missing fragments were made again.", "shard"
 )
@@ -246,6 +258,10 @@ def _redundancy(redundant: RedundantStores, into: Sink) -> None:
     put(into, UNREACHABLE_HOLDERS, unreachable)
     put(into, HOLDER_FAULTS, {name: one["holder_faults"] for name, one in shown.items()})
     put(into, PARITY_READS, {name: one["parity_reads"] for name, one in shown.items()})
+    hedges = {"begun": "hedges", "over_budget": "hedges_over_budget"}
+    by_what = {name: {what: one[key] for what, key in hedges.items()} for name, one in shown.items()}
+    put(into, HEDGES, by_what)
+    put(into, LATE_HOLDERS, {name: len(one["late"]) for name, one in shown.items()})
     put(into, REPAIRED, {name: one["repaired"] for name, one in shown.items()})
     put(into, REPAIR_BYTES, redundant.repair_bytes)
     put(into, STORED_ALONE, dict(redundant.stored_alone))

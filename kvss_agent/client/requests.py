@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from xxhash import xxh3_64
 
 from kvss_agent.client.connection import Address, AgentConnection, Credentials, Lost
+from kvss_agent.client.withdrawal import Withdrawal
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.channel import DiscardBuffer
 from kvss_agent.data_plane.wire import Role
@@ -41,6 +42,7 @@ class _Pending:
     wanted: Sequence[Wanted] = ()
     into: Sequence[memoryview] = ()
     of_any_evict: bool = False
+    withdrawal: Withdrawal | None = None
     deadline: float = FOREVER
     found: Found = field(default_factory=list)
     answer: Answer | None = None
@@ -67,10 +69,12 @@ class Requests:
         wait_seconds: float,
         *,
         of_any_evict: bool = False,
+        withdrawal: Withdrawal | None = None,
     ) -> Found:
-        """`of_any_evict`: whatever evict wrote the columns."""
+        """`of_any_evict`: whatever evict wrote the columns. `withdrawal`: takes `into` back from another
+        thread."""
         slots = tuple(one.slot for one in wanted)
-        pending = _Pending(wanted, into, of_any_evict=of_any_evict)
+        pending = _Pending(wanted, into, of_any_evict=of_any_evict, withdrawal=withdrawal)
         answer = self._ask(
             pending,
             lambda number: wire.Refill(number, after, _milliseconds(wait_seconds), slots),
@@ -199,13 +203,20 @@ class Requests:
         if pending is None:
             raise Lost(f"{self.connection.address} answered {frame.request}, which nobody asked")
         if isinstance(frame, wire.Refilled):
-            self._receive_payloads(frame, pending)
+            if pending.withdrawal is None:
+                self._receive_payloads(frame, pending)
+            else:
+                with pending.withdrawal.receiving(self._end_withdrawn) as may_write:
+                    self._receive_payloads(frame, pending, may_write=may_write)
         with self._changed:
             pending.answer = frame
             self._changed.notify_all()
 
-    def _receive_payloads(self, frame: wire.Refilled, pending: _Pending) -> None:
-        """Each payload goes where it is wanted, and is checked when it is there."""
+    def _receive_payloads(
+        self, frame: wire.Refilled, pending: _Pending, *, may_write: bool = True
+    ) -> None:
+        """Each payload goes where it is wanted, and is checked when it is there. Unless it `may_write`,
+        it is wanted nowhere any more."""
         if len(frame.headers) != len(pending.wanted):
             raise Lost(f"{self.connection.address} answered with another number of columns")
         places: list[memoryview] = []
@@ -223,7 +234,7 @@ class Requests:
                 raise Lost(
                     f"{self.connection.address} announces a payload that is larger than its slots"
                 )
-            if length > len(place):  # larger than what was wanted can be: not that column
+            if not may_write or length > len(place):  # larger than what was wanted: not that column
                 place = self._waste.of(length)
                 found = found if isinstance(found, Miss) else Miss.CORRUPT
             pending.found.append(found)
@@ -239,6 +250,9 @@ class Requests:
                 if check and sum_.intdigest() != check[1]:
                     pending.found[check[0]] = Miss.TORN  # overwritten on the way, or damaged
                 sum_.reset()
+
+    def _end_withdrawn(self) -> None:
+        self._end(Lost(f"{self.connection.address} stalls in the middle of a payload"))
 
     def _end(self, error: Lost) -> None:
         with self._changed:

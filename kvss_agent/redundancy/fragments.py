@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kvss_agent.redundancy.erasure_code import ErasureCode
 from kvss_agent.redundancy.holder import Holder
+from kvss_agent.redundancy.parts.gatherer import Gatherer
 from kvss_agent.redundancy.parts.holders import Holders, need
 from kvss_agent.redundancy.parts.listing import Lister
-from kvss_agent.redundancy.parts.readings import Gatherer
 from kvss_agent.redundancy.parts.reads import Reader
 from kvss_agent.redundancy.parts.removal import Remover
 from kvss_agent.redundancy.parts.repairs import Repairer
@@ -132,6 +132,21 @@ class Fragments:
     def parity_reads(self) -> int:
         """Reads that made a file with parity."""
         return self._state.parity_reads.value
+
+    @property
+    def hedges(self) -> int:
+        """Files whose parity was asked for, since a holder was late."""
+        return self._state.hedges.begun
+
+    @property
+    def hedges_over_budget(self) -> int:
+        """Files that waited for a late holder, since too many were asked for twice."""
+        return self._state.hedges.over_budget
+
+    @property
+    def late(self) -> list[str]:
+        """The holders that are asked last, since they were late."""
+        return self.holders.late
 
     @property
     def holder_faults(self) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from kvss_agent.client import (
+    WAIT_SECONDS,
     Cause,
     Column,
     Credentials,
@@ -27,6 +28,7 @@ from kvss_agent.client import (
     Wanted,
     connect,
 )
+from kvss_agent.client.withdrawal import Withdrawal
 from kvss_agent.data_plane.wire import ListedColumn
 from kvss_agent.redundancy.layout import SLOTS
 from kvss_agent.shard.seal import HEADER_BYTES
@@ -145,14 +147,22 @@ class Holder:
         return self._ask(lambda client: client.recall(wanted, seconds=DISK_SECONDS))
 
     def refill(
-        self, places: Sequence[Place], numbers: Sequence[int], into: Sequence[memoryview]
+        self,
+        places: Sequence[Place],
+        numbers: Sequence[int],
+        into: Sequence[memoryview],
+        withdrawal: Withdrawal,
     ) -> list[Header | Miss]:
-        """Read what was recalled."""
+        """Read what was recalled, at most BATCH_MAX. `withdrawal`: takes `into` back."""
         wanted = [
             Wanted(slot, Column(key, tag, number))
             for (slot, key, tag), number in zip(places, numbers, strict=True)
         ]
-        return self._ask(lambda client: client.refill(wanted, into))
+        return self._ask(
+            lambda client: client.requests.refill(
+                wanted, into, max(numbers), WAIT_SECONDS, withdrawal=withdrawal
+            )
+        )
 
     def exists(self, columns: Sequence[Column]) -> list[bool]:
         return self._ask(lambda client: client.exists(columns, seconds=DISK_SECONDS))

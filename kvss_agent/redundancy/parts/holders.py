@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from kvss_agent.client import Column
 from kvss_agent.redundancy.erasure_code import ErasureCode
 from kvss_agent.redundancy.holder import Holder
+from kvss_agent.redundancy.parts.promptness import Promptness
 from kvss_agent.shard.seal import KEY_BYTES, TAG_BYTES
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed, Fault
@@ -19,6 +20,7 @@ from kvss_agent.tier2.backend import Failed, Fault
 log = logging.getLogger(__name__)
 
 CALLS_AT_ONCE: Final = 4  # to one holder
+CLOSED: Final = "redundancy was closed"
 
 T = TypeVar("T")
 # By place of the holder.
@@ -33,6 +35,7 @@ class Holders:
         if len(holders) != code.fragments:
             raise ValueError(f"{code.fragments} fragments need as many holders, not {len(holders)}")
         self.faults = 0  # requests that a holder failed
+        self.promptness = [Promptness() for _ in holders]
         self._code, self._holders, self._part = code, holders, part
         self._threads = [ThreadPoolExecutor(CALLS_AT_ONCE, "fragments") for _ in holders]
         self._lock = threading.Lock()
@@ -49,29 +52,45 @@ class Holders:
         """The places of those that can be asked now."""
         return {place for place, one in enumerate(self._holders) if not one.is_away}
 
-    def each(self, call: Callable[[Holder, int], T], places: Sequence[int] | None = None) -> Answers[T]:
-        """Ask these holders at once, or all."""
+    @property
+    def in_order(self) -> list[int]:
+        """Places, in the order in which to read from them: first data, and last those that were late."""
+        return sorted(range(len(self._holders)), key=lambda place: self.promptness[place].rank)
 
-        def ask(place: int) -> T | Failed:
+    @property
+    def late(self) -> list[str]:
+        """Those that are asked last, since they were late."""
+        return [one.address for one, its in zip(self, self.promptness, strict=True) if its.is_late]
+
+    def begin(self, place: int, call: Callable[[Holder], T]) -> Future[T | Failed]:
+        """Ask one holder, after what it was asked before. Raises Failed."""
+
+        def ask() -> T | Failed:
             try:
-                return call(self._holders[place], place)
+                return call(self._holders[place])
             except Failed as failed:
                 self.count(failed)
                 return failed
+
+        try:
+            return self._threads[place].submit(ask)
+        except RuntimeError as error:
+            raise Failed(Fault.UNREACHABLE, CLOSED) from error
+
+    def each(self, call: Callable[[Holder, int], T], places: Sequence[int] | None = None) -> Answers[T]:
+        """Ask these holders at once, or all."""
+
+        def at(place: int) -> Callable[[Holder], T]:
+            return lambda holder: call(holder, place)
 
         asked = range(len(self._holders)) if places is None else places
         running: dict[int, Future[T | Failed]] = {}
         try:
             for place in asked:
-                running[place] = self._threads[place].submit(ask, place)
-        except RuntimeError as error:
-            raise Failed(Fault.UNREACHABLE, "redundancy was closed") from error
+                running[place] = self.begin(place, at(place))
         finally:
             wait(running.values())  # they read and write the caller's memory
-        try:
-            return {place: future.result() for place, future in running.items()}
-        except CancelledError as error:
-            raise Failed(Fault.UNREACHABLE, "redundancy was closed") from error
+        return {place: answer_of(future) for place, future in running.items()}
 
     def having(self, addresses: Sequence[Address]) -> tuple[list[set[int]], dict[int, Failed]]:
         """Of each file the places of those that have a fragment of it; and by place who can't tell."""
@@ -125,6 +144,14 @@ class Holders:
         finally:
             with self._lock:
                 self._touching.discard(place)
+
+
+def answer_of(future: Future[T | Failed]) -> T | Failed:
+    """Of one that is done. Raises Failed."""
+    try:
+        return future.result()
+    except CancelledError as error:
+        raise Failed(Fault.UNREACHABLE, CLOSED) from error
 
 
 def columns_of(addresses: Sequence[Address]) -> list[Column]:

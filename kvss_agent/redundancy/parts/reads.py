@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvss_agent.redundancy.parts.gatherer import Gatherer
 from kvss_agent.redundancy.parts.memory import fill, window
-from kvss_agent.redundancy.parts.readings import Gatherer, Reading
+from kvss_agent.redundancy.parts.readings import Reading
 from kvss_agent.redundancy.parts.state import AT_ONCE, State
 from kvss_agent.tier2.address import address_of
 from kvss_agent.tier2.backend import Failed, Incoming
@@ -20,14 +21,17 @@ class Reader:
         answers: list[int | Failed | None] = []
         for start in range(0, len(files), AT_ONCE):
             some = files[start : start + AT_ONCE]
-            with self._state.slots.taken(len(some)) as slots:
+            self._state.hedges.earn(len(some))
+            order = self._state.holders.in_order
+            with self._state.slots.taken(len(some), also_late=True) as slots:
                 readings = [
-                    Reading(address_of(name), slot, self._code)
+                    Reading(address_of(name), slot, self._code, order)
                     for (name, _), slot in zip(some, slots, strict=True)
                 ]
                 targets = {one: parts for one, (_, parts) in zip(readings, some, strict=True)}
-                self._gatherer.gather(readings, targets)
+                self._gatherer.gather(readings, targets, may_hedge=True)
                 answers += [self._read_verified(one, targets[one]) for one in readings]
+                self._gatherer.probe(readings)
             self._state.holders.touch([one.address for one in readings if one.note is not None])
         return answers
 

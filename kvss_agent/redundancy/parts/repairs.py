@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from kvss_agent.client import Miss, TierAnswer
 from kvss_agent.redundancy.holder import Fragment
+from kvss_agent.redundancy.parts.gatherer import Gatherer
 from kvss_agent.redundancy.parts.holders import columns_of
-from kvss_agent.redundancy.parts.readings import Gatherer, Reading
+from kvss_agent.redundancy.parts.readings import Reading
 from kvss_agent.redundancy.parts.state import AT_ONCE, State
 from kvss_agent.tier2.address import address_of
 from kvss_agent.tier2.backend import Failed
@@ -26,7 +27,7 @@ class Repairer:
             readings, lacking = [], []
             for address, there, slot in zip(some, having, slots, strict=True):
                 absent = set(range(self._code.fragments)) - there - failures.keys()
-                one = Reading(address, slot, self._code)
+                one = Reading(address, slot, self._code, self._state.holders.in_order)
                 one.lacks = {**failures, **dict.fromkeys(absent, Miss.ABSENT)}
                 readings.append(one)
                 lacking.append(absent)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvss_agent.client import Column, Header, Miss, Recalled, TierAnswer, Wanted
+from kvss_agent.client.withdrawal import Withdrawal
 from kvss_agent.data_plane.wire import ListedColumn
 from kvss_agent.redundancy.holder import Evicted, Fragment, Holder, Place
 from kvss_agent.shard.arena import slot_bytes_for
@@ -38,6 +40,8 @@ class SimulatedHolder(Holder):
     slots: dict[int, tuple[int, Name, bytes]] = field(default_factory=dict)
     number: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
+    in_use: set[int] = field(default_factory=set)  # slots that a request is about
+    used_twice: int = 0  # times that a slot was asked for something while it was in use
 
     @property
     def is_away(self) -> bool:
@@ -64,7 +68,7 @@ class SimulatedHolder(Holder):
     def evict(self, fragments: Sequence[Fragment]) -> list[Evicted]:
         self._asked("evict")
         evicted = []
-        with self.lock:
+        with self._using([one.slot for one in fragments]), self.lock:
             for slot, key, tag, content in fragments:
                 self.number += 1
                 self.slots[slot] = self.number, (tag, key), bytes(content)
@@ -89,8 +93,23 @@ class SimulatedHolder(Holder):
                 answers.append(TierAnswer.DONE)
         return answers
 
+    @contextlib.contextmanager
+    def _using(self, slots: Sequence[int]) -> Iterator[None]:
+        with self.lock:
+            self.used_twice += len(self.in_use.intersection(slots))
+            self.in_use.update(slots)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.in_use.difference_update(slots)
+
     def recall(self, places: Sequence[Place]) -> list[Recalled | Miss]:
-        self._asked("recall")
+        with self._using([one.slot for one in places]):
+            self._asked("recall")
+            return self._recalled(places)
+
+    def _recalled(self, places: Sequence[Place]) -> list[Recalled | Miss]:
         answers: list[Recalled | Miss] = []
         with self.lock:
             for slot, key, tag in places:
@@ -106,9 +125,31 @@ class SimulatedHolder(Holder):
         return answers
 
     def refill(
+        self,
+        places: Sequence[Place],
+        numbers: Sequence[int],
+        into: Sequence[memoryview],
+        withdrawal: Withdrawal,
+    ) -> list[Header | Miss]:
+        with self._using([one.slot for one in places]):
+            self._asked("refill")
+            return self._refilled(places, numbers, into, withdrawal)
+
+    def _refilled(
+        self,
+        places: Sequence[Place],
+        numbers: Sequence[int],
+        into: Sequence[memoryview],
+        withdrawal: Withdrawal,
+    ) -> list[Header | Miss]:
+        with withdrawal.receiving(lambda: None) as may_write:
+            if may_write:
+                return self._copied(places, numbers, into)
+        return [Miss.LOST for _ in places]
+
+    def _copied(
         self, places: Sequence[Place], numbers: Sequence[int], into: Sequence[memoryview]
     ) -> list[Header | Miss]:
-        self._asked("refill")
         answers: list[Header | Miss] = []
         for (slot, key, tag), number, place in zip(places, numbers, into, strict=True):
             its_number, name, content = self.slots[slot]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ from kvss_agent.client import Miss, Recalled, TierAnswer, Wanted
 from kvss_agent.tier2.parts.spills import REST_SECONDS_MAX
 from tests.kvss_agent.plane import PAYLOAD, TAG, column, kv, place
 from tests.kvss_agent.process import agent
-from tests.kvss_agent.redundancy.fleets import COUNT, TCP, Fleet, recall, store
+from tests.kvss_agent.redundancy.fleets import COUNT, DATA, TCP, Fleet, recall, store
 from tests.live import wait_until
 
 
@@ -35,7 +36,9 @@ def test_any_agent_may_die_and_every_column_comes_back_the_same(fleet: Fleet) ->
         contents = store(client)
         assert not list(fleet.store_of(fleet.home).glob("*/*/*/*"))
         assert recall(client) == contents
-        assert fleet.counts() == {"parity_reads": 0, "holder_faults": 0}
+        counts = fleet.counts()
+        assert counts["holder_faults"] == 0
+        assert counts["parity_reads"] <= fleet.redundancy()["hedges"], "none but those that were late"
         for holder in fleet.holders:
             holder.kill()
             assert recall(client) == contents
@@ -57,6 +60,32 @@ def test_two_deaths_are_misses_with_their_reason_and_never_other_bytes(fleet: Fl
         fleet.restart(*fleet.holders[:2])
         fleet.wait_until_ready()
         assert recall(client) == contents
+
+
+@pytest.mark.parametrize("place", [0, DATA], ids=["with data", "with parity"])
+def test_nobody_waits_for_a_holder_that_stands_still_until_it_is_lost(fleet: Fleet, place: int) -> None:
+    with fleet.home.client() as client:
+        contents = store(client)
+        stopped = fleet.holders[place]
+        stopped.process.send_signal(signal.SIGSTOP)
+        try:
+            assert recall(client) == contents
+            assert fleet.counts()["holder_faults"] == 0, "it has not been given up yet"
+            told = fleet.redundancy()
+            address = f"tcp:127.0.0.1:{stopped.tcp}"
+            assert place == DATA or (told["hedges"] > 0 and address in told["late"])
+            assert recall(client) == contents
+            wait_until("it has been given up", lambda: fleet.counts()["holder_faults"] > 0)
+            assert recall(client) == contents
+        finally:
+            stopped.process.send_signal(signal.SIGCONT)
+
+        def is_prompt() -> bool:
+            assert recall(client) == contents
+            return not fleet.redundancy()["late"]
+
+        wait_until("a probe has been answered", is_prompt, 60)
+        assert fleet.redundancy()["incomplete"] == 0, "late is not lost"
 
 
 def test_a_home_that_dies_costs_no_column(fleet: Fleet) -> None:

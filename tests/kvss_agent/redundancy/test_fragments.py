@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kvss_agent.client.withdrawal import Withdrawal
 from kvss_agent.redundancy.fragments import AT_ONCE, Fragments
 from kvss_agent.redundancy.holder import Place
 from kvss_agent.redundancy.layout import SLOTS
@@ -214,8 +215,13 @@ def test_a_fragment_that_is_bad_behind_a_good_seal_is_found_out(small: World) ->
     place = fragments.holders[0]
     honest = place.refill
 
-    def lies(places: Sequence[Place], numbers: Sequence[int], into: Sequence[memoryview]) -> object:
-        found = honest(places, numbers, into)
+    def lies(
+        places: Sequence[Place],
+        numbers: Sequence[int],
+        into: Sequence[memoryview],
+        withdrawal: Withdrawal,
+    ) -> object:
+        found = honest(places, numbers, into, withdrawal)
         for memory in into:
             memory[100] ^= 1
         return found

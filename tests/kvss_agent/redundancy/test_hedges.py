@@ -1,0 +1,318 @@
+"""A holder that is late costs a fraction of a second, once, and no byte."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvss_agent.redundancy.erasure_code import ErasureCode
+from kvss_agent.redundancy.fragments import Fragments
+from kvss_agent.redundancy.layout import SLOTS
+from kvss_agent.redundancy.parts import patience, promptness
+from kvss_agent.redundancy.parts.patience import Hedges, Patience
+from kvss_agent.redundancy.parts.promptness import Promptness
+from kvss_agent.redundancy.parts.state import Slots
+from kvss_agent.tier2.address import Address
+from kvss_agent.tier2.backend import Failed, Outgoing
+from tests.kvss_agent.redundancy.holders import NAMESPACE, PART, SLOT
+from tests.kvss_agent.redundancy.simulated import SimulatedHolder
+from tests.live import wait_until
+
+TAG = b"t" * 16
+DATA = 2
+PARITY_AT = DATA
+
+
+@dataclass
+class Scene:
+    """2+1 holders. `hang` has one of them answer nothing before `release`."""
+
+    holders: list[SimulatedHolder] = field(
+        default_factory=lambda: [SimulatedHolder(str(place)) for place in range(DATA + 1)]
+    )
+    asked: Counter[tuple[int, str]] = field(default_factory=Counter)
+    hanging: set[tuple[int, str]] = field(default_factory=set)
+    released: threading.Event = field(default_factory=threading.Event)
+    contents: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for place, holder in enumerate(self.holders):
+            holder.before = lambda what, place=place: self._ask(place, what)  # type: ignore[misc]
+        self.fragments = Fragments(ErasureCode(DATA, 1), self.holders, NAMESPACE, PART, SLOT)
+
+    def _ask(self, place: int, what: str) -> None:
+        self.asked[place, what] += 1
+        if (place, what) in self.hanging:
+            assert self.released.wait(20)
+
+    def store(self, count: int) -> None:
+        self.contents = [secrets.token_bytes(SLOT) for _ in range(count)]
+        files = [
+            Outgoing(name(number), [memoryview(bytearray(one))], lambda: True)
+            for number, one in enumerate(self.contents)
+        ]
+        assert self.fragments.write(files) == [True] * count
+        self.asked.clear()
+
+    def read(self, numbers: Sequence[int], memories: Sequence[memoryview] = ()) -> list[memoryview]:
+        memories = memories or [memoryview(bytearray(SLOT)) for _ in numbers]
+        files = [(name(one), [its]) for one, its in zip(numbers, memories, strict=True)]
+        assert self.fragments.read(files) == [SLOT] * len(files)
+        for one, its in zip(numbers, memories, strict=True):
+            assert its == self.contents[one]
+        return list(memories)
+
+    @property
+    def promptness(self) -> list[Promptness]:
+        return self.fragments.holders.promptness
+
+    @property
+    def is_idle(self) -> bool:
+        return not any(one.in_use for one in self.holders) and not self.fragments._state.slots._late
+
+
+def name(number: int) -> str:
+    return Address(NAMESPACE, TAG, number.to_bytes(16), PART).name
+
+
+@pytest.fixture(autouse=True)
+def without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(patience, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(patience, "MOST_SECONDS", 0.05)
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    made.released.set()
+    wait_until("what is late ends", lambda: made.is_idle)
+    assert not any(one.used_twice for one in made.holders), "a slot was used for two things at once"
+    made.fragments.close()
+
+
+def test_a_read_touches_data_alone_while_nobody_is_late(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "FIRST_SECONDS", 20.0)
+    monkeypatch.setattr(patience, "LEAST_SECONDS", 20.0)
+    monkeypatch.setattr(patience, "MOST_SECONDS", 20.0)
+    scene.store(3)
+    scene.read(range(3))
+    assert (scene.asked[PARITY_AT, "recall"], scene.asked[PARITY_AT, "refill"]) == (0, 0)
+    assert (scene.fragments.hedges, scene.fragments.parity_reads) == (0, 0)
+
+
+@pytest.mark.parametrize("what", ["recall", "refill"])
+def test_what_is_late_is_made_of_parity_and_its_holder_is_asked_last_from_then_on(
+    scene: Scene, what: str
+) -> None:
+    scene.store(4)
+    scene.hanging.add((0, what))
+    scene.read([0])  # it hangs all the while
+    assert (scene.fragments.hedges, scene.fragments.parity_reads) == (1, 1)
+    assert scene.fragments.late == ["0"]
+    before = scene.asked[0, "recall"]
+    scene.read([1, 2])
+    assert scene.asked[0, "recall"] == before
+    assert scene.fragments.hedges == 1, "nobody waited for it again"
+    assert scene.fragments.incomplete == 0, "late is not lost"
+
+
+def test_it_is_asked_as_before_when_a_probe_has_been_answered(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promptness, "PROBE_SECONDS", 0.0)
+    scene.store(1)
+    scene.hanging.add((0, "recall"))
+    scene.read([0])
+    scene.read([0])  # and probes, which hangs as well
+    assert scene.fragments.late == ["0"]
+    scene.released.set()
+
+    def is_prompt() -> bool:
+        scene.read([0])
+        return not scene.fragments.late
+
+    wait_until("a probe has been answered", is_prompt)
+    wait_until("all have ended", lambda: scene.is_idle)
+    monkeypatch.setattr(patience, "LEAST_SECONDS", 20.0)
+    monkeypatch.setattr(patience, "MOST_SECONDS", 20.0)
+    parity = scene.asked[PARITY_AT, "recall"]
+    scene.read([0])
+    assert scene.asked[PARITY_AT, "recall"] == parity
+
+
+def test_a_late_answer_writes_nothing_to_memory_that_means_something_else(scene: Scene) -> None:
+    scene.store(2)
+    scene.hanging.add((0, "refill"))
+    (memory,) = scene.read([0])
+    memory[:] = bytes(SLOT)  # as a slot that has another column by now
+    scene.released.set()
+    wait_until("the late answer has come", lambda: scene.is_idle)
+    assert memory == bytes(SLOT)
+
+
+def test_memory_is_read_into_again_while_a_late_answer_is_on_its_way(scene: Scene) -> None:
+    scene.store(2)
+    scene.hanging.add((0, "refill"))
+    memories = scene.read([0])
+    scene.hanging.clear()
+    scene.read([1], memories)
+    scene.released.set()
+    wait_until("the late answer has come", lambda: scene.is_idle)
+    assert memories[0] == scene.contents[1]
+
+
+def test_all_slots_may_be_late_at_one_holder_and_reads_go_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "HEDGES_PER_FILE", 1.0)
+    scene.store(SLOTS + 8)
+    scene.hanging.add((0, "recall"))
+    with ThreadPoolExecutor(4) as pool:  # all find out at once
+        quarter = SLOTS // 4
+        starts = [pool.submit(scene.read, range(at, at + quarter)) for at in range(0, SLOTS, quarter)]
+        for one in starts:
+            one.result(20)
+    scene.read(range(SLOTS, SLOTS + 8))
+    scene.released.set()
+    wait_until("all have ended", lambda: scene.is_idle)
+
+
+def test_a_slot_that_is_late_at_a_holder_waits_there_and_nowhere_else(scene: Scene) -> None:
+    scene.store(2)
+    scene.hanging.add((0, "recall"))
+    scene.read([0])
+    slots = scene.fragments._state.slots
+    with slots.taken(SLOTS - 1) as taken:  # all that are not late
+        assert not any(slots.late_calls(slot, 0) for slot in taken)
+        scene.holders[1].files.clear()  # so that the late one is needed
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(scene.read, [1])
+            wait_until("parity has been asked", lambda: scene.asked[PARITY_AT, "recall"] == 2)
+            assert not reading.done()
+            scene.released.set()
+            reading.result(20)
+
+
+def test_a_slow_cluster_is_not_asked_for_everything_twice(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scene.fragments._state.hedges, "_left", 1.0)
+    scene.store(3)
+    scene.hanging.add((0, "recall"))
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(scene.read, range(3))
+        wait_until("two wait for it", lambda: scene.fragments.hedges_over_budget == 2)
+        assert not reading.done()
+        scene.released.set()
+        reading.result(20)
+    assert scene.fragments.hedges == 1
+
+
+def test_where_parity_is_late_as_well_what_comes_first_counts(scene: Scene) -> None:
+    scene.store(1)
+    scene.hanging |= {(0, "recall"), (PARITY_AT, "recall")}
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(scene.read, [0])
+        wait_until("both are asked", lambda: scene.asked[PARITY_AT, "recall"] == 1)
+        scene.released.set()
+        reading.result(20)
+
+
+def test_without_enough_that_answer_a_late_one_is_waited_for(scene: Scene) -> None:
+    scene.store(1)
+    scene.holders[1].is_alive = False
+    scene.hanging.add((0, "recall"))
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(scene.read, [0])
+        wait_until("all are asked", lambda: scene.asked[PARITY_AT, "recall"] == 1)
+        assert not reading.done()
+        scene.released.set()
+        reading.result(20)
+
+
+def test_redundancy_that_is_closed_while_something_is_late_fails_the_read_and_ends(scene: Scene) -> None:
+    scene.store(1)
+    scene.holders[1].is_alive = False
+    scene.hanging.add((0, "recall"))
+    memory = memoryview(bytearray(SLOT))
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(scene.fragments.read, [(name(0), [memory])])
+        wait_until("all are asked", lambda: scene.asked[PARITY_AT, "recall"] == 1)
+        scene.fragments.close()
+        scene.released.set()
+        with pytest.raises(Failed):
+            reading.result(20)
+
+
+def test_slots_that_are_late_are_taken_last() -> None:
+    slots, call = Slots(), Future[object]()
+    with slots.taken(SLOTS) as taken:
+        slots.keep_late(taken[0], 1, call)
+    assert slots.late_calls(taken[0], 1) == [call]
+    assert slots.late_calls(taken[0], 0) == []
+    with slots.taken(SLOTS - 1) as others:
+        assert taken[0] not in others
+        with slots.taken(1, also_late=True) as left:
+            assert left == [taken[0]]
+    call.set_result(None)
+    with slots.taken(SLOTS):
+        assert slots.late_calls(taken[0], 1) == []
+
+
+def test_patience_follows_size_and_what_a_holder_took_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "LEAST_SECONDS", 0.01)
+    monkeypatch.setattr(patience, "FIRST_SECONDS", 0.5)
+    monkeypatch.setattr(patience, "MOST_SECONDS", 2.0)
+    one = Patience()
+    assert one.seconds(0) == one.seconds(1 << 30) == 0.5, "nothing is known yet"
+    for _ in range(50):
+        one.took(1_000_000, 0.1)
+    assert one.seconds(1_000_000) == pytest.approx(0.1, rel=0.1)
+    assert one.seconds(10_000_000) == pytest.approx(0.7, rel=0.1)
+    assert one.seconds(1 << 30) == 2.0
+    assert one.seconds(0) >= 0.01
+    for _ in range(10):
+        one.took(1_000_000, 0.3)
+        one.took(1_000_000, 0.1)
+    assert one.seconds(1_000_000) > 0.3, "it was as late as that before"
+
+
+def test_hedges_are_earned_by_files_and_not_saved_without_end() -> None:
+    hedges = Hedges()
+    assert all(hedges.take() for _ in range(patience.HEDGES_MOST))
+    assert not hedges.take()
+    hedges.earn(19)
+    assert [hedges.take(), hedges.take()] == [True, False]
+    hedges.earn(1_000_000)
+    assert sum(hedges.take() for _ in range(1000)) == patience.HEDGES_MOST
+
+
+def test_one_probe_of_a_holder_is_under_way_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promptness, "PROBE_SECONDS", 0.0)
+    one = Promptness()
+    assert not one.begin_probe(), "it is not late"
+    one.note_late()
+    assert [one.begin_probe(), one.begin_probe()] == [True, False]
+    one.end_probe()
+    assert one.begin_probe()
+
+
+def test_who_hangs_is_asked_after_who_is_slow_and_both_after_the_others() -> None:
+    prompt, slow, hung = Promptness(), Promptness(), Promptness()
+    for one in (slow, hung):
+        one.note_late()
+    slow.note_recalled(0, 20.0)
+    assert sorted([hung, slow, prompt], key=lambda one: one.rank) == [prompt, slow, hung]
+    hung.note_recalled(0, 0.0)
+    assert not hung.is_late
+    assert slow.is_late
