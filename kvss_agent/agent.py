@@ -213,6 +213,9 @@ class Agent:
     async def _follow(self, desired: Desired) -> None:
         """First what gives memory back, then tier 2, then what takes memory."""
         wanted = {spec.name: spec for spec in desired.shards}
+        # First, so that nobody is told of a shard that it is absent while columns of it wait.
+        identities = [spec.identity() for spec in desired.shards]
+        self.stores.attend([(one.namespace, one.part) for one in identities])
         for name, shard in list(self.shards.items()):
             spec = wanted.get(name)
             if spec is None or spec.identity() != shard.identity:

@@ -185,6 +185,10 @@ TIER2_FRONT = _gauge(
 TIER2_WAITING = _gauge(
     "kvss_tier2_front_waiting_columns", "Columns that only the front of tier 2 has so far."
 )
+TIER2_GIVEN_UP = _counter(
+    "kvss_tier2_front_given_up_total",
+    "Columns that waited in front of tier 2 when their shard left, and could not be copied behind.",
+)
 TIER2_WAITING_SECONDS = _gauge(
     "kvss_tier2_front_waiting_seconds",
     "For how long the oldest of these columns has waited. Not where columns wait until they make room.",
@@ -302,6 +306,7 @@ def _tier2(stats: dict[str, Any], into: Sink) -> None:
         each = {"held": "bytes", "waiting": "waiting_bytes", "cap": "cap_bytes"}
         put(into, TIER2_FRONT, {which: front[f"front_{name}"] for which, name in each.items()})
         put(into, TIER2_WAITING, front["front_waiting"])
+        put(into, TIER2_GIVEN_UP, front["given_up"])
         if front["front_copies_at_once"]:
             put(into, TIER2_WAITING_SECONDS, front["front_waiting_seconds"])
         put(into, TIER2_READS, {level: front[f"read_{level}"] for level in ("front", "behind")})

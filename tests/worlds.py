@@ -36,7 +36,7 @@ OFTEN: Final = {
 SELDOM: Final = {
     "driver": (
         *("recalled", "restored", "moved", "pulled", "late", "more was loaded", "a removal was done"),
-        "promoted",
+        *("moved away from a front", "promoted"),
         *("tokens from tier2", "missed: seal_refused", "missed: purged", "missed: deleted"),
         *("missed: tier2_late", "missed: not_worth_it", "missed: writing", "an engine failed"),
         *("the calendar was put back", "the calendar was put ahead", "a disk was full"),

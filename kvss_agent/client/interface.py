@@ -291,6 +291,21 @@ class ShardClient(ABC):
             return Purged(files, rest[0][1])
         return None  # also if it was refused: tier 2 may be on its way, and have much of this tag
 
+    @property
+    @abstractmethod
+    def may_wait_in_front(self) -> bool:
+        """Whether columns may be in front of the agent's tier 2 alone, as it was when we connected."""
+
+    def flush(self, *, seconds: float = TIER_SECONDS) -> int | None:
+        """The shard is leaving: have the agent copy behind what waits of it in front of its tier 2. How
+        many columns still wait: that continues, and has to be asked for again. None: nobody can tell
+        now."""
+        if not self.requests.connection.features & Feature.FLUSH:
+            return 0
+        asked = [TierColumn(0, bytes(KEY_BYTES), bytes(TAG_BYTES))]
+        ((answer, left),) = self.requests.tier(TierVerb.FLUSH, asked, 0, 0, seconds)
+        return left if answer is TierAnswer.DONE else None
+
     @abstractmethod
     def close(self) -> None:
         """Leave. What was evicted stays."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _NEEDED = {
     wire.TierVerb.PURGE: wire.Feature.PURGE,
     wire.TierVerb.BORROW: wire.Feature.BORROW,
+    wire.TierVerb.FLUSH: wire.Feature.FLUSH,
 }
 Found = list[Header | Miss]
 Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Listed | wire.Rejected

@@ -23,7 +23,7 @@ from kvss_agent.client.interface import (
 from kvss_agent.client.requests import Requests
 from kvss_agent.client.window import window
 from kvss_agent.data_plane import wire
-from kvss_agent.data_plane.wire import Role
+from kvss_agent.data_plane.wire import Feature, Role
 from kvss_agent.mover import Mover
 from kvss_agent.shard import seal
 from kvss_agent.shard.arena import Arena, CountPage
@@ -103,6 +103,10 @@ class SharedClient(ShardClient):
             if self._requests is None:
                 self._requests = self._open_requests()
             return self._requests
+
+    @property
+    def may_wait_in_front(self) -> bool:
+        return bool(self._connection.features & Feature.FRONT)
 
     @property
     def number(self) -> int:

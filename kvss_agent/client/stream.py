@@ -19,7 +19,7 @@ from kvss_agent.client.interface import (
 )
 from kvss_agent.client.requests import Requests
 from kvss_agent.data_plane import wire
-from kvss_agent.data_plane.wire import Role
+from kvss_agent.data_plane.wire import Feature, Role
 from kvss_agent.memory import unwritten
 from kvss_agent.mover import Mover
 from kvss_agent.shard import seal
@@ -69,6 +69,10 @@ class StreamClient(ShardClient):
         if any(one.channel.has_ended for one in connections if one):
             return Lost(f"{self._address} is gone")
         return None
+
+    @property
+    def may_wait_in_front(self) -> bool:
+        return bool(self._requests.connection.features & Feature.FRONT)
 
     @property
     def number(self) -> int:

@@ -226,7 +226,10 @@ class Connection:
     def _enter(self, said: wire.Hello, version: int) -> HostedShard:
         shard = self.plane.shards.get(said.shard)
         if not shard:
-            raise Breach(Cause.ABSENT, f"there is no shard {said.shard} here")
+            # Whoever is told that it is absent takes it that nothing of it will come to light here.
+            unsettled = self.plane.tier_requests.unsettled if self.plane.tier_requests else ""
+            cause = Cause.BUSY if unsettled else Cause.ABSENT
+            raise Breach(cause, f"there is no shard {said.shard} here{unsettled}")
         identity = shard.identity
         may_read = said.driver in shard.readers and said.role is Role.REFILL
         if said.driver != identity.driver and not may_read:
@@ -261,7 +264,9 @@ class Connection:
             features |= wire.Feature.SHARED
         if self.plane.tier_requests:
             features |= wire.Feature.TIER | wire.Feature.PURGE | wire.Feature.ENCRYPT
-            features |= wire.Feature.REDUNDANCY
+            features |= wire.Feature.REDUNDANCY | wire.Feature.FLUSH
+            if self.plane.tier_requests.has_front:
+                features |= wire.Feature.FRONT
         if self.plane.borrowing:
             features |= wire.Feature.BORROW
         return features & said.features

@@ -109,6 +109,9 @@ class TierRequests:
             if failed:
                 raise failed
             return tuple(TierAnswer.DONE for _ in addresses), ()
+        if asked.verb is TierVerb.FLUSH:
+            waiting = [await one.flush((namespace, part)) for one in self._everything()]
+            return (TierAnswer.DONE,), (sum(waiting),)
         store = self.store
         if store is None:
             return tuple(Miss.REFUSED for _ in asked.columns), ()
@@ -168,6 +171,24 @@ class TierRequests:
         if self._redundant is None:
             return []
         return list(self._redundant.everything([shard.identity.name]).values())
+
+    @property
+    def has_front(self) -> bool:
+        """Whether columns may wait in front of a store. Any thread may ask."""
+        try:
+            return any(one.has_front for one in self._everything())
+        except NotOpen:
+            return True
+
+    @property
+    def unsettled(self) -> str:
+        """Why a shard that was removed may still have columns that nobody else has; empty if it can't.
+        Any thread may ask."""
+        try:
+            left = sum(one.orphans for one in self._everything())
+        except NotOpen as why:
+            return f" now, and what waits in front of tier 2 is not known: {why}"
+        return f" any more, but {left} columns of such shards wait in front of tier 2" if left else ""
 
     def list_columns(
         self, shard: HostedShard, asked: Tier, then: Callable[[Listed | Rejected], None]

@@ -118,6 +118,8 @@ class Feature(IntFlag):
     ENCRYPT = 16  # and encrypts with the key that a request brings
     BORROW = 32  # the agent borrows columns from other shards
     REDUNDANCY = 64  # the agent stores fragments on other agents, and lists the columns of a shard
+    FLUSH = 128  # the agent copies behind what waits in front of its tier 2, when it is asked to
+    FRONT = 256  # something may wait there now
 
 
 class Flag(IntFlag):
@@ -137,6 +139,7 @@ class TierVerb(IntEnum):
     BORROW = 6  # copy into the slot from the lender's slot that is its note, sealed as `after`
     SPILL_REDUNDANT = 7  # like SPILL, as fragments on several agents: survives the loss of some
     LIST = 8  # the columns of this shard that follow this one, in the order of tag and key
+    FLUSH = 9  # the shard is leaving: copy behind what waits in front; the note is how many still do
 
 
 class TierAnswer(IntEnum):
@@ -157,6 +160,8 @@ FEATURES: Final = (
     | Feature.ENCRYPT
     | Feature.BORROW
     | Feature.REDUNDANCY
+    | Feature.FLUSH
+    | Feature.FRONT
 )
 
 

@@ -32,7 +32,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
@@ -73,7 +73,12 @@ FRONT: Final = "The front of tier 2"
 BEHIND: Final = "Copying behind the front of tier 2"
 LOOKING: Final = "Looking behind the front of tier 2"
 SAID_SECONDS: Final = 600.0  # in which the log has a fault once
+GIVE_UP_SECONDS: Final = 600.0  # without progress; then what waits of a shard that left is dropped
+ASKED_SECONDS: Final = 60.0  # whoever asks for that does so at least as often
 BOOKED_SECONDS_MAX: Final = 0.1  # of others' bytes, beside which a spill is written behind at once
+
+
+Part = tuple[bytes, str]  # namespace and part of the columns of a shard
 
 
 class Writes(StrEnum):
@@ -88,6 +93,15 @@ class Lone:
 
     since: float  # it was written
     bytes: int
+
+
+@dataclass(slots=True)
+class Leaving:
+    """What waits of a shard that leaves. Times are of the monotonic clock."""
+
+    addresses: set[Address]
+    since: float  # none of it was copied behind
+    asked_at: float
 
 
 class Fronted:
@@ -122,6 +136,8 @@ class Fronted:
         self._lock = self._claims.changed  # of all below
         self._index = Index(Caps(cap_bytes, cap_bytes))  # what lies in front
         self._lone: dict[Address, Lone] = {}  # what is waiting, the oldest first
+        self._leaving: dict[Part, Leaving] = {}
+        self._attended: frozenset[Part] | None = None  # None: nobody has said which shards there are
         self._lone_bytes: Counter[bytes] = Counter()  # of each org, those being written included
         self._promoting: dict[Address, memoryview] = {}
         self._promoting_bytes = 0
@@ -177,6 +193,7 @@ class Fronted:
                 "read_behind": self._counts["read behind"],
                 "copied_behind": self._counts["copied behind"],
                 "promoted": self._counts["promoted"],
+                "given_up": self._counts["given up"],
             }
 
     def own_faults(self) -> Mapping[str, int]:
@@ -400,6 +417,8 @@ class Fronted:
     def tidy(self) -> None:
         """Copy behind what is left waiting; hold the cap; look whether originals are still there."""
         self._trim()
+        for part in self._orphaned():
+            self.flush(part)
         if self._writes is not Writes.DISPLACED:
             with self._lock:
                 left = [one for one in self._lone if one not in self._flushing]
@@ -457,6 +476,74 @@ class Fronted:
         with self._lock:
             self._counts["copied behind"] += is_there
         return is_there
+
+    # Shards that leave
+
+    def attend(self, parts: Collection[Part]) -> None:
+        """The agent has these shards. What waits of others is copied behind by `tidy`."""
+        with self._lock:
+            self._attended = frozenset(parts)
+
+    @property
+    def orphans(self) -> int:
+        """How many columns wait of shards that the agent does not have."""
+        with self._lock:
+            attended = self._attended
+            return 0 if attended is None else sum(_part_of(one) not in attended for one in self._lone)
+
+    def flush(self, part: Part) -> int:
+        """The shard leaves this agent: copy behind what waits of it, in the background. How many columns
+        still wait, of those that did when this was first called: call it again until none does.
+
+        If none could be copied for GIVE_UP_SECONDS all are dropped. Else a column could come back,
+        however late, that has been deleted where the shard is by then.
+        """
+        now = time.monotonic()
+        with self._lock:
+            waiting = {one for one in self._lone if _part_of(one) == part}
+            leaving = self._leaving.get(part)
+            if leaving is None or now > leaving.asked_at + ASKED_SECONDS:  # it left at another time
+                leaving = self._leaving[part] = Leaving(waiting, now, now)
+            leaving.asked_at = now
+            left = leaving.addresses & waiting
+            if len(left) < len(leaving.addresses):
+                leaving.addresses, leaving.since = left, now
+            if not left:
+                del self._leaving[part]
+                return 0
+            is_over = now > leaving.since + GIVE_UP_SECONDS
+            ordered = [one for one in self._lone if one in left]
+        if is_over:
+            dropped = sum(map(self._give_up, ordered))
+            log.warning(
+                "%s: %d columns of %s were dropped, since its shard has left and none could be copied",
+                *(BEHIND, dropped, part[1]),
+            )
+            return len(left) - dropped
+        self._begin_flushes(itertools.islice(ordered, 1 if self._is_failing else FLUSHES))
+        return len(left)
+
+    def _orphaned(self) -> list[Part]:
+        with self._lock:
+            if self._attended is None:
+                return []
+            return sorted({_part_of(one) for one in self._lone} - self._attended)
+
+    def _give_up(self, address: Address) -> bool:
+        """Drop what waits. Whether it is gone."""
+        if not self._claims.take([address]):
+            return False
+        try:
+            if address in self._lone:
+                self._forget([address])
+                with self._lock:
+                    self._counts["given up"] += 1
+        except Failed as failed:
+            self._count_fault(failed)
+            return False
+        finally:
+            self._claims.release([address])
+        return True
 
     def _begin_looks(self, count: int) -> None:
         """Some copies in turn: those go whose originals others have removed."""
@@ -629,6 +716,10 @@ class Fronted:
     ) -> None:
         with contextlib.suppress(RuntimeError):  # it is closed
             pool.submit(_logged, work, address)
+
+
+def _part_of(address: Address) -> Part:
+    return address.namespace, address.shard
 
 
 def give_up(front: Path, behind: Backend, background: Background) -> None:

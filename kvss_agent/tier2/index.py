@@ -187,6 +187,9 @@ class Index:
     def is_written(self, address: Address) -> bool:
         return address in self._writing
 
+    def being_written(self) -> list[Address]:
+        return [*self._writing]
+
     def is_leaving(self, address: Address) -> bool:
         return address in self._leaving
 

@@ -28,6 +28,7 @@ from kvss_agent.shard.seal import Column, Header, Miss
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.backend import Backend, Progress, Removed, ignore_progress
 from kvss_agent.tier2.column_file import CLEAR, PAGE, Form
+from kvss_agent.tier2.fronted import Fronted, Part
 from kvss_agent.tier2.index import Caps, Index, Limits, Listing
 from kvss_agent.tier2.parts.execution import Execution
 from kvss_agent.tier2.parts.listing import Lister
@@ -61,6 +62,7 @@ class Tier2:
     ) -> None:
         """`clock` returns seconds since 1970, as files do. `background`: spills keep to its budget, with
         `share` times the bytes of their files."""
+        self._front = backend if isinstance(backend, Fronted) else None
         self._work = Execution(threads)
         backend.set_caps(caps)
         self._state = StoreState(backend, Index(caps), self._work, mover, clock, shared=shared)
@@ -226,6 +228,33 @@ class Tier2:
             removed = await self._work.uninterrupted(self._remover.purge(Scope(tag, namespace)))
             work.bytes += removed.bytes
             return Receipt(removed.columns, removed.bytes, time.time())
+
+    # Shards that leave
+
+    @property
+    def has_front(self) -> bool:
+        """Whether columns may wait in front of the store."""
+        return self._front is not None
+
+    @property
+    def orphans(self) -> int:
+        """How many wait there of shards that the agent does not have."""
+        return self._front.orphans if self._front else 0
+
+    def attend(self, parts: Collection[Part]) -> None:
+        """The agent has these shards. What waits of others in front is copied behind."""
+        if self._front:
+            self._front.attend(parts)
+
+    async def flush(self, part: Part) -> int:
+        """Copy behind what waits of this shard in front, what is being written now included. How many
+        columns still wait: it continues, and has to be called again. Raises Failed."""
+        if self._front is None:
+            return 0
+        index = self._state.index
+        writing = [one for one in index.being_written() if (one.namespace, one.shard) == part]
+        await self._work.until(lambda: not any(map(index.is_written, writing)))
+        return await self._work.uninterrupted(self._work.run(self._work.writes, self._front.flush, part))
 
     # Operation
 

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from kvss_agent.desired import Progress
 from kvss_agent.process.durable_file import write_durably
 from kvss_agent.tier2.backend import Failed
+from kvss_agent.tier2.fronted import Part
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, leave_front, make
 from kvss_agent.tier2.store import Tier2
@@ -90,6 +91,7 @@ class Stores:
         self._retiring: dict[str, Retiring] = {}
         self._named: frozenset[str] = frozenset()  # places of those that the document says are retiring
         self._live: frozenset[bytes] | None = None
+        self._attended: frozenset[Part] | None = None
         self._is_closing = False
 
     def remember(self, before: Iterable[Tier2Settings] = ()) -> None:
@@ -135,6 +137,13 @@ class Stores:
         self._live = tags
         for store in self.opened:
             store.live = tags
+
+    def attend(self, parts: Collection[Part]) -> None:
+        """The agent has shards with these columns. What waits of others in front of a store is copied
+        behind."""
+        self._attended = frozenset(parts)
+        for store in self.opened:
+            store.attend(parts)
 
     def retiring(self) -> dict[str, Tier2]:
         """As `everything`, of those that are retiring."""
@@ -293,6 +302,8 @@ class Stores:
     async def _opened(self, settings: Tier2Settings, caps: Caps, progress: Progress) -> Tier2:
         store = make(settings, caps)
         store.live = self._live
+        if self._attended is not None:
+            store.attend(self._attended)
         try:
             await store.open(progress.report)
         except BaseException:

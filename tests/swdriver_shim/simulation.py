@@ -11,7 +11,7 @@ shrink, grow and move, all while an engine stores, loads, deletes and purges.
 
 What comes of that is for `judge` to say. What is not tried: the control API and the documents of agents
 and driver, TLS, a driver that dies (its successor knows nothing of what lies in memory), and shards that
-move from agents with a tier 2, or a front, of their own.
+move from agents with a tier 2 of their own.
 """
 
 from __future__ import annotations

@@ -55,6 +55,7 @@ class HomeConnections:
         self._note = notes / name if notes else None
         self._incarnation = b""
         self._tried_at = -RECONNECT_SECONDS
+        self.may_wait = True  # columns may be in front of its tier 2, and nowhere else
         self._tags: set[bytes] | None = None  # whose bytes may be at the home; None: anybody's
 
     @property
@@ -132,6 +133,7 @@ class HomeConnections:
             self._incarnation = client.incarnation
             self._tags = set()
             self.memory_resets += 1
+        self.may_wait = client.may_wait_in_front
         client.on_slot_limit = client.on_lost = lambda *_: self.on_change()
         self.client, self.number, self.lost_because = client, client.applied, ""
 
@@ -147,6 +149,7 @@ class HomeConnections:
             leaving = FormerHome(
                 self.connect, old, self._incarnation, frozenset(tags) if tags is not None else None
             )
+            leaving.may_wait = self.may_wait
             self.former.forget(connect)
             self.former.add(leaving)
             self.leaving, self.connect = leaving, connect

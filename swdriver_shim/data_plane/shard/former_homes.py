@@ -2,9 +2,10 @@
 
 A receipt says that something is gone everywhere. So no home of a shard is forgotten before one of three
 things is known: its slots have been emptied by us; the agent says, after it has proved who it is, that
-it has no such shard; or the shard there has other memory than the one that was left. A home that can't
-be reached is tried again for as long as it takes, or until somebody vouches that the machine is gone
-(`removed`).
+it has no such shard; or the shard there has other memory than the one that was left. Nor is it before
+all that waited of the shard in front of the agent's tier 2 is behind: what is deleted meanwhile is
+deleted there as well. A home that can't be reached is tried again for as long as it takes, or until
+somebody vouches that the machine is gone (`removed`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from kvss_agent.data_plane.breach import Cause
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 1.0  # between attempts to reach a home
+FLUSH_SECONDS: Final = 0.2  # between questions whether what waits at a home is behind
 TAGS_MAX: Final = 1 << 16  # of more orgs than that, anybody's bytes may be at a home
 
 Connect = Callable[[], ShardClient]
@@ -39,8 +41,11 @@ class FormerHome:
     stale: dict[int, int] = field(default_factory=dict)  # slots, with the last reading at each
     unsure: set[int] = field(default_factory=set)  # slots that a pull may bring from here, however late
     since: float = field(default_factory=time.time)
+    may_wait: bool = True  # columns may be in front of tier 2 there, and nowhere else
+    is_emptied: bool = False  # its slots
     reason: str = ""  # why it is not emptied yet
     tried_at: float = -RETRY_SECONDS
+    flushed_at: float = -FLUSH_SECONDS
 
     def may_hold(self, tag: bytes | None) -> bool:
         """Whether something of this tag, or of any, may be here that the shard's home does not have."""
@@ -119,6 +124,19 @@ class FormerHomes:
                 if home.is_left
             ]
 
+    @property
+    def with_waiting(self) -> list[FormerHome]:
+        """Those where columns may be in front of tier 2 that are nowhere else."""
+        with self._lock:
+            homes = [home for home in self._homes if home.may_wait]
+        return [home for home in homes if not self._is_removed(home)]
+
+    def lose(self, home: FormerHome, client: ShardClient, error: Lost) -> None:
+        with self._lock:
+            if home.client is client:
+                home.client, home.reason = None, str(error)
+        client.close()
+
     def may_hold(self, tag: bytes | None) -> bool:
         """Whether something of this tag, or of any, may be at another home than the one that the shard
         reads it from."""
@@ -180,7 +198,7 @@ class FormerHomes:
 
     def _is_gone(self, home: FormerHome, *, scrub: bool) -> bool:
         """All that a home that is left has held."""
-        if getattr(home.connect, "address", None) in self.removed:
+        if self._is_removed(home):
             return True
         client = home.client
         if client is None or client.lost:
@@ -199,8 +217,29 @@ class FormerHomes:
                 found.close()
                 return False
             if home.incarnation and found.incarnation != home.incarnation:
-                return True
-        return self._delete(home, client, range(client.slots), scrub=scrub)
+                home.is_emptied = True
+        if not home.is_emptied:
+            home.is_emptied = self._delete(home, client, range(client.slots), scrub=scrub)
+        return home.is_emptied and self._is_flushed(home, client)
+
+    def _is_flushed(self, home: FormerHome, client: ShardClient) -> bool:
+        """Whether nothing waits there in front of tier 2. Asked now and then, it is soon."""
+        if not home.may_wait:
+            return True
+        if time.monotonic() < home.flushed_at + FLUSH_SECONDS:
+            return False
+        home.flushed_at = time.monotonic()
+        try:
+            left = client.flush()
+        except Lost as error:
+            self.lose(home, client, error)
+            return False
+        home.reason = f"{'some' if left is None else left} columns wait in front of its tier 2"
+        home.may_wait = left != 0
+        return not home.may_wait
+
+    def _is_removed(self, home: FormerHome) -> bool:
+        return getattr(home.connect, "address", None) in self.removed
 
     def _delete(
         self, home: FormerHome, client: ShardClient, slots: Collection[int], *, scrub: bool

@@ -11,7 +11,7 @@ from kvss_agent.client import Lost
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.paths import PathSpec, TrafficCounter, path_between
 from swdriver_shim.data_plane.shard.connections import HomeConnections, empty
-from swdriver_shim.data_plane.shard.former_homes import Connect, FormerHome
+from swdriver_shim.data_plane.shard.former_homes import FLUSH_SECONDS, Connect, FormerHome
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 PULL_SLOTS_FIRST: Final = 1  # nobody knows yet how fast it goes
 PULL_SLOTS_MAX: Final = 64
 PULL_SECONDS: Final = 0.2
+FLUSH_AHEAD_SECONDS: Final = 10.0  # for what waits in front of the old home's tier 2, at most
 PULL_TRIES: Final = 5  # before the rest is given up
 PULL_AGAIN_SECONDS: Final = 1.0  # after a pull that has failed
 COUNT_MARGIN: Final = 1 << 32  # evicts between the creation of the new home and the start of the move
@@ -42,6 +43,7 @@ class ShardMover:
 
     def move(self, connect: Connect, pull: Pull, path: PathSpec | None) -> bool:
         homes = self._homes
+        self._flush_ahead()
         with homes.former.emptying:
             client = None
             try:
@@ -68,6 +70,22 @@ class ShardMover:
         finally:
             homes.finish_move(leaving)
         return True
+
+    def _flush_ahead(self) -> None:
+        """What waits in front of the old home's tier 2 is a miss at the new one: most of it is behind
+        before the shard moves, and the rest soon after it."""
+        homes = self._homes
+        client, until = homes.client, time.monotonic() + FLUSH_AHEAD_SECONDS
+        if client is None:
+            return
+        try:
+            while (left := client.flush()) != 0:
+                homes.may_wait = True
+                if time.monotonic() > until or homes.is_closed.wait(FLUSH_SECONDS):
+                    log.info("Shard %s moves while %s columns wait in front", homes.name, left or "some")
+                    return
+        except Lost as error:
+            homes.lose(client, error)
 
     def _pull(self, leaving: FormerHome, slots: Sequence[int], pull: Pull) -> float | None:
         """Have the new home fetch what is still at the old one. Returns how long to rest then; None

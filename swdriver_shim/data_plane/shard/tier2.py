@@ -49,6 +49,7 @@ class ShardTier2:
         exist = [False] * len(columns)
         if client is None or not here:
             return exist
+        number = homes.former.begin_reading(frozenset((client,)))  # it is not left before this has ended
         try:
             answers = client.spill(
                 [wanted[place] for place in here],
@@ -59,6 +60,8 @@ class ShardTier2:
         except Lost as error:
             homes.lose(client, error)
             return exist
+        finally:
+            homes.former.end_reading(number)
         for place, answer in zip(here, answers, strict=True):
             exist[place] = answer in (TierAnswer.DONE, TierAnswer.ALREADY)
         return exist
@@ -116,12 +119,35 @@ class ShardTier2:
 
     def delete(self, columns: Sequence[tuple[bytes, bytes]]) -> bool:
         asked = [Column(key, tag, 0) for key, tag in columns]
+
+        def is_deleted(client: ShardClient) -> bool:
+            return all(answer is TierAnswer.DONE for answer in client.tier_delete(asked))
+
+        if not self._is_done_where_it_waits(is_deleted):
+            return False
         lost: list[TierAnswer | Miss] = [Miss.LOST]
         answers = self._ask(lambda client: client.tier_delete(asked), lost)
         return all(answer is TierAnswer.DONE for answer in answers)
 
     def purge(self, tag: bytes) -> Purged | None:
+        if not self._is_done_where_it_waits(lambda client: client.purge(tag) is not None):
+            return None
         return self._ask(lambda client: client.purge(tag), None)
+
+    def _is_done_where_it_waits(self, is_done: Callable[[ShardClient], bool]) -> bool:
+        """First where the shard was: what waits there in front of tier 2 would come back."""
+        former = self._homes.former
+        for home in former.with_waiting:
+            client = home.client
+            if client is None:
+                return False
+            try:
+                if not is_done(client):
+                    return False
+            except Lost as error:
+                former.lose(home, client, error)
+                return False
+        return True
 
     def _ask(self, ask: Callable[[ShardClient], T], if_lost: T) -> T:
         client = self._homes.client

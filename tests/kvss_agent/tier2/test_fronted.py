@@ -20,6 +20,7 @@ import pytest
 
 from kvss_agent.limits.background import Background
 from kvss_agent.shard.seal import Miss
+from kvss_agent.tier2 import fronted
 from kvss_agent.tier2.backend import Failed, Found, Outgoing, Progress, ignore_progress
 from kvss_agent.tier2.fronted import (
     COPIES,
@@ -768,3 +769,58 @@ def test_of_a_large_slot_only_the_file_is_held_in_memory(place: Place) -> None:
     assert len(content.obj) == PAGE
     held.set()
     backend.close()
+
+
+def part_of(shard: str) -> tuple[bytes, str]:
+    one = address_of(1)
+    return one.namespace, shard
+
+
+async def test_a_shard_that_leaves_has_what_waits_copied_behind_and_no_other(place: Place) -> None:
+    mine, others = [address_of(n) for n in range(3)], address_of(9, shard="other")
+    async with opened(place.backend(Writes.DISPLACED)) as store:
+        for address in (*mine, others):
+            assert await put(store, address) == Outcome.STORED
+        part = part_of(mine[0].shard)
+        assert await store.flush(part) == len(mine)
+        later = address_of(5)
+        assert await put(store, later) == Outcome.STORED
+        while await store.flush(part):  # noqa: ASYNC110 - of threads
+            await asyncio.sleep(0.01)
+        assert place.stored == {address.name for address in mine}, "not what has come since"
+        assert place.waiting == {later.name, others.name}
+        assert await store.flush(part_of("nobody's")) == 0
+
+
+async def test_what_waits_of_shards_that_are_gone_is_copied_behind_by_itself(place: Place) -> None:
+    mine, others = address_of(1), address_of(9, shard="other")
+    async with opened(place.backend(Writes.DISPLACED)) as store:
+        for address in (mine, others):
+            assert await put(store, address) == Outcome.STORED
+        assert store.orphans == 0, "nobody has said which shards there are"
+        store.attend([part_of(mine.shard)])
+        assert store.orphans == 1
+        await store.expire()
+        await until("it is behind", lambda: place.stored == {others.name})
+        assert (store.orphans, place.waiting) == (0, {mine.name})
+
+
+async def test_what_can_t_be_copied_is_dropped_in_the_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind = Faulty(place.behind)
+    address = address_of(1)
+    async with opened(place.backend(Writes.DISPLACED, behind=behind)) as store:
+        assert await put(store, address) == Outcome.STORED
+        behind.fail_with(errno.ETIMEDOUT)
+        part = part_of(address.shard)
+        assert [await store.flush(part) for _ in range(3)] == [1, 1, 1]
+        assert place.waiting == {address.name}
+        monkeypatch.setattr(fronted, "GIVE_UP_SECONDS", 0.0)
+        monkeypatch.setattr(fronted, "ASKED_SECONDS", -1.0)
+        assert await store.flush(part) == 1, "it was asked for the last time long ago"
+        monkeypatch.setattr(fronted, "ASKED_SECONDS", 60.0)
+        while await store.flush(part):  # noqa: ASYNC110 - of a thread that has its claim
+            await asyncio.sleep(0.01)
+        assert place.waiting == set()
+        assert store.stats().properties["given_up"] == 1

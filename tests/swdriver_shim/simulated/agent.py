@@ -18,6 +18,7 @@ from kvss_agent.mover import PythonMover
 from kvss_agent.shard.arena import Arena
 from kvss_agent.shard.hosted import HostedShard, ShardIdentity
 from kvss_agent.tier2.backend import Backend, Failed
+from kvss_agent.tier2.fronted import Fronted
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.store import Tier2
 from tests.kvss_agent.redundancy.one_store import OneStore
@@ -109,6 +110,7 @@ class Agent:
         self.is_heard = True  # by whoever connects
         self.ends: list[End] = []
         self.shards: dict[str, HostedShard] = {}
+        self.fronted: Fronted | None = None
         self.versions = (VERSION_MIN, turns.chance.choice((VERSION - 1, VERSION, VERSION)))
 
     @property
@@ -147,9 +149,10 @@ class Agent:
             stall_seconds=STALL_SECONDS,
             versions=self.versions,
         )
+        self.fronted = self.front.before(self.disk) if self.front else None
+        self.attend()
         for spec in self.specs.values():
             self.provide(spec)
-        self.fronted = self.front.before(self.disk) if self.front else None
         own = self.tier_requests, self.fronted or self.disk, self.caps
         for where, backend, caps in own, (redundant, self.fragments, ROOMY):
             asyncio.run_coroutine_threadsafe(self._open(where, backend, caps), self.loop)
@@ -170,7 +173,14 @@ class Agent:
                 self.turns.fail(error)
                 raise
 
+    def attend(self) -> None:
+        """As an agent does with each document."""
+        if self.is_up and self.fronted:
+            identities = [spec.identity for spec in self.specs.values()]
+            self.fronted.attend([(one.namespace, one.part) for one in identities])
+
     def provide(self, spec: Spec) -> None:
+        self.attend()
         arena = Arena.allocate(spec.identity.slot_bytes, spec.slots)
         self.shards[spec.identity.name] = HostedShard(
             spec.identity,

@@ -256,8 +256,7 @@ class Misfortune:
         at = self._chance.choice(self._world.places())
         target = self._chance.choice(self._world.agents)
         old = self._world.homes[at]
-        is_shared = self._world.is_shared and old.front is None
-        can = is_shared and target is not old and target.is_up and at not in self.moving
+        can = self._world.is_shared and target is not old and target.is_up and at not in self.moving
         if can and len(self.moving) < 2:
             self.moving.add(at)
             self._turns.start(lambda: self._move(at, old, target), "move", self._world.process)
@@ -299,7 +298,9 @@ class Misfortune:
         if is_moved:
             self._world.homes[at] = target
             self._seen["moved"] += 1
+            self._seen["moved away from a front"] += old.front is not None
         leaving.specs.pop(name, None)
+        leaving.attend()
         gone = leaving.shards.pop(name, None)
         if gone and leaving.is_up:
             self._turns.start(lambda: gone.end(Cause.GONE, "it was taken away"), "end", leaving.process)
