@@ -86,8 +86,8 @@ bench-engines: engines-environment ## measure what refilled prefixes save with a
 sim: dev-environment ## the deterministic simulations: make sim SEEDS=1000 STEPS=1000
 	SEEDS=$(SEEDS) STEPS=$(STEPS) SEED=$(SEED) LIFE=$(LIFE) $(IN) -m pytest -m sim -s -q $(if $(LIFE),-k "whatever_breaks or bad_network or newest_document") $(ARGS)
 
-sim-long: dev-environment ## the simulations with long runs on all cores: make sim-long MINUTES=60
-	$(IN) -m tests.long_lives --minutes $(MINUTES) --base $(or $(BASE),0) $(ARGS)
+sim-long: dev-environment ## the simulations with long runs: make sim-long MINUTES=60; also STEPS=1000000 WORLD=driver PROCESSES=1
+	$(IN) -m tests.long_lives --minutes $(MINUTES) --base $(or $(BASE),0) $(if $(STEPS),--steps $(STEPS)) $(if $(WORLD),--world $(WORLD)) $(if $(PROCESSES),--processes $(PROCESSES)) $(ARGS)
 
 manifests: dev-environment ## make the manifests in deploy/kubernetes of the Helm chart
 	$(IN) -m tests.kubernetes.chart

@@ -1,6 +1,9 @@
 """Long lives of the simulations, for as many minutes as it is told, on all cores at the lowest priority.
 
     make sim-long MINUTES=60
+    make sim-long STEPS=1000000 WORLD=driver PROCESSES=1 MINUTES=240
+
+The second one ends with so many steps of one world, or when its time is over.
 
 Lives have 1,000 to 20,000 steps, every fourth a few hundred. Seeds go up from a base that is printed:
 the time, unless BASE says another. A life that fails is shrunk, and what repeats it is printed and
@@ -11,6 +14,7 @@ if a process did not come back.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import multiprocessing
 import os
@@ -58,10 +62,10 @@ class Sum:
     seen: Counter[str] = field(default_factory=Counter)
 
 
-def life_of(seed: int) -> Life:
-    """Its length is spread evenly over the orders of magnitude."""
+def life_of(seed: int, only: str = "") -> Life:
+    """Its length is spread evenly over the orders of magnitude. `only`: of this world."""
     chance = random.Random(f"length of {seed}")
-    world = {0: "plane", 3: "documents"}.get(seed % OTHERS_EVERY, "driver")
+    world = only or {0: "plane", 3: "documents"}.get(seed % OTHERS_EVERY, "driver")
     if seed % 4 == 1:
         return Life.of(world, seed, chance.randint(*SHORT))
     spread = chance.uniform(math.log(SHORTEST), math.log(LONGEST))
@@ -88,16 +92,25 @@ def begin() -> None:
     sys.unraisablehook = lambda _: None
 
 
-def lives_until(until: float, base: int, shrink_seconds: float) -> Iterator[tuple[Life, float, float]]:
-    seed = base
-    while time.monotonic() < until:
-        yield life_of(seed), until, shrink_seconds
-        seed += 1
+def lives_until(
+    until: float, base: int, shrink_seconds: float, steps: int = 0, only: str = ""
+) -> Iterator[tuple[Life, float, float]]:
+    """`steps`: of all of them together, where there is a bound. The last one is cut to it."""
+    left = steps or sys.maxsize
+    for seed in itertools.count(base):
+        if time.monotonic() >= until or left <= 0:
+            return
+        life = life_of(seed, only)
+        life = Life(life.world, seed, life.steps[:left])
+        left -= len(life.steps)
+        yield life, until, shrink_seconds
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--steps", type=int, default=0, help="of all lives together, at most")
+    parser.add_argument("--world", choices=[*WORLDS], default="", help="lives of this one only")
     parser.add_argument("--base", type=int, default=0, help="the first seed; by default from the time")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--shrink-seconds", type=float, default=180)
@@ -106,13 +119,15 @@ def main() -> int:
     ends_at = datetime.now().astimezone() + timedelta(minutes=options.minutes)
     print(
         f"Seeds from {base} on, {options.processes} processes, until {ends_at:%H:%M:%S}. "
-        f"The same again: make sim-long MINUTES={options.minutes:g} BASE={base}",
+        f"The same again: make sim-long MINUTES={options.minutes:g} BASE={base}"
+        f"{f' STEPS={options.steps}' if options.steps else ''}"
+        f"{f' WORLD={options.world}' if options.world else ''}",
         flush=True,
     )
     sums, failures, began = {world: Sum() for world in WORLDS}, 0, time.monotonic()
     until, told_at = began + 60 * options.minutes, began
     with multiprocessing.Pool(options.processes, begin, maxtasksperchild=LIVES_A_PROCESS) as pool:
-        asked = lives_until(until, base, options.shrink_seconds)
+        asked = lives_until(until, base, options.shrink_seconds, options.steps, options.world)
         pending = [pool.apply_async(live, (one,)) for one in islice(asked, options.processes)]
         while pending and time.monotonic() < until + options.shrink_seconds + PATIENCE_SECONDS:
             pending[0].wait(1.0)

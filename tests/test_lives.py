@@ -11,6 +11,7 @@ import pytest
 
 from swdriver_shim.cache.displacement.cost import Cost
 from tests.lives import Failure, Life, shrink
+from tests.long_lives import lives_until
 from tests.worlds import WORLDS
 
 
@@ -89,3 +90,11 @@ def test_a_fault_of_the_driver_is_found_and_shrunk(monkeypatch: pytest.MonkeyPat
     again = small.life.failure(WORLDS)
     assert again
     assert again.sign == failure.sign
+
+
+def test_long_lives_end_with_their_steps_and_keep_to_their_world() -> None:
+    lives = [life for life, _, _ in lives_until(math.inf, 3, 1.0, 50_000, "plane")]
+    assert sum(len(life.steps) for life in lives) == 50_000
+    assert {life.world for life in lives} == {"plane"}
+    assert [life.seed for life in lives] == [*range(3, 3 + len(lives))]
+    assert not [*lives_until(0.0, 3, 1.0)], "their time is over"

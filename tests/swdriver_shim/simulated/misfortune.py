@@ -38,7 +38,7 @@ class Misfortune:
             (self.be_deaf, 1),
             (self.crash, 1.5),
             (self.resize, 2),
-            (self.move, 2),
+            (self.move, 5),
             (self.flip, 5),
             (self.spoil, 4),
             (self.fail, 1),
