@@ -151,7 +151,7 @@ class Agent:
         )
         self.fronted = self.front.before(self.disk) if self.front else None
         self.attend()
-        for spec in self.specs.values():
+        for spec in list(self.specs.values()):  # others may move here meanwhile
             self.provide(spec)
         own = self.tier_requests, self.fronted or self.disk, self.caps
         for where, backend, caps in own, (redundant, self.fragments, ROOMY):
