@@ -4,8 +4,8 @@
 
 Encoding is on memory as it is, compared with its goal in GB/s of data, and with memcpy of the same data.
 The rest is of real agents with their stores on one disk, which is what they share here and would not
-elsewhere: written bytes compared with (k+m)/k, columns that are recalled with one agent dead compared
-with all alive, evicts to another shard while columns are repaired compared with evicts alone, and the
+elsewhere: written bytes compared with (k+m)/k, what recalls wait longer for an agent that stands still,
+columns that are recalled with one agent dead compared with all alive, evicts to another shard while columns are repaired compared with evicts alone, and the
 columns of a node that has died with its memory and disk: how many are hits at the next one, and how fast
 they get to the driver compared with the memory that they were in before.
 """
@@ -199,6 +199,21 @@ def _dead_node(
     ]
 
 
+def _stopped_holder(holder: Agent, client: ShardClient, count: int, healthy: float) -> list[Row]:
+    """What a recall of all columns takes longer while an agent with a fragment of each stands still: the
+    first, which finds out, and the one after it."""
+    holder.process.suspend()
+    try:
+        first, second = (_recalled(client, count) for _ in range(2))
+    finally:
+        holder.process.resume()
+    more = {"healthy s": healthy}
+    return [
+        Row("redundancy.stopped_holder.first", first - healthy, "s", more=more),
+        Row("redundancy.stopped_holder.next", second - healthy, "s", more=more),
+    ]
+
+
 def _evicts(client: ShardClient, memory: Memory, count: int) -> list[float]:
     def evict(number: int) -> None:
         slot = number % COLUMNS
@@ -232,6 +247,7 @@ def _agents(*, quick: bool) -> list[Row]:
 
         progress("columns are recalled, with all agents alive and with one dead")
         healthy = [_recalled(client, count) for _ in range(rounds)]
+        rows += _stopped_holder(holders[0], client, count, statistics.median(healthy))
         holders[0].process.kill()
         _recalled(client, count)  # the first one finds out
         degraded = [_recalled(client, count) for _ in range(rounds)]
