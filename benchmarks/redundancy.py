@@ -5,9 +5,10 @@
 Encoding is on memory as it is, compared with its goal in GB/s of data, and with memcpy of the same data.
 The rest is of real agents with their stores on one disk, which is what they share here and would not
 elsewhere: written bytes compared with (k+m)/k, what recalls wait longer for an agent that stands still,
-columns that are recalled with one agent dead compared with all alive, evicts to another shard while columns are repaired compared with evicts alone, and the
-columns of a node that has died with its memory and disk: how many are hits at the next one, and how fast
-they get to the driver compared with the memory that they were in before.
+columns that are recalled with one agent dead compared with all alive, evicts to another shard while
+columns are repaired compared with evicts alone, and the columns of a node that has died with its memory
+and disk: how many are hits at the next one, and how fast they get to the driver compared with the memory
+that they were in before.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from swdriver_shim.cache.displacement.competition import (
     Miniature,
     Standing,
 )
-from swdriver_shim.cache.displacement.cost import Cost
+from swdriver_shim.cache.displacement.cost import _SLACK, Cost
 from swdriver_shim.cache.displacement.leaves import Leaves
 from swdriver_shim.cache.displacement.lru import Lru
 from swdriver_shim.cache.displacement.returns import SAMPLE_MAX, Returns, age_of
@@ -549,3 +549,17 @@ class TestCompetition:
                 driver.displace(float(number))
         assert policy.standings == tuple(Standing(name, 0.0) for name in COMPETING)
         assert not any(map(sum, policy._returns._ended)), "it was no return within a moment"
+
+
+def test_a_leaf_that_is_let_go_and_is_worth_as_little_as_the_last_victim_leaves_no_entry() -> None:
+    """Found by `make sim-long` (driver:20074): one more entry than a heap may have."""
+    cost: Cost[Column] = Cost()
+    driver = Driver(cost)
+    columns = [driver.store(f"{number}", 0.0) for number in range(_SLACK + 40)]
+    for column in columns[: len(columns) - 20]:  # until as many are stale as may be
+        driver.remove(column)
+    assert cost._entries == 2 * len(cost._waiting) + _SLACK
+    assert driver.policy.victim(0.0)
+    columns[-1].ref_count += 1
+    driver.release(columns[-1])
+    check_integrity(cost, driver.columns.values())

@@ -104,7 +104,7 @@ class Cost(DisplacementPolicy[C]):
     def leaf(self, column: C) -> None:
         kind, at = _rank(column)
         if (kind, at) == self._front_rank and (self._front is None or self._front is column):
-            self._waiting.pop(column, None)
+            self._forget(column)
             self._front = column
         else:
             self._queue(column, kind, at)
