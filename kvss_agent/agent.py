@@ -78,7 +78,7 @@ class Agent:
             lambda: list(self.stores.retiring().values()),
             self.redundant,
         )
-        self.borrowing = Borrowing(asyncio.get_running_loop(), self.shards, self._shown_to_agents)
+        self.borrowing = Borrowing(self.shards, self._shown_to_agents)
         self.plane = DataPlane(
             self.shards,
             {},

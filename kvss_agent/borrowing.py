@@ -7,7 +7,6 @@ the lender has to be trusted with nothing, and what it costs is bounded: a borro
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import threading
@@ -16,22 +15,22 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kvss_agent import native
 from kvss_agent.client.connection import Address, Credentials, Lost
 from kvss_agent.client.interface import Wanted
 from kvss_agent.client.requests import Requests
+from kvss_agent.clock import FOREVER, Clock
 from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.wire import Lender, Tier, TierAnswer
 from kvss_agent.limits.background import Background, Totals
-from kvss_agent.mover import Mover
 from kvss_agent.shard import seal
-from kvss_agent.shard.core import LEASE_SECONDS_MAX, Request, Serve, Verb
+from kvss_agent.shard.core import LEASE_SECONDS_MAX, Request, Serve, Verb, batches
 from kvss_agent.shard.hosted import HostedShard
 from kvss_agent.shard.own_member import OwnMember
-from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss, Transfer
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +53,20 @@ Answers = tuple[Answer, ...]
 Then = Callable[[Answers, tuple[int, ...]], None]
 
 
+class Place(NamedTuple):
+    """A slot that is open for a column."""
+
+    memory: memoryview
+    column: Column  # sequence: as which evict it is sealed
+    source: int  # the lender's slot
+
+
 class From(Protocol):
     """Where columns are borrowed."""
 
-    def read(self, wanted: Sequence[Wanted], into: Sequence[memoryview]) -> Iterator[Header | Miss]:
-        """Copy columns to the front of `into`, one after the other. Raises Lost and Breach."""
+    def fill(self, places: Sequence[Place]) -> Iterator[Header | Miss]:
+        """Bring columns to their places and seal them there, one after the other. Raises Lost and
+        Breach."""
 
     def hang_up(self) -> None:
         """End what is being read."""
@@ -127,21 +135,24 @@ class _FromAgent:
         self._ended = threading.Event()
         self._has_turn = False
 
-    def read(self, wanted: Sequence[Wanted], into: Sequence[memoryview]) -> Iterator[Header | Miss]:
+    def fill(self, places: Sequence[Place]) -> Iterator[Header | Miss]:
         way, requests, at = self._way, self._requests, 0
-        while at < len(wanted):
+        while at < len(places):
             with self._turn():
                 self._ended.wait(way.background.rest(time.monotonic()))
                 self._check_runs()
-                end = at + max(1, way.background.piece() // self._slot_bytes)
+                piece = places[at : at + max(1, way.background.piece() // self._slot_bytes)]
+                wanted = [Wanted(one.source, one.column) for one in piece]
+                into = [one.memory[HEADER_BYTES:] for one in piece]
                 began = time.monotonic()
-                found = requests.refill(wanted[at:end], into[at:end], 0, 0.0, of_any_evict=True)
+                found = requests.refill(wanted, into, 0, 0.0, of_any_evict=True)
                 now = time.monotonic()
                 size = sum(one.length for one in found if isinstance(one, Header))
                 way.background.moved(size, now - began, now)
                 way.used_at = now
-            at = end
-            yield from found
+            at += len(piece)
+            for place, header in zip(piece, found, strict=True):
+                yield seal.close_slot(place.memory, place.column, header)
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -172,49 +183,61 @@ class _FromHere:
         self._shard = shard
         self._member = OwnMember(shard, driver, lambda: None)
 
-    def read(self, wanted: Sequence[Wanted], into: Sequence[memoryview]) -> Iterator[Header | Miss]:
-        shard, member, mover = self._shard, self._member, native.current()
-        asked = [one.slot for one in wanted]
+    def fill(self, places: Sequence[Place]) -> Iterator[Header | Miss]:
+        shard, member = self._shard, self._member
+        asked = [one.source for one in places]
         request = Request(Verb.REFILL, member.number, 1, 0, asked, 0.0, LEASE_SECONDS_MAX)
         with member.attached():
             serve = member.ask(request)
             if not isinstance(serve, Serve):
                 raise Lost("the shard takes no more readers now")
             try:
-                for slot, one, place in zip(serve.slots, wanted, into, strict=True):
-                    if isinstance(slot, Miss):
-                        yield slot
-                    else:
-                        yield _copy(shard.arena.slot(slot), one.column, place, mover)
+                for piece in batches(
+                    zip(serve.slots, places, strict=True),
+                    max(1, PIECE_BYTES // shard.identity.slot_bytes),
+                ):
+                    if member.closed:
+                        raise member.closed
+                    yield from self._fill(piece)
             finally:
                 shard.done(serve.lease, member)
+
+    def _fill(self, piece: Sequence[tuple[int | Miss, Place]]) -> Iterator[Header | Miss]:
+        try:
+            transfers = [
+                Transfer(self._shard.arena.slot(slot), place.memory, place.column)
+                for slot, place in piece
+                if not isinstance(slot, Miss)
+            ]
+        except IndexError as error:
+            raise Lost("the shard has ended") from error
+        found = iter(seal.transfer_all(transfers, native.current()))
+        for slot, _ in piece:
+            yield slot if isinstance(slot, Miss) else next(found)
 
     def hang_up(self) -> None:
         self._member.close(Cause.GONE, "the borrow was given up")
 
 
-def _copy(slot: memoryview, wanted: Column, into: memoryview, mover: Mover) -> Header | Miss:
-    found = seal.identify_any(slot[:HEADER_BYTES], wanted.key, wanted.tag)
-    if isinstance(found, Miss):
-        return found
-    return seal.copy_out(slot, wanted._replace(sequence=found.sequence), into, mover)
-
-
 class _Borrow:
     """One request. `run` fills slots in a thread, until `give_up`."""
 
-    def __init__(self, shard: HostedShard, asked: Tier, slots: Sequence[int | Miss]) -> None:
+    def __init__(
+        self, shard: HostedShard, asked: Tier, slots: Sequence[int | Miss], *, is_here: bool
+    ) -> None:
+        """`is_here`: the lender's shard is of this agent."""
         self.answers: list[Answer] = [slot if isinstance(slot, Miss) else Miss.LOST for slot in slots]
         self.bytes = 0
+        self.is_here = is_here
+        self.is_given_up = False
         self._shard, self._asked, self._slots = shard, asked, slots
         self._lock = threading.Lock()
         self._from: From | None = None
-        self._is_given_up = False
 
     def give_up(self) -> bool:
         """Whether slots may still be written to until `run` ends, which is soon then."""
         with self._lock:
-            self._is_given_up = True
+            self.is_given_up = True
             if self._from is None:
                 return False
         self._from.hang_up()
@@ -228,7 +251,7 @@ class _Borrow:
             log.debug("Nothing can be borrowed from %s: %s", self._asked.lender, error)
             return
         with self._lock:
-            if self._is_given_up:
+            if self.is_given_up:
                 return
             self._from = found
         try:
@@ -239,80 +262,83 @@ class _Borrow:
     def _fill(self, found: From) -> None:
         shard, asked = self._shard, self._asked
         places: list[int] = []
-        memories: list[memoryview] = []
-        for place, slot in enumerate(self._slots):
+        open_: list[Place] = []
+        last = shard.core.accepted
+        for place, (slot, one) in enumerate(zip(self._slots, asked.columns, strict=True)):
             if isinstance(slot, Miss):
                 continue
             try:
                 memory = shard.arena.slot(slot)
             except IndexError:  # the shard has ended
                 continue
-            if seal.is_newer(memory, asked.after, shard.core.accepted):
+            if seal.is_newer(memory, asked.after, last):
                 self.answers[place] = Miss.STALE
                 continue
-            seal.open_slot_for(memory, asked.after, asked.columns[place].tag)
+            seal.open_slot_for(memory, asked.after, one.tag)
             places.append(place)
-            memories.append(memory)
-        columns = [asked.columns[place] for place in places]
-        wanted = [Wanted(one.note, Column(one.key, one.tag, 0)) for one in columns]
-        into = [memory[HEADER_BYTES:] for memory in memories]
+            open_.append(Place(memory, Column(one.key, one.tag, asked.after), one.note))
         done = 0
         try:
-            if wanted:
-                for header in found.read(wanted, into):
-                    self._finish(places[done], memories[done], header)
+            if open_:
+                for header in found.fill(open_):
+                    self._note(places[done], open_[done], header)
                     done += 1
         except (Lost, Breach) as error:
             log.debug("Nothing more is borrowed from %s: %s", asked.lender, error)
         finally:
-            for place, memory in zip(places[done:], memories[done:], strict=True):
-                self._finish(place, memory, Miss.LOST)
+            for number, left in zip(places[done:], open_[done:], strict=True):
+                self._note(number, left, Miss.LOST)
 
-    def _finish(self, place: int, memory: memoryview, header: Header | Miss) -> None:
-        """What has come is sealed as of now; of what has not, nothing stays."""
-        after, tag = self._asked.after, self._asked.columns[place].tag
-        if isinstance(header, Header) and not seal.is_open_for(memory, after, tag):
-            header = Miss.ABSENT  # it was purged meanwhile
+    def _note(self, number: int, place: Place, header: Header | Miss) -> None:
+        """What became of a column. Of one that has not come, nothing stays."""
         if isinstance(header, Miss):
-            seal.clear(memory, after, scrub=True)
-            self.answers[place] = header
-            return
-        column = Column(header.key, header.tag, after)
-        memory[:HEADER_BYTES] = seal.pack(column, header.tokens, header.length, header.checksum)
-        self.answers[place] = TierAnswer.DONE
-        self.bytes += header.length
+            seal.clear(place.memory, place.column.sequence, scrub=True)
+            self.answers[number] = header
+        else:
+            self.answers[number] = TierAnswer.DONE
+            self.bytes += header.length
 
 
 class Borrowing:
-    """`start` may be called from any thread; the rest belongs to the event loop."""
+    """Each borrow has a thread, and is answered from there, or when its time is over."""
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        shards: Mapping[str, HostedShard],
-        credentials: Callable[[str], Credentials],
+        self, shards: Mapping[str, HostedShard], credentials: Callable[[str], Credentials]
     ) -> None:
         """`shards`: of this agent. `credentials`: what is shown to other agents in a driver's name.
         Raises Lost if there are none."""
         self.borrowed = Borrowed()
         self.totals = Totals()
-        self._loop = loop
         self._shards = shards
         self._credentials = credentials
         self._ways: OrderedDict[tuple[str, str, str], _Way] = OrderedDict()
         self._lock = threading.Lock()
-        self._running: Counter[str] = Counter()  # by driver
+        self._running: Counter[str] = Counter()  # threads, by driver
+        self._unanswered: dict[_Borrow, tuple[float, Then]] = {}  # until when, by `time.monotonic`
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="borrow")
+        self._clock = Clock(self._tick, "borrow clock")
 
     def start(self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...], then: Then) -> None:
-        driver = shard.identity.driver
-        with self._lock:
-            is_refused = self._running[driver] >= OF_DRIVER_AT_ONCE or self._running.total() >= AT_ONCE
-            self._running[driver] += not is_refused
-        if is_refused or asked.lender is None:
+        driver, lender = shard.identity.driver, asked.lender
+        if lender is None:
             then(tuple(Miss.REFUSED for _ in slots), ())
+            return
+        borrow = _Borrow(shard, asked, slots, is_here=lender.shard in self._shards)
+        until = time.monotonic() + min(lender.seconds, SECONDS_MAX)
+        with self._lock:
+            is_full = self._running[driver] >= OF_DRIVER_AT_ONCE or self._running.total() >= AT_ONCE
+            if not is_full:
+                self._running[driver] += 1
+                self._unanswered[borrow] = until, then
+        if is_full:
+            then(tuple(Miss.REFUSED for _ in slots), ())
+            return
+        try:
+            self._threads.submit(self._run, borrow, lambda: self._find(shard, lender), driver)
+        except RuntimeError:  # closed
+            self._answer(borrow)
         else:
-            asyncio.run_coroutine_threadsafe(self._run(shard, asked, slots, then), self._loop)
+            self._clock.at(until)
 
     def close(self) -> None:
         with self._lock:
@@ -320,32 +346,48 @@ class Borrowing:
         for way in ways:
             way.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._clock.stop()
 
-    async def _run(
-        self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...], then: Then
-    ) -> None:
-        lender, driver = asked.lender, shard.identity.driver
-        assert lender is not None  # noqa: S101 - `start` has seen to it
-        borrow = _Borrow(shard, asked, slots)
+    def _run(self, borrow: _Borrow, find: Callable[[], From], driver: str) -> None:
         try:
-            work = self._loop.run_in_executor(
-                self._threads, borrow.run, lambda: self._find(shard, lender)
-            )
-            work.add_done_callback(lambda _: self._ended(driver))
-            done, _ = await asyncio.wait({work}, timeout=min(lender.seconds, SECONDS_MAX))
-            if not done:
-                self.borrowed.late += 1
-                if borrow.give_up():
-                    await asyncio.wait({work})
+            borrow.run(find)
         finally:
-            self._count(borrow, is_here=lender.shard in self._shards)
-            then(tuple(borrow.answers), ())
-            self._loop.call_later(IDLE_SECONDS, self._close_idle)
+            with self._lock:  # a thread that hangs counts, also when its borrow was answered
+                self._running[driver] -= 1
+            self._answer(borrow)
 
-    def _ended(self, driver: str) -> None:
-        """Its thread has: one that hangs counts, also when its borrow was answered."""
+    def _answer(self, borrow: _Borrow) -> None:
+        """Once, by whoever comes first."""
         with self._lock:
-            self._running[driver] -= 1
+            _, then = self._unanswered.pop(borrow, (0.0, None))
+        if then is None:
+            return
+        self._count(borrow)
+        then(tuple(borrow.answers), ())
+
+    def _tick(self) -> float:
+        """End what is late, and connections that nobody uses; when to come again."""
+        now = time.monotonic()
+        with self._lock:
+            late = [borrow for borrow, (until, _) in self._unanswered.items() if until <= now]
+            idle = [name for name, way in self._ways.items() if way.used_at + IDLE_SECONDS <= now]
+            closing = [self._ways.pop(name) for name in idle]
+        for way in closing:
+            way.close()
+        for borrow in late:
+            self._end(borrow)
+        with self._lock:
+            ends = [until for borrow, (until, _) in self._unanswered.items() if not borrow.is_given_up]
+            ends += [way.used_at + IDLE_SECONDS for way in self._ways.values()]
+        return min(ends, default=FOREVER)
+
+    def _end(self, borrow: _Borrow) -> None:
+        """Its time is over. If it is writing to slots, its thread answers, soon."""
+        if borrow.is_given_up:
+            return
+        self.borrowed.late += 1
+        if not borrow.give_up():
+            self._answer(borrow)
 
     def _find(self, shard: HostedShard, lender: Lender) -> From:
         """Raises Lost."""
@@ -369,6 +411,7 @@ class Borrowing:
             self._ways.move_to_end(name)
             way.used_at = time.monotonic()
             least = self._ways.popitem(last=False)[1] if len(self._ways) > WAYS_MAX else None
+        self._clock.at(way.used_at + IDLE_SECONDS)
         if least:
             least.close()
         return way
@@ -376,17 +419,9 @@ class Borrowing:
     def _shown(self, driver: str) -> Credentials:
         return self._credentials(driver)
 
-    def _close_idle(self) -> None:
-        before = time.monotonic() - IDLE_SECONDS
-        with self._lock:
-            idle = [name for name, way in self._ways.items() if way.used_at <= before]
-            ways = [self._ways.pop(name) for name in idle]
-        for way in ways:
-            way.close()
-
-    def _count(self, borrow: _Borrow, *, is_here: bool) -> None:
+    def _count(self, borrow: _Borrow) -> None:
         with self.borrowed.lock:
-            self.borrowed.bytes["same_agent" if is_here else "other_agent"] += borrow.bytes
+            self.borrowed.bytes["same_agent" if borrow.is_here else "other_agent"] += borrow.bytes
             for answer in borrow.answers:
                 if isinstance(answer, Miss):
                     self.borrowed.missed[answer] += 1

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from kvss_agent.clock import FOREVER, Clock
 from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane import wire
 from kvss_agent.data_plane.breach import Cause
@@ -27,7 +28,6 @@ from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.limits.admission import Admission, Places
 from kvss_agent.limits.origins import origin_of_socket
 from kvss_agent.shard.hosted import HostedShard
-from kvss_agent.shard.leases import FOREVER
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class DataPlane:
         self._numbers = 0
         self._lock = threading.Lock()
         self._stopping = False
-        self._clock = Clock(self.shards)
+        self._clock = Clock(self._tick, "clock")
 
     @property
     def connections(self) -> int:
@@ -87,6 +87,9 @@ class DataPlane:
     def wake(self, moment: float) -> None:
         """A shard has to be ticked at this moment. Give this to the shards."""
         self._clock.at(moment)
+
+    def _tick(self) -> float:
+        return min((shard.tick() for shard in list(self.shards.values())), default=FOREVER)
 
     def latencies_of(self, shard: str) -> Latencies:
         return self.latencies.setdefault(shard, Latencies())
@@ -199,40 +202,6 @@ class DataPlane:
         with self._lock:
             self.admission.leave(connection)
             self._connections.pop(connection.number, None)
-
-
-class Clock:
-    """Ticks the shards when their time has come. Asleep while none waits for anything."""
-
-    def __init__(self, shards: Mapping[str, HostedShard]) -> None:
-        self._shards = shards
-        self._next = FOREVER
-        self._stopped = False
-        self._changed = threading.Condition()
-        self._thread = spawn(self._run, name="clock")
-
-    def at(self, moment: float) -> None:
-        if moment < self._next:
-            with self._changed:
-                self._next = min(self._next, moment)
-                self._changed.notify()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._stopped and (wait := self._next - time.monotonic()) > 0:
-                    self._changed.wait(None if wait == FOREVER else wait)
-                if self._stopped:
-                    return
-                self._next = FOREVER
-            for shard in list(self._shards.values()):
-                self.at(shard.tick())
 
 
 def remove_dead_socket(path: Path) -> None:

@@ -2,8 +2,8 @@
    instead of thirty times, which is what small columns spend their time on. The layout of the header is
    explained there; it is little-endian everywhere.
 
-   Justified by shm.refill_view.*.native (`verify_column`; also of each tier2.spill) and, through window.c,
-   by shm.evict.64KiB.native and shm.refill_copy.64KiB.native. */
+   Justified by shm.refill_view.*.native (`verify_column`; also of each tier2.spill), by p2p.refill.here.256KiB
+   (`transfer_columns`) and, through window.c, by shm.evict.64KiB.native and shm.refill_copy.64KiB.native. */
 
 #include "native.h"
 
@@ -200,6 +200,143 @@ static PyObject *verify_column(PyObject *self, PyObject *const *arguments, Py_ss
     return made;
 }
 
+/* A sealed column on its way from a slot to another one, which is open for it. */
+typedef struct {
+    Py_buffer slot, into;
+    Column column; /* sequence: as which evict it is sealed there */
+    uint8_t header[HEADER];
+    size_t length;
+    enum miss miss;
+} Transfer;
+
+static bool is_open_for(const uint8_t *slot, const Column *column)
+{
+    uint8_t mark[AT_KEY] = {'T', 'I', 'D', 'E', VERSION, OPEN};
+    put(mark + AT_SEQUENCE, column->sequence, 8);
+    return memcmp(slot, mark, AT_KEY) == 0 && memcmp(slot + AT_TAG, column->tag, KEY) == 0;
+}
+
+/* Look whether the slot holds the column, whichever evict wrote it. */
+static void identify_source(Transfer *one)
+{
+    Column expected = one->column;
+    memcpy(one->header, one->slot.buf, HEADER);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    expected.sequence = get(one->header + AT_SEQUENCE, 8);
+    one->miss = identified(one->header, &expected);
+    one->length = get(one->header + AT_LENGTH, 4);
+    if (one->miss == NO_MISS && one->length > (size_t)one->into.len - HEADER)
+        one->miss = CORRUPT;
+}
+
+/* Seal what has arrived, unless it is not what was sealed before, or the slot was purged meanwhile. */
+static void seal_transferred(Transfer *one, uint64_t sum)
+{
+    if (sum != get(one->header + AT_CHECKSUM, 8)) {
+        one->miss = memcmp(one->header, one->slot.buf, HEADER) == 0 ? CORRUPT : TORN;
+        return;
+    }
+    put(one->header + AT_SEQUENCE, one->column.sequence, 8);
+    put(one->header + CHECKED, check_of_header(one->header), 4);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    if (is_open_for(one->into.buf, &one->column))
+        memcpy(one->into.buf, one->header, HEADER);
+    else
+        one->miss = ABSENT;
+}
+
+/* A seal.Transfer: slot, into, column. False, with an exception, if it is something else. */
+static bool transfer_of(PyObject *given, Transfer *one)
+{
+    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 3) {
+        PyErr_SetString(PyExc_TypeError, "a transfer is a slot, a slot that it goes into, and a column");
+        return false;
+    }
+    if (PyObject_GetBuffer(PyTuple_GET_ITEM(given, 0), &one->slot, PyBUF_SIMPLE) < 0 ||
+        PyObject_GetBuffer(PyTuple_GET_ITEM(given, 1), &one->into, PyBUF_WRITABLE) < 0 ||
+        !column_of(PyTuple_GET_ITEM(given, 2), &one->column))
+        return false;
+    const uintptr_t from = (uintptr_t)one->slot.buf, to = (uintptr_t)one->into.buf;
+    const size_t room = (size_t)one->slot.len;
+    if (one->slot.len < HEADER || one->into.len != one->slot.len) {
+        PyErr_Format(PyExc_ValueError, "slots of %zd and %zd bytes", one->slot.len, one->into.len);
+        return false;
+    }
+    if (to < from + room && from < to + room) {
+        PyErr_SetString(PyExc_ValueError, "a slot is not transferred to itself");
+        return false;
+    }
+    return true;
+}
+
+/* All of them, for which the interpreter's lock is released once. A short one needs it for its checksum. */
+static bool transfer_all(Transfer *all, Py_ssize_t count)
+{
+    PyThreadState *released = PyEval_SaveThread();
+    for (Transfer *one = all; one < all + count; one++) {
+        identify_source(one);
+        if (one->miss == NO_MISS && one->length > SHORT_MAX) {
+            uint8_t *into = (uint8_t *)one->into.buf + HEADER;
+            const bool streams = one->length >= STREAM_IN_FROM && (uintptr_t)into % STRIPE == 0;
+            const uint8_t *from = (const uint8_t *)one->slot.buf + HEADER;
+            seal_transferred(one, copied(into, from, one->length, streams ? STREAMED : PLAIN));
+        }
+    }
+    PyEval_RestoreThread(released);
+    for (Transfer *one = all; one < all + count; one++)
+        if (one->miss == NO_MISS && one->length <= SHORT_MAX) {
+            uint64_t sum;
+            if (!moved_payload(
+                    (uint8_t *)one->into.buf + HEADER, (const uint8_t *)one->slot.buf + HEADER, one->length,
+                    STREAM_IN_FROM, &sum))
+                return false;
+            seal_transferred(one, sum);
+        }
+    return true;
+}
+
+static PyObject *transfer_columns(PyObject *self, PyObject *given)
+{
+    (void)self;
+    if (header_type == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "bind() has not been called");
+        return NULL;
+    }
+    PyObject *items = PySequence_Tuple(given); /* nobody else changes this one */
+    if (items == NULL)
+        return NULL;
+    const Py_ssize_t count = PyTuple_GET_SIZE(items);
+    Transfer *all = PyMem_Calloc((size_t)count, sizeof *all);
+    PyObject *made = NULL;
+    if (all == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!transfer_of(PyTuple_GET_ITEM(items, i), all + i))
+            goto done;
+    if (!transfer_all(all, count))
+        goto done;
+    made = PyList_New(count);
+    for (Py_ssize_t i = 0; made != NULL && i < count; i++) {
+        const Transfer *one = all + i;
+        PyObject *found =
+            one->miss == NO_MISS ? header_of(one->header, &one->column) : Py_NewRef(misses[one->miss]);
+        if (found == NULL)
+            Py_CLEAR(made);
+        else
+            PyList_SET_ITEM(made, i, found);
+    }
+done:
+    for (Py_ssize_t i = 0; all != NULL && i < count; i++) {
+        PyBuffer_Release(&all[i].slot);
+        PyBuffer_Release(&all[i].into);
+    }
+    PyMem_Free(all);
+    Py_DECREF(items);
+    return made;
+}
+
 static PyObject *bind(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
@@ -218,6 +355,7 @@ int add_columns(PyObject *module)
 {
     static PyMethodDef methods[] = {
         {"verify_column", FAST(verify_column), "seal.verify(slot, column)"},
+        {"transfer_columns", transfer_columns, METH_O, "seal.transfer for each of these (slot, into, column)"},
         {"_bind", FAST(bind), "What is answered with: seal.Header, and ABSENT, TORN, STALE, FOREIGN, CORRUPT."},
         {NULL, NULL, 0, NULL},
     };

@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import threading
+from collections.abc import Sequence
 from enum import StrEnum
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
@@ -18,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 from kvss_agent.mover import PYTHON, Mover
 from kvss_agent.native import builder
 from kvss_agent.native.builder import Unavailable
-from kvss_agent.shard.seal import Column, Header, Miss
+from kvss_agent.shard.seal import Column, Header, Miss, Transfer
 
 _MODULE = "kvss_agent._native"
 _LENGTHS_TRIED = (0, 240, 241, 1024, 1025, 70_000)
@@ -34,6 +35,9 @@ class NativeMover(Mover, Protocol):
 
     def verify_column(self, slot: memoryview, column: Column, /) -> Header | Miss:
         """`seal.verify`"""
+
+    def transfer_columns(self, transfers: Sequence[Transfer], /) -> list[Header | Miss]:
+        """`seal.transfer` for each"""
 
     def _bind(self, *answers: object) -> None: ...
 

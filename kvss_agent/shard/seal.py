@@ -23,7 +23,7 @@ reorder stores the mark may lie; the checksum does not.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
 from typing import Final, NamedTuple
@@ -83,6 +83,14 @@ class Header(NamedTuple):
     tag: bytes
     checksum: int
     length: int
+
+
+class Transfer(NamedTuple):
+    """A column that goes from a slot into another one of the same size, which is open for it."""
+
+    slot: memoryview
+    into: memoryview
+    column: Column  # sequence: as which evict it is sealed there
 
 
 def pack(column: tuple[bytes, bytes, int], tokens: int, length: int, checksum: int) -> bytes:
@@ -219,6 +227,39 @@ def copy_out(
         raise ValueError(f"a payload of {length} bytes does not fit {room}")
     arrived = mover.copy_out(into if length == room else into[:length], payload)
     return found if arrived == found.checksum else _why_not(slot, found)
+
+
+def transfer(one: Transfer, mover: Mover = PYTHON) -> Header | Miss:
+    """Copy a column, whichever evict wrote it, into a slot that `open_slot_for` has opened for `column`,
+    and seal it there as that.
+
+    It is checked where it has arrived. On a miss, `into` may hold anything, unsealed.
+    """
+    slot, into, column = one
+    if len(slot) != len(into):
+        raise ValueError(f"slots of {len(slot)} and {len(into)} bytes")
+    found = identify_any(slot[:HEADER_BYTES], column.key, column.tag)
+    if isinstance(found, Header):
+        found = copy_out(slot, column._replace(sequence=found.sequence), into[HEADER_BYTES:], mover)
+    return close_slot(into, column, found)
+
+
+def transfer_all(transfers: Sequence[Transfer], mover: Mover) -> list[Header | Miss]:
+    """`transfer` for each. A compiled mover asks for the interpreter once."""
+    compiled: Callable[[Sequence[Transfer]], list[Header | Miss]] | None
+    compiled = getattr(mover, "transfer_columns", None)
+    return compiled(transfers) if compiled else [transfer(one, mover) for one in transfers]
+
+
+def close_slot(slot: memoryview, column: Column, arrived: Header | Miss) -> Header | Miss:
+    """Seal what has arrived, and was checked, in a slot that `open_slot_for` has opened for `column`.
+    ABSENT if the slot was purged meanwhile. A miss stays one, and changes nothing."""
+    if isinstance(arrived, Miss):
+        return arrived
+    if not is_open_for(slot, column.sequence, column.tag):
+        return Miss.ABSENT
+    slot[:HEADER_BYTES] = pack(column, arrived.tokens, arrived.length, arrived.checksum)
+    return arrived._replace(sequence=column.sequence)
 
 
 def tag_of(slot: memoryview) -> bytes | None:

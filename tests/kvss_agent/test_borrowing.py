@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import socket
@@ -51,19 +50,8 @@ OTHER_TAG = b"org-b".ljust(16, b"\0")
 SECONDS = 5.0
 
 
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    made = asyncio.new_event_loop()
-    thread = threading.Thread(target=made.run_forever)
-    thread.start()
-    yield made
-    made.call_soon_threadsafe(made.stop)
-    thread.join()
-    made.close()
-
-
 @contextlib.contextmanager
-def agent(directory: Path, loop: asyncio.AbstractEventLoop) -> Iterator[Plane]:
+def agent(directory: Path) -> Iterator[Plane]:
     """An agent that borrows. What it shows to others are the secrets that it knows."""
     directory.mkdir()
     with running(directory) as plane:
@@ -71,7 +59,7 @@ def agent(directory: Path, loop: asyncio.AbstractEventLoop) -> Iterator[Plane]:
         def shown(driver: str) -> Credentials:
             return Credentials(driver, plane.secrets[driver], stall_seconds=60.0)
 
-        plane.plane.borrowing = made = Borrowing(loop, plane.shards, shown)
+        plane.plane.borrowing = made = Borrowing(plane.shards, shown)
         try:
             yield plane
         finally:
@@ -118,13 +106,11 @@ def add(
 
 
 @pytest.fixture(params=["agent", "here"])
-def siblings(
-    request: pytest.FixtureRequest, tmp_path: Path, loop: asyncio.AbstractEventLoop
-) -> Iterator[Siblings]:
-    with agent(tmp_path / "a", loop) as here, contextlib.ExitStack() as stack:
+def siblings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Siblings]:
+    with agent(tmp_path / "a") as here, contextlib.ExitStack() as stack:
         there = here
         if request.param == "agent":
-            there = stack.enter_context(agent(tmp_path / "b", loop))
+            there = stack.enter_context(agent(tmp_path / "b"))
         add(here, "ours", READER)
         add(there, "theirs", DRIVER, readers=READER)
         ours = stack.enter_context(here.client("tcp", "ours", driver=READER))
@@ -198,10 +184,8 @@ def test_a_slot_that_a_later_evict_has_written_is_left_alone(siblings: Siblings)
     assert bytes(memory[HEADER_BYTES:][: len(payload)]) == payload
 
 
-def test_a_tag_that_is_purged_while_it_is_borrowed_is_not_kept(
-    tmp_path: Path, loop: asyncio.AbstractEventLoop
-) -> None:
-    with agent(tmp_path / "a", loop) as here, agent(tmp_path / "b", loop) as there:
+def test_a_tag_that_is_purged_while_it_is_borrowed_is_not_kept(tmp_path: Path) -> None:
+    with agent(tmp_path / "a") as here, agent(tmp_path / "b") as there:
         ours = add(here, "ours", READER)
         add(there, "theirs", DRIVER, readers=READER)
         with (
@@ -270,11 +254,10 @@ class Stalled:
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_lender_that_is_dead_or_silent_costs_its_time_and_no_more(
     tmp_path: Path,
-    loop: asyncio.AbstractEventLoop,
     listens: bool,  # noqa: FBT001
 ) -> None:
     lender = Stalled(listens=listens)
-    with lender.socket, agent(tmp_path / "a", loop) as here:
+    with lender.socket, agent(tmp_path / "a") as here:
         add(here, "ours", READER)
         with here.client("tcp", "ours", driver=READER) as ours:
             began = time.monotonic()
@@ -314,10 +297,8 @@ class Trickle:
                 most -= len(some)
 
 
-def test_a_lender_that_stops_in_the_middle_leaves_no_part_of_a_column(
-    tmp_path: Path, loop: asyncio.AbstractEventLoop
-) -> None:
-    with agent(tmp_path / "a", loop) as here, agent(tmp_path / "b", loop) as there:
+def test_a_lender_that_stops_in_the_middle_leaves_no_part_of_a_column(tmp_path: Path) -> None:
+    with agent(tmp_path / "a") as here, agent(tmp_path / "b") as there:
         add(here, "ours", READER)
         add(there, "theirs", DRIVER, readers=READER)
         with there.client("tcp", "theirs") as theirs, here.client("tcp", "ours", driver=READER) as ours:
@@ -335,12 +316,10 @@ def test_a_lender_that_stops_in_the_middle_leaves_no_part_of_a_column(
                     assert not any(bytes(here.shards["ours"].arena.slot(slot)[HEADER_BYTES:]))
 
 
-def test_borrows_of_one_driver_leave_room_for_others(
-    tmp_path: Path, loop: asyncio.AbstractEventLoop
-) -> None:
+def test_borrows_of_one_driver_leave_room_for_others(tmp_path: Path) -> None:
     """A driver whose sibling hangs fills its own places only."""
     lender = Stalled()
-    with lender.socket, agent(tmp_path / "a", loop) as here:
+    with lender.socket, agent(tmp_path / "a") as here:
         add(here, "ours", READER, slots=64)
         add(here, "theirs", DRIVER)
         add(here, "lends", READER, readers=DRIVER)
@@ -394,11 +373,9 @@ class Slow(Trickle):
                 time.sleep(self._pause)
 
 
-def test_a_borrow_that_is_late_takes_no_other_one_with_it(
-    tmp_path: Path, loop: asyncio.AbstractEventLoop
-) -> None:
+def test_a_borrow_that_is_late_takes_no_other_one_with_it(tmp_path: Path) -> None:
     """Both come over one connection, one after the other."""
-    with agent(tmp_path / "a", loop) as here, agent(tmp_path / "b", loop) as there:
+    with agent(tmp_path / "a") as here, agent(tmp_path / "b") as there:
         add(here, "ours", READER)
         add(there, "theirs", DRIVER, readers=READER)
         with there.client("tcp", "theirs") as theirs, here.client("tcp", "ours", driver=READER) as ours:

@@ -308,6 +308,76 @@ def test_a_column_that_is_none_and_places_that_are_too_small_are_refused(compile
             compiled.verify_column(arena.slot(0), COLUMN._replace(sequence=sequence))
 
 
+@given(
+    lengths=st.lists(st.integers(1, SLOT - 64), max_size=4),
+    asked=st.sampled_from(OTHERS),
+    opened=st.sampled_from(OTHERS),
+    damage=st.lists(st.tuples(st.integers(0, SLOT - 1), st.integers(0, 255)), max_size=2),
+    left_open=st.booleans(),
+)
+def test_columns_go_from_slot_to_slot_as_in_python(
+    compiled: Any,
+    lengths: list[int],
+    asked: seal.Column,
+    opened: seal.Column,
+    damage: list[tuple[int, int]],
+    left_open: bool,  # noqa: FBT001 - Hypothesis passes it by name
+) -> None:
+    """Every byte of both slots and every answer is the same; the damage is to the first column."""
+    slots, answers = [], []
+    for one in (PYTHON, compiled):
+        transfers = []
+        for number, length in enumerate(lengths):
+            slot, into = room(SLOT), room(SLOT)
+            seal.write(slot, COLUMN, number + 1, DATA[number : number + length])
+            if left_open and number == 1:
+                seal.open_slot(slot, 7)
+            for at, value in damage if number == 0 else ():
+                slot[at] = value
+            seal.open_slot_for(into, opened.sequence, opened.tag)
+            transfers.append(seal.Transfer(slot, into, asked))
+        answers.append(seal.transfer_all(transfers, one))
+        slots.append([(bytes(one.slot), bytes(one.into)) for one in transfers])
+    assert answers[0] == answers[1]
+    assert [type(one) for one in answers[0]] == [type(one) for one in answers[1]]
+    assert slots[0] == slots[1]
+
+
+def test_large_columns_go_from_slot_to_slot(mover: Any) -> None:
+    length = LENGTH_MAX
+    size = -(-(length + 64) // 4096) * 4096
+    transfers = []
+    for tokens in (1, 2, 3):
+        slot, into = room(size), room(size)
+        seal.write(slot, COLUMN, tokens, DATA[tokens : tokens + length])
+        seal.open_slot_for(into, 9, COLUMN.tag)
+        transfers.append(seal.Transfer(slot, into, COLUMN._replace(sequence=9)))
+    transfers[1].slot[64 + length - 1] ^= 1
+    found = seal.transfer_all(transfers, mover)
+    assert [type(one) for one in found] == [seal.Header, seal.Miss, seal.Header]
+    assert found[1] is seal.Miss.CORRUPT
+    for one, tokens in ((transfers[0], 1), (transfers[2], 3)):
+        assert isinstance(seal.verify(one.into, one.column), seal.Header)
+        assert one.into[64 : 64 + length] == DATA[tokens : tokens + length]
+
+
+def test_what_is_no_transfer_is_refused(compiled: Any) -> None:
+    slot, into = room(SLOT), room(SLOT)
+    for wrong, kind, why in (
+        ([(slot, into)], TypeError, "a transfer is"),
+        ([(slot, into[:-64], COLUMN)], ValueError, "slots of 4096 and 4032 bytes"),
+        ([(slot, slot, COLUMN)], ValueError, "to itself"),
+        ([(slot, READ_ONLY, COLUMN)], BufferError, "not writable"),
+        ([(slot[:60], into[:60], COLUMN)], ValueError, "slots of 60 and 60 bytes"),
+        ([(slot, into, COLUMN), (slot, into, None)], TypeError, "a column is"),
+        (None, TypeError, "not iterable"),
+    ):
+        with pytest.raises(kind, match=why):
+            compiled.transfer_columns(wrong)
+    assert compiled.transfer_columns([]) == []
+    assert not any(into)
+
+
 def test_the_checksum_of_a_known_payload(mover: Any) -> None:
     assert mover.checksum(bytes(range(256)) * 16) == int.from_bytes(
         bytes.fromhex("51918707377c4beb"), "little"

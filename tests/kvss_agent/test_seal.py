@@ -168,3 +168,47 @@ def test_what_could_not_be_read_back_is_not_written(
 def test_a_destination_that_is_too_small_is_the_callers_mistake() -> None:
     with pytest.raises(ValueError, match="does not fit"):
         seal.copy_out(slot_with(), COLUMN, memoryview(bytearray(10)))
+
+
+# From one slot into another one
+
+AFTER = COLUMN._replace(sequence=COLUMN.sequence + 7)  # as which it is sealed there
+
+
+def transferred(slot: memoryview, column: Column = AFTER) -> tuple[Header | Miss, memoryview]:
+    into = memoryview(bytearray(len(slot)))
+    seal.open_slot_for(into, column.sequence, column.tag)
+    return seal.transfer(seal.Transfer(slot, into, column)), into
+
+
+def test_a_transferred_column_has_its_new_number_and_the_same_bytes() -> None:
+    slot = slot_with(tokens=7)
+    before = bytes(slot)
+    found, into = transferred(slot)
+    assert found == seal.verify(into, AFTER)
+    assert isinstance(found, Header)
+    assert (found.tokens, found.length, found.sequence) == (7, len(PAYLOAD), AFTER.sequence)
+    assert into[HEADER_BYTES : HEADER_BYTES + len(PAYLOAD)] == PAYLOAD
+    assert bytes(slot) == before
+
+
+@given(st.integers(0, HEADER_BYTES + len(PAYLOAD) - 1), st.integers(0, 7))
+def test_a_column_with_a_flipped_bit_is_not_sealed_where_it_arrives(offset: int, bit: int) -> None:
+    slot = slot_with()
+    slot[offset] ^= 1 << bit
+    found, into = transferred(slot)
+    assert isinstance(found, Miss)
+    assert seal.read(into[:HEADER_BYTES]) is Miss.TORN
+
+
+def test_what_was_purged_while_it_was_transferred_is_not_sealed() -> None:
+    slot, into = slot_with(), memoryview(bytearray(8192))
+    seal.open_slot_for(into, AFTER.sequence, AFTER.tag)
+    seal.clear(into, seal.SEQUENCE_MAX, scrub=True)
+    assert seal.transfer(seal.Transfer(slot, into, AFTER)) is Miss.ABSENT
+    assert not any(into[:HEADER_BYTES])
+
+
+def test_slots_of_two_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="slots of 8192 and 4096 bytes"):
+        seal.transfer(seal.Transfer(slot_with(), memoryview(bytearray(4096)), AFTER))

@@ -158,7 +158,7 @@ class World:
         def shown(driver: str) -> Credentials:
             return Credentials(driver, plane.secrets[driver], stall_seconds=2.0)
 
-        plane.plane.borrowing = borrowing = Borrowing(self.loop, plane.shards, shown)
+        plane.plane.borrowing = borrowing = Borrowing(plane.shards, shown)
         self._stack.callback(borrowing.close)
         return plane
 

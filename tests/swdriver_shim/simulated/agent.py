@@ -140,7 +140,7 @@ class Agent:
     def _start(self) -> None:
         redundant = OneStore()
         self.tier_requests = TierRequests(self.loop, redundant=redundant)
-        self.borrowing = Borrowing(self.loop, self.shards, _shown)
+        self.borrowing = Borrowing(self.shards, _shown)
         self.plane = Plane(
             self.shards,
             {DRIVER: SECRET, OTHER_DRIVER: SECRET},

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Final, Self
 from unittest import mock
 
-from kvss_agent import borrowing, pulls
+from kvss_agent import borrowing, clock, pulls
 from kvss_agent.client import Credentials, ShardClient, requests, shared, stream, window
 from kvss_agent.client import connection as client_connection
 from kvss_agent.data_plane import channel, connection, server
@@ -59,7 +59,7 @@ MODULES: Final = (
     *(driver, tier2, connections, former_homes, moves, reads, shards, slots),
     *(client_connection, requests, shared, stream, window),
     *(channel, connection, hosted, own_member, pulls, server),
-    *(background, borrowing, driver_borrowing),
+    *(background, borrowing, clock, driver_borrowing),
     *(stores, execution, store_statistics, claims, fronted),
 )
 At = tuple[int, int]  # of a shard: its group, and which of it
