@@ -25,7 +25,7 @@ from kvss_agent.clock import FOREVER, Clock
 from kvss_agent.data_plane import channel as channels
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.wire import Lender, Tier, TierAnswer
-from kvss_agent.limits.background import Background, Totals
+from kvss_agent.limits.background import Background, Totals, Usual
 from kvss_agent.shard import seal
 from kvss_agent.shard.core import LEASE_SECONDS_MAX, Request, Serve, Verb, batches
 from kvss_agent.shard.hosted import HostedShard
@@ -96,6 +96,7 @@ class _Way:
             piece_bytes=PIECE_BYTES,
             yields=YIELDS,
             yield_seconds_max=YIELD_SECONDS_MAX,
+            measure=Usual(),
         )
         self.turn = threading.Lock()  # one piece at a time
         self._address, self._shard = lender.address, lender.shard

@@ -7,6 +7,9 @@ for that, and it holds for links that no description names; but who was there be
 not noticed, and who stays is taken for the way as it is after that half minute. The budget is what holds
 then. To yield takes four times as long as moving at most, so moves come to an end beside any load.
 
+On a busy machine most pieces are slower than the fastest, with nobody else on the way. A transfer that a
+request waits for is compared with what is `Usual` instead.
+
 Bytes that several move at once are *booked* before they move. So each knows how long it has to wait, and
 can do something else where that is too long. They keep to the budget, and are no measure of others.
 """
@@ -14,10 +17,12 @@ can do something else where that is too long. They keep to the budget, and are n
 from __future__ import annotations
 
 import math
+import statistics
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 PIECE_SECONDS: Final = 0.02  # what is moved at once takes so long by the budget: others wait behind it
 PIECE_BYTES: Final = 4 << 20  # without a budget
@@ -26,6 +31,7 @@ YIELD: Final = 4.0  # rest so many times as long as a piece has taken longer
 YIELD_SECONDS_MAX: Final = 1.0  # after one piece
 LONGER_SECONDS_MIN: Final = 0.001  # less is no sign of anybody
 FASTEST_SECONDS: Final = 30.0  # for so long a piece is a measure of others
+SAMPLE_SECONDS: Final = 0.25  # what moves in so long is one sample of what is usual
 REST_SECONDS_MAX: Final = 3600.0  # that somebody is told to wait
 
 Budget = Callable[[], int | None]  # bytes per second; None: as many as there can be
@@ -58,6 +64,46 @@ class Totals:
             self.rested_seconds["yield"] += yielded
 
 
+class Measure(Protocol):
+    """How long pieces take without others on the way."""
+
+    def pace(self, size: int, seconds: float, now: float) -> float:
+        """In seconds per byte, with a piece of this size that has taken so long."""
+
+
+class Fastest:
+    """As the fastest of the last half minute."""
+
+    def __init__(self) -> None:
+        self._halves: list[tuple[float, float]] = []  # since when, and seconds per byte
+
+    def pace(self, size: int, seconds: float, now: float) -> float:
+        pace = seconds / size
+        if not self._halves or now - self._halves[-1][0] > FASTEST_SECONDS / 2:
+            self._halves = [*self._halves[-1:], (now, pace)]
+        since, least = self._halves[-1]
+        self._halves[-1] = since, min(least, pace)
+        return min(pace for at, pace in self._halves if now - at <= FASTEST_SECONDS)
+
+
+class Usual:
+    """As the median of the last half minute: who comes is noticed until he has been there for the larger
+    part of it, and a machine that is busy at times is not taken for him."""
+
+    def __init__(self) -> None:
+        self._samples: deque[list[float]] = deque()  # since when, seconds, bytes
+
+    def pace(self, size: int, seconds: float, now: float) -> float:
+        samples = self._samples
+        while samples and now - samples[0][0] > FASTEST_SECONDS:
+            samples.popleft()
+        if not samples or now - samples[-1][0] > SAMPLE_SECONDS:
+            samples.append([now, 0.0, 0.0])
+        samples[-1][1] += seconds
+        samples[-1][2] += size
+        return statistics.median(took / moved for _, took, moved in samples)
+
+
 class Background:
     """Of the transfers on one way, one at a time and piece by piece; any thread may `book` beside them.
     Times are of `time.monotonic`."""
@@ -70,9 +116,10 @@ class Background:
         piece_bytes: int = PIECE_BYTES,
         yields: float = YIELD,
         yield_seconds_max: float = YIELD_SECONDS_MAX,
+        measure: Measure | None = None,
     ) -> None:
         """`budget` is asked anew for each piece; without one it has `piece_bytes`. `yields`: rest so
-        many times as long as a piece took longer, at most `yield_seconds_max`."""
+        many times as long as a piece took longer than the `measure`, at most `yield_seconds_max`."""
         self._budget = budget
         self._piece_bytes = piece_bytes
         self._yields, self._yield_seconds_max = yields, yield_seconds_max
@@ -81,7 +128,7 @@ class Background:
         self._paid_until = 0.0  # by the budget
         self._paid_by: int | None = None  # the budget that this was reckoned with
         self._yields_until = 0.0
-        self._fastest: list[tuple[float, float]] = []  # since when, and seconds per byte: of two halves
+        self._measure = measure or Fastest()
 
     def piece(self) -> int:
         """How many bytes to move at once."""
@@ -96,7 +143,7 @@ class Background:
             budget = self._reckoned(now)
             self._pay(size, budget, now - seconds)
             owed = max(0.0, self._paid_until - now)
-        longer = seconds - size * self._least(seconds / size, now)
+        longer = seconds - size * self._measure.pace(size, seconds, now)
         is_crowded = longer > max(LONGER_SECONDS_MIN, (1 - 1 / CROWDED) * seconds)
         yielded = (
             max(0.0, min(self._yield_seconds_max, self._yields * longer) - owed) if is_crowded else 0.0
@@ -139,12 +186,3 @@ class Background:
     def _pay(self, size: int, budget: int | None, since: float) -> None:
         if budget:
             self._paid_until = max(self._paid_until, since) + size / budget
-
-    def _least(self, pace: float, now: float) -> float:
-        """The least seconds per byte of the last half minute, this piece included."""
-        if not self._fastest or now - self._fastest[-1][0] > FASTEST_SECONDS / 2:
-            self._fastest = [*self._fastest[-1:], (now, pace)]
-        since, least = self._fastest[-1]
-        self._fastest[-1] = since, min(least, pace)
-        fresh = [one for at, one in self._fastest if now - at <= FASTEST_SECONDS]
-        return min(fresh)

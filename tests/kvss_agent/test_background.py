@@ -10,6 +10,7 @@ from kvss_agent.limits.background import (
     YIELD_SECONDS_MAX,
     Background,
     Totals,
+    Usual,
 )
 
 MB = 1_000_000
@@ -77,6 +78,30 @@ def test_a_path_that_is_slower_from_now_on_is_not_yielded_to_for_ever() -> None:
     moved_in(1.0, background)
     moved_in(2 * FASTEST_SECONDS, background, at=1.0, link=LINK / 4)
     assert moved_in(1.0, background, at=100.0, link=LINK / 4) == pytest.approx(LINK / 4, rel=0.2)
+
+
+def test_what_is_measured_against_the_usual_does_not_take_a_busy_machine_for_others() -> None:
+    """One piece in four is as fast as can be, the others take three times as long."""
+    rested = []
+    for measure in (None, Usual()):
+        totals, now = Totals(), 0.0
+        background = Background(totals=totals, measure=measure)
+        for number in range(100):
+            took = PIECE_BYTES / LINK * (1 if number % 4 == 0 else 3)
+            now += took
+            background.moved(PIECE_BYTES, took, now)
+            now += background.rest(now)
+        rested.append(totals.rested_seconds["yield"])
+    assert rested[1] < rested[0] / 50
+
+
+def test_who_comes_is_noticed_by_the_usual_too_until_that_is_what_is_usual() -> None:
+    background = Background(measure=Usual())
+    moved_in(20.0, background)
+    assert moved_in(1.0, background, at=20.0, link=LINK / 2) < LINK / 5
+    moved_in(FASTEST_SECONDS, background, at=21.0, link=LINK / 2)
+    assert moved_in(1.0, background, at=60.0, link=LINK / 2) == pytest.approx(LINK / 2, rel=0.1)
+    assert moved_in(1.0, background, at=61.0) == pytest.approx(LINK, rel=0.1)
 
 
 def test_pieces_that_bring_nothing_cost_nothing() -> None:
