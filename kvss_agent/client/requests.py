@@ -222,14 +222,14 @@ class Requests:
             raise Lost(f"{self.connection.address} answered with another number of columns")
         places: list[memoryview] = []
         checks: list[tuple[int, int] | None] = []  # for each place: which column, which checksum
-        lengths = frame.lengths()
         for index, (raw, one) in enumerate(zip(frame.headers, pending.wanted, strict=True)):
-            found = (
-                seal.identify_any(raw, one.column.key, one.column.tag)
-                if pending.of_any_evict
-                else seal.identify(raw, one.column)
-            )
-            length = lengths[index]
+            found, length = seal.read(raw), 0
+            if isinstance(found, Header):
+                length = found.length
+                key, tag, sequence = one.column
+                found = seal.compare(
+                    found, key, tag, found.sequence if pending.of_any_evict else sequence
+                )
             place = pending.into[index]
             if length > self.connection.welcome.slot_bytes - seal.HEADER_BYTES:
                 raise Lost(

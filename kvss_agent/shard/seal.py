@@ -134,18 +134,22 @@ def identify(header: Bytes, expected: Column) -> Header | Miss:
     found = read(header)
     if not isinstance(found, Header):  # which is quicker to tell than a Miss
         return found
-    key, tag, sequence = expected
-    if found.tag != tag:
-        return Miss.FOREIGN
-    if found.key != key or found.sequence != sequence:
-        return Miss.STALE
-    return found
+    return compare(found, *expected)
 
 
 def identify_any(header: Bytes, key: bytes, tag: bytes) -> Header | Miss:
     """As `identify`, whichever evict wrote it."""
     found = read(header)
-    return found if isinstance(found, Miss) else identify(header, Column(key, tag, found.sequence))
+    return compare(found, key, tag, found.sequence) if isinstance(found, Header) else found
+
+
+def compare(found: Header, key: bytes, tag: bytes, sequence: int) -> Header | Miss:
+    """An intact header, if it is of the column that was expected."""
+    if found.tag != tag:
+        return Miss.FOREIGN
+    if found.key != key or found.sequence != sequence:
+        return Miss.STALE
+    return found
 
 
 def write(
