@@ -58,6 +58,22 @@ def test_prompts_are_computed_in_the_order_of_arrival_and_share_steps() -> None:
     assert found["first"] == found["second"] < found["third"]
 
 
+def test_a_request_keeps_its_place_in_the_queue_while_what_it_borrows_is_on_its_way() -> None:
+    seconds = answered(Work(900, 1, 0.0, tag="asked"))["asked"]
+    assert answered(Work(900, 1, 0.0, 0.5, tag="asked"))["asked"] == pytest.approx(0.5 + seconds)
+    found = answered(
+        Work(900, 1, 0.0, 0.05, tag="borrows"),
+        Work(900, 1, 0.0, tag="beside"),
+        Work(900, 1, 0.02, tag="behind"),
+    )
+    assert found["beside"] == pytest.approx(seconds)
+    assert found["beside"] < found["borrows"] < found["behind"]
+    runs = [Work(10, 400, 0.0, tag=number) for number in range(20)]
+    beside = answered(*runs, Work(900, 1, 1.0, 1.5, tag="asked"))["asked"]
+    step = 0.01 + 20 * (1e-3 + 1e-7 * 410)
+    assert 1.5 + seconds < beside < 1.5 + seconds + 2 * step
+
+
 def test_a_fit_takes_as_long_as_what_was_measured_although_its_errors_are_on_one_side() -> None:
     rng = np.random.default_rng(1)
     expected = rng.uniform(0.01, 0.2, 2_000)

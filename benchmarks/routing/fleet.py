@@ -108,9 +108,11 @@ class Replica(Listener):
             for column in columns:
                 self.watcher.removed(self.number, column, self.now)
 
-    def accept(self, asking: Asking, now: float) -> None:
+    def accept(self, asking: Asking, now: float, ready: float = 0.0) -> None:
+        """It has its place in the queue at once, and is computed once what it waits for is ready."""
         self.now = now
-        work = self.work[asking.number] = Work(asking.tokens, asking.output, now, tag=asking)
+        work = Work(asking.tokens, asking.output, now, ready, tag=asking)
+        self.work[asking.number] = work
         self.engine.arrive(work, now)
 
     def borrow(self, asking: Asking, tokens: int, now: float) -> None:
@@ -181,7 +183,7 @@ class Transfers:
 
 @dataclass(order=True, slots=True)
 class Coming:
-    """A request that waits for so many tokens of its prompt, which another replica lends."""
+    """So many tokens of a prompt, which another replica lends; a request waits for them in its queue."""
 
     at: float
     number: int
@@ -304,7 +306,6 @@ class Fleet:
             while self._coming and self._coming[0].at <= due:
                 one = heapq.heappop(self._coming)
                 self.replicas[one.place].borrow(one.asking, one.tokens, due)
-                self.replicas[one.place].accept(one.asking, due)
             for replica in self.replicas:
                 if replica.engine.due <= due:
                     replica.engine.advance()
@@ -337,6 +338,7 @@ class Fleet:
             return 0
         at = self.now + self._transfers.wait + self._transfers.token * more
         heapq.heappush(self._coming, Coming(at, asking.number, place, asking, there))
+        replica.accept(asking, self.now, at)
         return more
 
     def _housekeep(self) -> None:

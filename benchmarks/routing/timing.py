@@ -66,7 +66,7 @@ class Work:
     tokens: int
     output: int
     arrived: float
-    ready: float = 0.0  # when what is cached has come
+    ready: float = 0.0  # when what is cached has come; until then others are computed first
     cached: int = 0
     done: int = 0  # of the prompt
     left: int = 0  # of the output
@@ -114,7 +114,7 @@ class Engine:
 
     def arrive(self, work: Work, now: float) -> None:
         self._waiting.append(work)
-        if self.due == math.inf:
+        if not self._chunks and not self._running:
             self._step(now)
         elif not self._chunks and self._steps > 1:  # of many steps only the one that goes on is ended
             steps = max(1, math.ceil((now - self._began) / self._step_seconds - ROUNDING))
@@ -160,10 +160,12 @@ class Engine:
                 break
             seconds += self._chunk(work, budget)
             budget -= chunks[-1][1]
-        while self._waiting and budget > 0:
-            if len(self._running) + len(self._prompts) >= timing.running_max:
+        while budget > 0 and len(self._running) + len(self._prompts) < timing.running_max:
+            is_next = next((one for one in self._waiting if one.ready <= now), None)
+            if is_next is None:
                 break
-            work = self._waiting.popleft()
+            work = is_next
+            self._waiting.remove(work)
             work.cached = work.done = min(self._find(work, now), work.tokens - 1)
             work.begun = True
             seconds += timing.cached_token * work.cached
@@ -171,14 +173,17 @@ class Engine:
             seconds += self._chunk(work, budget)
             budget -= chunks[-1][1]
         running = len(self._running)
+        next_ready = min((one.ready for one in self._waiting), default=math.inf)
         if not chunks and not running:
-            self.due = math.inf
+            self.due = next_ready
             return
         contexts = sum(work.done for work in self._running) if running else 0
         seconds += timing.step + timing.running * running + timing.context * contexts
         self._steps = 1
         if not chunks:
             self._steps = min(work.left for work in self._running)
+            if next_ready < math.inf:  # which ends a step: not one of many that go on
+                self._steps = min(self._steps, max(1, math.ceil((next_ready - now) / seconds)))
             # Contexts grow by a token a step: their mean over all of them.
             seconds += timing.context * running * (self._steps - 1) / 2
         self._began, self._step_seconds = now, seconds
