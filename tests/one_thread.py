@@ -498,7 +498,14 @@ class Future(Generic[T]):
         self._waiting: list[Task] = []
         self._result: T | None = None
         self._error: BaseException | None = None
+        self._callbacks: list[Callable[[Future[T]], object]] = []
         self.is_done = False
+
+    def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
+        if self.is_done:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
 
     def run(self, work: Callable[[], T]) -> None:
         try:
@@ -509,6 +516,8 @@ class Future(Generic[T]):
             self._error = error
         self.is_done = True
         self._turns.wake_all(self._waiting)
+        for callback in self._callbacks:
+            callback(self)
 
     def wait(self) -> None:
         while not self.is_done:
@@ -649,6 +658,9 @@ class Loop(asyncio.AbstractEventLoop):
 
     def is_running(self) -> bool:
         return True
+
+    def is_closed(self) -> bool:
+        return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
