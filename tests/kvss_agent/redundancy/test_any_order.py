@@ -28,8 +28,8 @@ from tests.kvss_agent.redundancy.holders import NAMESPACE, PART, SLOT
 from tests.kvss_agent.redundancy.simulated import SimulatedHolder
 from tests.live import wait_until
 
-SEEDS: Final = int(os.environ.get("SEEDS", "6"))
-STEPS: Final = int(os.environ.get("STEPS", "300"))
+SEEDS: Final = int(os.environ.get("SEEDS") or 6)
+STEPS: Final = int(os.environ.get("STEPS") or 300)
 CODES: Final = [(1, 1), (2, 1), (4, 1), (3, 2)]
 TAGS: Final = (b"a" * 16, b"b" * 16)
 KEYS: Final = 4
