@@ -21,7 +21,7 @@ OF_IMAGE = --extra console --extra brain --extra cluster --extra kubernetes --ex
 EXTRAS = $(OF_IMAGE) --extra embedded
 
 .DEFAULT_GOAL := help
-.PHONY: help proto manifests up known-engine down incident rollout check test test-kubernetes test-image test-debian contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile chaos sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
+.PHONY: help proto manifests up known-engine down incident rollout check test compiled-mover test-kubernetes test-image test-debian contract test-models test-engines lint fmt bench bench-models bench-engines bench-routing sim sim-long docs clean lock run-environment dev-environment models-environment engines-environment fuzz hostile chaos sbom audit audit-offline wheel fuzz-environment audit-environment routers-environment
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -42,12 +42,16 @@ rollout: run-environment ## stage rollouts on the running demo: one keeps the ca
 	@exec $(IN) -m console.stack rollout
 
 # Three on two cores, here and below: tests of processes wait as much as they work.
-check: dev-environment ## the everyday tests, without browser and whole stacks
+check: dev-environment compiled-mover ## the everyday tests, without browser and whole stacks
 	$(IN) -m pytest -n 3 -m "not slow and not browser and not stack" $(ARGS)
 
-test: dev-environment ## all tests; as root it installs Chromium and iproute2 where they are absent
+test: dev-environment compiled-mover ## all tests; as root it installs Chromium and iproute2 where they are absent
 	@$(PYTHON) console/stack/bootstrap.py machine
 	$(IN) -m pytest -n 3 --dist loadgroup $(ARGS)
+
+# Once for all: else each agent that a test starts compiles it for itself. Without a compiler tests of it are skipped.
+compiled-mover: dev-environment
+	@-$(IN) -m kvss_agent.native
 
 test-kubernetes: dev-environment ## the tests on Kubernetes: binaries in KUBEBUILDER_ASSETS, or the cluster of KUBECONFIG
 	BED_KUBECONFIG=$(if $(KUBEBUILDER_ASSETS),,$(KUBECONFIG)) $(IN) -m pytest -m kubernetes $(ARGS)
