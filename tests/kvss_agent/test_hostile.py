@@ -129,6 +129,10 @@ class Tier(TierRequests):
         if self.answers:
             self.go_on()
 
+    @property
+    def has_front(self) -> bool:
+        return False
+
     def go_on(self) -> None:
         while self.held:
             self.held.pop(0)()
