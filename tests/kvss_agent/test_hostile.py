@@ -205,7 +205,7 @@ SLOTS = st.lists(st.sampled_from([0, 1, 7, 8, 2**32 - 1]), min_size=1, max_size=
 COUNTS = st.sampled_from([0, 1, 2, 5, 2**64 - 1])
 WAITS = st.sampled_from([0, 20])
 TIER_COLUMNS = st.lists(
-    st.builds(wire.TierColumn, st.integers(0, 9), st.just(b"k" * 16), st.just(TAG), COUNTS),
+    st.builds(wire.TierColumn, st.integers(0, 9), st.just(b"k" * 16), st.just(TAG), COUNTS, COUNTS),
     min_size=1,
     max_size=4,
 )
