@@ -67,6 +67,7 @@ WAITING: Final = "waiting"
 THREADS: Final = 4  # that copy
 PROMOTED_BYTES_MAX: Final = 64 << 20  # in memory, on their way to the front; no more is copied then
 FLUSHES: Final = 256  # that are begun by one `tidy`; one, as long as the store behind fails
+CLEARED: Final = 1000  # copies of a shard that has left that are removed at once
 LOOKS: Final = 8  # by one `tidy`: whether a copy's original is still there
 # Whose faults they are, in the log.
 FRONT: Final = "The front of tier 2"
@@ -138,6 +139,7 @@ class Fronted:
         self._lone: dict[Address, Lone] = {}  # what is waiting, the oldest first
         self._leaving: dict[Part, Leaving] = {}
         self._attended: frozenset[Part] | None = None  # None: nobody has said which shards there are
+        self._left: set[Part] = set()  # those with columns here that the agent does not have
         self._lone_bytes: Counter[bytes] = Counter()  # of each org, those being written included
         self._promoting: dict[Address, memoryview] = {}
         self._promoting_bytes = 0
@@ -168,6 +170,8 @@ class Fronted:
                     if is_new and root is self._waiting:
                         self._lone_bytes[found.address.tag] += found.bytes
                         self._wait(found.address, Lone(found.modified, found.bytes))
+        with self._lock:
+            self._find_left()
         self._trim()
 
     def set_caps(self, caps: Caps) -> None:
@@ -388,6 +392,7 @@ class Fronted:
                 or address in self._promoting
                 or self._index.knows(address)
                 or not self._claims.is_free(address)
+                or (self._attended is not None and _part_of(address) not in self._attended)
             ):
                 return
             self._promoting_bytes += size
@@ -417,7 +422,9 @@ class Fronted:
     def tidy(self) -> None:
         """Copy behind what is left waiting; hold the cap; look whether originals are still there."""
         self._trim()
-        for part in self._orphaned():
+        with self._lock:
+            orphaned = sorted(self._orphaned())
+        for part in orphaned:
             self.flush(part)
         if self._writes is not Writes.DISPLACED:
             with self._lock:
@@ -480,20 +487,23 @@ class Fronted:
     # Shards that leave
 
     def attend(self, parts: Collection[Part]) -> None:
-        """The agent has these shards. What waits of others is copied behind by `tidy`."""
+        """The agent has these shards. What waits of others is copied behind by `tidy`, and their copies
+        go."""
         with self._lock:
             self._attended = frozenset(parts)
+            self._find_left()
 
     @property
     def orphans(self) -> int:
-        """How many columns wait of shards that the agent does not have."""
+        """How many columns are here of shards that the agent does not have."""
         with self._lock:
-            attended = self._attended
-            return 0 if attended is None else sum(_part_of(one) not in attended for one in self._lone)
+            left = self._orphaned()
+            return sum(_part_of(one) in left for one, _ in self._index.sizes()) if left else 0
 
     def flush(self, part: Part) -> int:
-        """The shard leaves this agent: copy behind what waits of it, in the background. How many columns
-        still wait, of those that did when this was first called: call it again until none does.
+        """The shard leaves this agent: copy behind what waits of it, in the background, and then remove
+        its copies, which nobody would look for here. How many columns are still to be done, of those
+        that waited when this was first called: call it again until none is.
 
         If none could be copied for GIVE_UP_SECONDS all are dropped. Else a column could come back,
         however late, that has been deleted where the shard is by then.
@@ -508,13 +518,14 @@ class Fronted:
             left = leaving.addresses & waiting
             if len(left) < len(leaving.addresses):
                 leaving.addresses, leaving.since = left, now
-            if not left:
-                del self._leaving[part]
-                return 0
             is_over = now > leaving.since + GIVE_UP_SECONDS
             ordered = [one for one in self._lone if one in left]
+        if not left:
+            return self._clear_copies(part)
         if is_over:
-            dropped = sum(map(self._give_up, ordered))
+            dropped = sum(map(self._drop, ordered))
+            with self._lock:
+                self._counts["given up"] += dropped
             log.warning(
                 "%s: %d columns of %s were dropped, since its shard has left and none could be copied",
                 *(BEHIND, dropped, part[1]),
@@ -523,21 +534,41 @@ class Fronted:
         self._begin_flushes(itertools.islice(ordered, 1 if self._is_failing else FLUSHES))
         return len(left)
 
-    def _orphaned(self) -> list[Part]:
+    def _clear_copies(self, part: Part) -> int:
+        """Remove the copies of a shard that leaves, some at a time. How many are left."""
         with self._lock:
-            if self._attended is None:
-                return []
-            return sorted({_part_of(one) for one in self._lone} - self._attended)
+            promoted = [one for one in self._promoting if _part_of(one) == part]
+            free = [one for one in promoted if self._claims.is_free(one)]
+            for address in free:
+                self._drop_promotion(address)
+            copies = [
+                one for one, _ in self._index.sizes() if _part_of(one) == part and one not in self._lone
+            ]
+        left = len(promoted) - len(free) + len(copies) - sum(map(self._drop, copies[:CLEARED]))
+        if not left:
+            with self._lock:
+                self._leaving.pop(part, None)
+                self._left.discard(part)
+        return left
 
-    def _give_up(self, address: Address) -> bool:
-        """Drop what waits. Whether it is gone."""
+    def _find_left(self) -> None:
+        """With the lock held: which shards the agent does not have, of those with columns here."""
+        if self._attended is not None:
+            here = {_part_of(one) for one, _ in self._index.sizes()}
+            self._left = here - self._attended
+
+    def _orphaned(self) -> set[Part]:
+        """With the lock held. What was on its way here when its shard left is found while it waits."""
+        if self._attended is not None:
+            self._left |= {_part_of(one) for one in self._lone} - self._attended
+        return self._left
+
+    def _drop(self, address: Address) -> bool:
+        """Remove it from the front. Whether it is gone."""
         if not self._claims.take([address]):
             return False
         try:
-            if address in self._lone:
-                self._forget([address])
-                with self._lock:
-                    self._counts["given up"] += 1
+            self._forget([address])
         except Failed as failed:
             self._count_fault(failed)
             return False

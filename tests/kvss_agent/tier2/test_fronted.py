@@ -783,12 +783,13 @@ async def test_a_shard_that_leaves_has_what_waits_copied_behind_and_no_other(pla
             assert await put(store, address) == Outcome.STORED
         part = part_of(mine[0].shard)
         assert await store.flush(part) == len(mine)
+        await until("they are copies", lambda: len(place.copies) == len(mine))
         later = address_of(5)
         assert await put(store, later) == Outcome.STORED
         while await store.flush(part):  # noqa: ASYNC110 - of threads
             await asyncio.sleep(0.01)
         assert place.stored == {address.name for address in mine}, "not what has come since"
-        assert place.waiting == {later.name, others.name}
+        assert (place.waiting, place.copies) == ({later.name, others.name}, set())
         assert await store.flush(part_of("nobody's")) == 0
 
 
@@ -800,9 +801,29 @@ async def test_what_waits_of_shards_that_are_gone_is_copied_behind_by_itself(pla
         assert store.orphans == 0, "nobody has said which shards there are"
         store.attend([part_of(mine.shard)])
         assert store.orphans == 1
-        await store.expire()
-        await until("it is behind", lambda: place.stored == {others.name})
-        assert (store.orphans, place.waiting) == (0, {mine.name})
+        while store.orphans:
+            await store.expire()
+        assert (place.stored, place.waiting, place.copies) == ({others.name}, {mine.name}, set())
+
+
+async def test_copies_of_a_shard_that_is_gone_go_and_none_comes(place: Place) -> None:
+    """A purge by its driver would not reach them."""
+    mine, others = address_of(1), address_of(9, shard="other")
+    async with opened(place.backend(Writes.THROUGH)) as store:
+        for address in (mine, others):
+            await put(store, address)
+        store.attend([part_of(mine.shard)])
+        while store.orphans:
+            await store.expire()
+        assert (place.copies, place.stored) == ({mine.name}, {mine.name, others.name})
+        assert await get(store, others) == "hit", "a recall that was on its way"
+        await asyncio.sleep(0.05)
+        assert place.copies == {mine.name}
+    async with opened(place.backend(Writes.THROUGH)) as store:
+        store.attend([part_of("new")])
+        while store.orphans:
+            await store.expire()
+        assert place.copies == set()
 
 
 async def test_what_can_t_be_copied_is_dropped_in_the_end(
