@@ -190,11 +190,12 @@ REDUNDANT = """
 from django.utils import timezone
 from console.fleet.models import Node
 from console.sessions.fragments import AllFragments
-from console.sessions.models import FragmentHolder
+from console.sessions.models import FragmentHolder, Stream
 from tests.console.sessions.fleets import make_node
 from tests.console.sessions.redundant import DISK, have_been_so_for, report, serve
 make_node("home", "l3", software_version="0.2.0")
 serve("job1", "home")
+Stream.objects.update(code="1+1")
 namespace = AllFragments().namespaces["job1"]
 for place, name in enumerate(("ax1", "ax2")):
     node = make_node(name, f"l{place}", declared=DISK, software_version="0.1.0")
