@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from swdriver_shim.cache.allocator import SlotAllocator
 from swdriver_shim.cache.displacement import POLICIES
-from swdriver_shim.cache.displacement.competition import Competition
+from swdriver_shim.cache.displacement.competition import COMPETING, Competition
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.prefix_map import Column as LedgerColumn
 from swdriver_shim.cache.prefix_map import PrefixMap
@@ -199,6 +200,24 @@ def test_a_prompt_goes_in_few_runs(name: str) -> None:
         runs += 1
     assert gone == asked[::-1]
     assert runs <= 10
+
+
+@pytest.mark.parametrize(
+    ("name", "before"), [*zip(NAMES, NAMES, strict=True), *product(COMPETING, COMPETING)]
+)
+def test_columns_before_a_leaf_may_be_those_of_another_queue(name: str, before: str) -> None:
+    """Of a higher priority, whose policy has marked them: of the same kind, or another that competes."""
+    first, behind = Driver(POLICIES[before]()), Driver(POLICIES[name]())
+    path = first.prompt("a", 3, now=1.0)
+    for now in (2.0, 3.0):
+        first.use(path, now)
+    leaf = behind.store("a/3", 4.0, path[-1])
+    others = behind.prompt("b", 2, now=4.0)
+    run = behind.policy.victims(5.0, 10)
+    assert run[0] in {others[-1], leaf}
+    for column in reversed(others):
+        behind.remove(column)
+    assert behind.policy.victims(7.0, 10)[0] is leaf
 
 
 class OneByOne(SlotAllocator):

@@ -26,7 +26,8 @@ class Slru(DisplacementPolicy[C]):
     def __init__(self) -> None:
         super().__init__()
         self._probation = Leaves[C](
-            lambda column: None if column.mark is self else column.mark or column.used_at
+            # Of another priority's queue it is not known here since when it waits there.
+            lambda column: None if isinstance(column.mark, Slru) else column.mark or column.used_at
         )
         self._protected = Leaves[C](lambda column: column.used_at if column.mark is self else None)
         self._protected_count = 0

@@ -130,7 +130,7 @@ def redundant(people: People, streams: list[Stream]) -> list[Stream]:
     """The four streams, each of whose columns is stored by three of the four nodes."""
     Node.objects.update(declared=DISK)
     set_rules(people, redundancy="2+1")
-    return streams
+    return list(Stream.objects.order_by("index"))
 
 
 def documents() -> dict[str, dict[str, Any]]:

@@ -138,9 +138,11 @@ def test_a_waiting_drain_says_how_many_more_shards_wait_and_the_nodes_page_says_
 ) -> None:
     report(7)
     serve("job2", "bare")
+    keep()
     waiting = drain(people, "n1")
     assert "survives the loss of 1 agent. 1 more shard waits likewise. Cancel this" in waiting.message
     serve("job3", "bare")
+    keep()
     message = run(waiting).message
     assert " 2 more shards wait likewise. " in message
     page = browser_of(people.platform_viewer).get("/fleet/nodes/n1/").content.decode()
