@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,6 +31,7 @@ from benchmarks.candidates import CANDIDATES
 from benchmarks.harness import QUICK_HELP, Row, progress, show, traces_folder
 from benchmarks.peers.environment import REQUIREMENTS, Unavailable, prepare
 from swdriver_shim.cache.displacement import DEFAULT, POLICIES, DisplacementPolicy
+from swdriver_shim.cache.turns import Turns
 from swdriver_shim.replay.traces import Malformed, Request, read, sessions
 
 TRACES = traces_folder()
@@ -61,6 +63,7 @@ class Column:
     stored_at: float
     needs: int
     tail: bool
+    turn: int
     block: int
     bytes: int = 1
     uses: int = 0
@@ -77,6 +80,7 @@ class Store:
     def __init__(self, policy: AnyPolicy, size: int, salt: int) -> None:
         self.policy = policy
         self.present: dict[int, Column] = {}
+        self._turns = Turns()
         self._size = size
         self._salt = salt
 
@@ -85,6 +89,9 @@ class Store:
         policy, present = self.policy, self.present
         path = self._hit(request.blocks)
         hits = len(path)
+        turn = self._turns.asked(
+            [_key(block, self._salt) for block in request.blocks[: request.whole_blocks]]
+        )
         tip: Column | None = None
         if path:
             policy.used(path, now)
@@ -100,7 +107,7 @@ class Store:
                 break
             block, tail = request.blocks[depth], depth >= request.whole_blocks
             column = Column(
-                _key(block, self._salt), tip, now, now, depth, tail=tail, block=block, ref_count=1
+                _key(block, self._salt), tip, now, now, depth, tail, turn, block, ref_count=1
             )
             policy.stored(column, now)
             tip = present[block] = column
@@ -306,7 +313,7 @@ def _prompt(number: int, length: int) -> list[Column]:
     for depth in range(length):
         block = number << 16 | depth
         parent = columns[-1] if columns else None
-        columns.append(Column(_key(block, 0), parent, now, now, depth, tail=False, block=block))
+        columns.append(Column(_key(block, 0), parent, now, now, depth, False, 0, block))
     return columns
 
 
@@ -341,6 +348,7 @@ def _timed(work: Callable[..., None], *arguments: object) -> float:
     return time.perf_counter() - began
 
 
+@lru_cache(1 << 20)
 def _key(block: int, salt: int) -> bytes:
     return hashlib.blake2b(struct.pack("<QQ", block, salt), digest_size=16).digest()
 

@@ -125,6 +125,7 @@ class Ledger:
         account.tally.requested += prompt.tokens
         match.count(account.tally)
         account.recorder.matched(match.keys, match.tokens, account.tally, now)
+        account.turns.asked(match.keys)
         for hit in match.columns:
             account.stamp(hit, now)
             self._spills.used(account, hit)

@@ -17,6 +17,7 @@ from swdriver_shim import loops
 from swdriver_shim.cache.displacement import POLICIES, Choice, Competition, DisplacementPolicy, move
 from swdriver_shim.cache.reasons import Removal, Tally
 from swdriver_shim.cache.reuse.sample import Recorder
+from swdriver_shim.cache.turns import Turns
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace
 from swdriver_shim.policy import Policy, Tier2Rule
 
@@ -56,6 +57,7 @@ class Column:
         "tier2_rule",
         "tier2_used_at",
         "ttl",
+        "turn",
         "used_at",
         "uses",
     )
@@ -71,6 +73,7 @@ class Column:
         self.state: State = _EMPTY
         self.stored_at = self.used_at = 0.0
         self.uses = 0
+        self.turn = 0  # which prompt of its conversation stored it
         self.priority = 0
         self.ttl: int | None = None  # seconds, of its own
         self.tier2_rule = _ALLOWED  # of the requests that stored it
@@ -256,6 +259,7 @@ class Account:
         self.tally = Tally()
         self.expired = ExpiredColumns()
         self.recorder = Recorder()
+        self.turns = Turns()
         self._queues: list[dict[int, DisplacementPolicy[Column]]] = [{} for _ in range(groups)]
 
     def set_policy(self, policy: Policy, now: float) -> None:

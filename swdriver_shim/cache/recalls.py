@@ -202,7 +202,7 @@ class RecallPlanner:
         places: list[Place],
     ) -> None:
         stock, parent = self._stock, None
-        victims = self._allocator.victims(prefix_map)
+        victims, turn = self._allocator.victims(prefix_map), prefix_map.account.turns.of(keys)
         for depth in range(first, len(keys)):
             column = prefix_map.columns.get(keys[depth])
             if column is None or column.state is State.EMPTY:
@@ -214,6 +214,7 @@ class RecallPlanner:
                 if slot is None:
                     return
                 column = column or prefix_map.add(keys[depth], parent, depth)
+                column.turn = turn
                 stock.occupy(column, slot, State.RECALLING)
                 if prefix_map.account.policy.encrypt_tier2:  # it may be for a request that insists on it
                     column.tier2_rule = Tier2Rule.ENCRYPTED

@@ -71,6 +71,7 @@ class ColumnSnapshot(Struct, frozen=True, array_like=True):
     ttl: int | None
     tier2_rule: Tier2Rule
     before: bytes  # of a tail: the key of the column before it
+    turn: Count = 0
 
 
 class MapSnapshot(Struct, frozen=True):
@@ -157,6 +158,7 @@ def take(stock: Stock, now: float, wall: float) -> LedgerSnapshot:
                             column.ttl,
                             column.tier2_rule,
                             column.before if isinstance(column, Tail) else b"",
+                            column.turn,
                         )
                     )
                 maps.append(MapSnapshot(account.org, namespace, prefix_map.group))
@@ -204,7 +206,7 @@ def restore(
         column.used_at = min(now, one.used_at - wall + now)
         column.tier2_used_at = None if one.tier2_used_at is None else one.tier2_used_at - wall + now
         column.uses, column.priority, column.ttl = one.uses, one.priority, one.ttl
-        column.tier2_rule = one.tier2_rule
+        column.tier2_rule, column.turn = one.tier2_rule, one.turn
     for trail in snapshot.conversations:
         if its := keys(trail.org, trail.namespace):
             stock.conversations.add(trail.continue_id, PromptKeys(its, cut_keys(trail.keys)))

@@ -331,6 +331,7 @@ class Stock:
         removal = Removal(Reason.PURGED)
         removal.after = [earlier for prefix_map, earlier in self._purged if belongs(prefix_map)]
         account.recorder.forget()
+        account.turns.clear()
         self.requests.forget(account.org)
         self.trails.forget(account.org)
         for namespace in namespaces:

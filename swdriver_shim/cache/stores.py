@@ -35,6 +35,7 @@ class _Run(NamedTuple):
     verified: int
     have_from: int  # the engine has KV from this column on
     rules: Rules
+    turn: int
     now: float
 
 
@@ -76,12 +77,13 @@ class StorePlanner:
                 stock.conversations.add(rules.continue_id, prompt)
             maps = stock.maps_of(prompt.maker)
             have = [-(-token // COLUMN_TOKENS) for token in first or [0] * len(maps)]
+            turn = account.turns.of(prompt.keys)
             for one, have_from in zip(maps, have, strict=True):
                 if one.linked:
-                    run = _Run(one, prompt, 0, verified, have_from, rules, now)
+                    run = _Run(one, prompt, 0, verified, have_from, rules, turn, now)
                     verified = min(verified, self._take_places(run, store.places))
             for one, group, have_from in zip(maps, stock.layout.groups, have, strict=True):
-                run = _Run(one, prompt, 0, verified, have_from, rules, now)
+                run = _Run(one, prompt, 0, verified, have_from, rules, turn, now)
                 if group.is_state:
                     self._take_places_of_states(run._replace(have_from=0), states, store.places)
                 elif not one.linked:
@@ -149,7 +151,7 @@ class StorePlanner:
     def _take_places(self, run: _Run, places: list[Place]) -> int:
         """Take slots for columns that are not stored. Returns how many tokens are stored, or in
         `places`."""
-        prefix_map, prompt, first, verified, have_from, rules, now = run
+        prefix_map, prompt, first, verified, have_from, rules, turn, now = run
         stock = self._stock
         whole, rest = divmod(verified, COLUMN_TOKENS)
         policy = prefix_map.account.policy
@@ -186,6 +188,7 @@ class StorePlanner:
                     column = prefix_map.add(key, parent, depth)
                 elif column is None:
                     column = prefix_map.add_tail(key, parent, depth, tokens, key_before(prompt, depth))
+                column.turn = turn
                 stock.occupy(column, slot, State.WRITING)
                 if has_rules:
                     _apply(rules, [column])
@@ -219,6 +222,9 @@ class StorePlanner:
             parent = columns[-1] if columns else parent
             columns.append(prefix_map.add_tail(key, parent, whole, rest, before))
         if columns:
+            if run.turn:
+                for column in columns:
+                    column.turn = run.turn
             self._stock.occupy_all(columns, slots)
             if run.rules != AS_USUAL:
                 _apply(run.rules, columns)

@@ -20,6 +20,7 @@ class Column:
     needs: int = 0
     bytes: int = 4096
     tail: bool = False
+    turn: int = 0
     ref_count: int = 0
     mark: Any = None
 

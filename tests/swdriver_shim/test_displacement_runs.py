@@ -29,16 +29,19 @@ from tests.swdriver_shim.prompts import FULL, prompt
 NAMES = sorted(POLICIES)
 DENSE = "default, all columns in its sample"
 ORGS = ["acme", "globex", "initech"]
+TURNS = st.sampled_from([0, 0, 0, 1, 2, 5])
 
 
 class Batches(Driver):
     """A driver that stores and displaces as many columns at once as it can."""
 
-    def prompt(self, name: str, length: int, now: float, parent: Column | None = None) -> list[Column]:
+    def prompt(
+        self, name: str, length: int, now: float, parent: Column | None = None, turn: int = 0
+    ) -> list[Column]:
         columns: list[Column] = []
         for depth in range(length):
             needs = parent.needs + 1 if parent else 0
-            column = Column(key(f"{name}/{depth}"), parent, now, now, needs=needs)
+            column = Column(key(f"{name}/{depth}"), parent, now, now, needs=needs, turn=turn)
             self.columns[column.key] = column
             if parent:
                 parent.ref_count += 1
@@ -62,12 +65,14 @@ class Batches(Driver):
 
 
 class Single(Driver):
-    def prompt(self, name: str, length: int, now: float, parent: Column | None = None) -> list[Column]:
+    def prompt(
+        self, name: str, length: int, now: float, parent: Column | None = None, turn: int = 0
+    ) -> list[Column]:
         """All columns are there before the first is stored, as in a ledger."""
         columns: list[Column] = []
         for depth in range(length):
             needs = parent.needs + 1 if parent else 0
-            column = Column(key(f"{name}/{depth}"), parent, now, now, needs=needs)
+            column = Column(key(f"{name}/{depth}"), parent, now, now, needs=needs, turn=turn)
             self.columns[column.key] = column
             if parent:
                 parent.ref_count += 1
@@ -98,23 +103,23 @@ class Runs(RuleBasedStateMachine):
         assert (one is None) == (other is None)
         return (one, other) if one and other else None
 
-    @rule(target=names, length=st.integers(1, 12))
-    def store(self, length: int) -> bytes:
+    @rule(target=names, length=st.integers(1, 12), turn=TURNS)
+    def store(self, length: int, turn: int = 0) -> bytes:
         self.prompts += 1
         name = f"prompt {self.prompts}"
-        self.single.prompt(name, length, self.now)
-        return self.batches.prompt(name, length, self.now)[-1].key
+        self.single.prompt(name, length, self.now, turn=turn)
+        return self.batches.prompt(name, length, self.now, turn=turn)[-1].key
 
-    @rule(target=names, before=names, length=st.integers(1, 12), again=st.booleans())
-    def store_more(self, before: bytes, length: int, again: bool) -> bytes:  # noqa: FBT001
+    @rule(target=names, before=names, length=st.integers(1, 12), turn=TURNS, again=st.booleans())
+    def store_more(self, before: bytes, length: int, turn: int, again: bool) -> bytes:  # noqa: FBT001
         """Behind a column; `again`: those that were stored behind it once, so that ghosts are met."""
         found = self.both(before)
         self.prompts += not again
         name = f"more {self.prompts} {before.hex()}"
         if found is None or key(f"{name}/0") in self.single.columns:
             return before
-        self.single.prompt(name, length, self.now, found[0])
-        return self.batches.prompt(name, length, self.now, found[1])[-1].key
+        self.single.prompt(name, length, self.now, found[0], turn)
+        return self.batches.prompt(name, length, self.now, found[1], turn)[-1].key
 
     @rule(name=names)
     def use(self, name: bytes) -> None:

@@ -36,6 +36,10 @@ class Displaceable(Protocol):
         """Hits since it was stored."""
 
     @property
+    def turn(self) -> int:
+        """Which prompt of its conversation stored it: 0 for the first."""
+
+    @property
     def needs(self) -> int:
         """How many columns before it in its prompt have to be stored as well."""
 

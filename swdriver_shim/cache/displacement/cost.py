@@ -10,16 +10,19 @@ from typing import Final, TypeAlias, cast
 from swdriver_shim.cache.displacement.base import C, Displaceable, DisplacementPolicy
 from swdriver_shim.cache.displacement.returns import SHARE_AT_FIRST, Returns, age_of
 
-USES_TOLD_APART: Final = 5
+USES_TOLD_APART: Final = 6  # 0 to 4, and more
+TURNS_TOLD_APART: Final = 3
 TAILS_EXPECTED: Final = 0.1
 SAME_AGE_S: Final = 1.0  # leaves used in the same second are equally old: the deeper ones come first
 OFFER_S: Final = 0.25  # how long the offer of a kind is valid; a leaf's value changes slowly
 _SLACK: Final = 64
 
-# Columns that were used again are more likely to be again: a guess, until there is evidence.
+# Columns that were used again are more likely to be again, and so are those of a conversation that went
+# on: a guess, until there is evidence. By turn and uses; then tails, unused and used.
+_OF_TAILS: Final = TURNS_TOLD_APART * USES_TOLD_APART
 EXPECTED: Final = [
-    (1 + uses) * of_these for uses in range(USES_TOLD_APART + 1) for of_these in (1.0, TAILS_EXPECTED)
-]
+    1.0 + turn + uses for turn in range(TURNS_TOLD_APART) for uses in range(USES_TOLD_APART)
+] + [TAILS_EXPECTED, TAILS_EXPECTED]
 _KINDS: Final = range(len(EXPECTED))
 
 _Offer: TypeAlias = tuple[float, C | None, int, int]  # its value, the column, its ticket and kind
@@ -30,11 +33,11 @@ _Heap: TypeAlias = list[tuple[float, int, int, C]]  # by last use, deeper ones f
 class Cost(DisplacementPolicy[C]):
     """Displaces the leaf with the fewest expected uses per second, times its cost to compute, per byte.
 
-    Leaves of one kind (how often used; whole or tail) wait in order of their last use. What keeping them
-    yields (`Returns`) falls with age, or rises to the age at which many come back and falls then. So in
-    each kind either the oldest or the youngest is worth least, and these are compared. The youngest go
-    first where room is so short that nobody could stay until he is wanted: then it is better used by few
-    for long than by all in vain.
+    Leaves of one kind (of which turn, and how often used; or a tail) wait in order of their last use.
+    What keeping them yields (`Returns`) falls with age, or rises to the age at which many come back and
+    falls then. So in each kind either the oldest or the youngest is worth least, and these are compared.
+    The youngest go first where room is so short that nobody could stay until he is wanted: then it is
+    better used by few for long than by all in vain.
 
     The parent of a victim is the next one if it is of the same kind and age: prompts go as a whole.
 
@@ -157,9 +160,9 @@ class Cost(DisplacementPolicy[C]):
         run, rank, before = [column], self._front_rank, column.parent
         if column.tail or _rank(column) != rank:
             return run  # those before a tail are of another kind
-        uses, at = column.uses, column.used_at
+        uses, turn, at = column.uses, column.turn, column.used_at
         while before is not None and len(run) < most:
-            is_alike = before.used_at == at and before.uses == uses
+            is_alike = before.used_at == at and before.uses == uses and before.turn == turn
             if before.ref_count != 1 or not (is_alike or _rank(before) == rank):
                 break
             run.append(cast("C", before))
@@ -230,7 +233,12 @@ class Cost(DisplacementPolicy[C]):
 
 
 def kind_of(column: Displaceable, uses: int) -> int:
-    return 2 * min(uses, USES_TOLD_APART) + column.tail
+    if column.tail:
+        return _OF_TAILS + (uses > 0)
+    turn = column.turn
+    if turn >= TURNS_TOLD_APART:
+        turn = TURNS_TOLD_APART - 1
+    return USES_TOLD_APART * turn + (uses if uses < USES_TOLD_APART else USES_TOLD_APART - 1)
 
 
 def _rank(column: Displaceable) -> tuple[int, float]:

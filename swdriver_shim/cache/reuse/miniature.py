@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from swdriver_shim.cache.displacement import POLICIES, Competition, DisplacementPolicy
 from swdriver_shim.cache.displacement.cost import Cost
 from swdriver_shim.cache.reuse.sample import Event, Kind, Reference
+from swdriver_shim.cache.turns import Turns
 from swdriver_shim.policy import Policy
 
 FOLDS: Final = 16
@@ -46,7 +47,7 @@ class Column:
     """A column, as displacement policies see it. Empty ones stay while there are columns behind them."""
 
     __slots__ = ("behind", "bytes", "key", "mark", "needs", "parent", "present", "ref_count", "runs",
-                 "stored_at", "tail", "used_at", "uses")  # fmt: skip
+                 "stored_at", "tail", "turn", "used_at", "uses")  # fmt: skip
 
     def __init__(self, reference: Reference, parent: Column | None) -> None:
         self.key, self.needs, self.tail = reference
@@ -57,6 +58,7 @@ class Column:
         self.present = False
         self.stored_at = self.used_at = 0.0
         self.uses = 0
+        self.turn = 0
         self.runs: list[Run] = []  # from the column of the sample before it, to its own end
         self.behind: list[
             Run
@@ -93,6 +95,7 @@ class Miniature:
         self._used: deque[tuple[float, Column]] = deque()  # in order; checked when they may have expired
         self._stored: deque[tuple[float, Column]] = deque()
         self._held = 0
+        self._turns = Turns()
 
     def run(self, events: Sequence[Event], count_from: float) -> Outcome:
         outcome = Outcome()
@@ -104,6 +107,7 @@ class Miniature:
             self._expire(now)
             if event.kind is Kind.MATCH:
                 matched, found = event.path, event.found
+                self._turns.asked([one.key for one in matched])
                 hit = self._match(matched, now)
                 if now >= count_from:
                     outcome.asked += len(matched)
@@ -155,7 +159,7 @@ class Miniature:
         """Store missing columns as far as there is room; returns the last column, if there is room for
         all. `found`: how many columns of the prompt had really been stored before."""
         tip: Column | None = None
-        columns = self._columns
+        columns, turn = self._columns, self._turns.of([one.key for one in path])
         for reference in path:
             column = columns.get(reference.key)
             if column is None:
@@ -166,7 +170,7 @@ class Miniature:
                 column.ref_count += 1  # nor to be displaced itself
                 has_room = self._make_room(now)
                 if has_room:
-                    self._put(column, now)
+                    self._put(column, turn, now)
                 column.ref_count -= 1
                 if not has_room:
                     self._prune(column)
@@ -202,8 +206,8 @@ class Miniature:
             if run.stored.at <= over:
                 run.stored.at = now
 
-    def _put(self, column: Column, now: float) -> None:
-        column.present = True
+    def _put(self, column: Column, turn: int, now: float) -> None:
+        column.present, column.turn = True, turn
         column.stored_at = column.used_at = now
         column.uses = 0
         self._held += 1
