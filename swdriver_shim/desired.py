@@ -93,7 +93,10 @@ class ModelSpec(Document, frozen=True):
         return Layout(tuple(one.shape() for one in self.groups))
 
     def namespace(self, adapter: str = "") -> Namespace:
-        return Namespace(self.name, self.revision, self.kv_dtype, self.layout, adapter)
+        """Two drivers that say the same of the model and not of its shape have nothing in common: who
+        is wrong, or lies, is so for himself only."""
+        shape = hashlib.sha256(msgspec.json.encode(self.groups)).hexdigest()
+        return Namespace(self.name, self.revision, self.kv_dtype, self.layout, adapter, shape)
 
 
 class ControlSpec(Document, frozen=True):

@@ -69,6 +69,7 @@ class Namespace:
     kv_dtype: str
     layout: str
     adapter: str = ""
+    shape: str = ""  # of its columns: those of two sizes can't be in the same files
 
     def digest(self) -> bytes:
         """16 bytes that identify it in all processes, such as in the paths of tier 2."""

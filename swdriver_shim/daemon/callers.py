@@ -271,4 +271,4 @@ class ObjectVerbs:
 def _check_namespace(keys: Keys, namespace: str) -> None:
     """Raises Invalid."""
     if namespace and namespace != keys.namespace.digest().hex():
-        raise Invalid("This driver's KV is of another model, revision, dtype or layout.")
+        raise Invalid("This driver's KV is of another model, revision, dtype, layout or shape.")

@@ -586,7 +586,7 @@ class Shim:
         """Where the columns of a prompt are, for a sibling. Raises Conflict if it has another model."""
         driver, told = self.driver, self._told
         if body.model != digest_of(told.model):
-            raise Conflict("This driver's KV is of another model, revision, dtype or layout.")
+            raise Conflict("This driver's KV is of another model, revision, dtype, layout or shape.")
         maker = self._maker_of(body.tag)
         keys = cut_keys(body.keys)
         found = driver.lend(PromptKeys(maker, keys), body.start) if maker else []

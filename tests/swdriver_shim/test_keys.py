@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Media, Namespace, Prompt, encode, isolation_tag
 
 SECRET = bytes(range(32))
@@ -106,6 +108,7 @@ def test_the_construction_is_what_its_text_says() -> None:
         return len(data).to_bytes(4, "little") + data
 
     names = {"model": "llama", "revision": "r1", "kv_dtype": "bf16", "layout": "full:64", "adapter": ""}
+    names["shape"] = ""
     namespace = b"".join(field(name.encode()) + field(text.encode()) for name, text in names.items())
     block = hashlib.sha512(b"tidegate columns 1" + field(SECRET) + TAG + namespace).digest()
     assert len(block) == 64
@@ -266,3 +269,23 @@ def test_a_request_has_a_name_that_everybody_can_show() -> None:
     assert keys.prompt(request="chat-1").request == "chat-1"
     assert keys.prompt(request="a\0b\nc\ud800").request == "abc"
     assert keys.prompt(request="é" * (10 << 20)).request == "é" * 200
+
+
+def test_models_that_differ_in_the_shape_of_their_columns_only_have_namespaces_of_their_own() -> None:
+    """Else the one that is wrong, or lies, would overwrite the other's columns in tier 2."""
+
+    def model(**changes: Any) -> ModelSpec:
+        group: dict[str, Any] = {"name": "full", "bytes_per_token": (64, 64), **changes}
+        return ModelSpec("llama", (GroupSpec(**group),), "r1", "bf16", "full:64")
+
+    one = model()
+    assert one.namespace() == model().namespace()
+    others = [
+        model(bytes_per_token=(64,)),
+        model(bytes_per_token=(64, 128)),
+        model(window=1024),
+        model(name="b"),
+    ]
+    digests = {each.namespace().digest() for each in (one, *others)}
+    assert len(digests) == 5
+    assert one.namespace("lora").digest() not in digests

@@ -214,12 +214,12 @@ def test_what_it_refuses_is_raised_with_its_sentence(engine: Engine, daemon: Dae
     other = ModelSpec(name="llama", groups=GROUPS, revision="r2", kv_dtype="bf16")
     with (
         asking(daemon, model=other) as mistaken,
-        pytest.raises(Refused, match="another model, revision, dtype or layout"),
+        pytest.raises(Refused, match="another model, revision, dtype, layout or shape"),
     ):
         mistaken.store(tokens)
     same_name = ModelSpec(name="llama", groups=GROUPS[:1], revision="r1", kv_dtype="bf16")
     with (
         asking(daemon, model=same_name) as mistaken,
-        pytest.raises(Refused, match="not what was asked for"),
+        pytest.raises(Refused, match="another model, revision, dtype, layout or shape"),
     ):
         mistaken.load(tokens)

@@ -28,14 +28,15 @@ from swdriver_shim.cache.reuse.sample import Sample
 from swdriver_shim.daemon import admission, service, verbs
 from swdriver_shim.daemon.metrics import METRICS
 from swdriver_shim.daemon.shim import Shim
-from swdriver_shim.desired import OrgSpec
-from swdriver_shim.keys import Namespace
+from swdriver_shim.desired import GroupSpec, ModelSpec, OrgSpec
 from swdriver_shim.policy import Policy
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
 from tests.swdriver_shim.daemons import ACME, CONTROL, EACH, GLOBEX, C, Daemon, kv, org, told
 
 pytestmark = pytest.mark.slow  # each starts a process
+
+MODEL = ModelSpec("llama", (GroupSpec("full", (EACH,)),))
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +101,12 @@ def test_kv_may_follow_from_a_later_token_on(daemon: Daemon) -> None:
 
 
 def test_who_takes_the_model_for_another_is_told(daemon: Daemon) -> None:
-    right = Namespace("llama", "", "", "").digest().hex()
+    right = MODEL.namespace().digest().hex()
     assert daemon.ask(ACME, "load", tokens=[1], namespace=right).status_code == 200
-    other = Namespace("llama", "r2", "", "").digest().hex()
+    other = msgspec.structs.replace(MODEL, revision="r2").namespace().digest().hex()
     answer = daemon.ask(ACME, "load", tokens=[1], namespace=other)
     assert answer.status_code == 422
-    assert "another model, revision, dtype or layout" in answer.json()["detail"]
+    assert "another model, revision, dtype, layout or shape" in answer.json()["detail"]
 
 
 def test_the_verbs_on_what_is_stored(daemon: Daemon) -> None:

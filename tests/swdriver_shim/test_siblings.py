@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -41,8 +42,9 @@ from swdriver_shim.keys import Prompt
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tier2Rule, Tiers
 from tests.kvss_agent.plane import Plane, running
 from tests.live import wait_until
+from tests.swdriver_shim import prompts
 from tests.swdriver_shim.fleets import LAYOUT, C, Engine, tokens
-from tests.swdriver_shim.prompts import NAMESPACE, SECRET, prompt
+from tests.swdriver_shim.prompts import NAMESPACE, SECRET
 
 SLOTS = 24
 MODEL = ModelSpec(
@@ -52,6 +54,7 @@ MODEL = ModelSpec(
     layout=NAMESPACE.layout,
     groups=tuple(map(GroupSpec.of, LAYOUT.groups)),
 )
+prompt = partial(prompts.prompt, namespace=MODEL.namespace())
 SECRETS = {name: name.encode().ljust(32, b"!") for name in ("a", "b", "c")}
 
 

@@ -141,10 +141,12 @@ def test_replicas_of_one_model_share_holders_and_each_has_its_own_shards_there(
         for key, rows in AllFragments().holders.items()
         if namespaces[key.namespace] == "job1.full.0"
     ]
-    assert own == [["n1", "n2"]]
-    assert names("n1") == {"job1.full.0.f0", "job2.full.0.f0"}
-    assert names("n2") == {"job1.full.0.f1", "job2.full.0.f1"}
-    assert names("n3") == {"other.full.0.f0"}, "the others have fewer"
+    [[first, second]] = own
+    assert names(first) - {"job2.full.0"} == {"job1.full.0.f0", "job2.full.0.f0"}
+    assert names(second) - {"job2.full.0"} == {"job1.full.0.f1", "job2.full.0.f1"}
+    free = sorted({"n1", "n2", "n3", "n4"} - {first, second})
+    others = set().union(*map(names, free)) - {"job2.full.0"}
+    assert others == {"other.full.0.f0", "other.full.0.f1"}, "the others have fewer"
     [mine, same] = [shard("bare", "job1.full.0"), shard("n4", "job2.full.0")]
     assert mine.redundancy is not None
     assert same.redundancy is not None
@@ -425,6 +427,20 @@ def test_a_driver_with_columns_of_another_size_gets_no_holders(fleet: None, peop
     assert shard("n4", "job2.full.0").redundancy is None
     assert why("job2") == "Another driver of this model and layout has columns of another size."
     assert why("job1") == ""
+
+
+def test_a_driver_that_tells_of_other_columns_of_the_same_model_harms_none_on_its_nodes(
+    fleet: None, people: People
+) -> None:
+    """Two shards that would write over each other make the document of a node invalid, for everybody."""
+    serve("job1", "bare")
+    serve("job2", "bare", model={**MODEL, "groups": [{"name": "full", "bytes_per_token": [384, 512]}]})
+    Stream.objects.filter(job__driver__name="job2").update(slot_bytes=2 * SLOT)
+    set_rules(people, redundancy="1+1")
+    assert names("bare") == {"job1.full.0", "job2.full.0"}
+    assert [why(name) for name in ("job1", "job2")] == ["", ""], "each has holders of its own"
+    for node in ("n1", "n2", "n3"):
+        assert document(node).shards
 
 
 # When
