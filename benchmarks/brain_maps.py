@@ -59,7 +59,7 @@ SYSTEM_COLUMNS = 16
 CONVERSATION_COLUMNS = 100
 CHANGES = 40
 DRIVER_ROUNDS = 3
-MAKER = keys("acme")
+MAKER = keys("acme", MODEL.namespace())
 SPACE = MAKER.tag + MAKER.namespace.digest()[:SPACE_BYTES]
 
 

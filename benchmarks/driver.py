@@ -62,8 +62,8 @@ def limited(name: str, value: float, unit: str, limit: float) -> Row:
     return Row(name, value, unit, f"{limit:g} {unit}", limit / value, 1.0)
 
 
-def keys(org: str) -> Keys:
-    return Keys(org, hashlib.sha256(org.encode()).digest(), NAMESPACE)
+def keys(org: str, namespace: Namespace = NAMESPACE) -> Keys:
+    return Keys(org, hashlib.sha256(org.encode()).digest(), namespace)
 
 
 def tokens(seed: int, columns: int) -> list[int]:

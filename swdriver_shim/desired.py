@@ -40,10 +40,14 @@ TOKEN_BYTES_MAX: Final = 1 << 30  # of one token in one shard
 WINDOW_MAX: Final = 1 << 40
 
 
+# What files in tier 2 are called after, with a number behind it.
+GroupName = Annotated[str, Meta(pattern=whole(r"^[a-z0-9_-][a-z0-9._-]{0,57}$"))]
+
+
 class GroupSpec(Document, frozen=True, omit_defaults=True):
     """See `Group`. One that contradicts itself is refused while a document is read."""
 
-    name: Name
+    name: GroupName
     bytes_per_token: tuple[Annotated[int, Meta(ge=1, le=TOKEN_BYTES_MAX)], ...] = ()
     window: Annotated[int, Meta(ge=1, le=WINDOW_MAX)] | None = None
     alone: bool = False

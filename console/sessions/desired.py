@@ -303,6 +303,6 @@ def _spec(stream: Stream, node: Node, budgets: Budgets) -> dict[str, Any]:
         "slots": stream.next_slots if comes or sizing else stream.slots,
         "applied": stream.next_count_from if comes else stream.count_from,
         "namespace": model_of(stream.job.driver).namespace().digest().hex(),
-        "part": f"{stream.group.lower()}.{stream.index}",
+        "part": f"{stream.group}.{stream.index}",
         **({"pull_bytes_per_second": budget.bytes_per_second} if budget else {}),
     }

@@ -35,7 +35,7 @@ class Shard:
     @property
     def part(self) -> str:
         """What agents call it in tier 2."""
-        return f"{self.group.lower()}.{self.index}"
+        return f"{self.group}.{self.index}"
 
 
 @dataclass(frozen=True, slots=True)

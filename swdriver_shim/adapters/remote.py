@@ -191,7 +191,8 @@ class RemotePrefixes(DaemonClient):
             for part in parts:
                 kv.part(*part)[:] = read(*part)
             body = verbs.StoreBody(
-                tokens=list(tokens[:end]),
+                tokens=list(tokens),
+                verified=end,
                 adapter=self._adapter,
                 namespace=self._digest,
                 first_tokens={

@@ -208,7 +208,7 @@ class PrefixCache:
             began = time.perf_counter()
             logits = self._compute(ids[at:end], past)
             computed = time.perf_counter()
-            stored += self._store(ids[:end], past, end, end, rules, at)
+            stored += self._store(ids, past, end, end, rules, at)
             self._prefixes.computed(end - at, computed - began)
             compute_seconds += computed - began
             store_seconds += time.perf_counter() - computed

@@ -121,9 +121,10 @@ class RecallPlanner:
         groups, places = self._stock.layout.groups, list[Place]()
         whole = _longest(groups, _with(self._usable(prompt, now), exists))
         maps = self._stock.maps_of(prompt.maker)
+        turn = maps[0].account.turns.of(prompt.keys)
         for prefix_map, group, more in zip(maps, groups, exists, strict=True):
             first = group.first_needed(whole * COLUMN_TOKENS)
-            self._take_places(prefix_map, prompt.keys[:whole], first, more, now, places)
+            self._take_places(prefix_map, prompt.keys[:whole], first, more, turn, now, places)
         places.sort(key=lambda place: place.column.depth)
         encrypted_for = maps[0].account.encrypted_for
         return [
@@ -198,11 +199,12 @@ class RecallPlanner:
         keys: Sequence[bytes],
         first: int,
         exists: Collection[int],
+        turn: int,
         now: float,
         places: list[Place],
     ) -> None:
         stock, parent = self._stock, None
-        victims, turn = self._allocator.victims(prefix_map), prefix_map.account.turns.of(keys)
+        victims = self._allocator.victims(prefix_map)
         for depth in range(first, len(keys)):
             column = prefix_map.columns.get(keys[depth])
             if column is None or column.state is State.EMPTY:
@@ -214,8 +216,7 @@ class RecallPlanner:
                 if slot is None:
                     return
                 column = column or prefix_map.add(keys[depth], parent, depth)
-                column.turn = turn
-                stock.occupy(column, slot, State.RECALLING)
+                stock.occupy(column, slot, State.RECALLING, turn)
                 if prefix_map.account.policy.encrypt_tier2:  # it may be for a request that insists on it
                     column.tier2_rule = Tier2Rule.ENCRYPTED
                 places.append(Place(column, slot))

@@ -177,17 +177,17 @@ class Stock:
             del self.borrowed[column.key]
         return sum(column.tokens for column in taken)
 
-    def occupy_all(self, columns: Sequence[Column], slots: Sequence[int]) -> None:
+    def occupy_all(self, columns: Sequence[Column], slots: Sequence[int], turn: int) -> None:
         """Give these new columns of one map their slots, which the allocator has counted as the org's.
         Their bytes are on their way from the engine."""
         writing, priority = State.WRITING, columns[0].map.account.policy.priority
         for column, slot in zip(columns, slots, strict=True):
-            column.state, column.slot, column.priority = writing, slot, priority
+            column.state, column.slot, column.priority, column.turn = writing, slot, priority, turn
 
-    def occupy(self, column: Column, slot: int, state: State) -> None:
-        """Give the column this slot. Its bytes are on their way there."""
+    def occupy(self, column: Column, slot: int, state: State, turn: int) -> None:
+        """Give the column this slot, for a prompt of this turn. Its bytes are on their way there."""
         owner = column.map
-        column.state, column.slot, column.uses = state, slot, 0
+        column.state, column.slot, column.uses, column.turn = state, slot, 0, turn
         account, size = owner.account, owner.column_bytes
         column.ttl, column.priority = None, account.policy.priority
         column.tier2_rule = _ALLOWED

@@ -188,8 +188,7 @@ class StorePlanner:
                     column = prefix_map.add(key, parent, depth)
                 elif column is None:
                     column = prefix_map.add_tail(key, parent, depth, tokens, key_before(prompt, depth))
-                column.turn = turn
-                stock.occupy(column, slot, State.WRITING)
+                stock.occupy(column, slot, State.WRITING, turn)
                 if has_rules:
                     _apply(rules, [column])
                 places.append(Place(column, slot))
@@ -222,10 +221,7 @@ class StorePlanner:
             parent = columns[-1] if columns else parent
             columns.append(prefix_map.add_tail(key, parent, whole, rest, before))
         if columns:
-            if run.turn:
-                for column in columns:
-                    column.turn = run.turn
-            self._stock.occupy_all(columns, slots)
+            self._stock.occupy_all(columns, slots, run.turn)
             if run.rules != AS_USUAL:
                 _apply(run.rules, columns)
             places += map(Place, columns, slots)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-ENDS_MAX: Final = 1 << 14  # of an org: so many conversations are told apart, two megabytes
+ENDS_MAX: Final = 1 << 13  # of an org: so many conversations are told apart, 1.6 megabytes
 TURN_MAX: Final = 100
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvss_agent.desired import PART
+from swdriver_shim.data_plane.grants import part_name
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Media, Namespace, Prompt, encode, isolation_tag
+from swdriver_shim.layout import SHARDS_MAX
 
 SECRET = bytes(range(32))
 NAMESPACE = Namespace("llama", "r1", "bf16", "full:64")
@@ -289,3 +294,16 @@ def test_models_that_differ_in_the_shape_of_their_columns_only_have_namespaces_o
     digests = {each.namespace().digest() for each in (one, *others)}
     assert len(digests) == 5
     assert one.namespace("lora").digest() not in digests
+
+
+@pytest.mark.parametrize("name", ["Full", "a:b", "a/b", ".a", "", "g" * 59])
+def test_a_group_whose_name_can_t_be_that_of_a_part_in_tier_2_is_refused(name: str) -> None:
+    """An agent would refuse the whole document of its node. `Full` and `full` would be one part."""
+    with pytest.raises(msgspec.ValidationError, match="matching regex"):
+        msgspec.convert({"name": "m", "groups": [{"name": name, "bytes_per_token": [64]}]}, ModelSpec)
+
+
+@pytest.mark.parametrize("name", ["full", "window-2", "_x.1", "g" * 58])
+def test_any_other_name_of_a_group_can_be_that_of_a_part(name: str) -> None:
+    group = msgspec.convert({"name": name, "bytes_per_token": [64]}, GroupSpec)
+    assert re.fullmatch(PART, part_name(group.name, SHARDS_MAX - 1))

@@ -6,11 +6,14 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 
 from swdriver_shim.adapters.remote import Refused, RemotePrefixes
+from swdriver_shim.daemon import verbs
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import Rules
@@ -149,7 +152,17 @@ def test_another_org_gets_nothing(engine: Engine, daemon: Daemon) -> None:
 def test_long_prompts_go_in_pieces(engine: Engine) -> None:
     tokens = list(range(5 * C + 10))
     before, engine.remote._bytes_max = engine.remote._bytes_max, 2 * (96 * C + 500)
-    assert engine.store(tokens) == (6 + 6 + 6, 0)
+    bodies, call = list[Any](), engine.remote._call
+
+    def record(verb: Any, body: Any, *more: Any) -> Any:
+        bodies.append(body)
+        return call(verb, body, *more)
+
+    with mock.patch.object(engine.remote, "_call", record):
+        assert engine.store(tokens) == (6 + 6 + 6, 0)
+    pieces = [one for one in bodies if isinstance(one, verbs.StoreBody)]
+    assert [one.verified for one in pieces] == [2 * C, 4 * C, len(tokens)]
+    assert all(one.tokens == tokens for one in pieces), "of one prompt, which is one turn"
     assert engine.load(tokens) == 2 * C, "as much as goes at once"
     engine.remote._bytes_max = before
     assert engine.load(tokens) == len(tokens)

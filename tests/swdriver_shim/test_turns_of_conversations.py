@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from swdriver_shim.cache.displacement.cost import EXPECTED, kind_of
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.reuse.miniature import Miniature
+from swdriver_shim.cache.snapshot import ColumnSnapshot
+from swdriver_shim.cache.spills import Dates
 from swdriver_shim.cache.turns import TURN_MAX, Turns
 from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.policy import OrgPolicies, Policy
+from swdriver_shim.policy import OrgPolicies, Policy, Tiers
 from tests.swdriver_shim.forests import Column, key
 from tests.swdriver_shim.ledgers import conversation
 from tests.swdriver_shim.prompts import FULL, prompt
+from tests.swdriver_shim.prompts import keys as keys_of
 
 
 def keys(*names: str) -> list[bytes]:
@@ -78,10 +83,10 @@ def test_ends_are_those_of_prompts_that_were_asked_for(asked: Sequence[Sequence[
         assert len(turns) == len(model)
 
 
-def ledger(slots: int = 100) -> Ledger:
+def ledger(slots: int = 100, tiers: Tiers = Tiers.DRAM) -> Ledger:
     made = Ledger(FULL, "llama")
     made.set_slot_limit(0, slots)
-    made.set_policies({"acme": OrgPolicies(policy=Policy(displacement="cost"))}, 0)
+    made.set_policies({"acme": OrgPolicies(policy=Policy(displacement="cost", tiers=tiers))}, 0)
     return made
 
 
@@ -107,6 +112,36 @@ def test_columns_say_which_turn_stored_them_however_many_were_displaced_since() 
     made.set_slot_limit(0, 100)
     serve(made, [*answer, *conversation(3), *conversation(50), *conversation(4)], 0, 3.0)
     assert {column.turn for column in made.accounts["acme"].columns(0)} == {2}
+
+
+def test_what_comes_back_from_tier_2_has_the_turn_of_the_request_that_wants_it() -> None:
+    made = ledger(tiers=Tiers.TIER2)
+    path = list[int]()
+    for kind in range(3):
+        path += conversation(kind)
+        serve(made, path, 0, 1.0 + kind)
+    made.set_slot_limit(0, 0)
+    made.set_slot_limit(0, 100)
+    asked = prompt([*path, *conversation(9)], "acme")
+    made.release(made.match(asked, 9.0))
+    for recall in made.tier2.begin_recalls(asked, [{0, 1, 2}], 9.0):
+        made.tier2.start_recall(recall, 9.0)
+        made.tier2.finish_recall(recall, 9.0, {column: Dates(8.0, 8.0) for column, _ in recall.places})
+    assert [column.turn for column in made.accounts["acme"].columns(0)] == [3, 3, 3]
+
+
+def test_a_restart_keeps_the_turns_of_columns_and_forgets_where_prompts_ended() -> None:
+    made, again = ledger(), ledger()
+    serve(made, conversation(1), 0, 1.0)
+    serve(made, conversation(1, 2), 0, 2.0)
+    snapshot = made.snapshot(3.0, 1000.0)
+    again.restore(snapshot, lambda _org, _namespace: keys_of("acme"), 3.0, 1000.0)
+    assert {column.depth: column.turn for column in again.accounts["acme"].columns(0)} == {0: 0, 1: 1}
+    assert not len(again.accounts["acme"].turns)
+    old = [structs.replace(one, turn=0) for one in snapshot.columns]
+    fields = [msgspec.msgpack.decode(msgspec.msgpack.encode(one))[:-1] for one in snapshot.columns]
+    raw = msgspec.msgpack.encode(fields)
+    assert msgspec.msgpack.decode(raw, type=list[ColumnSnapshot]) == old, "of before there were turns"
 
 
 def test_a_purge_forgets_where_prompts_ended() -> None:

@@ -33,7 +33,7 @@ REASONS: Final = {
     "quota": "the org's quota was used up",
     "purged": "the org was purged",
     "deleted": "deleted by a caller",
-    "other_namespace": "stored for another model, revision, dtype, layout or adapter",
+    "other_namespace": "stored for another model, revision, dtype, layout, shape or adapter",
     "no_state": "stored, but without a state of the model's state layers to continue from",
     "no_store": "not stored, by the policy or the request",
     "prefix_only": "behind the part of a prompt that the policy or the request stores",

@@ -406,7 +406,7 @@ def test_another_code_is_told_to_those_who_stay(fleet: None, people: People) -> 
 
 
 def test_a_group_whose_name_leaves_no_room_has_none(fleet: None, people: People) -> None:
-    name = "g" * 60
+    name = "g" * 58
     model = {"name": "llama", "groups": [{"name": name, "bytes_per_token": [192]}]}
     serve("job1", "bare", model=model)
     Stream.objects.update(group=name)
