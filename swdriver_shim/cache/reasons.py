@@ -24,7 +24,7 @@ class Reason(StrEnum):
     QUOTA = "quota"  # its org had reached its quota
     PURGED = "purged"
     DELETED = "deleted"
-    OTHER_NAMESPACE = "other_namespace"  # stored, but of another model, revision, layout, …
+    OTHER_NAMESPACE = "other_namespace"  # stored, but in another namespace of its org
     NO_STATE = "no_state"  # its KV is stored, but no state to continue from
     NO_STORE = "no_store"  # by a request or the policy
     PREFIX_ONLY = "prefix_only"  # only the prompt's beginning is stored, by a request or the policy
