@@ -20,8 +20,8 @@ from tests.kvss_agent.plane import SECRET as DRIVER_SECRET
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.kvss_agent.redundancy.fleets import TCP
 from tests.live import wait_until
-from tests.swdriver_shim.fleets import LAYOUT, C, Engine, tokens
-from tests.swdriver_shim.prompts import NAMESPACE, SECRET, prompt
+from tests.swdriver_shim.fleets import C, Engine, tokens
+from tests.swdriver_shim.prompts import LAYOUT, NAMESPACE, SECRET, prompt
 from tests.swdriver_shim.tiers import SOON
 
 pytestmark = pytest.mark.slow  # starts five processes

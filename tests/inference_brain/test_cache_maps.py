@@ -494,7 +494,8 @@ def test_a_driver_has_room_for_so_many_entries(monkeypatch: pytest.MonkeyPatch) 
     mirror.read(message(sequence=2, parts=0, sections=(first, other)).encode(), AHEAD)
     assert (mirror.entries, table.rows, mirror.counts.left_out) == (10, 10, 24)
     known = np.frombuffer(names[:80], np.uint64)
-    assert table.find(spaces.find(b"t" * 24) or 0, 0, known).which.tolist() == [*range(6)]
+    found = table.find(spaces.find(b"t" * 24) or 0, 0, known).which
+    assert sorted(found.tolist()) == [*range(6)], "in any order: tables have secrets of their own"
 
 
 SPACES = [letter * 24 for letter in (b"s", b"t", b"u")]

@@ -21,14 +21,14 @@ from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.data_plane.shard.moves import Pull
 from swdriver_shim.driver import Driver, Part, ResumableLoad
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt
-from swdriver_shim.layout import Group, Layout
+from swdriver_shim.layout import Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
 from tests.kvss_agent.plane import DRIVER, SECRET, Plane
 from tests.swdriver_shim.integrity import check_integrity
+from tests.swdriver_shim.prompts import LAYOUT
 
 C = COLUMN_TOKENS
 PULLED = PullResult(done=True, bytes=0)
-LAYOUT = Layout((Group("full", (64, 32)), Group("window", (16,), window=100)))
 
 
 def kv(asked: Prompt, group: int, shard: int, depth: int, tokens: int) -> bytes:

@@ -20,8 +20,9 @@ from swdriver_shim.decider.decider import Decider
 from swdriver_shim.keys import Prompt
 from swdriver_shim.policy import OrgPolicies, Policy
 from tests.kvss_agent.plane import DRIVER, SECRET, running
-from tests.swdriver_shim.fleets import LAYOUT, Fleet, kv
+from tests.swdriver_shim.fleets import Fleet, kv
 from tests.swdriver_shim.integrity import check_integrity
+from tests.swdriver_shim.prompts import LAYOUT
 
 
 class Halves:

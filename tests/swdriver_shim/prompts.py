@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
+from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.keys import Keys, Namespace, Prompt
 from swdriver_shim.layout import Group, Layout
 
 SECRET = bytes(range(32))
-NAMESPACE = Namespace("llama", "r1", "bf16", "full:64")
-OTHER = Namespace("llama", "r2", "bf16", "full:64")
+LAYOUT = Layout((Group("full", (64, 32)), Group("window", (16,), window=100)))  # of whole drivers
+MODEL = ModelSpec("llama", tuple(map(GroupSpec.of, LAYOUT.groups)), "r1", "bf16", "full:64")
+NAMESPACE = MODEL.namespace()
+OTHER = structs.replace(MODEL, revision="r2").namespace()
 FULL = Layout((Group("full", (64, 64)),))
 HYBRID = Layout((Group("full", (64,)), Group("window", (32, 32), window=130), Group("draft", (16,))))
 STATES = Layout(

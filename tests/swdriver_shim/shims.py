@@ -7,25 +7,17 @@ from pathlib import Path
 
 import msgspec
 
-from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
+from swdriver_shim.desired import Desired, HomeSpec, OrgSpec
 from swdriver_shim.policy import OrgPolicies, Policy
 from tests.kvss_agent.plane import DRIVER
 from tests.kvss_agent.plane import SECRET as DRIVER_SECRET
-from tests.swdriver_shim.fleets import LAYOUT
-from tests.swdriver_shim.prompts import NAMESPACE, SECRET
+from tests.swdriver_shim.prompts import LAYOUT, MODEL, SECRET
 
 
 def document(
     place: Path, policies: Mapping[str, Policy], *, generation: int = 1, secret: bytes = SECRET
 ) -> bytes:
     """What tells a driver to be as those of these tests, at the agent that listens at this place."""
-    model = ModelSpec(
-        name=NAMESPACE.model,
-        revision=NAMESPACE.revision,
-        kv_dtype=NAMESPACE.kv_dtype,
-        layout=NAMESPACE.layout,
-        groups=tuple(map(GroupSpec.of, LAYOUT.groups)),
-    )
     homes = tuple(
         HomeSpec(group=one.name, index=index, address=f"unix:{place}", shard=f"{at}.{index}")
         for at, one in enumerate(LAYOUT.groups)
@@ -39,7 +31,7 @@ def document(
         generation=generation,
         driver=DRIVER,
         secret=DRIVER_SECRET,
-        model=model,
+        model=MODEL,
         homes=homes,
         orgs=orgs,
     )

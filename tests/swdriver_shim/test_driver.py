@@ -22,8 +22,8 @@ from swdriver_shim.data_plane.shard.columns import RecallColumn, RefillColumn
 from swdriver_shim.driver import Driver
 from swdriver_shim.policy import Policy
 from tests.live import wait_until
-from tests.swdriver_shim.fleets import LAYOUT, PULLED, C, Engine, Fleet, driving, pull_with, tokens
-from tests.swdriver_shim.prompts import prompt
+from tests.swdriver_shim.fleets import PULLED, C, Engine, Fleet, driving, pull_with, tokens
+from tests.swdriver_shim.prompts import LAYOUT, prompt
 
 
 @pytest.mark.parametrize("kind", ["shm", "unix", "tcp"])

@@ -9,7 +9,6 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -31,9 +30,7 @@ from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.data_plane import siblings
 from swdriver_shim.desired import (
     Desired,
-    GroupSpec,
     HomeSpec,
-    ModelSpec,
     OrgSpec,
     SiblingHome,
     SiblingSpec,
@@ -42,19 +39,10 @@ from swdriver_shim.keys import Prompt
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tier2Rule, Tiers
 from tests.kvss_agent.plane import Plane, running
 from tests.live import wait_until
-from tests.swdriver_shim import prompts
-from tests.swdriver_shim.fleets import LAYOUT, C, Engine, tokens
-from tests.swdriver_shim.prompts import NAMESPACE, SECRET
+from tests.swdriver_shim.fleets import C, Engine, tokens
+from tests.swdriver_shim.prompts import LAYOUT, MODEL, SECRET, prompt
 
 SLOTS = 24
-MODEL = ModelSpec(
-    name=NAMESPACE.model,
-    revision=NAMESPACE.revision,
-    kv_dtype=NAMESPACE.kv_dtype,
-    layout=NAMESPACE.layout,
-    groups=tuple(map(GroupSpec.of, LAYOUT.groups)),
-)
-prompt = partial(prompts.prompt, namespace=MODEL.namespace())
 SECRETS = {name: name.encode().ljust(32, b"!") for name in ("a", "b", "c")}
 
 

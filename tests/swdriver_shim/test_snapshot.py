@@ -20,9 +20,9 @@ from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace
 from swdriver_shim.policy import OrgPolicies, Policy, Rules
 from tests.kvss_agent.plane import running
 from tests.live import wait_until
-from tests.swdriver_shim.fleets import LAYOUT, Engine, Fleet, tokens
+from tests.swdriver_shim.fleets import Engine, Fleet, tokens
 from tests.swdriver_shim.integrity import check_integrity
-from tests.swdriver_shim.prompts import keys, prompt
+from tests.swdriver_shim.prompts import LAYOUT, keys, prompt
 
 C = COLUMN_TOKENS
 ORGS = ("acme", "globex")
