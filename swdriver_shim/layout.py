@@ -165,3 +165,9 @@ def columns_in(memory_bytes: int, sizes: Iterable[tuple[int, int]]) -> int:
 
     most = min(memory_bytes // size * each for size, each in sizes)
     return bisect_right(range(1, most + 1), memory_bytes, key=needed)
+
+
+def part_name(group: str, index: int) -> str:
+    """The name of a shard's part in tier 2. It is equal for all drivers, so that they find each other's
+    columns there."""
+    return f"{group}.{index}"

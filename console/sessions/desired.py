@@ -34,6 +34,7 @@ from console.sessions.siblings import Sibling, Siblings
 from kvss_agent.desired import SHARDS_MAX
 from kvss_agent.security.identity import fingerprint
 from swdriver_shim.desired import AGENTS_REMOVED_MAX, BORROWERS_MAX
+from swdriver_shim.layout import part_name
 from swdriver_shim.lending import token_for
 
 
@@ -303,6 +304,6 @@ def _spec(stream: Stream, node: Node, budgets: Budgets) -> dict[str, Any]:
         "slots": stream.next_slots if comes or sizing else stream.slots,
         "applied": stream.next_count_from if comes else stream.count_from,
         "namespace": model_of(stream.job.driver).namespace().digest().hex(),
-        "part": f"{stream.group}.{stream.index}",
+        "part": part_name(stream.group, stream.index),
         **({"pull_bytes_per_second": budget.bytes_per_second} if budget else {}),
     }

@@ -20,6 +20,7 @@ from console.sessions import endpoints
 from console.sessions.models import FragmentHolder, Phase, Stream
 from console.sessions.plans.model import model_of
 from kvss_agent.redundancy.layout import SLOTS, fragment_part, fragment_slot_bytes
+from swdriver_shim.layout import part_name
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -35,7 +36,7 @@ class Shard:
     @property
     def part(self) -> str:
         """What agents call it in tier 2."""
-        return f"{self.group}.{self.index}"
+        return part_name(self.group, self.index)
 
 
 @dataclass(frozen=True, slots=True)

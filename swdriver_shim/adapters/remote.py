@@ -181,7 +181,7 @@ class RemotePrefixes(DaemonClient):
         at = verified if rules.no_store else self.query(tokens[:verified])
         if at < verified:
             at = at // COLUMN_TOKENS * COLUMN_TOKENS
-        total = Stored(0, 0, 0)
+        total, whole = Stored(0, 0, 0), list(tokens)
         while True:
             end = self._end(at, verified, states)
             have = [min(end, max(at, one)) for one in first or [0] * len(self.layout.groups)]
@@ -191,7 +191,7 @@ class RemotePrefixes(DaemonClient):
             for part in parts:
                 kv.part(*part)[:] = read(*part)
             body = verbs.StoreBody(
-                tokens=list(tokens),
+                tokens=whole,
                 verified=end,
                 adapter=self._adapter,
                 namespace=self._digest,

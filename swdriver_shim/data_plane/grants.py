@@ -13,7 +13,7 @@ from msgspec import Struct
 from kvss_agent.http.blocking_exchange import BlockingExchange
 from kvss_agent.http.exchange import Unanswered
 from swdriver_shim.data_plane.agent_control import AgentControl
-from swdriver_shim.layout import Layout
+from swdriver_shim.layout import Layout, part_name
 from telemetry.decoder import Count, excerpt
 
 GRANT_SECONDS_MAX: Final = 300.0  # many gigabytes of memory take a while
@@ -37,12 +37,6 @@ class _Observed(Struct, frozen=True):
     observed_generation: Count
     shards: list[_Shard]
     ready: bool = False
-
-
-def part_name(group: str, index: int) -> str:
-    """The name of a shard's part in tier 2. It is equal for all drivers, so that they find each other's
-    columns there."""
-    return f"{group}.{index}"
 
 
 def shard_name(driver: str, part: str) -> str:

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvss_agent.desired import PART
-from swdriver_shim.data_plane.grants import part_name
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Media, Namespace, Prompt, encode, isolation_tag
-from swdriver_shim.layout import SHARDS_MAX
+from swdriver_shim.layout import SHARDS_MAX, part_name
 
 SECRET = bytes(range(32))
 NAMESPACE = Namespace("llama", "r1", "bf16", "full:64")

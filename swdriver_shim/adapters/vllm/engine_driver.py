@@ -36,7 +36,7 @@ from swdriver_shim.daemon.host import HostThread
 from swdriver_shim.daemon.service import Service
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.data_plane.agent_control import AgentControl
-from swdriver_shim.data_plane.grants import grant, part_name, shard_name
+from swdriver_shim.data_plane.grants import grant, shard_name
 from swdriver_shim.data_plane.homes import Home
 from swdriver_shim.data_plane.paths import PathSpec
 from swdriver_shim.data_plane.worker.client import RemoteShard, WorkerConnection
@@ -45,6 +45,7 @@ from swdriver_shim.decider.decider import Decider
 from swdriver_shim.decider.removals import Receipt
 from swdriver_shim.desired import Desired, GroupSpec, HomeSpec, ModelSpec, OrgSpec
 from swdriver_shim.keys import Media
+from swdriver_shim.layout import part_name
 from telemetry.emit.reporter import Reporter
 
 log = logging.getLogger(__name__)
