@@ -90,13 +90,17 @@ def status() -> int:
     console = Console(highlight=False)
     shown = len(STATUS) if console.width >= STATUS_WIDTH else STATUS_NARROW
     table = Table(*STATUS[:shown], box=None)
-    for row in snapshot.read(folders.status):
+    rows = snapshot.read(folders.status)
+    for row in rows:
         how_long = duration(max(0, int(time.time() - row.since)))
         memory = size(row.memory_bytes) if row.memory_bytes else ""
         pid = str(row.pid) if row.pid else ""
         cells = (row.name, row.state, how_long, str(row.restarts), pid, memory)
         table.add_row(*cells[:shown])
     console.print(table)
+    for row in rows:
+        if row.restarts:
+            console.print(f"Last restart of {row.name}: {row.reason}", markup=False)
     console.print(f"{holder.get('address', 'starting')}, supervisor: process {holder.get('pid')}")
     return os.EX_OK
 

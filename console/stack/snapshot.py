@@ -15,12 +15,17 @@ from console.stack.keys import write_private
 
 @dataclass(frozen=True)
 class Row:
-    """One service. `since` is when it entered its state, in seconds of the Unix epoch."""
+    """One service.
+
+    `since` is when it entered its state, in seconds of the Unix epoch. `reason`: why it was last started
+    again.
+    """
 
     name: str
     state: str
     since: float
     restarts: int
+    reason: str = ""
     pid: int | None = None
 
     @property

@@ -144,6 +144,7 @@ class Supervisor:
                     state=service.state.value,
                     since=epoch + service.since,
                     restarts=service.restarts,
+                    reason=service.reason,
                     pid=self.children[name].pid if name in self.children else None,
                 )
                 for name, service in self.core.services.items()

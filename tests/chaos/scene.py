@@ -116,6 +116,12 @@ class Chaos(Served):
         of_stack = {name: rows[name].restarts + 1 for name in (*DOUBLED, *ONE_ONLY)}
         return {**of_stack, **{name: one.starts for name, one in self.kept.items()}}
 
+    def last_words(self, name: str) -> str:
+        """Why a process of the stack ended, or how its log ends."""
+        if row := self.whole.rows().get(name):
+            return row.reason
+        return " / ".join(self.kept[name].log.read_text(errors="replace").splitlines()[-3:])
+
     @contextlib.contextmanager
     def database(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         with psycopg.connect(self.settings["DATABASE_URL"], autocommit=True) as connection:

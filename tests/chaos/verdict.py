@@ -96,7 +96,11 @@ def _judge_kills(result: Result, scene: Chaos, seen: Seen) -> None:
     more = {
         name: count - seen.starts[name] - result.kills[name] for name, count in scene.starts().items()
     }
-    ended = [f"{name}, {count} times" for name, count in more.items() if count]
+    ended = [
+        f"{name}, {count} times (it said last: {scene.last_words(name)})"
+        for name, count in more.items()
+        if count
+    ]
     result.breaks("was started and not killed before", ended)
 
 

@@ -196,6 +196,8 @@ async def test_a_replica_that_ends_in_the_middle_is_told_apart_from_clients_that
             for answer in staying
             if (one := world.brain.find(answer.headers["x-request-id"])) and one.chosen == found.chosen
         ]
+    for answer in staying:  # those at other replicas have left with their clients
+        await world.record(answer)
     assert {record.outcome.result for record in left if record.outcome} == {"client_left"}
     assert {record.outcome.result for record in cut_off if record.outcome} == {"broken"}
     gone = world.brain.fleet.replica("m", found.chosen)

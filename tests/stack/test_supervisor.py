@@ -321,6 +321,7 @@ async def test_the_status_tells_what_is(tmp_path: Path) -> None:
         await stack.until_back("web")
         rows = {row.name: row for row in snapshot.read(tmp_path / "status")}
         assert [(row.state, row.restarts) for row in rows.values()] == [("ready", 1), ("ready", 0)]
+        assert (rows["web"].reason, rows["worker"].reason) == ("killed by SIGKILL", "")
         assert rows["web"].pid == stack.pid("web")
         assert abs(rows["web"].since - time.time()) < PATIENCE_SECONDS
         assert rows["web"].memory_bytes
