@@ -20,6 +20,7 @@ import pytest
 
 from console.environment import PROJECT
 from console.stack.commands import NOT_RUNNING
+from console.stack.services import WATCHDOG_SECONDS
 from tests.stack.whole import OURS, SERVERS, Whole, browser_of, log_in, until, whole_stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -114,7 +115,7 @@ def test_whatever_hangs_is_noticed_and_comes_back(whole: Whole) -> None:
         os.kill(pid, signal.SIGSTOP)
     for name, pid in before.items():
         until(partial(whole.is_back, name, pid))
-        assert f"{name:<12}│ exited: silent for 10 s; restarting" in whole.said
+        assert f"{name:<12}│ exited: silent for {WATCHDOG_SECONDS:g} s; restarting" in whole.said
     until(whole.is_healthy)
 
 
