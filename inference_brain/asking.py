@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+import msgspec
 from xxhash import xxh3_128_digest
 
 from inference_brain.admission import Followed
@@ -19,6 +20,7 @@ from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS, Prompt, isolation_tag
 
 CHARACTERS_PER_TOKEN: Final = 4  # of a prompt that is not tokenized here, about
+MEDIUM_TOKENS: Final = 1024  # of an image or another medium, about
 AFFINITY_COLUMNS: Final = 16  # that prompts have to share to belong together
 AFFINITY_CHARACTERS: Final = AFFINITY_COLUMNS * COLUMN_TOKENS * CHARACTERS_PER_TOKEN
 
@@ -40,7 +42,6 @@ class Asking:
     arrived: float
     at: float
     deadline_seconds: float | None = None
-    size: int = 0  # bytes of its body
     tokens: Tokens | None = None
     prompt_tokens: int = 0  # of all its prompts; an estimate if they are not known
     prompts: Mapping[ModelSpec, Prompt] = field(default_factory=dict)
@@ -93,6 +94,25 @@ def affinity_of_text(asking: Asking) -> bytes:
                 break
     tag = _tag(asking.org.name, asking.org.secret)
     return tag + xxh3_128_digest(tag + text[:AFFINITY_CHARACTERS].encode(errors="replace"))
+
+
+def about(request: Generation) -> int:
+    """How many tokens a prompt has that is not tokenized here."""
+    characters = media = 0
+    if isinstance(request, Completion):
+        characters = sum(len(one) for one in request.prompts)
+    elif isinstance(request, Chat):
+        for message in request.messages:
+            content = message.get("content")
+            if isinstance(content, str):
+                characters += len(content)
+            elif content:
+                texts = [one if isinstance(one, str) else one.get("text") for one in content]
+                found = [text for text in texts if isinstance(text, str)]
+                characters += sum(map(len, found))
+                media += len(texts) - len(found)
+        characters += len(msgspec.json.encode(request.tools or ()))
+    return max(1, characters // CHARACTERS_PER_TOKEN + media * MEDIUM_TOKENS)
 
 
 @lru_cache(maxsize=4096)

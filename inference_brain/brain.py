@@ -133,7 +133,7 @@ class Brain:
             logs_access=options.logs_access,
         )
         self.for_gateways = BrainRouter(
-            self._gateway_api, lambda: self.is_ready, self._gateway_api.knows
+            self._gateway_api, lambda: self.is_ready, self._gateway_api.whose
         )
         self._clock = clock
         self._document = None

@@ -213,7 +213,8 @@ class Journey:
         if self._first_at is not None or self.routed is None:
             return
         self._first_at = self.routed.replica.heard_at = now = self._clock()
-        self._router.flights[self.asking.model.name].first_token(self.asking.id, now)
+        if flights := self._router.flights.get(self.asking.model.name):  # else it has been removed
+            flights.first_token(self.asking.id, now)
         self._place.first_token()
         asking, fleet = self.asking, self._router.fleet
         fleet.succeeded(self.routed.replica, asking.org.name)
@@ -245,7 +246,7 @@ class Journey:
         computed = None if usage is None else max(1, prompt - (cached or 0))
         if usage is None and self._first_at is None and result in UNSERVED:
             computed = 0  # it is not the org's fault
-        self._place.leave(completed, computed)
+        self._place.leave(completed, computed, prompt)
         if usage:
             counts.add(metrics.TOKENS, org, "prompt", amount=prompt)
             counts.add(metrics.TOKENS, org, "cached", amount=cached or 0)

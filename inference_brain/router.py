@@ -22,11 +22,11 @@ from inference_brain.admission.ticket import Reason
 from inference_brain.api.errors import RATE_LIMITED, SERVER, ApiError, too_long, unavailable
 from inference_brain.api.requests import Chat
 from inference_brain.asking import (
-    CHARACTERS_PER_TOKEN,
     Asking,
     NoReplica,
     Preview,
     Routed,
+    about,
     affinity,
     affinity_of_text,
 )
@@ -154,7 +154,7 @@ class Router:
         started = self._clock()
         found = await self.prompts.of(asking.org.name, model, request)
         asking.tokens = tokens = found.tokens
-        asking.prompt_tokens = found.total or max(1, asking.size // CHARACTERS_PER_TOKEN)
+        asking.prompt_tokens = found.total or min(model.tokens_max, about(request))
         if tokens is None:
             asking.affinity = affinity_of_text(asking)
             return
@@ -256,6 +256,7 @@ class Router:
             limits=asking.org.limits,
             model=asking.model.name,
             prompt_tokens=asking.prompt_tokens,
+            is_estimate=asking.tokens is None,
             answer_tokens_max=answer * request.answers,
             uncached_tokens=max(1, asking.prompt_tokens - cached),
             priority=request.wish,

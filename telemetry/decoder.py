@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Final, TypeVar, overload
@@ -43,11 +44,13 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`items_max`: values in all arrays and objects together; `depth_max`: how deep those are nested."""
+    """`items_max`: values in all arrays and objects together; `depth_max`: how deep those are nested;
+    `containers_max`: how many there are of those, each of which takes as much memory as many values."""
 
     bytes_max: int
     items_max: int = 1 << 18
     depth_max: int = 32
+    containers_max: int = 1 << 30
 
 
 MESSAGE: Final = Limits(64 << 10, 4096)  # a heartbeat, an acknowledgment, a question
@@ -143,21 +146,35 @@ def _check(text: bytes, limits: Limits) -> None:
     """Raises Malformed for what is too long, too much, too deep or too large a number."""
     if len(text) > limits.bytes_max:
         raise _too_long(limits)
-    # Each item takes a byte at least, so short texts need no count of them.
-    if len(text) > limits.items_max and _items(text) > limits.items_max:
-        bare = b" ".join(_unescaped(text).split(b'"')[::2])
-        if _items(bare) > limits.items_max:
-            raise Malformed(f"It has more than {limits.items_max} items")
+    # Each item takes a byte at least, and a container two, so short texts need no count of them.
+    if len(text) > limits.items_max and _are_more(_items, text, limits.items_max):
+        raise Malformed(f"It has more than {limits.items_max} items")
+    most = limits.containers_max
+    if len(text) > 2 * most and _are_more(_containers, text, most):
+        raise Malformed(f"It has more than {most} arrays and objects")
     if _has_containers(text, limits.depth_max) and _is_too_deep(_brackets(text), limits.depth_max):
         raise _too_deep(limits)
     if _may_have_long_integer(text):
-        bare = b" ".join(_unescaped(text).split(b'"')[::2])
-        if not all(map(_fits, _LONG_INTEGER.findall(bare))):
+        integers = _LONG_INTEGER.findall(_without_strings(text))
+        if not all(map(_fits, integers)):
             raise Malformed("It has an integer of more than 64 bits")
 
 
+def _are_more(count: Callable[[bytes], int], text: bytes, most: int) -> bool:
+    """Whether there are more than so many, first with those in strings, which are none."""
+    return count(text) > most and count(_without_strings(text)) > most
+
+
 def _items(text: bytes) -> int:
-    return text.count(b"[") + text.count(b"{") + text.count(b",")
+    return _containers(text) + text.count(b",")
+
+
+def _containers(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
+def _without_strings(text: bytes) -> bytes:
+    return b" ".join(_unescaped(text).split(b'"')[::2])
 
 
 def _has_containers(text: bytes, many: int) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 from inference_brain.admission.exchange import Exchange, Loads
 from inference_brain.admission.figures import NO_FIGURES, figures
 from inference_brain.admission.limits import Asked, LimitTable, Use
-from inference_brain.admission.place import Place
+from inference_brain.admission.place import Ended, Place
 from inference_brain.admission.pool import Pool, Waiting
 from inference_brain.admission.shared import Rounds, Shared
 from inference_brain.admission.ticket import Capacity, Reason, Rejected, Ticket
@@ -110,13 +110,14 @@ class Admission:
         pool.first_token(waiting, self._clock())
         self._pump(pool)
 
-    def leave(self, waiting: Waiting, use: Use, computed_tokens: int, answer_tokens: int) -> None:
+    def leave(self, waiting: Waiting, use: Use, ended: Ended) -> None:
         ticket = waiting.ticket
         pool = self._pool(ticket.model)
-        pool.leave(waiting, computed_tokens, answer_tokens)
+        pool.leave(waiting, ended.computed_tokens, ended.answer_tokens)
         self.limits.leave(use)
-        is_served = bool(computed_tokens or answer_tokens)
-        tokens = ticket.prompt_tokens + answer_tokens if is_served else 0
+        is_served = bool(ended.computed_tokens or ended.answer_tokens)
+        prompt = (ticket.is_estimate and ended.prompt_tokens) or ticket.prompt_tokens
+        tokens = prompt + ended.answer_tokens if is_served else 0
         self.limits.settle(use, int(is_served), tokens, self._clock())
         self._pump(pool)
 
@@ -126,7 +127,7 @@ class Admission:
         """Count it towards its org's limits. Raises Rejected."""
         limits = ticket.limits
         most = limits.tokens_per_minute
-        if most is not None and ticket.prompt_tokens > most:
+        if most is not None and ticket.prompt_tokens > most and not ticket.is_estimate:
             message = (
                 f"The prompt has {ticket.prompt_tokens} tokens. Your organization may use {most} tokens "
                 "in a minute."

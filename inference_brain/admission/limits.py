@@ -203,7 +203,7 @@ class LimitTable:
         """Orgs of which the server is told next: those with news, and all with grants now and then."""
         found: list[str] = []
         for org, one in list(self._orgs.items()):
-            if now - one.active_at > KEPT_SECONDS and not one.running and not one.unsent.seconds:
+            if now - one.active_at > KEPT_SECONDS and not one.running and not _is_owed(one):
                 del self._orgs[org]
             elif len(found) < most and one.is_limited and (one.has_changed or self._is_due(one, now)):
                 found.append(org)
@@ -283,7 +283,9 @@ class LimitTable:
 
     def _count(self, one: _Org, second: int, requests: float, tokens: float) -> None:
         one.own.add(second, requests, tokens)
-        if self.is_shared:
+        if len(one.own.seconds) > WINDOW_SECONDS:  # nobody has asked for sums for that long
+            one.own.forget(max(one.own.seconds))
+        if self.is_shared and one.is_limited:
             one.unsent.add(second, requests, tokens)
             if len(one.unsent.seconds) > WINDOW_SECONDS:  # nobody has taken it for that long
                 one.unsent.forget(second)
@@ -311,6 +313,11 @@ class LimitTable:
     def _is_due(self, one: _Org, now: float) -> bool:
         has_some = one.running > 0 or max(one.left) > 0 or now - one.active_at < ACTIVE_SECONDS
         return has_some and now - one.asked_at >= TOLD_SECONDS
+
+
+def _is_owed(one: _Org) -> bool:
+    """Whether there is something to tell the server, which is told of orgs with limits."""
+    return one.is_limited and bool(one.unsent.seconds)
 
 
 def _rejected(limits: Limits, kind: int, tokens: int, waits: tuple[float, float]) -> Rejected:

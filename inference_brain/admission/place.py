@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from inference_brain.admission.limits import Use
 from inference_brain.admission.pool import Waiting
 from inference_brain.admission.single_flight import Followed
 from inference_brain.admission.ticket import Ticket
+
+
+class Ended(NamedTuple):
+    """What a request really was. `computed_tokens`: of its prompt, those that were not cached.
+    `prompt_tokens`: all of them as the engine has said, 0 if it has not."""
+
+    answer_tokens: int
+    computed_tokens: int
+    prompt_tokens: int
 
 
 class Giver(Protocol):
@@ -18,7 +27,7 @@ class Giver(Protocol):
 
     def first_token(self, waiting: Waiting) -> None: ...
 
-    def leave(self, waiting: Waiting, use: Use, computed_tokens: int, answer_tokens: int) -> None: ...
+    def leave(self, waiting: Waiting, use: Use, ended: Ended) -> None: ...
 
 
 class Place:
@@ -58,16 +67,19 @@ class Place:
             self._has_first_token = True
             self._giver.first_token(self._waiting)
 
-    def leave(self, answer_tokens: int = 0, computed_tokens: int | None = None) -> None:
+    def leave(
+        self, answer_tokens: int = 0, computed_tokens: int | None = None, prompt_tokens: int = 0
+    ) -> None:
         """It has ended, with so many tokens of answers. `computed_tokens`: of its prompt, those that
-        were not cached; 0 if it failed; None: as the ticket says, if it was sent to a replica. Does
-        nothing the second time."""
+        were not cached; 0 if it failed; None: as the ticket says, if it was sent to a replica.
+        `prompt_tokens`: as the engine has said; 0: it has not. Does nothing the second time."""
         if self._is_left:
             return
         self._is_left = True
         if computed_tokens is None:
             computed_tokens = self.ticket.computed_tokens if answer_tokens or self.replica else 0
-        self._giver.leave(self._waiting, self._use, computed_tokens, answer_tokens)
+        ended = Ended(answer_tokens, computed_tokens, prompt_tokens)
+        self._giver.leave(self._waiting, self._use, ended)
 
     def __enter__(self) -> Self:
         return self

@@ -85,6 +85,7 @@ class Pool:
         self._name = ""
         self.flights: Flights[Waiting] = Flights()
         self._parked: dict[Waiting, float] = {}
+        self._parked_of: Counter[str] = Counter()
         self._answers = Answers()
         self._excess = Excess()
         self._pace = Pace()
@@ -165,7 +166,7 @@ class Pool:
         state, waiting.state = waiting.state, State.LEFT
         if state is State.QUEUED:
             self.queue.discard(waiting)
-            self._parked.pop(waiting, None)
+            self._unpark(waiting)
             self.flights.give_up(waiting)
         elif state is State.PLACED:
             self.prefilling -= waiting.prefilling
@@ -208,7 +209,8 @@ class Pool:
         self._paces.pop(waiting.org, None)
 
     def _refuse_if_hopeless(self, ticket: Ticket, now: float) -> None:
-        if self.queue.count_of(ticket.org) >= max(1, ticket.limits.queued) or (
+        waiting = self.queue.count_of(ticket.org) + self._parked_of[ticket.org]
+        if waiting >= max(1, ticket.limits.queued) or (
             ticket.limits.queued == 0 and not self._is_free()
         ):
             wait = self.expected_wait(ticket, now)
@@ -219,7 +221,7 @@ class Pool:
                 max(1.0, wait / 2) if wait else 1.0,
             )
         expected = self.expected_wait(ticket, now)
-        if len(self.queue) >= QUEUED_MAX:
+        if len(self.queue) + len(self._parked) >= QUEUED_MAX:
             raise Rejected(
                 503, Reason.OVERLOADED, "Too many requests wait for this model.", expected or 1.0
             )
@@ -292,12 +294,19 @@ class Pool:
             return False
         self.flights.follow(waiting, flight)
         self._parked[waiting] = waiting.parked_until
+        self._parked_of[waiting.org] += 1
         return True
+
+    def _unpark(self, waiting: Waiting) -> None:
+        if self._parked.pop(waiting, None) is not None:
+            self._parked_of[waiting.org] -= 1
+            if not self._parked_of[waiting.org]:
+                del self._parked_of[waiting.org]
 
     def _return(self, followers: Iterable[Waiting], *, gave_up: bool = False) -> None:
         """They are next again, each where it was in its org's queue."""
         for one in followers:
-            del self._parked[one]
+            self._unpark(one)
             if gave_up:
                 self.flights.give_up(one)
                 self.flights.gave_up += 1

@@ -47,11 +47,11 @@ class Rejected(Exception):
 class Ticket(NamedTuple):
     """One request: a tuple, since one is made for each.
 
-    `answer_tokens_max`: of all its answers together. `uncached_tokens`: of its prompt, those that the
-    best replica has not cached, as far as is known; None: all. `priority`: among requests of its org,
-    the highest first; more than `limits.priority` counts as that. `deadline`: seconds from now after
-    which its first token is of no use. `first_token_seconds`: how long the replica is expected to take
-    to it.
+    `is_estimate`: nobody has counted the tokens of its prompt. `answer_tokens_max`: of all its answers
+    together. `uncached_tokens`: of its prompt, those that the best replica has not cached, as far as
+    is known; None: all. `priority`: among requests of its org, the highest first; more than
+    `limits.priority` counts as that. `deadline`: seconds from now after which its first token is of no
+    use. `first_token_seconds`: how long the replica is expected to take to it.
 
     For single flight: `chain` are keys of its prompt's prefixes, each of `chain_tokens` tokens more than
     the one before. Equal keys must mean equal tokens, model and org. `compute_rate`: tokens of a prompt
@@ -63,6 +63,7 @@ class Ticket(NamedTuple):
     model: str
     prompt_tokens: int
     answer_tokens_max: int
+    is_estimate: bool = False
     uncached_tokens: int | None = None
     priority: int | None = None
     deadline: float | None = None

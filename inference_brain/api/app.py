@@ -17,7 +17,6 @@ from inference_brain import metrics
 from inference_brain.api import errors, requests
 from inference_brain.api.errors import ApiError
 from inference_brain.api.exchange import (
-    BodyRoom,
     ClientLeft,
     ClientTooSlow,
     Exchange,
@@ -25,11 +24,13 @@ from inference_brain.api.exchange import (
     Receive,
     Scope,
     Send,
+    take_room,
 )
 from inference_brain.api.keys import Callers, owner_of
 from inference_brain.api.requests import Generation
 from inference_brain.api.tracing import client_id, new_id, trace_headers
 from inference_brain.asking import Asking
+from inference_brain.body_room import BodyRoom
 from inference_brain.counts import Counts
 from inference_brain.desired import OrgSpec, ServedModel
 from inference_brain.journey import Journey, Records
@@ -182,12 +183,12 @@ class Api:
             return found
         return callers.of_key(authorization)
 
-    def knows(self, authorization: str) -> bool:
-        """Whether this header has a key that is valid now."""
+    def whose(self, authorization: str) -> str:
+        """The org of a header whose key is valid now; empty if it is not."""
         try:
-            return bool(self._known().of_key(authorization))
+            return self._known().of_key(authorization).name
         except ApiError:
-            return False
+            return ""
 
     def _known(self) -> Callers:
         if self.callers is None:
@@ -199,9 +200,13 @@ class Api:
         line.model = found.name
         return found
 
-    async def _body(self, exchange: Exchange, line: Line) -> bytes | memoryview:
-        raw = await exchange.body(self._bounds.body_bytes_max, BODY_SECONDS, self.room, line.org)
+    async def _body(self, exchange: Exchange, line: Line) -> bytes:
+        """All of it. What it becomes when it is decoded is taken from the same room."""
+        raw = bytes(await exchange.body(self._bounds.body_bytes_max, BODY_SECONDS, self.room, line.org))
         line.held = len(raw)
+        more = requests.memory_of(raw)
+        take_room(self.room, line.org, more)
+        line.held += more
         return raw
 
     # Routes
@@ -215,17 +220,15 @@ class Api:
 
     async def _chat(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
         raw = await self._body(exchange, line)
-        await self._generate(exchange, org, line, requests.chat(raw), len(raw))
+        await self._generate(exchange, org, line, requests.chat(raw))
 
     async def _completion(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
         raw = await self._body(exchange, line)
-        await self._generate(exchange, org, line, requests.completion(raw), len(raw))
+        await self._generate(exchange, org, line, requests.completion(raw))
 
-    async def _generate(
-        self, exchange: Exchange, org: OrgSpec, line: Line, request: Generation, size: int
-    ) -> None:
+    async def _generate(self, exchange: Exchange, org: OrgSpec, line: Line, request: Generation) -> None:
         with exchange.watched():
-            journey = await self._begin(exchange, org, line, request, size)
+            journey = await self._begin(exchange, org, line, request)
             line.journey = journey
             self._records.begin(journey)
             try:
@@ -233,9 +236,7 @@ class Api:
             finally:
                 self._records.end(journey)
 
-    async def _begin(
-        self, exchange: Exchange, org: OrgSpec, line: Line, request: Generation, size: int
-    ) -> Journey:
+    async def _begin(self, exchange: Exchange, org: OrgSpec, line: Line, request: Generation) -> Journey:
         """Up to its place. Raises ApiError."""
         asking = Asking(
             line.request,
@@ -245,7 +246,6 @@ class Api:
             line.started,
             time.time(),
             _deadline(exchange),
-            size,
         )
         await self.router.prepare(asking)
         place = await self.router.enter(asking)
@@ -270,6 +270,8 @@ class Api:
     async def _detokenize(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
         request = requests.detokenize(await self._body(exchange, line))
         model = self._model(org, self._named(request.model, org), line)
+        if len(request.tokens) > model.tokens_max:
+            raise errors.too_long(len(request.tokens), 0, model.tokens_max, "tokens")
         text = await self.router.prompts.decode(org.name, model, request.tokens)
         if text is None:
             raise errors.invalid("This model's tokens are not known here.", "model")

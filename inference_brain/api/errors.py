@@ -176,3 +176,10 @@ def of_replica(status: int, raw: bytes) -> ApiError:
     code = error.code if isinstance(error.code, str) else None
     param = error.param if isinstance(error.param, str) else None
     return ApiError(status, excerpt(message, 2000), kind=kind, code=code, param=param)
+
+
+def of_event(raw: bytes, error: Any) -> ApiError:
+    """What a replica has ended a stream with, under the status that it might have had."""
+    code = error.get("code") if isinstance(error, dict) else None
+    status = code if isinstance(code, int) and 400 <= code <= 599 else 500
+    return of_replica(status, raw)

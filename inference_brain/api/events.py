@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
+from inference_brain.api.errors import ApiError, of_event
+from kvss_agent.http.client.client import WHOLE_BYTES_MAX
 from kvss_agent.http.client.failures import Lost
-from telemetry.decoder import ANSWER, Malformed, decode
+from telemetry.decoder import ANSWER, Limits, Malformed, decode
 
 EVENT_BYTES_MAX: Final = 16 << 20
 DONE: Final = b"data: [DONE]\n\n"
@@ -45,7 +47,14 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
+class _Whole(msgspec.Struct):
+    usage: Usage | None = None
+
+
 _EVENT: Final = msgspec.json.Decoder(_Event)
+_WHOLE: Final = msgspec.json.Decoder(_Whole)
+# Whatever of an answer is read at all: with what it is charged for comes what it takes.
+_OF_WHOLE: Final = Limits(WHOLE_BYTES_MAX, WHOLE_BYTES_MAX, depth_max=64)
 
 
 class Renaming:
@@ -65,11 +74,11 @@ class Renaming:
 
 
 class EventStream:
-    """Of one answer. `is_done`: its end has come, as engines announce it. `has_failed`: the engine has
-    sent an error in place of more tokens. `passed`: how many events the client got, each of which has a
-    token at least."""
+    """Of one answer. `is_done`: its end has come, as engines announce it. `failure`: what the engine has
+    sent in place of more tokens. `passed`: how many events the client got that have a token at least.
+    """
 
-    __slots__ = ("_renaming", "_tail", "_wants_usage", "has_failed", "is_done", "passed", "usage")
+    __slots__ = ("_renaming", "_tail", "_wants_usage", "failure", "is_done", "passed", "usage")
 
     def __init__(self, renaming: Renaming, *, wants_usage: bool) -> None:
         self._renaming = renaming
@@ -77,7 +86,7 @@ class EventStream:
         self._tail = bytearray()
         self.is_done = False
         self.passed = 0
-        self.has_failed = False
+        self.failure: ApiError | None = None
         self.usage: Usage | None = None
 
     def feed(self, piece: bytes) -> bytes:
@@ -121,7 +130,9 @@ class EventStream:
         except Malformed:
             return True  # it is the engine's and the client's to understand
         if told.error is not None:
-            self.has_failed = True
+            self.failure = of_event(data, told.error)
+            self.passed -= 1  # it is passed on, and has no token
+            return True
         if told.usage is not None:
             self.usage = told.usage
             return bool(told.choices) or self._wants_usage
@@ -131,6 +142,6 @@ class EventStream:
 def usage_of(raw: bytes) -> Usage | None:
     """Of an answer that is no stream."""
     try:
-        return decode(raw, _EVENT, ANSWER).usage
+        return decode(raw, _WHOLE, _OF_WHOLE).usage
     except Malformed:
         return None

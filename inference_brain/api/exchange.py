@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from types import TracebackType
 from typing import Any, Final
 
 from inference_brain.api.errors import RATE_LIMITED, ApiError, too_large, unavailable
+from inference_brain.body_room import BodyRoom
 from kvss_agent.http.api import SMALL_BYTES, connection_of
 from kvss_agent.http.server import HttpConnection
 
@@ -29,28 +29,10 @@ class ClientTooSlow(ClientLeft):
     """It takes nothing of its answer any more."""
 
 
-class BodyRoom:
-    """Memory for bodies of requests that are being read or served, all together. However many an org
-    sends, and however slowly, it leaves others as much as it has."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.used = 0
-        self._held: Counter[str] = Counter()  # by org
-
-    def take(self, org: str, size: int) -> None:
-        """Raises ApiError when there is no more."""
-        held, left = self._held[org], self.most - self.used - size
-        if left < 0 or (held and held + size > left):
-            raise unavailable("There are too many long requests at once. Try again.", "bodies")
-        self._held[org] += size
-        self.used += size
-
-    def give_back(self, org: str, size: int) -> None:
-        self.used -= size
-        self._held[org] -= size
-        if not self._held[org]:
-            del self._held[org]
+def take_room(room: BodyRoom, org: str, size: int) -> None:
+    """Raises ApiError when there is no more."""
+    if not room.take(org, size):
+        raise unavailable("There are too many long requests at once. Try again.", "bodies")
 
 
 class Exchange:
@@ -110,7 +92,7 @@ class Exchange:
         if connection and (whole := connection.take_body(self.scope)) is not None:
             if len(whole) > most:
                 raise too_large(most)
-            room.take(org, len(whole))
+            take_room(room, org, len(whole))
             return whole
         if connection and announced.isdigit() and int(announced) > SMALL_BYTES:
             return await self._receive_into(connection, int(announced), room, org)
@@ -133,7 +115,7 @@ class Exchange:
     ) -> memoryview:
         """A long body, straight to where it stays. Whoever sends it too slowly is cut off by the
         connection."""
-        room.take(org, size)
+        take_room(room, org, size)
         try:
             place = memoryview(bytearray(size))
             connection.receive_into(self.scope, place)
@@ -162,7 +144,7 @@ class Exchange:
             size += len(piece)
             if size > most:
                 raise too_large(most)
-            room.take(org, len(piece))
+            take_room(room, org, len(piece))
             pieces.append(piece)
 
     def watched(self) -> Watch:

@@ -117,19 +117,16 @@ class Generator:
         if answer.status != HTTPStatus.OK:
             if not HTTPStatus.BAD_REQUEST <= answer.status <= STATUS_MAX:
                 raise Lost(f"The replica answered with the unexpected status {answer.status}.")
-            error = errors.of_replica(answer.status, await answer.whole(ERROR_BYTES_MAX))
-            if not is_failure(answer.status):
-                raise _passed_on(error)
-            journey.failed(None)
-            return error
+            return _refused(
+                journey, errors.of_replica(answer.status, await answer.whole(ERROR_BYTES_MAX))
+            )
         renaming = Renaming(replica.served_as, journey.asking.model.name)
         if request.is_stream:
-            await self._stream(exchange, journey, answer, renaming, headers)
-        else:
-            raw = await answer.whole()
-            journey.first_token()
-            journey.usage = usage_of(raw)
-            await exchange.answer(200, renaming(raw), headers)
+            return await self._stream(exchange, journey, answer, renaming, headers)
+        raw = await answer.whole()
+        journey.first_token()
+        journey.usage = usage_of(raw)
+        await exchange.answer(200, renaming(raw), headers)
         return None
 
     async def _stream(
@@ -139,9 +136,11 @@ class Generator:
         answer: Answer,
         renaming: Renaming,
         headers: Sequence[Header],
-    ) -> None:
+    ) -> ApiError | None:
         events = EventStream(renaming, wants_usage=journey.asking.request.wants_usage)
         first = await _first_events(answer, events)  # until then another replica can answer
+        if events.failure and not events.passed:
+            return _refused(journey, events.failure)
         journey.first_token()
         await exchange.begin_stream(headers)
         self._streams(1)
@@ -154,9 +153,12 @@ class Generator:
             raise Broken from error
         finally:
             self._streams(-1)
-        if not events.has_failed:
-            await self._send(exchange, DONE)
+        if events.failure:
+            await exchange.end_stream()
+            raise Broken
+        await self._send(exchange, DONE)
         await exchange.end_stream()
+        return None
 
     async def _pass_on(
         self,
@@ -195,6 +197,15 @@ async def _first_events(answer: Answer, events: EventStream) -> bytes:
     if not events.is_done:
         raise _ended_early()
     return b""
+
+
+def _refused(journey: Journey, error: ApiError) -> ApiError:
+    """The replica has answered with an error: raises it as the client's, or returns it for another
+    replica to do better."""
+    if not is_failure(error.status):
+        raise _passed_on(error)
+    journey.failed(None)
+    return error
 
 
 def _ended_early() -> Lost:

@@ -20,7 +20,10 @@ from inference_brain.tokens.messages import RESERVED
 from swdriver_shim.policy import AS_USUAL, Rules
 from telemetry.decoder import Limits, Malformed, decode
 
-BODY: Final = Limits(1 << 30, 1 << 23, depth_max=64)  # the bytes are bounded while they are read
+# The bytes are bounded while they are read.
+BODY: Final = Limits(1 << 30, 1 << 23, depth_max=64, containers_max=1 << 19)
+VALUE_BYTES: Final = 16  # that a value takes in memory beside its text, about,
+CONTAINER_BYTES: Final = 200  # and an array or object
 STOPS_MAX: Final = 16
 MESSAGES_MAX: Final = 100_000
 PROMPTS_MAX: Final = 2048  # of one request
@@ -271,6 +274,12 @@ def detokenize(raw: Raw) -> Detokenize:
     return _decoded(raw, _DETOKENIZE)
 
 
+def memory_of(raw: bytes) -> int:
+    """About how many bytes the values of a body take beside itself: of small ones many times as much."""
+    containers = raw.count(b"[") + raw.count(b"{")
+    return CONTAINER_BYTES * containers + VALUE_BYTES * raw.count(b",")
+
+
 def sent_on(request: G) -> G:
     """A copy for an engine, without what clients may not set. The messages in it are the same."""
     made = copy.copy(request)
@@ -328,6 +337,8 @@ def _check_message(index: int, message: Anything) -> None:
         if isinstance(part, str):
             continue
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise _wrong_content(at)
+        if part["type"] == "text" and not isinstance(part.get("text"), str):
             raise _wrong_content(at)
         part.pop("uuid", None)
         for inner in part.values():

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from inference_brain.api.errors import of_replica, unavailable
+from inference_brain.api.errors import ApiError, of_replica, unavailable
 from inference_brain.api.events import DONE, EventStream, Renaming, Usage, usage_of
 from inference_brain.api.exchange import ClientLeft, Exchange, Header
 from inference_brain.asking import NoReplica
@@ -87,19 +87,19 @@ class BrainRouter:
         self,
         application: Application,
         is_ready: Callable[[], bool],
-        knows: Callable[[str], bool],
+        whose: Callable[[str], str],
     ) -> None:
-        """`knows`: whether a header `authorization` has a key that is valid."""
+        """`whose`: the org of a header `authorization` whose key is valid; empty if it is not."""
         self._application = application
         self._is_ready = is_ready
-        self._knows = knows
+        self._whose = whose
 
     @property
     def is_ready(self) -> bool:
         return self._is_ready()
 
-    def knows(self, headers: Mapping[str, str]) -> bool:
-        return self._knows(headers.get("authorization", ""))
+    def whose(self, headers: Mapping[str, str]) -> str:
+        return self._whose(headers.get("authorization", ""))
 
     async def route(self, asked: Asked) -> Place | Answer:
         passage = _Passage(asked)
@@ -261,10 +261,10 @@ class JourneyPlace:
             passed = events.feed(data)
         except Lost as error:
             return _cut_off(str(error))
-        if passed:
+        if passed and not self._refusal:
             self._journey.first_token()
         self._journey.usage, self._journey.events_passed = events.usage, events.passed
-        if ends and events.is_done and not events.has_failed:
+        if ends and events.is_done and not events.failure:
             return passed + DONE
         if ends and not events.is_done:
             return passed + _cut_off("The replica ended its answer too early.")
@@ -288,17 +288,25 @@ class JourneyPlace:
     def ended(self, *, whole: bool) -> None:
         if self._is_streaming:
             self._streams(-1)
+        if self._refusal and is_failure(self._refusal.status):
+            self._journey.failed(None)
         if not self.over.done():
             self.over.set_result(self._result(whole=whole))
+
+    @property
+    def _refusal(self) -> ApiError | None:
+        """With what a stream has ended before it had a token."""
+        return None if self._events.passed else self._events.failure
 
     def _result(self, *, whole: bool) -> str:
         """As `brain_requests_total` counts it, or CUT_OFF."""
         if not whole:
             # A gateway answers itself if no answer has begun, and that would have been its head.
             return CUT_OFF if self.status else "client_left"
-        if self.status != HTTPStatus.OK:
-            return "failed" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid"
-        if self._is_streaming and not self._events.is_done:
+        status = self._refusal.status if self._refusal else self.status
+        if status != HTTPStatus.OK:
+            return "failed" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid"
+        if self._is_streaming and (self._events.failure or not self._events.is_done):
             return "broken"
         return "ok"
 

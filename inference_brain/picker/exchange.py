@@ -1,6 +1,6 @@
 """One request on its way through a gateway: a state machine without I/O.
 
-    exchange = Exchange(Bounds(), memory)
+    exchange = Exchange(Bounds(), memory, whose)
     for reply in exchange.received(phase): send(reply)
     if asked := exchange.take_asked():                     # all of it has come
         for reply in exchange.placed(await router.route(asked)): send(reply)
@@ -20,6 +20,7 @@ from enum import Enum, auto
 from http import HTTPStatus
 from typing import Final
 
+from inference_brain.body_room import BodyRoom
 from inference_brain.picker.phases import (
     BodyMode,
     Change,
@@ -55,24 +56,6 @@ class Bounds:
     body_bytes_max: int = BODY_BYTES_MAX
 
 
-class Memory:
-    """Bytes of bodies that are held at once, over all requests."""
-
-    def __init__(self, bytes_max: int = HELD_BYTES_MAX) -> None:
-        self.bytes_max = bytes_max
-        self.held = 0
-
-    def take(self, size: int) -> bool:
-        """False if there is no room; then nothing is taken."""
-        if self.held + size > self.bytes_max:
-            return False
-        self.held += size
-        return True
-
-    def give(self, size: int) -> None:
-        self.held -= size
-
-
 class BrokenProtocol(Exception):
     """The gateway has sent what does not follow on what it had sent."""
 
@@ -92,14 +75,15 @@ class Exchange:
     def __init__(
         self,
         bounds: Bounds,
-        memory: Memory,
-        knows: Callable[[Mapping[str, str]], bool] = lambda _: True,
+        memory: BodyRoom,
+        whose: Callable[[Mapping[str, str]], str],
     ) -> None:
-        """`knows`: whether these headers are of somebody. Of anybody else no body is read: what the
-        request is answered is decided at once."""
+        """`whose`: the org of these headers; empty for nobody, of whom no body is read: what the request
+        is answered is decided at once."""
         self._bounds = bounds
         self._memory = memory
-        self._knows = knows
+        self._whose = whose
+        self._org = ""
         self._state = _State.BEGINNING
         self._head = Head(Side.REQUEST, {}, ends=False)
         self._pieces: list[bytes] = []
@@ -178,7 +162,8 @@ class Exchange:
             return
         self._expect(_State.BEGINNING)
         self._head, self._state = head, _State.READING
-        if head.ends or not self._knows(head.headers):
+        self._org = self._whose(head.headers)
+        if head.ends or not self._org:
             self._decide()
         elif _number(head.headers.get("content-length", "")) > self._bounds.body_bytes_max:
             yield self._refuse(self._too_large())
@@ -196,7 +181,7 @@ class Exchange:
         size = len(piece.data)
         if self._size + size > self._bounds.body_bytes_max:
             yield self._refuse(self._too_large())
-        elif not self._memory.take(size + PIECE_COST):
+        elif not self._memory.take(self._org, size + PIECE_COST):
             yield self._refuse(_BUSY)
         else:
             self._size += size
@@ -297,7 +282,7 @@ class Exchange:
 
     def _release(self) -> None:
         self._pieces.clear()
-        self._memory.give(self._held)
+        self._memory.give_back(self._org, self._held)
         self._held = 0
 
     def _end(self, *, whole: bool) -> None:

@@ -79,8 +79,8 @@ class Router(Protocol):
     def is_ready(self) -> bool:
         """Whether it knows enough to decide."""
 
-    def knows(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request with these headers is of somebody whose body is to be read."""
+    def whose(self, headers: Mapping[str, str]) -> str:
+        """The org of a request with these headers; empty for nobody whose body is to be read."""
 
     async def route(self, asked: Asked) -> Place | Answer:
         """Find a replica, perhaps after a wait in a queue. A call that is cancelled leaves nothing.

@@ -19,8 +19,9 @@ import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ext_proc
 from grpc import aio
 
+from inference_brain.body_room import BodyRoom
 from inference_brain.picker import messages
-from inference_brain.picker.exchange import BrokenProtocol, Exchange, Memory
+from inference_brain.picker.exchange import HELD_BYTES_MAX, BrokenProtocol, Exchange
 from inference_brain.picker.health import Health
 from inference_brain.picker.phases import Immediate
 from inference_brain.picker.routing import Answer, Asked, Place, Refused, Router, failure
@@ -40,7 +41,7 @@ class Picker:
         self.streams = 0
         self.port = 0
         self._router = router
-        self._memory = Memory()
+        self._memory = BodyRoom(HELD_BYTES_MAX)
         self._server: Any = None
 
     async def start(self) -> int:
@@ -82,7 +83,7 @@ class Picker:
         if self.streams >= self.settings.streams_max:
             yield messages.message(Immediate(_CROWDED))
             return
-        exchange = Exchange(self.settings.bounds, self._memory, self._router.knows)
+        exchange = Exchange(self.settings.bounds, self._memory, self._router.whose)
         self.streams += 1
         try:
             async with asyncio.timeout(self.settings.body_seconds) as patience:

@@ -99,8 +99,7 @@ class TokenService:
         """The text of each token, special ones too. Raises TokensError."""
         if isinstance(tokenizer, UploadedTokenizer):
             return await tokenizer.decode_each(org, ids)
-        decode = tokenizer.decode
-        return await self.run(org, lambda: [decode([one], skip_special_tokens=False) for one in ids])
+        return await self.run(org, partial(tokenizer.decode_each, ids))
 
     def given(self, ids: Sequence[int]) -> Tokens:
         """Of a prompt that came as tokens."""
@@ -151,4 +150,5 @@ def _size(chat: Chat) -> int:
 def _size_of_parts(content: object) -> int:
     if not isinstance(content, list):
         return 0
-    return sum(len(text) for one in content if isinstance(one, dict) and (text := one.get("text")))
+    texts = [one.get("text") for one in content if isinstance(one, dict)]
+    return sum(len(text) for text in texts if isinstance(text, str))

@@ -139,13 +139,21 @@ class PromptTokenizer:
                 raise TokensError(f"The prompt can't be tokenized: {excerpt(str(error))}") from error
             raise
 
-    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of these tokens. What is no token is left out. Raises TokensError."""
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of these tokens, without special ones. What is no token is left out. Raises
+        TokensError."""
+        return self._decoded([list(tokens)], skip_special_tokens=True)[0]
+
+    def decode_each(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token, special ones too. Raises TokensError."""
+        return self._decoded([[one] for one in tokens], skip_special_tokens=False)
+
+    def _decoded(self, tokens: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
+        # As with `encode`: the library's `decode` for one text keeps Python's lock.
         try:
-            decoded = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+            return list(self._tokenizer.decode_batch(tokens, skip_special_tokens=skip_special_tokens))
         except (OverflowError, TypeError):
             raise TokensError("A token is a number from 0 to 4294967295") from None
-        return str(decoded)
 
     def check_length(self, text: str, tokens_max: int | None) -> None:
         """Raises TooLong for more text than so many tokens can be, before it is tokenized."""

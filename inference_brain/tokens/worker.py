@@ -61,7 +61,7 @@ def answer(tokenizer: PromptTokenizer, question: Question) -> bytes:
             ids = tokenizer.text(question.text, question.tokens_max, add_special_tokens=adds)
             return TOKENS + ids.tobytes()
         if question.each:
-            texts = [tokenizer.decode([one], skip_special_tokens=False) for one in question.ids]
+            texts = tokenizer.decode_each(question.ids)
         else:
             texts = [tokenizer.decode(question.ids)]
         return TEXTS + msgspec.json.encode(texts)

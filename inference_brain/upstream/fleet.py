@@ -176,7 +176,7 @@ class Fleet:
         return self._replicas.get(model, {}).values()
 
     def budget(self, model: str) -> RetryBudget:
-        return self._budgets[model]
+        return self._budgets.get(model) or RetryBudget(self._clock())  # it may have been removed
 
     def roster(self, model: str) -> Roster:
         return self._rosters.get(model) or Roster({})

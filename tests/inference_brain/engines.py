@@ -30,7 +30,8 @@ class Behavior:
     between_seconds: float = 0.0
     stall_after: int | None = None
     die_after: int | None = None  # the connection breaks
-    error_after: int | None = None  # an error event in the stream
+    error_after: int | None = None  # an error event in the stream,
+    error_code: int = 500  # with this code
     status: int = 200  # of answers
     error: str = "The engine says no."
     cached_tokens: int | None = 0
@@ -196,7 +197,8 @@ class FakeEngine:
                 await writer.drain()
                 await asyncio.sleep(3600)
             if how.error_after == count:
-                _event(writer, {"error": {"message": "The engine broke.", "type": "x", "code": 500}})
+                broke = {"message": "The engine broke.", "type": "x", "code": how.error_code}
+                _event(writer, {"error": broke})
                 break
             if how.between_seconds:
                 await asyncio.sleep(how.between_seconds)

@@ -76,6 +76,7 @@ class Replica:
         self.left = asyncio.Event()  # the client of a stream has left
         self.status = 200
         self.ends = False  # its process, in the middle of a stream
+        self.error_after: int | None = None  # pieces of a stream, an error comes in their place
         self.port = 0
         self.server: Any = None
 
@@ -114,6 +115,10 @@ class Replica:
         head = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         for count in range(3):
+            if self.error_after == count:
+                error = b'data: {"error": {"message": "It broke.", "code": 500}}\n\ndata: [DONE]\n\n'
+                await send({"type": "http.response.body", "body": error})
+                return
             piece = b'data: {"piece": %d}\n\n' % count
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             if count == 0:

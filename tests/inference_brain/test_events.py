@@ -54,7 +54,7 @@ def test_the_client_gets_the_same_events_however_they_come(
         wanted.append(LAST.replace(b'"model":"m"', b'"model":"n"') if renames else LAST)
     assert got == b"".join(wanted)
     assert stream.is_done
-    assert not stream.has_failed
+    assert stream.failure is None
     assert stream.usage is not None
     assert (stream.usage.completion_tokens, stream.usage.cached_tokens) == (2, 4)
 
@@ -69,7 +69,8 @@ def test_an_error_is_passed_on_and_noted() -> None:
     stream = EventStream(Renaming("m", "m"), wants_usage=False)
     error = event({"error": {"message": "no", "code": 500}})
     assert stream.feed(error) == error
-    assert stream.has_failed
+    assert stream.failure
+    assert (stream.failure.status, stream.failure.message, stream.passed) == (500, "no", 0)
     assert not stream.is_done
 
 
@@ -93,3 +94,13 @@ def test_usage_of_a_whole_answer() -> None:
     assert found is not None
     assert (found.prompt_tokens, found.cached_tokens) == (9, 4)
     assert usage_of(b"{}") is None
+
+
+def test_the_usage_of_a_long_answer_is_known() -> None:
+    """An org is charged for it: logprobs make an answer thousands of times as long as its text."""
+    each = {"token": " a", "logprob": -0.1, "top_logprobs": [{"token": " a", "logprob": -1.5}] * 20}
+    choice = {"index": 0, "logprobs": {"content": [each] * 20_000}}
+    answer = {"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 20_000}}
+    usage = usage_of(msgspec.json.encode(answer))
+    assert usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (9, 20_000)

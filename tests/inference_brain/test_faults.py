@@ -15,11 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
+from inference_brain import metrics
 from inference_brain.api.generate import Patience
 from inference_brain.desired import Desired
 from inference_brain.upstream.health import State
 from kvss_agent.http.client import Timeouts
-from tests.inference_brain.brains import KEY, OPTIONS, RunningBrain, org, told
+from tests.inference_brain.brains import KEY, OPTIONS, RunningBrain, model, org, told
 from tests.inference_brain.engines import Behavior, FakeEngine
 from tests.live import wait_until
 
@@ -215,6 +216,60 @@ def test_a_stream_that_breaks_says_so_and_has_no_end(
     assert answer.text.count("tok") == 2
     assert "[DONE]" not in answer.text
     assert last_event(answer)["error"]["message"]
+    wait_until("it is counted", lambda: results(brain) == {"broken"})
+
+
+def results(brain: RunningBrain) -> set[str]:
+    """How requests have ended."""
+    numbers = brain.brain.counts._numbers
+    return brain.call(lambda: {labels[3] for labels in numbers.get(metrics.REQUESTS, ())})
+
+
+def test_a_stream_that_begins_with_an_error_is_one_that_another_replica_answers(
+    brain: RunningBrain, engines: list[FakeEngine]
+) -> None:
+    """Else the one that fails at once is the fastest of all, and gets all requests."""
+    engines[0].behavior = Behavior(error_after=0)
+    answers = [ask(brain, stream=True, prompt=f"Hi {number}") for number in range(20)]
+    assert not any('"error"' in one.text for one in answers)
+    assert all(one.text.count("tok") == 4 and "[DONE]" in one.text for one in answers)
+    assert State.EJECTED in states(brain)
+    assert results(brain) == {"ok"}
+    engines[1].behavior = Behavior(error_after=0)
+    answer = ask(brain, stream=True)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "The engine broke."
+    assert results(brain) == {"ok", "failed"}
+
+
+def test_a_stream_that_begins_with_an_error_of_the_clients_is_refused(
+    brain: RunningBrain, engines: list[FakeEngine]
+) -> None:
+    for engine in engines:
+        engine.behavior = Behavior(error_after=0, error_code=400)
+    answer = ask(brain, stream=True)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "The engine broke."
+    assert sum(len(one.asked) for one in engines) == 1
+    assert results(brain) == {"invalid"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_running_is_finished_though_its_model_is_removed(
+    brain: RunningBrain,
+    engines: list[FakeEngine],
+    stream: bool,  # noqa: FBT001
+) -> None:
+    for engine in engines:
+        engine.behavior = Behavior(first_seconds=1.0)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(ask, brain, stream=stream)
+        wait_until("it is there", lambda: sum(one.now_running for one in engines) == 1)
+        urls = [one.url for one in engines]
+        brain.set_desired(told(urls, 2, models=(model(urls, name="other"),)))
+        answer = running.result()
+    assert answer.status_code == 200
+    assert answer.text.count("tok") == 4
 
 
 def test_a_stream_that_stalls_is_ended_in_time() -> None:

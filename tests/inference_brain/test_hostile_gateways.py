@@ -103,7 +103,7 @@ def test_whatever_a_gateway_sends_nothing_breaks_and_nothing_is_left(
 
     asyncio.run(run())
     assert picker.streams == 0
-    assert picker._memory.held == 0
+    assert picker._memory.used == 0
     for place in router.places:
         assert [one[0] for one in place.told if isinstance(one, tuple)].count("ended") == 1
 
@@ -146,7 +146,7 @@ async def test_a_body_has_to_come_in_time(brain: Brain) -> None:
         sent = head((":method", "POST"), PATH, KEY), piece(b"{")
         [reply] = await answers(picker, *sent)
         assert reply.immediate_response.status.code == 408
-        assert picker._memory.held == 0
+        assert picker._memory.used == 0
         assert picker.streams == 0
 
 
@@ -161,7 +161,7 @@ async def test_headers_may_have_any_bytes(brain: Brain) -> None:
 async def test_pieces_without_bytes_take_memory_too() -> None:
     router = RecordedRouter(lambda _: Answer(500, b""))
     picker = Picker(router, PickerSettings(("127.0.0.1", 0)))
-    picker._memory.bytes_max = 10_000
+    picker._memory.most = 10_000
 
     async def arriving() -> AsyncIterator[Any]:
         yield head(PATH)

@@ -127,6 +127,23 @@ async def test_a_stream_is_followed_to_its_end(world: World) -> None:
     assert world.brain.counts.streams == 0
 
 
+@pytest.mark.parametrize(("after", "result"), [(0, "failed"), (1, "broken")])
+async def test_a_stream_that_the_engine_ends_with_an_error_is_no_answer(
+    world: World, after: int, result: str
+) -> None:
+    for one in world.replicas:
+        one.error_after = after
+        one.go_on.set()
+    answer = await world.client.post(PATH, json={**BODY, "stream": True})
+    assert answer.text.count('"piece"') == after
+    assert "It broke." in answer.text
+    assert "[DONE]" not in answer.text
+    record = await world.record(answer)
+    assert record.outcome is not None
+    assert record.outcome.result == result
+    assert (record.outcome.first_token_seconds is None) == (after == 0)
+
+
 async def test_refusals_are_those_of_the_api(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "inference_brain.access")
     post = world.client.post

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference_brain.body_room import BodyRoom
 from inference_brain.picker.exchange import (
     DESTINATION,
+    HELD_BYTES_MAX,
     PIECE_BYTES,
     Bounds,
     BrokenProtocol,
     Exchange,
-    Memory,
 )
 from inference_brain.picker.phases import (
     BodyMode,
@@ -34,6 +35,12 @@ from tests.inference_brain.routers import RecordedPlace
 
 HEADERS = {":method": "POST", ":path": "/v1/completions", "host": "a", "authorization": "Bearer k"}
 REQUEST, RESPONSE = Side.REQUEST, Side.RESPONSE
+
+
+def exchange_of(
+    memory: BodyRoom | None = None, bounds: Bounds | None = None, org: str = "acme"
+) -> Exchange:
+    return Exchange(bounds or Bounds(), memory or BodyRoom(HELD_BYTES_MAX), lambda _: org)
 
 
 def head(*, ends: bool = False, **more: object) -> Head:
@@ -77,8 +84,8 @@ def test_whatever_the_pieces_all_of_it_passes_in_order(
     answer: list[bytes],
     has_trailers: bool,  # noqa: FBT001
 ) -> None:
-    memory, found = Memory(), place(made)
-    exchange = Exchange(Bounds(), memory)
+    memory, found = BodyRoom(HELD_BYTES_MAX), place(made)
+    exchange = exchange_of(memory)
     asked: list[bytes] = []
 
     def decide(body: bytes) -> RecordedPlace:
@@ -91,7 +98,7 @@ def test_whatever_the_pieces_all_of_it_passes_in_order(
     phases += [Trailers(REQUEST)] * has_trailers
     asking = run(exchange, phases, decide)
     assert asked == [b"".join(pieces)]
-    assert memory.held == 0
+    assert memory.used == 0
     assert isinstance(asking[0], HeadReply)
     assert asking[0].endpoints == "10.0.0.1:80,10.0.0.2:80"
     assert bodies(asking, REQUEST) == made
@@ -116,7 +123,7 @@ def test_only_what_the_place_has_reaches_the_replica() -> None:
     found = place(headers={"authorization": "Bearer engine", "content-type": "a/b"}, path="/base/x")
     given_ = {"cookie": "c", "x-forwarded-for": "1.2.3.4", "x-envoy-a": "b", "content-type": "a/b"}
     replies = run(
-        Exchange(Bounds(), Memory()),
+        exchange_of(),
         [head(headers=given_), Piece(REQUEST, b"{}", ends=True)],
         lambda _: found,
     )
@@ -134,8 +141,8 @@ def test_only_what_the_place_has_reaches_the_replica() -> None:
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_body_beyond_its_bound_is_refused_at_once(announced: bool) -> None:  # noqa: FBT001
-    memory = Memory()
-    exchange = Exchange(Bounds(body_bytes_max=10), memory)
+    memory = BodyRoom(HELD_BYTES_MAX)
+    exchange = exchange_of(memory, Bounds(body_bytes_max=10))
     phases: list[Phase] = [head(headers={"content-length": "11"})] if announced else [head()]
     if not announced:
         phases += [Piece(REQUEST, b"123456", ends=False), Piece(REQUEST, b"78901", ends=False)]
@@ -144,31 +151,35 @@ def test_a_body_beyond_its_bound_is_refused_at_once(announced: bool) -> None:  #
     assert isinstance(replies[0], Immediate)
     assert replies[0].answer.status == 413
     assert exchange.is_over
-    assert memory.held == 0
+    assert memory.used == 0
     assert run(exchange, [Piece(REQUEST, b"more", ends=True)]) == []
 
 
-def test_all_bodies_together_have_a_bound() -> None:
-    memory = Memory(bytes_max=10)
-    first, second = (Exchange(Bounds(), memory) for _ in range(2))
-    run(first, [head(), Piece(REQUEST, b"1234567", ends=False)])
-    replies = run(second, [head(), Piece(REQUEST, b"1234", ends=False)])
+def test_all_bodies_together_have_a_bound_and_no_org_has_all_of_it() -> None:
+    memory = BodyRoom(1000)
+    one = Piece(REQUEST, b"1234567", ends=False)
+    acme = [exchange_of(memory) for _ in range(5)]
+    assert not any(run(each, [head(), one]) for each in acme[:4])
+    replies = run(acme[4], [head(), one])
     assert isinstance(replies[0], Immediate)
     assert replies[0].answer.status == 503
     assert replies[0].answer.headers["retry-after"] == "1"
-    first.closed()
-    assert memory.held == 0
+    globex = exchange_of(memory, org="globex")
+    assert not run(globex, [head(), one])
+    for each in (*acme, globex):
+        each.closed()
+    assert memory.used == 0
 
 
 def test_a_refusal_ends_the_exchange() -> None:
-    exchange = Exchange(Bounds(), Memory())
+    exchange = exchange_of()
     refusal = Answer(429, b"{}", {"retry-after": "2"})
     assert run(exchange, [head(ends=True)], lambda _: refusal) == [Immediate(refusal)]
     assert exchange.is_over
 
 
 def test_a_request_without_a_body_has_its_answer_in_the_headers() -> None:
-    replies = run(Exchange(Bounds(), Memory()), [head(ends=True)])
+    replies = run(exchange_of(), [head(ends=True)])
     assert [type(one) for one in replies] == [HeadReply]
     assert isinstance(replies[0], HeadReply)
     assert replies[0].endpoints
@@ -177,7 +188,7 @@ def test_a_request_without_a_body_has_its_answer_in_the_headers() -> None:
 
 
 def test_bodies_that_are_sent_whole() -> None:
-    exchange = Exchange(Bounds(), Memory())
+    exchange = exchange_of()
     asking = head(request_mode=BodyMode.BUFFERED, response_mode=BodyMode.NONE)
     found = place()
     replies = run(exchange, [asking, Piece(REQUEST, b"{}", ends=True)], lambda _: found)
@@ -192,7 +203,7 @@ def test_bodies_that_are_sent_whole() -> None:
 
 @pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.OTHER])
 def test_a_gateway_that_does_not_show_bodies_is_told_what_to_change(mode: BodyMode) -> None:
-    replies = run(Exchange(Bounds(), Memory()), [head(request_mode=mode)])
+    replies = run(exchange_of(), [head(request_mode=mode)])
     assert isinstance(replies[0], Immediate)
     assert b"FULL_DUPLEX_STREAMED" in replies[0].answer.body
 
@@ -209,7 +220,7 @@ def test_a_gateway_that_does_not_show_bodies_is_told_what_to_change(mode: BodyMo
 )
 def test_what_does_not_follow_is_refused(phases: list[Phase]) -> None:
     with pytest.raises(BrokenProtocol):
-        run(Exchange(Bounds(), Memory()), phases)
+        run(exchange_of(), phases)
 
 
 @given(
@@ -218,7 +229,7 @@ def test_what_does_not_follow_is_refused(phases: list[Phase]) -> None:
 )
 def test_a_place_is_always_told_its_end_once(cut: int, is_whole: bool) -> None:  # noqa: FBT001
     found = place()
-    exchange = Exchange(Bounds(), Memory())
+    exchange = exchange_of()
     phases: list[Phase] = [
         head(),
         Piece(REQUEST, b"{}", ends=True),

@@ -170,7 +170,7 @@ async def test_what_is_asked_is_answered_as_in_the_brains_own_process(tmp_path: 
         assert text.ids == here.text("the cat — ä")
         assert await service.decode(there, "red", text.ids) == here.decode(text.ids)
         each = await service.decode_each(there, "red", text.ids)
-        assert each == [here.decode([one], skip_special_tokens=False) for one in text.ids]
+        assert each == here.decode_each(text.ids)
         for wrong in (service.text(there, "red", "x" * 10_000, 10), service.decode(there, "red", [-1])):
             with pytest.raises(TokensError, match=r"has 10000 characters|A token is a number"):
                 await wrong

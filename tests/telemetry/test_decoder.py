@@ -117,6 +117,22 @@ def test_items_are_counted_exactly(value: object, items_max: int) -> None:
             decode(raw, ANYTHING, limits)
 
 
+def containers_of(value: object) -> int:
+    if isinstance(value, list | dict):
+        return 1 + sum(map(containers_of, value.values() if isinstance(value, dict) else value))
+    return 0
+
+
+@given(values, st.integers(0, 6))
+def test_containers_are_counted_exactly(value: object, most: int) -> None:
+    raw, limits = msgspec.json.encode(value), Limits(1 << 20, containers_max=most)
+    if containers_of(value) <= most:
+        assert decode(raw, ANYTHING, limits) == msgspec.json.decode(raw)
+    else:
+        with pytest.raises(Malformed, match=f"more than {most} arrays and objects"):
+            decode(raw, ANYTHING, limits)
+
+
 @given(st.integers(-(1 << 70), 1 << 70), st.floats(allow_nan=False, allow_infinity=False))
 def test_integers_have_64_bits(number: int, fraction: float) -> None:
     fractions = f"{fraction!r}, {'0.' + '1' * 30}, 1e-0000000000000000000000005"

@@ -224,3 +224,19 @@ def test_what_redis_was_not_told_for_long_is_forgotten() -> None:
         assert use
         table.leave(use)
     assert len(table.take_unsent(ORG).seconds) <= 62
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_orgs_without_limits_take_no_memory_of_their_past(*, is_shared: bool) -> None:
+    table = LimitTable(is_shared=is_shared)
+    for second in range(1000):
+        use = table.take(ORG, Limits(), 500, 1000.0 + second)
+        assert use
+        table.leave(use)
+        table.settle(use, 1, 600, 1000.0 + second)
+        table.to_ask(1000.0 + second, 256)
+    one = table._orgs[ORG]
+    assert len(one.own.seconds) <= MINUTE + 1
+    assert not one.unsent.seconds
+    table.to_ask(1000.0 + 10_000, 256)
+    assert ORG not in table

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from inference_brain.admission import Room
+from inference_brain.admission import Rejected, Room
 from inference_brain.admission.pool import Pool, State, Waiting
+from inference_brain.admission.ticket import Reason
 from tests.inference_brain.admission.tickets import ticket
 
 RATE = 1000.0
@@ -109,3 +110,20 @@ def test_a_place_is_not_kept_for_who_waits_for_another(pool: Pool) -> None:
     entered(pool, 0.0)
     assert entered(pool, 0.0, chain=()).state is State.PLACED
     assert leader.state is State.PLACED
+
+
+def test_who_follows_is_among_those_who_wait(pool: Pool) -> None:
+    leader = entered(pool, 0.0, queued=5)
+    others = [entered(pool, 0.1, queued=5) for _ in range(5)]
+    with pytest.raises(Rejected) as refused:
+        entered(pool, 0.1, queued=5)
+    assert refused.value.code == Reason.QUEUE
+    assert entered(pool, 0.1, org="globex", chain=()).is_placed
+    pool.leave(others[0], 0, 0)
+    entered(pool, 0.1, queued=5)
+    pool.first_token(leader, 1.0)
+    pool.pump(1.0)
+    assert sum(pool._parked_of.values()) == len(pool._parked)
+    for one in [*others, *pool._parked]:
+        pool.leave(one, 0, 0)
+    assert not pool._parked_of
