@@ -344,6 +344,7 @@ class Instance(models.Model):
     sentence = models.CharField(max_length=SENTENCE_MAX, blank=True)
     since = models.DateTimeField(default=timezone.now)
     ready_at = models.DateTimeField(null=True, blank=True)
+    room_at = models.DateTimeField(null=True, blank=True)  # it has had a place to run since then
     acknowledged_goal = models.CharField(max_length=16, choices=Goal, blank=True)
     cache = models.CharField(max_length=16, choices=CacheState, blank=True, default="")
     url = models.CharField(max_length=500, blank=True)
@@ -451,6 +452,7 @@ class Rollout(models.Model):
     )
     started_at = models.DateTimeField(default=timezone.now)
     deadline_at = models.DateTimeField(null=True, blank=True)  # of instances that it starts at once
+    resumed_at = models.DateTimeField(null=True, blank=True)  # last, after a pause
     ended_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:

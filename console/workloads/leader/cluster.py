@@ -56,6 +56,15 @@ GOALS: Final = {
     Goal.RELEASE_CACHE: pb.RELEASE_CACHE,
     Goal.DRAIN: pb.DRAIN,
 }
+WORKLOAD: Final = "workload"  # the kind of requests of which one is under way for each
+# It says so of what it is told, and says it again unless something else changes.
+REFUSES: Final = frozenset(
+    {
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
+)
 _GOALS_TOLD: Final = {number: goal for goal, number in GOALS.items()}
 RUNNING: Final = (pb.JOB_PENDING, pb.JOB_RUNNING)  # states of jobs that have not ended
 _STATES: Final = {getattr(pb, one.name): one for one in State}
@@ -110,9 +119,11 @@ class Status:
 
 @dataclass(slots=True)
 class Known:
-    """Of a workload."""
+    """Of a workload. `refusal`: why the Cluster Server does not take what it is told of it, in a
+    sentence."""
 
     generation: int = 0
+    refusal: str = ""
     statuses: dict[str, Status] = field(default_factory=dict)
     told: dict[str, pb.InstanceStatus] = field(default_factory=dict)
 
@@ -195,6 +206,7 @@ class ClusterLink:
         self._jobs_seen: dict[str, pb.Job] = {}
         self._asked: set[tuple[str, str]] = set()
         self._faults = 0
+        self._refusals: dict[str, str] = {}  # by workload
         self._version = 0
         self._watched_at = 0.0  # when the watch was last known to stand
         self._is_whole = False
@@ -224,10 +236,11 @@ class ClusterLink:
 
     def known(self, workload: str) -> Known:
         with self._lock:
+            refusal = self._refusals.get(workload, "")
             found = self._known.get(workload)
             if found is None:
-                return Known()
-            return Known(found.generation, dict(found.statuses), dict(found.told))
+                return Known(refusal=refusal)
+            return Known(found.generation, refusal, dict(found.statuses), dict(found.told))
 
     def names(self) -> set[str]:
         with self._lock:
@@ -293,7 +306,7 @@ class ClusterLink:
                     self._known[workload] = _known(made)
             return True
 
-        self._ask(("workload", workload), workload, self._workloads.Apply, request, take)
+        self._ask((WORKLOAD, workload), workload, self._workloads.Apply, request, take)
 
     def delete(self, workload: str) -> None:
         """Have nothing of it. It is not among `names` any more once nothing is left."""
@@ -307,7 +320,7 @@ class ClusterLink:
             return True
 
         request = pb.DeleteRequest(workload=workload)
-        self._ask(("workload", workload), workload, self._workloads.Delete, request, take, forget)
+        self._ask((WORKLOAD, workload), workload, self._workloads.Delete, request, take, forget)
 
     def submit(self, workload: str, job: pb.JobSpec) -> None:
         """Start a job of a workload, unless there is one of this name already. See `job`."""
@@ -387,12 +400,13 @@ class ClusterLink:
             if self._ends.is_set():
                 return
             code = call.code()
+            is_new_refusal = key[0] == WORKLOAD and self._note_refusal(workload, call)
             if code is grpc.StatusCode.OK:
                 is_news = take(call.result())
             elif code is grpc.StatusCode.NOT_FOUND and miss is not None:
                 is_news = miss()
             else:  # it is asked for again, by the next decision
-                is_news = False
+                is_news = is_new_refusal
                 log.warning("The Cluster Server did not do it (%s %s): %s", *key, _why(call))
                 with self._lock:
                     self._faults += 1
@@ -401,11 +415,22 @@ class ClusterLink:
 
         method.future(request, timeout=CALL_SECONDS).add_done_callback(answered)
 
+    def _note_refusal(self, workload: str, call: Any) -> bool:
+        """Returns whether it is refused for another reason than before."""
+        with self._lock:
+            before = self._refusals.pop(workload, "")
+            if call.code() not in REFUSES:
+                return False
+            why = excerpt(call.details() or call.code().name)
+            self._refusals[workload] = f"The Cluster Server refuses it: {why}"
+            return self._refusals[workload] != before
+
 
 def _known(told: pb.Workload) -> Known:
     found = {one.name: storable(one) for one in told.instances}
     generation = min(told.generation, GENERATION_MAX)
-    return Known(generation, {name: status_of(one) for name, one in found.items()}, found)
+    statuses = {name: status_of(one) for name, one in found.items()}
+    return Known(generation, statuses=statuses, told=found)
 
 
 def _why(error: grpc.RpcError) -> str:

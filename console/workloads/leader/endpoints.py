@@ -4,9 +4,10 @@
     tidegate:endpoints:<model>    the same, for brains of the version before
     tidegate:endpoints            a channel: the models whose endpoints have changed
 
-A key that nobody writes again is gone after 90 s. Whoever leads next rebuilds it from the cluster. An
-older version never replaces a newer one, whoever wakes up with it; one that is of the future counts for
-nothing, for it would stand in the way of all that follow.
+A key that nobody writes again is gone after 90 s. Whoever leads next rebuilds it from the cluster. A
+version is of the time at which it was decided, by who led then: an older one never replaces a newer one,
+whoever wakes up with it. One that is of the future counts for nothing, for it would stand in the way of
+all that follow.
 
 Brains of the version before can write what they read. So that key is never read here, and is written
 with whatever is in it.
@@ -99,9 +100,10 @@ class EndpointWriter:
             for one in (known.endpoints if known else ())
         }
 
-    def write(self, model: str, endpoints: Iterable[tuple[str, Endpoint]]) -> bool:
+    def write(self, model: str, endpoints: Iterable[tuple[str, Endpoint]], decided_at: float) -> bool:
         """Tell brains of all endpoints of a model, by the names of replicas, if they do not know.
-        Returns whether that was news. Raises RedisError."""
+        `decided_at`: by the same clock, a time before it was last known that we lead. Returns whether
+        that was news. Raises RedisError."""
         now, known = self._clock(), self._known.get(model)
         before = {one.replica: one for one in known.endpoints} if known else {}
         made = tuple(_written(name, one, before.get(name), now) for name, one in endpoints)
@@ -114,7 +116,7 @@ class EndpointWriter:
         if is_new or is_old:
             newest = _version(now + FUTURE_SECONDS_MAX)
             after = known.version + 1 if known and known.version < newest else 0
-            document = Document(max(_version(now), after), now, made)
+            document = Document(max(_version(decided_at), after), now, made)
             self._put(model, document, newest, is_new=is_new)
         return is_new
 

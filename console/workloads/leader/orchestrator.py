@@ -157,6 +157,7 @@ class Orchestrator:
         self._compiling: dict[str, list[str]] = {}  # by workload, jobs that may run
         self._artifacts: dict[str, Any] = {}  # the layouts of those that were made, by their address
         self._poll_at = self._refresh_at = 0.0
+        self._round_at = 0.0
         self._last: dict[str, tuple[str, list[tuple[str, Any]]]] = {}
         self._was_stale = True
 
@@ -180,6 +181,12 @@ class Orchestrator:
             self._take_over()
         self._election.check()
         now = self._clock()
+        if now < self._round_at:  # it was set back: all that waits for a time would wait as much longer
+            self._poll_at = self._refresh_at = 0.0
+            self._looked_at.clear()
+            self._traffic.clear()
+            self._soon(ALL)
+        self._round_at = now
         if now >= self._poll_at:
             self._poll(now)
         for name in self._wanted(now):
@@ -292,10 +299,11 @@ class Orchestrator:
     def _refresh(self, now: float) -> None:
         """Keys of workloads without news live on."""
         self._refresh_at = now + REFRESH_SECONDS
+        decided_at = self._clock()
         self._election.check()
         try:
             for model, endpoints in self._last.values():
-                self._writer.write(model, endpoints)
+                self._writer.write(model, endpoints, decided_at)
         except redis.RedisError as error:
             self._fault("redis", error)
 
@@ -330,6 +338,7 @@ class Orchestrator:
         self._looked_at[name] = self._clock()
         assert self._link is not None  # noqa: S101 - the leader has one
         is_stale, known = self._link.is_stale, self._link.known(name)
+        decided_at = self._clock()
         with self._election.acting():
             loaded = store.load(name)
             if loaded is None:
@@ -363,7 +372,7 @@ class Orchestrator:
                 changes.tell(workload, changes.OBSERVED)
             # Late: who adds to the log holds it until the end of the transaction.
             note_all([NewEvent(kind, [workload.topic], said) for kind, said in loaded.news])
-        self._publish(loaded, decision)
+        self._publish(loaded, decision, decided_at)
         self._apply(loaded)
         self._cancel_superseded(loaded)
         self._act(loaded, decision)
@@ -375,7 +384,7 @@ class Orchestrator:
             self._soon(name, self._clock() + UNSETTLED_SECONDS)
         self.figures.decisions.record(time.perf_counter() - began)
 
-    def _publish(self, loaded: Loaded, decision: Decision) -> None:
+    def _publish(self, loaded: Loaded, decision: Decision, decided_at: float) -> None:
         workload = loaded.workload
         if workload.served is None and self._is_of_another(workload):
             self._last.pop(workload.name, None)
@@ -386,7 +395,7 @@ class Orchestrator:
         self._last[workload.name] = (workload.model, told)
         before = self._writer.published(workload.model)
         try:
-            is_news = self._writer.write(workload.model, told)
+            is_news = self._writer.write(workload.model, told, decided_at)
         except redis.RedisError as error:
             self._fault("redis", error)
             self._again(workload.name)

@@ -51,6 +51,7 @@ from telemetry.topics import of_session
 
 FAILURES_SECONDS: Final = 600.0
 SEEN: Final = timedelta(seconds=60)  # older, it is written down that an instance was seen without news
+NO_ROOM: Final = frozenset({"WaitingForCapacity"})  # the cluster's reason, as long as it finds no place
 ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"
 START_JOB: Final = "session.start-job"
 JOB_KINDS: Final = (START_JOB, "session.end-job")
@@ -92,8 +93,7 @@ class Loaded:
         }
         return Seen(
             instances=tuple(
-                instance_of(row, known.statuses.get(row.name), self._is_lost(row, known))
-                for row in self.rows.values()
+                instance_of(row, known, is_lost=self._is_lost(row, known)) for row in self.rows.values()
             ),
             failures=tuple(self.ended),
             homes=self.homes,
@@ -171,9 +171,7 @@ def revision_of(row: Revision) -> world.Revision:
 def _intent(workload: Workload, rollout: Rollout | None) -> Intent:
     assert workload.revision is not None  # noqa: S101 - `load` has looked
     said = workload.rollout
-    begun = rollout.started_at if rollout else workload.created_at
-    if rollout is not None and rollout.deadline_at is not None:
-        begun = rollout.deadline_at - timedelta(seconds=said.deadline_seconds)
+    begun = (rollout.resumed_at or rollout.started_at) if rollout else workload.created_at
     return Intent(
         name=workload.name,
         replicas=workload.replicas,
@@ -211,8 +209,9 @@ def _rollout(
     found = rollouts.filter(ended_at=None).first()
     if found is not None and (found.to_revision_id, found.restart) == (target.pk, workload.restarts):
         if found.phase == "paused" and not workload.paused:
-            found.phase, found.reason, found.sentence, found.deadline_at = "running", "", "", deadline
-            found.save(update_fields=["phase", "reason", "sentence", "deadline_at"])
+            found.phase, found.reason, found.sentence = "running", "", ""
+            found.deadline_at, found.resumed_at = deadline, now
+            found.save(update_fields=["phase", "reason", "sentence", "deadline_at", "resumed_at"])
         elif found.phase == "running" and workload.paused:
             found.phase = "paused"
             found.save(update_fields=["phase"])
@@ -351,7 +350,8 @@ def _ordinal(workload: Workload, name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def instance_of(row: Instance, status: Status | None, is_lost: bool) -> world.Instance:  # noqa: FBT001
+def instance_of(row: Instance, known: Known, *, is_lost: bool) -> world.Instance:
+    status, now = known.statuses.get(row.name), timezone.now()
     made = world.Instance(
         name=row.name,
         ordinal=row.ordinal,
@@ -365,15 +365,20 @@ def instance_of(row: Instance, status: Status | None, is_lost: bool) -> world.In
         is_outdated=rendering.is_outdated(row),
         was_ready=row.ready_at is not None,
     )
+    if status is None and is_lost:
+        return _with(made, state=State.GONE)
     if status is None:
-        return _with(made, state=State.GONE) if is_lost else made
+        why = known.refusal and "ClusterRefuses"
+        return _with(made, room_at=world.NEVER, reason=why, sentence=known.refusal)
+    room_at = _room_at(row, status, now)
     return _with(
         made,
+        room_at=room_at.timestamp() if room_at else world.NEVER,
         state=status.state,
         acknowledged=status.goal,
         cache=status.cache,
         url=status.url,
-        since=status.since,
+        since=_since(row, status, now).timestamp(),
         restarts=status.restarts,
         reason=status.reason,
         sentence=status.sentence,
@@ -506,7 +511,7 @@ def observe(loaded: Loaded, known: Known, serving: Collection[str]) -> bool:
     for row in sorted(changed, key=lambda row: row.serving):
         row.save()
     if seen:
-        Instance.objects.bulk_update(seen, ["seen_at"])
+        Instance.objects.bulk_update(seen, ["seen_at", "room_at"])
     return is_news
 
 
@@ -517,9 +522,27 @@ def _shown(row: Instance) -> tuple[object, ...]:
     )
 
 
+def _since(row: Instance, status: Status, now: datetime) -> datetime:
+    """In its state, as its manager says: but never after it was first seen in it, for clocks of nodes
+    may be ahead."""
+    said = status.state.value, status.reason, status.restarts
+    if said == (row.state, row.reason, row.engine_restarts):
+        return row.since
+    return max(row.since, min(_time(status.since), now))
+
+
+def _room_at(row: Instance, status: Status, now: datetime) -> datetime | None:
+    """Since when it has a place to run. A console of the version before has not written that down."""
+    if status.reason in NO_ROOM:
+        return None
+    was_seen = row.seen_at is not None and row.reason not in NO_ROOM
+    return row.room_at or (row.created_at if was_seen else now)
+
+
 def _take(row: Instance, told: pb.InstanceStatus, status: Status) -> None:
+    now = timezone.now()
+    row.room_at, row.since = _room_at(row, status, now), _since(row, status, now)
     row.reason, row.sentence = status.reason, status.sentence
-    row.since = _time(status.since)
     if status.state is State.READY and row.ready_at is None:
         row.ready_at = row.since
     row.state, row.cache = status.state.value, status.cache.value

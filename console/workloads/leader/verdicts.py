@@ -22,7 +22,6 @@ FAILURES_MAX: Final = 3  # instances of the new revision that ended by themselve
 ENGINE_RESTARTS_MAX: Final = 5  # of one of its engines
 BUSIER_MAX: Final = 1.25  # requests of a replica: with more, times to first token say nothing
 Z: Final = 1.96  # 95 %: a few bad requests are no evidence
-NO_ROOM: Final = frozenset({"WaitingForCapacity"})  # waiting helps, and no roll-back
 
 
 class Verdict(NamedTuple):
@@ -77,9 +76,11 @@ def _failing(intent: Intent, seen: Seen, new: Collection[Instance]) -> Verdict |
 def _late(intent: Intent, new: Collection[Instance], now: float) -> Judged:
     look_at = NEVER
     for one in new:
-        if one.answers or one.state is State.GONE or one.reason in NO_ROOM:
+        if one.answers or one.state is State.GONE:
             continue
-        begun = max(one.created_at, intent.begun_at)
+        begun = max(
+            one.created_at, intent.begun_at, one.room_at
+        )  # it waits for room as long as it takes
         if one.was_ready or (intent.stable == intent.revision and one.restart == 0):
             begun = max(begun, one.since)  # it has served before: a fault, and no roll-out
         late_at = begun + intent.rules.deadline_seconds

@@ -111,9 +111,12 @@ class Intent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """What was decided of it, then what the Cluster Server says of it. `since`: in this state.
+    """What was decided of it, then what the Cluster Server says of it.
+
+    `since`: in this state. `room_at`: since when it has a place to run; `NEVER` if it has none yet.
     `is_outdated`: it was made with an address of the console that is another one by now. `was_ready`: at
-    any time."""
+    any time.
+    """
 
     name: str
     ordinal: int
@@ -127,6 +130,7 @@ class Instance:
     cache: Cache = Cache.UNKNOWN
     url: str = ""
     since: float = 0.0
+    room_at: float = 0.0
     restarts: int = 0  # of its engine
     reason: str = ""
     sentence: str = ""

@@ -39,6 +39,9 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
         self.applies = 0
         self.watches = 0
         self.fails_apply = False
+        self.refuses = ""  # applies, for this reason
+        self.has_room = True  # else new instances wait for a place
+        self.clock_ahead = 0.0  # of nodes
         self.refused: list[str] = []  # why an apply was
         self.drains_slowly = False  # until a test says that it is gone
         self.silent: tuple[str, str] | None = None  # a method, and a part of whom it is asked about:
@@ -126,6 +129,8 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
     ) -> str:
         if request.generation < known.generation:
             return "It is older."
+        if self.refuses:
+            return self.refuses
         for one in request.instances:
             if one.name in there and self.specs[one.name].goal == pb.DRAIN != one.goal:
                 return f"Instance {one.name} drains."
@@ -210,7 +215,7 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
 
     def _set(self, status: pb.InstanceStatus, **facts: Any) -> None:
         if facts.get("state", status.state) != status.state:
-            status.since = time.time()
+            status.since = time.time() + self.clock_ahead
         for name, value in facts.items():
             if name == "progress":
                 status.progress.CopyFrom(value)
@@ -227,6 +232,10 @@ class FakeCluster(cluster_pb2_grpc.WorkloadsServicer, cluster_pb2_grpc.JobsServi
             self._set(status, state=pb.GONE, url="", cache=pb.CACHE_STATE_UNSPECIFIED)
         elif spec["revision"] in self.bad:
             self._set(status, state=pb.GONE, sentence="It ran out of memory.")
-        elif not spec.get("cache"):
+        elif not self.has_room and status.state == pb.STATE_UNSPECIFIED:
+            self._set(
+                status, state=pb.PENDING, reason="WaitingForCapacity", sentence="No node has room."
+            )
+        elif not spec.get("cache") and status.reason != "WaitingForCapacity":
             url = f"http://{status.name}:80"
             self._set(status, state=pb.READY, cache=pb.NO_CACHE, url=url)

@@ -91,14 +91,16 @@ def test_what_a_brain_has_written_to_the_key_of_the_version_before_is_overwritte
     leader = writer(server, clock)
     leader.read([MODEL])
     assert leader.published(MODEL) == {}
-    assert leader.write(MODEL, replica("http://good:80"))
+    assert leader.write(MODEL, replica("http://good:80"), clock.now)
     for key in (ENDPOINTS + MODEL, ENDPOINTS_BEFORE + MODEL):
         assert urls(admin.get(key)) == ["http://good:80"]
         assert 0 < int(admin.ttl(key)) <= ENDPOINTS_SECONDS
     assert urls(brain.mget([ENDPOINTS_BEFORE + MODEL])[0]) == ["http://good:80"]
     brain.set(ENDPOINTS_BEFORE + MODEL, document((1 << 63) - 1))
     clock.now += 31.0
-    assert not leader.write(MODEL, replica("http://good:80"))  # no news, and time to write it again
+    assert not leader.write(
+        MODEL, replica("http://good:80"), clock.now
+    )  # no news, and time to write it again
     assert urls(admin.get(ENDPOINTS_BEFORE + MODEL)) == ["http://good:80"]
     leader.forget(MODEL)
     assert admin.keys("*") == []
@@ -113,7 +115,7 @@ def test_a_version_of_the_future_does_not_stand_in_the_way(
     admin.set(ENDPOINTS + MODEL, document(version, NOW + YEARS))
     leader = writer(server, clock)
     leader.read([MODEL])
-    leader.write(MODEL, replica("http://good:80"))
+    leader.write(MODEL, replica("http://good:80"), clock.now)
     written = read(admin.get(ENDPOINTS + MODEL))  # type: ignore[arg-type]
     assert [one.url for one in written.endpoints] == ["http://good:80"]
     assert written.version == int(NOW * 1000)
@@ -127,13 +129,13 @@ def test_a_leader_whose_clock_is_ahead_leaves_no_key_that_runs_out(
     """Within what clocks may differ by, the next version follows on the last."""
     clock.now = NOW + 3600.0
     first = writer(server, clock)
-    first.write(MODEL, replica("http://good:80"))
+    first.write(MODEL, replica("http://good:80"), clock.now)
     before = read(admin.get(ENDPOINTS + MODEL)).version  # type: ignore[arg-type]
     clock.now = NOW
     second = writer(server, clock)
     second.read([MODEL])
     admin.expire(ENDPOINTS + MODEL, 5)
-    assert not second.write(MODEL, replica("http://good:80"))
+    assert not second.write(MODEL, replica("http://good:80"), clock.now)
     assert int(admin.ttl(ENDPOINTS + MODEL)) > 60
     assert read(admin.get(ENDPOINTS + MODEL)).version == before + 1  # type: ignore[arg-type]
     first.close()
@@ -145,14 +147,31 @@ def test_an_older_version_never_replaces_a_newer_one(
 ) -> None:
     """A former leader wakes up with what it knew."""
     former, leader = writer(server, clock), writer(server, clock)
-    former.write(MODEL, replica("http://former:80"))
+    former.write(MODEL, replica("http://former:80"), clock.now)
     clock.now += 5.0
     leader.read([MODEL])
-    leader.write(MODEL, replica("http://good:80"))
+    leader.write(MODEL, replica("http://good:80"), clock.now)
     clock.now -= 4.0
-    former.write(MODEL, replica("http://other:80"))
+    former.write(MODEL, replica("http://other:80"), clock.now)
     for key in (ENDPOINTS + MODEL, ENDPOINTS_BEFORE + MODEL):
         assert urls(admin.get(key)) == ["http://good:80"]
+    former.close()
+    leader.close()
+
+
+def test_what_was_decided_before_another_one_led_never_replaces_what_that_has_written(
+    server: redis_server.RedisServer, admin: redis.Redis, clock: Clock
+) -> None:
+    """The machine of a leader stands still between its decision and its write."""
+    former, leader = writer(server, clock), writer(server, clock)
+    former.write(MODEL, replica("http://former:80"), clock.now)
+    decided_at = clock.now
+    clock.now += 10.0
+    leader.read([MODEL])
+    leader.write(MODEL, replica("http://good:80"), clock.now)
+    clock.now += 5.0
+    former.write(MODEL, replica("http://drained:80"), decided_at)
+    assert urls(admin.get(ENDPOINTS + MODEL)) == ["http://good:80"]
     former.close()
     leader.close()
 
@@ -171,7 +190,7 @@ def test_a_user_that_may_not_write_endpoints_is_named_with_what_it_lacks(
     """Such as that of telemetry, which is used where no other is given."""
     leader = EndpointWriter(server.url_of(user, None if user in server.passwords else "x" * 20), clock)
     with pytest.raises(redis.RedisError):
-        leader.write(MODEL, replica("http://good:80"))
+        leader.write(MODEL, replica("http://good:80"), clock.now)
     assert not leader.is_connected
     assert REFUSALS[user] in leader.refusal
     assert f"to the user {user}: " in leader.refusal
@@ -194,11 +213,11 @@ def test_what_a_script_may_not_do_is_told_from_a_redis_that_is_away(
     admin.execute_command("ACL", "SETUSER", "half", *rights)  # type: ignore[no-untyped-call]
     leader = EndpointWriter(server.url_of("half", "half"), clock)
     with pytest.raises(redis.RedisError):
-        leader.write(MODEL, replica("http://good:80"))
+        leader.write(MODEL, replica("http://good:80"), clock.now)
     assert lacks in leader.refusal
     more = ("allkeys", "allchannels", "+set")
     admin.execute_command("ACL", "SETUSER", "half", *more)  # type: ignore[no-untyped-call]
-    assert leader.write(MODEL, replica("http://good:80"))
+    assert leader.write(MODEL, replica("http://good:80"), clock.now)
     assert leader.is_connected
     assert not leader.refusal
     leader.close()
@@ -207,7 +226,7 @@ def test_what_a_script_may_not_do_is_told_from_a_redis_that_is_away(
 def test_a_redis_that_is_away_refuses_nothing(clock: Clock) -> None:
     leader = EndpointWriter("unix:///nowhere/redis.sock", clock)
     with pytest.raises(redis.ConnectionError):
-        leader.write(MODEL, replica("http://good:80"))
+        leader.write(MODEL, replica("http://good:80"), clock.now)
     assert not leader.is_connected
     assert not leader.refusal
     leader.close()
@@ -217,8 +236,8 @@ def test_no_name_of_a_model_is_the_key_of_another_one(
     server: redis_server.RedisServer, admin: redis.Redis, clock: Clock
 ) -> None:
     leader = writer(server, clock)
-    leader.write("chat", replica("http://good:80"))
-    leader.write(":chat", replica("http://other:80"))
+    leader.write("chat", replica("http://good:80"), clock.now)
+    leader.write(":chat", replica("http://other:80"), clock.now)
     assert urls(admin.get(ENDPOINTS + "chat")) == ["http://good:80"]
     assert urls(admin.get(ENDPOINTS + ":chat")) == ["http://other:80"]
     leader.forget(":chat")

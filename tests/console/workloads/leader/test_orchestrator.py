@@ -152,6 +152,82 @@ def test_a_workload_comes_up_and_brains_hear_of_it(
     assert begun_and_over | {"workload.compiled", "workload.ready"} <= events("talk")
 
 
+def test_a_clock_that_is_set_back_holds_up_nothing(
+    cluster: FakeCluster, leader: Leader, redis_url: str
+) -> None:
+    """Endpoints that nobody writes again are gone after 90 s."""
+    make_workload(replicas=1, **WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    before = told(redis_url)
+    leader.orchestrator.round()
+    leader.ahead -= 7200.0
+    with redis.Redis.from_url(redis_url) as client:
+        client.delete(f"{ENDPOINTS}example/chat-8b")
+    leader.until("they are written again", lambda: told(redis_url) == before)
+    looked_at = leader.orchestrator._poll_at
+    leader.until("it looks at which there are", lambda: leader.orchestrator._poll_at > looked_at)
+
+
+def test_what_the_cluster_refuses_is_said_and_is_not_the_revisions_fault(
+    cluster: FakeCluster, leader: Leader
+) -> None:
+    cluster.refuses = "There is a Service talk already."
+    make_workload(replicas=1, **WITHOUT_CACHE, **QUICK)
+    said = Condition.objects.filter(type="InstancesReady", reason="ClusterRefuses")
+    leader.until("it is said", said.exists)
+    message = Condition.objects.get(type="InstancesReady").message
+    assert message == (
+        "0 of 1 are ready. The Cluster Server refuses it: There is a Service talk already."
+    )
+    leader.ahead += 600.0
+    for _ in range(5):
+        leader.orchestrator.round()
+        leader.ahead += 5.0
+    assert condition("RolloutComplete")[1] != "DeadlineExceeded"
+    cluster.refuses = ""
+    leader.until("it is rolled out", is_complete)
+
+
+def test_who_has_waited_for_room_has_the_time_to_start_from_then_on(
+    cluster: FakeCluster, leader: Leader
+) -> None:
+    make_workload(replicas=1, **WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    cluster.has_room = False
+    changes.update(SYSTEM, locked(SYSTEM), wanted(replicas=1, tokens_max=1000, **WITHOUT_CACHE, **QUICK))
+
+    def of_second() -> Instance | None:
+        return Instance.objects.filter(revision__number=2, reason="WaitingForCapacity").first()
+
+    leader.until("the new one waits", of_second)
+    new = of_second()
+    assert new
+    waited = timezone.now() - timedelta(minutes=20)
+    Instance.objects.filter(pk=new.pk).update(created_at=waited)
+    Rollout.objects.filter(ended_at=None).update(started_at=waited)
+    for _ in range(3):
+        leader.orchestrator.round()
+        leader.ahead += 6.0
+    cluster.has_room = True
+    cluster.say(new.name, state=pb.STARTING, reason="Starting", sentence="Its engine starts.")
+    leader.until("that is known", lambda: Instance.objects.filter(pk=new.pk, reason="Starting").exists())
+    leader.orchestrator.round()
+    assert not Rollout.objects.filter(phase="undone").exists()
+    url = f"http://{new.name}:80"
+    cluster.say(new.name, state=pb.READY, reason="", sentence="", cache=pb.NO_CACHE, url=url)
+    leader.until("it is rolled out", is_complete)
+
+
+def test_a_node_whose_clock_is_ahead_delays_no_rollout(cluster: FakeCluster, leader: Leader) -> None:
+    cluster.clock_ahead = 3600.0
+    ready: dict[str, Any] = {"rollout": {**QUICK["rollout"], "ready_seconds": 5}}
+    make_workload(replicas=1, **WITHOUT_CACHE, **ready)
+    leader.until("it is rolled out", is_complete)
+    changes.update(SYSTEM, locked(SYSTEM), wanted(replicas=1, tokens_max=1000, **WITHOUT_CACHE, **ready))
+    leader.until("the change is rolled out", is_complete)
+    assert leader.ahead < 1000.0
+
+
 def test_a_change_is_rolled_out_without_a_moment_without_endpoints(
     leader: Leader, cluster: FakeCluster, redis_url: str
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from console.workloads.leader.verdicts import judge
-from console.workloads.leader.world import Instance, Intent, Revision, Rules, Seen, State
+from console.workloads.leader.world import NEVER, Instance, Intent, Revision, Rules, Seen, State
 
 OLD, NEW = Revision(number=1, digest="old"), Revision(number=2, digest="new")
 INTENT = Intent(
@@ -37,3 +37,11 @@ def test_one_that_was_ready_and_starts_anew_has_the_time_again() -> None:
     verdict = judge(INTENT, Seen(instances=(again,)), 2500.0).verdict
     assert verdict
     assert verdict.reason == "DeadlineExceeded"
+
+
+def test_who_waits_for_room_is_not_late_and_has_the_time_from_then_on() -> None:
+    waits = replace(SLOW, room_at=NEVER)
+    assert judge(INTENT, Seen(instances=(waits,)), 9000.0) == (None, NEVER)
+    has_room = replace(SLOW, room_at=8000.0)
+    assert judge(INTENT, Seen(instances=(has_room,)), 8599.0) == (None, 8600.0)
+    assert judge(INTENT, Seen(instances=(has_room,)), 8600.0).verdict
