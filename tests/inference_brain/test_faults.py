@@ -233,7 +233,7 @@ def test_a_stream_that_begins_with_an_error_is_one_that_another_replica_answers(
     answers = [ask(brain, stream=True, prompt=f"Hi {number}") for number in range(20)]
     assert not any('"error"' in one.text for one in answers)
     assert all(one.text.count("tok") == 4 and "[DONE]" in one.text for one in answers)
-    assert State.EJECTED in states(brain)
+    assert len(engines[0].asked) < 10
     assert results(brain) == {"ok"}
     engines[1].behavior = Behavior(error_after=0)
     answer = ask(brain, stream=True)
@@ -269,7 +269,8 @@ def test_what_is_running_is_finished_though_its_model_is_removed(
         brain.set_desired(told(urls, 2, models=(model(urls, name="other"),)))
         answer = running.result()
     assert answer.status_code == 200
-    assert answer.text.count("tok") == 4
+    whole = '"tok"' if stream else '"toktoktoktok"'
+    assert answer.text.count(whole) == (4 if stream else 1)
 
 
 def test_a_stream_that_stalls_is_ended_in_time() -> None:
