@@ -119,8 +119,9 @@ def test_a_text_that_is_none_is_refused(brain: RunningBrain, path: str) -> None:
 
 def test_images_are_no_text(engine: FakeEngine) -> None:
     """They are charged as the engine counts them, and nobody knows that before."""
-    limits = Limits(tokens_per_minute=5000)
-    with RunningBrain(told([engine.url], orgs=(org(limits=limits),))) as brain:
+    few, more = Limits(tokens_per_minute=1000), Limits(tokens_per_minute=5000)
+    orgs = (org(limits=more), org("globex", "sk-globex", limits=few))
+    with RunningBrain(told([engine.url], orgs=orgs)) as brain:
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 900_000}}
         content = [{"type": "text", "text": "What is it?"}, image]
         body = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 10}
@@ -128,6 +129,8 @@ def test_images_are_no_text(engine: FakeEngine) -> None:
         for _ in range(3):
             assert httpx.post(url, headers=brain.headers, json=body).status_code == 200
         wait_until("it is charged", lambda: used(brain) == (3, 3 * (7 + engine.behavior.tokens)))
+        other = {"authorization": "Bearer sk-globex"}
+        assert httpx.post(url, headers=other, json=body).status_code == 200
 
 
 def test_one_request_has_a_bounded_number_of_prompts(brain: RunningBrain) -> None:
