@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +23,14 @@ from kvss_agent.documents import Invalid
 from kvss_agent.process import state_dir
 from kvss_agent.process.own_address import own_address
 from swdriver_shim.adapters.claims import mint
+from swdriver_shim.adapters.handover import Goal
 from swdriver_shim.adapters.join_config import JoinConfig, NameSpec
 from swdriver_shim.adapters.joining import JoinedDriver
+from swdriver_shim.adapters.vllm import engine_driver
 from swdriver_shim.adapters.vllm.config import GovernedConfig, config_of
 from swdriver_shim.adapters.vllm.engine_driver import (
     EngineDriver,
+    Governed,
     GroupFacts,
     WorkerFacts,
     media_of,
@@ -35,6 +38,7 @@ from swdriver_shim.adapters.vllm.engine_driver import (
 )
 from swdriver_shim.daemon import host
 from swdriver_shim.daemon.host import DriverHost, HostThread
+from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.data_plane.worker.protocol import WorkerAddress
 from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.desired import GroupSpec, ModelSpec
@@ -337,6 +341,115 @@ def test_an_engine_notices_that_its_agents_are_over_a_network_from_now_on(tmp_pa
     finally:
         engine.close()
         half.close()
+
+
+@pytest.fixture
+def holding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineDriver]:
+    """An engine that has the driver's identity and a document, and may give it away."""
+    monkeypatch.setattr(engine_driver, "RESET_SECONDS", 0.1)  # it waits for an agent that is nowhere
+    half = WorkerServer()
+    facts = WorkerFacts(half.address, [GroupFacts("full", 32, None, EACH, C)], "vllm.1:x", "float32")
+    governed = GovernedConfig(
+        console=NOBODY,
+        name="job7",
+        model=NameSpec(name="tiny"),
+        state_dir=str(tmp_path / "state"),
+        handover=str(tmp_path / "handover"),
+    )
+    engine = EngineDriver(governed, [facts])
+    try:
+        wait_until("it has the identity", lambda: engine._process.is_attached)
+        nobody: Any = FakeAgent(tmp_path)
+        model = msgspec.to_builtins(engine.shim._model)
+        document = told([nobody], 1, model=model, driver="job7")
+        document["claims_key"] = "a2tra2tra2tra2tra2tra2tra2tra2tra2tra2tra2s="
+        engine.shim.set_desired(json.dumps(document).encode())
+        yield engine
+    finally:
+        engine.close()
+        half.close()
+
+
+def give_away(process: Governed) -> None:
+    assert process._handover
+    process._handover.set_goal(Goal.RELEASE)
+    wait_until("the identity is given away", lambda: not process.is_attached)
+
+
+class GivesAway:
+    """A driver's process whose identity is given away when somebody looks at its shim, at the last of so
+    many looks."""
+
+    is_attached = True
+
+    def __init__(self, process: Governed, looks: int) -> None:
+        self._process, self._looks, self._claims = process, looks, process.claims()
+
+    @property
+    def shim(self) -> Shim:
+        self._looks -= 1
+        if self._looks == 0:
+            give_away(self._process)
+        return self._process.shim
+
+    def claims(self) -> Any:
+        return self._claims
+
+
+ACME = request(mint(b"kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk", "job7", "acme"))
+
+
+@pytest.mark.parametrize("looks", [1, 2, 3])
+@pytest.mark.parametrize("asked", ["who", "is_served", "reset"])
+def test_whenever_the_identity_is_given_away_the_scheduler_gets_an_answer(
+    holding: EngineDriver, asked: str, looks: int
+) -> None:
+    """An exception there would end vLLM."""
+    process: Any = holding._process
+    asker = holding.who(ACME)
+    assert asker
+    others: Any = GivesAway(process, looks)
+    holding._process = others
+    try:
+        if asked == "who":
+            holding.who(ACME)
+        elif asked == "is_served":
+            holding.is_served(asker)
+        else:
+            holding.reset()
+    finally:
+        holding._process = process
+    give_away(process)
+    assert holding.who(ACME) is None
+    assert not holding.is_served(asker)
+    assert holding.reset(), "there is nothing"
+
+
+def test_a_request_that_is_looked_at_while_the_identity_is_given_away_is_not_served(
+    holding: EngineDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process: Any = holding._process
+    (tmp_path / "lora").mkdir()
+    name = holding._adapters.name
+
+    def late(lora: Any) -> str | None:
+        give_away(process)
+        return name(lora)
+
+    monkeypatch.setattr(holding._adapters, "name", late)
+    asked = request(ACME.kv_transfer_params["tidegate"])
+    asked.lora_request = SimpleNamespace(lora_name="x", lora_path=str(tmp_path / "lora"))
+    asker = holding.who(asked)
+    assert asker, "the stopped driver still has its document"
+    assert not holding.is_served(asker)
+
+
+def test_a_reset_that_meets_a_stopped_driver_ends(
+    holding: EngineDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process: Any = holding._process
+    monkeypatch.setattr(holding.scheduling, "let_go_all", lambda: give_away(process))
+    assert not holding.reset(), "nobody can say that the agent has nothing left"
 
 
 def test_a_name_of_an_image_that_is_no_text_ends_no_engine() -> None:

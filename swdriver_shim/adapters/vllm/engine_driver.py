@@ -205,7 +205,7 @@ class EngineDriver:
                 self._process = Governed(config, model, engine, lines, self._leave)
             self._opened = opened.pop_all()
         log.info("The driver has started; model: %s", msgspec.json.encode(model).decode())
-        if not self._use() and self._process.is_attached:
+        if not self._use(self.shim) and self._process.is_attached:
             log.warning(
                 "Nothing is cached yet: this engine has no desired document. It follows one as soon as "
                 "the console sends it: start a job in a session there, with driver %s.",
@@ -219,7 +219,9 @@ class EngineDriver:
 
     @property
     def shim(self) -> Shim:
-        """Another one once the driver's identity was given away, or taken."""
+        """Another one once the driver's identity was given away, or taken. Another thread does that, at
+        any moment: who needs more than one answer takes it once. One that is stopped meanwhile still has
+        its document, and its driver misses."""
         return self._process.shim
 
     def _leave(self, seconds: float) -> bool:
@@ -231,10 +233,9 @@ class EngineDriver:
             time.sleep(LOOK_SECONDS)
         return is_quiet
 
-    def _use(self) -> bool:
+    def _use(self, shim: Shim) -> bool:
         """Begin to cache as soon as there is a document, and follow its homes. Returns whether there is
         one. Called for each request, in vLLM's scheduler: it waits for nobody."""
-        shim = self.shim
         told, driver = shim.desired, shim.driver_or_none
         if told is None or driver is None:
             return False
@@ -251,7 +252,7 @@ class EngineDriver:
         self._used = driver
         if self.events:
             driver.ledger.add_listener(self.events)
-        for name, why in self.shim.lost_shards().items():
+        for name, why in shim.lost_shards().items():
             log.warning("Shard %s is not open: %s", name, why)
         log.info("Prefixes are stored for %d orgs", len(told.orgs))
         return True
@@ -272,7 +273,8 @@ class EngineDriver:
         if request.mm_features and not self._has_media_hashes:
             self.refused["media_without_hash"] += 1
             return None
-        claims = self._process.claims() if self._use() else None
+        shim = self.shim
+        claims = self._process.claims() if self._use(shim) else None
         if claims is None:
             # The console has not sent one yet; or another engine has the driver's identity.
             self.refused["no_document" if self._process.is_attached else "not_attached"] += 1
@@ -287,7 +289,7 @@ class EngineDriver:
         elif claim.org == unsigned:
             self.refused["not_claimable"] += 1
             return None
-        org = self._org(claim.org)
+        org = self._org(shim, claim.org)
         if org is None:
             self.refused["unknown_org"] += 1
             return None
@@ -296,17 +298,18 @@ class EngineDriver:
         if adapter is None:
             self.refused["adapter_changed"] += 1
             return None
-        return Requester(self.shim.keys(org, adapter), claim.rules, media_of(request))
+        return Requester(shim.keys(org, adapter), claim.rules, media_of(request))
 
     def is_served(self, asker: Requester) -> bool:
         """Whether the org still exists and has the same secret, and the driver is the same."""
-        if self._is_leaving or self.shim.driver_or_none is not self._used:
+        shim = self.shim
+        if self._is_leaving or shim.driver_or_none is not self._used:
             return False
-        org, keys = self._org(asker.keys.org), asker.keys
-        return org is not None and self.shim.keys(org, keys.namespace.adapter).tag == keys.tag
+        org, keys = self._org(shim, asker.keys.org), asker.keys
+        return org is not None and shim.keys(org, keys.namespace.adapter).tag == keys.tag
 
-    def _org(self, name: str) -> OrgSpec | None:
-        if (told := self.shim.desired) is not self._document:
+    def _org(self, shim: Shim, name: str) -> OrgSpec | None:
+        if (told := shim.desired) is not self._document:
             self._document, self._orgs = told, {one.name: one for one in told.orgs} if told else {}
         return self._orgs.get(name)
 
@@ -314,10 +317,10 @@ class EngineDriver:
 
     def reset(self) -> bool:
         """Purge everything of every org from all tiers. Returns whether nothing is left."""
-        told = self.shim.desired
-        if told is None or not self.shim.has_driver:
+        shim = self.shim
+        told, driver = shim.desired, shim.driver_or_none
+        if told is None or driver is None:
             return True
-        driver = self.shim.driver
         self.scheduling.let_go_all()
         until = time.monotonic() + RESET_SECONDS
         receipts = {
