@@ -23,7 +23,7 @@ from swdriver_shim.adapters.joining import JoinedDriver, RemoteShards
 from swdriver_shim.adapters.vllm.blocks import Unsupported
 from swdriver_shim.adapters.vllm.config import EngineConfig, GovernedConfig
 from swdriver_shim.adapters.vllm.events import UnitEvents
-from swdriver_shim.adapters.vllm.lora import AdapterNames, digest_of
+from swdriver_shim.adapters.vllm.lora import AdapterNames, digest_of, digest_of_file
 from swdriver_shim.adapters.vllm.orders import SaveResult
 from swdriver_shim.adapters.vllm.scheduling import (
     BlockPins,
@@ -141,13 +141,16 @@ def media_of(request: Any) -> list[Media]:
 def weights_of(model: str, revision: str | None, commit: str | None) -> NameSpec:
     """The name of weights that vLLM has loaded. Other weights must never have an equal one.
 
-    `commit`: of a repository. A directory may be filled anew under the same path, so that its files are
-    in the name, by size and time: a copy that does not keep times shares nothing, and misses.
+    `commit`: of a repository. A directory, or a file such as a GGUF, may be filled anew under the same
+    path, so that files are in the name, by size and time: a copy that does not keep times shares
+    nothing, and misses.
     """
-    directory = Path(model)
-    if not directory.is_dir():
-        return NameSpec(name=model, revision=commit or revision or "")
-    return NameSpec(name=directory.resolve().name, revision=f"files:{digest_of(directory)}")
+    path = Path(model)
+    if path.is_dir():
+        return NameSpec(name=path.resolve().name, revision=f"files:{digest_of(path)}")
+    if path.is_file():
+        return NameSpec(name=path.resolve().name, revision=f"files:{digest_of_file(path)}")
+    return NameSpec(name=model, revision=commit or revision or "")
 
 
 class EngineDriver:
