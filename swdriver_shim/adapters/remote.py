@@ -3,7 +3,8 @@
     prefixes = RemotePrefixes("http://127.0.0.1:8420", token, model)  # the `model` of the document
     objects = RemoteObjects("http://127.0.0.1:8420", token)           # for a layout of objects
 
-A daemon that can't be reached is a miss, as a lost agent is, and `lost_because` says why. A refusal is a
+A daemon that can't be reached is a miss, as a lost agent is, and so is one that can't answer now: it has
+no document yet, or too much to do. `lost_because` says why. A refusal that no waiting would change is a
 mistake of the caller's configuration and is raised.
 """
 
@@ -41,13 +42,25 @@ log = logging.getLogger(__name__)
 ANSWER_SECONDS_MAX: Final = 60.0  # for a question and all of its answer
 ANSWER_BYTES_MAX: Final = KV_BYTES_MAX + ANSWER.bytes_max
 RETRY_SECONDS: Final = 1.0
+# What daemons say as `Retry-After` where an org has too much under way. A `Reply` has no headers.
+BUSY_SECONDS: Final = 5.0
+# Statuses of a moment. 401: until there is a document, and while an org waits for its new secret, no
+# token is known. 409: there is no document yet, or the driver is stopping.
+_MISSES: Final = frozenset(
+    {
+        HTTPStatus.UNAUTHORIZED,
+        HTTPStatus.REQUEST_TIMEOUT,
+        HTTPStatus.CONFLICT,
+        HTTPStatus.TOO_MANY_REQUESTS,
+    }
+)
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
 class Refused(Exception):
-    """The daemon's refusal, as a sentence."""
+    """A refusal that no waiting changes, as a sentence: another model, too many bytes, no such path."""
 
 
 class DaemonClient:
@@ -59,7 +72,7 @@ class DaemonClient:
         self.lost_because: str | None = None  # None since the last valid answer
         self._url, self._token, self._expected = url, token, expected
         self._believed = expected.version if expected else None
-        self._not_before = 0.0  # while it has only just failed to answer
+        self._not_before = 0.0  # it is not asked, so that requests don't wait for it again and again
         self._daemon = self._exchange()
 
     def _exchange(self) -> BlockingExchange:
@@ -73,8 +86,13 @@ class DaemonClient:
     def _call(
         self, verb: Verb[B, A], body: B, *payload: memoryview, seconds: float = 0.0
     ) -> tuple[A, memoryview] | None:
-        """The answer and the bytes that follow it; None if there is none, or if it is not valid, such as
-        a proxy's page. `seconds`: how long the daemon may wait for tier 2. Raises Refused."""
+        """The answer and the bytes that follow it; None for a miss, and for a while after one.
+
+        A miss: no answer, one that is not valid, such as a proxy's page, a status of 500 or more, and
+        401, 408, 409 and 429, which pass. An error: all other statuses, such as 413 and 422. `seconds`:
+        how long the daemon may wait for tier 2. Raises Refused."""
+        if time.monotonic() < self._not_before:
+            return None
         budget = Budget(ANSWER_SECONDS_MAX + seconds, ANSWER_BYTES_MAX)
         media_type = OCTETS if verb.sends_bytes else JSON
         content = verb.pack(body, *payload)
@@ -86,8 +104,9 @@ class DaemonClient:
         except Unanswered as error:
             self._lose(str(error), RETRY_SECONDS)
             return None
-        if reply.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self._lose(reply.refusal, RETRY_SECONDS)
+        if reply.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR or reply.status_code in _MISSES:
+            is_busy = reply.status_code == HTTPStatus.TOO_MANY_REQUESTS
+            self._lose(reply.refusal, BUSY_SECONDS if is_busy else RETRY_SECONDS)
             return None
         if not reply.is_success:
             raise Refused(reply.refusal)
@@ -225,15 +244,18 @@ class RemotePrefixes(DaemonClient):
         return min(ends[fit - 1], verified)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        self._call(verbs.COMPUTED, verbs.ComputedBody(tokens=tokens, seconds=seconds))
+        """Raises nothing: a number that is not taken is no reason to end a prefill."""
+        try:
+            self._call(verbs.COMPUTED, verbs.ComputedBody(tokens=tokens, seconds=seconds))
+        except Refused as error:
+            self._lose(str(error))
 
 
 class RemoteObjects(DaemonClient):
     """The objects of an org, see `LocalObjects`. May be used from any thread.
 
     An engine can't handle refusals while it serves, so they are misses as well, and `lost_because` and
-    the log say why. After a daemon has not answered, it is not asked for a while, so that requests do
-    not wait for it again and again. An answer that is not valid, such as a proxy's page, is a miss, too.
+    the log say why.
     """
 
     def __init__(self, url: str, token: str, expected: ExpectedDriver | None = None) -> None:
@@ -321,9 +343,7 @@ class RemoteObjects(DaemonClient):
     def _try(
         self, verb: Verb[B, A], body: B, *payload: memoryview, seconds: float = 0.0
     ) -> tuple[A, memoryview] | None:
-        """None also where the daemon refuses, and for a while after it has not answered."""
-        if time.monotonic() < self._not_before:
-            return None
+        """None also where the daemon refuses."""
         try:
             return self._call(verb, body, *payload, seconds=seconds)
         except Refused as error:

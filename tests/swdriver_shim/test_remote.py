@@ -12,6 +12,7 @@ from unittest import mock
 import msgspec
 import pytest
 
+from swdriver_shim.adapters import remote
 from swdriver_shim.adapters.remote import Refused, RemotePrefixes
 from swdriver_shim.daemon import verbs
 from swdriver_shim.desired import GroupSpec, ModelSpec
@@ -216,14 +217,20 @@ def test_a_daemon_that_is_gone_is_a_miss_and_it_is_said_why(engine: Engine, daem
     assert "It does not answer" in engine.remote.lost_because
 
 
+def test_a_token_that_is_not_known_yet_is_a_miss_and_it_is_said_why(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first document no token is, and none of an org that waits for its new secret."""
+    monkeypatch.setattr(remote, "RETRY_SECONDS", 0.0)
+    with asking(daemon, "x" * 40) as stranger:
+        assert stranger.load(list(range(C))) == 0
+        assert stranger.store(list(range(C))) == (0, 1 + 1 + 1)
+        assert "It answered 401. A bearer token is required" in (stranger.remote.lost_because or "")
+
+
 def test_what_it_refuses_is_raised_with_its_sentence(engine: Engine, daemon: Daemon) -> None:
     tokens = list(range(C))
     engine.store(tokens)
-    with (
-        asking(daemon, "x" * 40) as stranger,
-        pytest.raises(Refused, match=r"It answered 401\. A bearer token is required"),
-    ):
-        stranger.load(tokens)
     other = ModelSpec(name="llama", groups=GROUPS, revision="r2", kv_dtype="bf16")
     with (
         asking(daemon, model=other) as mistaken,
