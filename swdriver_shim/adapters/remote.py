@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import ssl
+import threading
 import time
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
@@ -23,10 +24,18 @@ from typing import Final, TypeAlias, TypeVar
 
 from kvss_agent.documents import Invalid
 from kvss_agent.http.blocking_exchange import JSON, BlockingExchange
-from kvss_agent.http.exchange import Budget, Unanswered
+from kvss_agent.http.exchange import Budget, Fault, Unanswered
 from kvss_agent.security.certificates import Role, process_name
 from swdriver_shim.daemon import verbs
-from swdriver_shim.daemon.binary import KV_BYTES_MAX, OCTETS, Kv, ObjectsHead, cut, run_heads
+from swdriver_shim.daemon.binary import (
+    KV_BYTES_MAX,
+    OCTETS,
+    Kv,
+    ObjectsHead,
+    bytes_of,
+    cut,
+    run_heads,
+)
 from swdriver_shim.daemon.verbs import OBJECTS_MAX, Verb
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.driver import Loaded, Part, Stored
@@ -39,9 +48,15 @@ from telemetry.decoder import ANSWER
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS_MAX: Final = 60.0  # for a question and all of its answer
+ANSWER_SECONDS: Final = 2.0  # for a question and all of its answer: a request of the engine waits
+# And for bodies: less than half of what 1 Gbit/s carries. At such a rate computing is mostly faster.
+BYTES_PER_SECOND_MIN: Final = 50_000_000
+PURGE_SECONDS: Final = 60.0  # that the daemon takes at most until it says how far it is
 ANSWER_BYTES_MAX: Final = KV_BYTES_MAX + ANSWER.bytes_max
 RETRY_SECONDS: Final = 1.0
+# For so long one is not asked that has not answered in time; twice as long each time. Others say at once
+# that they can't answer, and asking them costs little.
+LATE_SECONDS, LATE_SECONDS_MAX = 5.0, 60.0
 # What daemons say as `Retry-After` where an org has too much under way. A `Reply` has no headers.
 BUSY_SECONDS: Final = 5.0
 # Statuses of a moment. 401: until there is a document, and while an org waits for its new secret, no
@@ -73,6 +88,8 @@ class DaemonClient:
         self._url, self._token, self._expected = url, token, expected
         self._believed = expected.version if expected else None
         self._not_before = 0.0  # it is not asked, so that requests don't wait for it again and again
+        self._late_seconds = LATE_SECONDS
+        self._leaving = threading.Lock()
         self._daemon = self._exchange()
 
     def _exchange(self) -> BlockingExchange:
@@ -84,26 +101,36 @@ class DaemonClient:
         self._daemon.close()
 
     def _call(
-        self, verb: Verb[B, A], body: B, *payload: memoryview, seconds: float = 0.0
+        self,
+        verb: Verb[B, A],
+        body: B,
+        *payload: memoryview,
+        seconds: float = 0.0,
+        answer_bytes: int = 0,
     ) -> tuple[A, memoryview] | None:
         """The answer and the bytes that follow it; None for a miss, and for a while after one.
 
         A miss: no answer, one that is not valid, such as a proxy's page, a status of 500 or more, and
         401, 408, 409 and 429, which pass. An error: all other statuses, such as 413 and 422. `seconds`:
-        how long the daemon may wait for tier 2. Raises Refused."""
+        how long the daemon may wait, for tier 2 or for slots to be empty. `answer_bytes`: how many may
+        follow the answer. Raises Refused."""
         if time.monotonic() < self._not_before:
             return None
-        budget = Budget(ANSWER_SECONDS_MAX + seconds, ANSWER_BYTES_MAX)
         media_type = OCTETS if verb.sends_bytes else JSON
         content = verb.pack(body, *payload)
+        moving = (len(content) + answer_bytes) / BYTES_PER_SECOND_MIN
+        budget = Budget(ANSWER_SECONDS + seconds + moving, ANSWER_BYTES_MAX)
         self._follow_authorities()
         try:
             reply = self._daemon.ask(
                 "POST", f"/v1/{verb.path}", self._token, budget, content, media_type
             )
         except Unanswered as error:
+            if error.fault is Fault.LATE:
+                self._leave()
             self._lose(str(error), RETRY_SECONDS)
             return None
+        self._late_seconds = LATE_SECONDS
         if reply.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR or reply.status_code in _MISSES:
             is_busy = reply.status_code == HTTPStatus.TOO_MANY_REQUESTS
             self._lose(reply.refusal, BUSY_SECONDS if is_busy else RETRY_SECONDS)
@@ -129,11 +156,17 @@ class DaemonClient:
                 before, self._daemon, self._believed = self._daemon, self._exchange(), version
                 before.close()
 
+    def _leave(self) -> None:
+        """Leave alone a daemon that has not answered in time, longer each time."""
+        with self._leaving:
+            if time.monotonic() >= self._not_before:  # otherwise another thread has found out as well
+                self._not_before = time.monotonic() + self._late_seconds
+                self._late_seconds = min(2 * self._late_seconds, LATE_SECONDS_MAX)
+
     def _lose(self, because: str, pause_seconds: float = 0.0) -> None:
         log.warning("The driver at %s can't be used: %s", self._url, because)
         self.lost_because = because
-        if pause_seconds:
-            self._not_before = time.monotonic() + pause_seconds
+        self._not_before = max(self._not_before, time.monotonic() + pause_seconds)
 
 
 class RemotePrefixes(DaemonClient):
@@ -171,7 +204,8 @@ class RemotePrefixes(DaemonClient):
             seconds=seconds,
             request=request,
         )
-        found = self._call(verbs.LOAD, body, seconds=seconds)
+        most = bytes_of(self.layout, len(asked))
+        found = self._call(verbs.LOAD, body, seconds=seconds, answer_bytes=most)
         if found is None:
             return Loaded(0, len(tokens))
         head, raw = found
@@ -286,7 +320,8 @@ class RemoteObjects(DaemonClient):
         lengths: list[int | None] = []
         for some in _split(keys, self._values_at_once):
             body = verbs.FindBody(keys=_hex(some), seconds=seconds)
-            answer = self._try(verbs.GET_OBJECTS, body, seconds=seconds)
+            most = sum(map(len, into[len(lengths) : len(lengths) + len(some)]))
+            answer = self._try(verbs.GET_OBJECTS, body, seconds=seconds, answer_bytes=most)
             values = None if answer is None else self._values(*answer)
             if values is None or not self._is_for(some, values):
                 return [*lengths, *[None] * (len(keys) - len(lengths))]
@@ -315,11 +350,11 @@ class RemoteObjects(DaemonClient):
 
     def remove(self, keys: Sequence[bytes]) -> bool:
         bodies = [verbs.ObjectsBody(keys=_hex(some)) for some in _split(keys, OBJECTS_MAX)]
-        answers = [self._try(verbs.REMOVE_OBJECTS, body) for body in bodies]
+        answers = [self._try(verbs.REMOVE_OBJECTS, body, seconds=PURGE_SECONDS) for body in bodies]
         return all(answer is not None and answer[0].done for answer in answers)
 
     def clear(self) -> bool:
-        answer = self._try(verbs.PURGE, verbs.PurgeBody(adapter=""))
+        answer = self._try(verbs.PURGE, verbs.PurgeBody(adapter=""), seconds=PURGE_SECONDS)
         return answer is not None and answer[0].done
 
     @property
@@ -341,11 +376,16 @@ class RemoteObjects(DaemonClient):
         return len(found) == len(keys)
 
     def _try(
-        self, verb: Verb[B, A], body: B, *payload: memoryview, seconds: float = 0.0
+        self,
+        verb: Verb[B, A],
+        body: B,
+        *payload: memoryview,
+        seconds: float = 0.0,
+        answer_bytes: int = 0,
     ) -> tuple[A, memoryview] | None:
         """None also where the daemon refuses."""
         try:
-            return self._call(verb, body, *payload, seconds=seconds)
+            return self._call(verb, body, *payload, seconds=seconds, answer_bytes=answer_bytes)
         except Refused as error:
             self._lose(str(error))
             return None

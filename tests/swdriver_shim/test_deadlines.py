@@ -49,7 +49,7 @@ def dripping(request: pytest.FixtureRequest) -> Iterator[Peer]:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "ANSWER_SECONDS_MAX", SECONDS)
+    monkeypatch.setattr(remote, "ANSWER_SECONDS", SECONDS)
     monkeypatch.setattr(agent_control, "ASK_SECONDS", SECONDS)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from kvss_agent.http import api
+from kvss_agent.http.blocking_exchange import BlockingExchange
+from kvss_agent.http.exchange import Budget, Fault, Unanswered
 from swdriver_shim.adapters import remote
-from swdriver_shim.adapters.remote import Refused, RemotePrefixes
+from swdriver_shim.adapters.remote import Refused, RemoteObjects, RemotePrefixes
+from swdriver_shim.daemon import callers
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from tests.hostile.agent import Peer
-from tests.hostile.answers import says_json
+from tests.hostile.answers import holds, says_json
 
 EACH = 16
 MODEL = ModelSpec(name="llama", groups=(GroupSpec(name="full", bytes_per_token=(EACH,)),))
@@ -90,3 +94,105 @@ def test_what_no_waiting_changes_is_raised_but_for_numbers(
         prefixes.store(PROMPT, len(PROMPT), part)
     prefixes.computed(10, 1.0)
     assert str(status) in (prefixes.lost_because or "")
+
+
+# One that is frozen: it takes connections, and says nothing
+
+
+@pytest.fixture
+def frozen(monkeypatch: pytest.MonkeyPatch, peer: Peer, clock: Clock) -> Peer:
+    """It is waited for a moment only. Pauses are the clock's."""
+    monkeypatch.setattr(remote, "ANSWER_SECONDS", 0.2)
+    peer.answer = holds
+    return peer
+
+
+def prefill(prefixes: RemotePrefixes) -> None:
+    prefixes.load(PROMPT, part)
+    for end in (64, 96, 100):
+        prefixes.store(PROMPT, end, part)
+        prefixes.computed(10, 1.0)
+
+
+def test_a_prefill_waits_once_for_a_daemon_that_is_frozen(
+    frozen: Peer, prefixes: RemotePrefixes
+) -> None:
+    prefill(prefixes)
+    assert len(frozen.asked) == 1
+    assert "has not answered within" in (prefixes.lost_because or "")
+
+
+def test_it_is_asked_less_and_less_until_it_answers(
+    frozen: Peer, prefixes: RemotePrefixes, clock: Clock
+) -> None:
+    prefixes.query(PROMPT)
+    for asked, pause_seconds in enumerate((5.0, 10.0, 20.0, 40.0, 60.0, 60.0), 1):
+        clock.now += pause_seconds - 0.1
+        prefixes.query(PROMPT)
+        assert len(frozen.asked) == asked
+        clock.now += 0.1
+        prefixes.query(PROMPT)
+        assert len(frozen.asked) == asked + 1
+    clock.now += 60.0
+    frozen.answer = says_json({"tokens": 64, "asked": 100})
+    assert prefixes.query(PROMPT) == 64
+    frozen.answer = holds
+    asked = len(frozen.asked)
+    prefixes.query(PROMPT)
+    clock.now += 5.0
+    prefixes.query(PROMPT)
+    assert len(frozen.asked) == asked + 2
+
+
+def test_threads_that_wait_together_make_one_pause(
+    frozen: Peer, prefixes: RemotePrefixes, clock: Clock
+) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(prefixes.query, [PROMPT] * 8))
+    asked = len(frozen.asked)
+    clock.now += 5.0
+    prefixes.query(PROMPT)
+    assert len(frozen.asked) == asked + 1
+    clock.now += 10.0
+    prefixes.query(PROMPT)
+    assert len(frozen.asked) == asked + 2
+
+
+VALUE = memoryview(bytes(1000))
+
+
+@pytest.mark.parametrize(
+    ("ask", "seconds"),
+    [
+        (lambda prefixes, _: prefixes.query(PROMPT), 2.0),
+        (lambda prefixes, _: prefixes.computed(10, 1.0), 2.0),
+        (lambda prefixes, _: prefixes.load(PROMPT, part), 2.0 + 1.6),
+        (lambda prefixes, _: prefixes.load(PROMPT, part, 0.5), 2.0 + 0.5 + 1.6),
+        (lambda _, objects: objects.exists([b"k"], 0.25), 2.0 + 0.25),
+        (lambda _, objects: objects.get([b"k"] * 3, [VALUE] * 3, 0.25), 2.0 + 0.25 + 3.0),
+        (lambda _, objects: objects.put([b"k"] * 3, [VALUE] * 3), 2.0 + 3.0),
+        (lambda _, objects: objects.remove([b"k"]), 2.0 + callers.PURGE_SECONDS_MAX),
+        (lambda _, objects: objects.clear(), 2.0 + callers.PURGE_SECONDS_MAX),
+    ],
+)
+def test_each_verb_has_as_long_as_it_needs(
+    prefixes: RemotePrefixes,
+    peer: Peer,
+    monkeypatch: pytest.MonkeyPatch,
+    ask: Callable[[RemotePrefixes, RemoteObjects], object],
+    seconds: float,
+) -> None:
+    """At a thousand bytes per second; numbers of tokens and keys are bytes as well."""
+    monkeypatch.setattr(remote, "BYTES_PER_SECOND_MIN", 1000)
+    budgets = list[float]()
+
+    def late(_daemon: object, _method: str, _path: str, _token: str, budget: Budget, *_: object) -> None:
+        budgets.append(budget.seconds)
+        raise Unanswered(Fault.LATE, "It is late.")
+
+    objects = RemoteObjects(peer.url, "t" * 40)
+    monkeypatch.setattr(objects, "_value_bytes_max", 1000)
+    monkeypatch.setattr(BlockingExchange, "ask", late)
+    ask(prefixes, objects)
+    [found] = budgets
+    assert seconds <= found < seconds + 0.7
