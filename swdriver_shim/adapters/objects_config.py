@@ -55,7 +55,8 @@ class OpenObjects:
 
 def open_objects(told: Mapping[str, Any], rank: int = 0, value_bytes: int = 0) -> OpenObjects:
     """Read the keys that are named above, and `wait_seconds`; ignore all others. `value_bytes`: the size
-    of the engine's values. Raises Misconfigured."""
+    of the engine's values, which a daemon that does not answer yet can't check: they are misses then,
+    see `RemoteObjects.put`. Raises Misconfigured."""
     given = {name: str(told[name]) for name in DAEMON_OF_FLEET | IN_PROCESS if told.get(name)}
     if given.keys() in (DAEMON, DAEMON_OF_FLEET):
         made = OpenObjects(_remote(given))

@@ -40,7 +40,7 @@ from swdriver_shim.daemon.verbs import OBJECTS_MAX, Verb
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.driver import Loaded, Part, Stored
 from swdriver_shim.keys import COLUMN_TOKENS
-from swdriver_shim.object_store import check
+from swdriver_shim.object_store import TooLarge, check
 from swdriver_shim.objects import LocalObjects
 from swdriver_shim.policy import AS_USUAL, Rules
 from swdriver_shim.prefixes import LocalPrefixes
@@ -295,13 +295,18 @@ class RemoteObjects(DaemonClient):
     def __init__(self, url: str, token: str, expected: ExpectedDriver | None = None) -> None:
         super().__init__(url, token, expected)
         self._value_bytes_max: int | None = None
+        self._was_unknown = False  # the limit, when somebody asked for it
+        self._said_too_large = False
 
     @property
     def value_bytes_max(self) -> int:
         """The daemon's limit; until it has answered, the limit of one request."""
         if self._value_bytes_max is None:
             self.exists([])
-        return self._value_bytes_max or KV_BYTES_MAX
+        if self._value_bytes_max is None:
+            self._was_unknown = True
+            return KV_BYTES_MAX
+        return self._value_bytes_max
 
     def exists(self, keys: Sequence[bytes], seconds: float = 0.0) -> list[bool]:
         found: list[bool] = []
@@ -337,7 +342,15 @@ class RemoteObjects(DaemonClient):
     def put(
         self, keys: Sequence[bytes], values: Sequence[memoryview], rules: Rules = AS_USUAL
     ) -> list[bool]:
-        check(values, self.value_bytes_max)
+        """Raises TooLarge and ValueError, see `object_store.check`. To an engine that started before the
+        daemon nobody could tell the limit: what is too large is a miss then."""
+        try:
+            check(values, self.value_bytes_max)
+        except TooLarge as error:
+            if not self._was_unknown:
+                raise
+            self._miss_too_large(str(error))
+            return [False] * len(keys)
         stored: list[bool] = []
         for some in _split(keys, self._values_at_once):
             mine = values[len(stored) : len(stored) + len(some)]
@@ -356,6 +369,13 @@ class RemoteObjects(DaemonClient):
     def clear(self) -> bool:
         answer = self._try(verbs.PURGE, verbs.PurgeBody(adapter=""), seconds=PURGE_SECONDS)
         return answer is not None and answer[0].done
+
+    def _miss_too_large(self, because: str) -> None:
+        """Log it once: all of the engine's values may be of this size."""
+        self.lost_because = because
+        if not self._said_too_large:
+            self._said_too_large = True
+            log.warning("The driver at %s can't store what this engine puts: %s", self._url, because)
 
     @property
     def _values_at_once(self) -> int:

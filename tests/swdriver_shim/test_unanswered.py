@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +13,11 @@ from kvss_agent.http import api
 from kvss_agent.http.blocking_exchange import BlockingExchange
 from kvss_agent.http.exchange import Budget, Fault, Unanswered
 from swdriver_shim.adapters import remote
+from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
 from swdriver_shim.adapters.remote import Refused, RemoteObjects, RemotePrefixes
 from swdriver_shim.daemon import callers
 from swdriver_shim.desired import GroupSpec, ModelSpec
+from swdriver_shim.object_store import TooLarge
 from tests.hostile.agent import Peer
 from tests.hostile.answers import holds, says_json
 
@@ -156,6 +160,34 @@ def test_threads_that_wait_together_make_one_pause(
     clock.now += 10.0
     prefixes.query(PROMPT)
     assert len(frozen.asked) == asked + 2
+
+
+def test_an_engine_that_starts_before_its_daemon_misses_what_is_too_large(
+    peer: Peer, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While it serves, an error would reach nobody who could configure it."""
+    (tmp_path / "token").write_text("t" * 40)
+    at_daemon = {"url": peer.url, "token_file": str(tmp_path / "token")}
+    peer.answer = says_json({"detail": "There is no document."}, 409)
+    opened = open_objects(at_daemon, value_bytes=1000)
+    objects = opened.objects
+    assert isinstance(objects, RemoteObjects)
+    clock.now += 5.0
+    peer.answer = says_json({"exists": [], "value_bytes_max": 960})
+    caplog.clear()
+    for _ in range(2):
+        assert objects.put([b"k", b"l"], [VALUE, VALUE]) == [False, False]
+        assert "bytes_per_token in its document has to add up to 16" in (objects.lost_because or "")
+        objects.exists([])
+        assert objects.lost_because is None
+    assert len(caplog.messages) == 1, "it is said once"
+    with pytest.raises(ValueError, match="empty"):
+        objects.put([b"k"], [VALUE[:0]])
+    opened.close()
+    with pytest.raises(Misconfigured, match="960"):
+        open_objects(at_daemon, value_bytes=1000)
+    with contextlib.closing(open_objects(at_daemon)) as opened, pytest.raises(TooLarge):
+        opened.objects.put([b"k"], [VALUE])
 
 
 VALUE = memoryview(bytes(1000))
