@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,7 +82,9 @@ class EngineProcess:
             start_new_session=True,
             limit=LINE_BYTES_MAX,
         )
-        (folder / STARTED).write_bytes(msgspec.json.encode(_Started(process.pid, _boot())))
+        leader = _stat(process.pid)
+        started = _Started(process.pid, _boot(), leader.started_ticks if leader else None)
+        (folder / STARTED).write_bytes(msgspec.json.encode(started))
         return cls(process, folder)
 
     async def ended(self) -> str:
@@ -90,7 +93,8 @@ class EngineProcess:
         passing = asyncio.create_task(self._pass_on())
         try:
             status = await self._process.wait()
-            await kill_all(self._folder)  # what it has started does not go on without it
+            # What it has started does not go on without it.
+            await kill_all(self._folder, led_until=_ticks_now())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(passing), GONE_SECONDS)
         finally:
@@ -103,11 +107,11 @@ class EngineProcess:
 
     def end(self, *, kill: bool) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if kill:
+            if not kill:
+                self._process.terminate()
+            elif self._process.returncode is None:  # else its number may be another group's
                 self._is_killed = True
                 os.killpg(self._process.pid, signal.SIGKILL)
-            else:
-                self._process.terminate()
 
     async def _pass_on(self) -> None:
         """To our own standard error, which is the instance's log."""
@@ -161,14 +165,23 @@ class _Started(msgspec.Struct, frozen=True):
 
     session: int
     boot: str
+    # Of its leader. Not known if that has ended at once, nor where an earlier version started it.
+    started_ticks: int | None = None
 
 
-async def kill_all(folder: Path) -> None:
+class _Stat(msgspec.Struct, frozen=True):
+    state: str
+    session: int
+    started_ticks: int
+
+
+async def kill_all(folder: Path, led_until: int = 0) -> None:
     """Kill all that an engine of this instance has started, and wait until it is gone. Also what is left
-    of an earlier manager. Raises OSError if something does not go."""
-    session = _session(folder)
+    of an earlier manager. Raises OSError if something does not go. `led_until`: until when the leader of
+    the engine's session is known to have been there, in ticks."""
+    last = _last_started(folder)
     deadline = asyncio.get_running_loop().time() + GONE_SECONDS
-    while left := list(_left(folder, session)):
+    while left := list(_left(folder, last, led_until)):
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -177,28 +190,64 @@ async def kill_all(folder: Path) -> None:
         await asyncio.sleep(LOOK_SECONDS)
 
 
-def _session(folder: Path) -> int | None:
+def _last_started(folder: Path) -> _Started | None:
     try:
         found = decode((folder / STARTED).read_bytes(), _Started)
     except (FileNotFoundError, Malformed):
         return None
-    return found.session if found.boot == _boot() else None
+    return found if found.boot == _boot() else None
 
 
-def _left(folder: Path, session: int | None) -> Iterator[int]:
+def _left(folder: Path, last: _Started | None, led_until: int) -> Iterator[int]:
     """Processes of engines of this instance. Some write their title over their environment, and some
     begin a session of their own: so they are known by either."""
     wanted = f"{MARK}={folder}".encode()
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal():
             continue
+        pid = int(entry.name)
         with contextlib.suppress(OSError):  # it is gone, or somebody else's
-            fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
-            if fields[0] in (b"Z", b"X"):
+            found = _stat(pid)
+            if found is None or found.state in ("Z", "X"):
                 continue
-            is_ours = session is not None and int(fields[3]) == session
+            is_ours = (
+                last is not None
+                and found.session == last.session
+                and _is_in_session(pid, found, folder, last, led_until)
+            )
             if is_ours or wanted in Path(entry.path, "environ").read_bytes().split(b"\0"):
-                yield int(entry.name)
+                yield pid
+
+
+def _is_in_session(pid: int, found: _Stat, folder: Path, last: _Started, led_until: int) -> bool:
+    """Whether the session with that number is still the engine's. The number is nobody else's as long as
+    there is somebody in the session. After that another process may have it, and may open a session."""
+    leader = _stat(last.session)
+    if leader and last.started_ticks is not None:
+        return leader.started_ticks == last.started_ticks
+    # The leader is gone, or nobody recorded when it was started: by itself the number says nothing. What
+    # was in the session while the engine led it is the engine's, and so is what works in the instance's
+    # folder, where nobody else does. The rest may be a stranger's, and is left alone.
+    return found.started_ticks <= led_until or _works_in(pid, folder)
+
+
+def _works_in(pid: int, folder: Path) -> bool:
+    return Path(f"/proc/{pid}/cwd").samefile(folder)
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name of the program, in parentheses, may have any character in it.
+    fields = text.rpartition(b")")[2].split()
+    return _Stat(fields[0].decode(), int(fields[3]), int(fields[19]))
+
+
+def _ticks_now() -> int:
+    """By the clock that the kernel notes starts of processes by."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def _boot() -> str:

@@ -42,12 +42,15 @@ class Keeper:
     def look(self, last_seen: float) -> Seen:
         """`last_seen`: when its manager has said something, if it has."""
         running = self._running()
+        # While it runs, what belongs to it is its own affair.
+        has_others = running is not Running.YES and self._has_others()
+        if running is Running.ENDED and not has_others:
+            self._collect()
         started_at = self.process.started_at if self.process else 0.0
         return Seen(
             has_folder=self.folder.exists(),
             process=running,
-            # While it runs, what belongs to it is its own affair.
-            has_others=running is not Running.YES and self._has_others(),
+            has_others=has_others,
             told=self.told,
             is_signalled=self._is_signalled,
             exit_status=self._exit_status,
@@ -104,11 +107,12 @@ class Keeper:
             self._is_empty = not self._kernel.others(self.folder.path, self.process)
         return not self._is_empty
 
+    def _collect(self) -> None:
+        """Last of all that belongs to it: until then nobody else gets its number."""
+        if self.process and self._exit_status is None:
+            self._exit_status = self._kernel.exit_status(self.process)
+
     def _running(self) -> Running:
         if self.process is None:
             return Running.NEVER
-        if self._kernel.is_running(self.process):
-            return Running.YES
-        if self._exit_status is None:
-            self._exit_status = self._kernel.exit_status(self.process)
-        return Running.ENDED
+        return Running.YES if self._kernel.is_running(self.process) else Running.ENDED

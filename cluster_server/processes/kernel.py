@@ -93,7 +93,7 @@ class LinuxKernel:
     """Linux, with control groups where they can be made.
 
     Without them what belongs to an instance is found by its environment, which processes inherit, and by
-    its session."""
+    its session, as long as that is known to be its own."""
 
     def __init__(self, groups: Cgroups | None = None, spares: Spares | None = None) -> None:
         self._cgroups = groups
@@ -125,6 +125,8 @@ class LinuxKernel:
         return _is(process)
 
     def exit_status(self, process: ProcessIdentity) -> int | None:
+        if _entry(process) is None:  # its number may be that of another child by now
+            return None
         try:
             pid, status = os.waitpid(process.pid, os.WNOHANG)
         except ChildProcessError:  # another server's, and collected by the system
@@ -249,15 +251,16 @@ def _is_alive(pid: int) -> bool:
     return found is not None and found.state not in ("Z", "X")
 
 
+def _entry(process: ProcessIdentity) -> _Stat | None:
+    """Of exactly this process, also if it has ended and was not collected. None once it is gone, whoever
+    has its number."""
+    found = _stat(process.pid) if process.boot == boot() else None
+    return found if found and found.started_ticks == process.started_ticks else None
+
+
 def _is(process: ProcessIdentity) -> bool:
-    if process.boot != boot():
-        return False
-    found = _stat(process.pid)
-    return (
-        found is not None
-        and found.state not in ("Z", "X")
-        and found.started_ticks == process.started_ticks
-    )
+    found = _entry(process)
+    return found is not None and found.state not in ("Z", "X")
 
 
 def _processes() -> Iterator[int]:
@@ -266,7 +269,7 @@ def _processes() -> Iterator[int]:
 
 def _belongs(pid: int, folder: Path, process: ProcessIdentity | None) -> bool:
     """By its environment; for those that have overwritten it, by the session that the first process has
-    opened: its number is nobody else's as long as there is somebody in it."""
+    opened."""
     mark = f"{MARK}={folder}".encode()
     try:
         with (PROC / str(pid) / "environ").open("rb") as file:
@@ -275,14 +278,27 @@ def _belongs(pid: int, folder: Path, process: ProcessIdentity | None) -> bool:
         environment = b""  # another user's, or it has ended
     if mark in environment.split(b"\0"):
         return True
-    if process is None or process.boot != boot():
+    return process is not None and _is_in_session(pid, folder, process)
+
+
+def _is_in_session(pid: int, folder: Path, process: ProcessIdentity) -> bool:
+    """The session's number is nobody else's as long as there is somebody in it. After that another
+    process may have it, and may open a session of its own, with the same number."""
+    found = _stat(pid) if process.boot == boot() else None
+    if found is None or found.session != process.pid or found.started_ticks < process.started_ticks:
         return False
-    found = _stat(pid)
-    return (
-        found is not None
-        and found.session == process.pid
-        and found.started_ticks >= process.started_ticks
-    )
+    if _stat(process.pid) is not None:
+        return _entry(process) is not None
+    # Whoever opened it is gone, as after a daemon's start. What works in our folder is ours; the rest
+    # may be a stranger's, and is left alone.
+    return _works_in(pid, folder)
+
+
+def _works_in(pid: int, folder: Path) -> bool:
+    try:
+        return (PROC / str(pid) / "cwd").samefile(folder)
+    except OSError:  # another user's, or it has ended
+        return False
 
 
 def _is_member(pid: int, group: Path | None, folder: Path, process: ProcessIdentity | None) -> bool:

@@ -1,0 +1,136 @@
+"""The processes of an engine: all of them are ended, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+import uvloop
+
+from tests.live import wait_until
+from tests.workload_manager.managers import is_alive
+from workload_manager.engine_process import STARTED, EngineProcess, kill_all
+from workload_manager.engines.base import Launch
+
+T = TypeVar("T")
+
+# An engine that dies, and leaves a process that has nothing of its environment.
+LEAVES = "(cd {} && exec env -i /bin/sleep 600) & echo $! > child; sleep 0.3; exit 3"
+
+
+def as_a_manager(work: Coroutine[Any, Any, T]) -> T:
+    """On its event loop: others say that a process has ended once nobody has its output open."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(asyncio.wait_for(work, 60))
+
+
+@contextlib.contextmanager
+def process(*command: str, folder: Path) -> Iterator[int]:
+    """In a session of its own, without an engine's environment."""
+    started = subprocess.Popen(command, cwd=folder, start_new_session=True)
+    with started:
+        try:
+            yield started.pid
+        finally:
+            started.kill()
+
+
+@contextlib.contextmanager
+def child_of(folder: Path) -> Iterator[int]:
+    child = folder / "child"
+    wait_until("it has a child", lambda: child.exists() and child.read_text().strip(), 10)
+    pid = int(child.read_text())
+    try:
+        yield pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def record(folder: Path, session: int, **more: Any) -> None:
+    """As a manager has that started an engine before."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    (folder / STARTED).write_text(json.dumps({"session": session, "boot": boot, **more}))
+
+
+def started_ticks(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+async def test_it_is_recorded_when_its_engine_was_started(tmp_path: Path) -> None:
+    engine = await EngineProcess.start(Launch(("/bin/sleep", "600"), ""), tmp_path)
+    ticks = started_ticks(engine.pid)
+    engine.end(kill=True)
+    assert await engine.ended() == "The engine was killed."
+    recorded = json.loads((tmp_path / STARTED).read_text())
+    assert (recorded["session"], recorded["started_ticks"]) == (engine.pid, ticks)
+
+
+async def test_a_session_with_the_number_of_an_engine_that_is_gone_is_left_alone(tmp_path: Path) -> None:
+    with process("/bin/sleep", "600", folder=tmp_path) as other:
+        record(tmp_path, other, started_ticks=started_ticks(other) - 1000)
+        await kill_all(tmp_path)
+        assert is_alive(other)
+        record(tmp_path, other, started_ticks=started_ticks(other))
+        await kill_all(tmp_path)
+        assert not is_alive(other)
+
+
+async def test_what_an_earlier_version_recorded_is_believed_of_what_works_in_the_folder(
+    tmp_path: Path,
+) -> None:
+    """It recorded no start time."""
+    with (
+        process("/bin/sleep", "600", folder=Path("/")) as other,
+        process("/bin/sleep", "600", folder=tmp_path) as ours,
+    ):
+        for one in (other, ours):
+            record(tmp_path, one)
+            await kill_all(tmp_path)
+        assert (is_alive(other), is_alive(ours)) == (True, False)
+
+
+@pytest.mark.parametrize("place", [".", "/"])
+def test_what_a_dead_engine_leaves_is_killed_by_its_manager(tmp_path: Path, place: str) -> None:
+    """Who was there when it died knows whose the session was."""
+
+    async def run() -> None:
+        launch = Launch(("/bin/sh", "-c", LEAVES.format(place)), "")
+        engine = await EngineProcess.start(launch, tmp_path)
+        with child_of(tmp_path) as child:
+            assert is_alive(child)
+            assert await engine.ended() == "The engine ended with status 3."
+            assert not is_alive(child)
+
+    as_a_manager(run())
+
+
+@pytest.mark.parametrize(("place", "is_known"), [(".", True), ("/", False)])
+def test_the_next_manager_kills_of_it_what_works_in_the_folder(
+    tmp_path: Path, place: str, *, is_known: bool
+) -> None:
+    with process("/bin/sh", "-c", LEAVES.format(place), folder=tmp_path) as leader:
+        record(tmp_path, leader, started_ticks=started_ticks(leader))
+        with child_of(tmp_path) as child:
+            wait_until("its engine has ended", lambda: not is_alive(leader), 10)
+            os.waitpid(leader, 0)
+            as_a_manager(kill_all(tmp_path))
+            assert is_alive(child) is not is_known
+
+
+async def test_the_group_of_an_engine_that_has_ended_is_not_signalled(tmp_path: Path) -> None:
+    """Another one may have its number."""
+    with process("/bin/sleep", "600", folder=Path("/")) as other:
+        ended: Any = SimpleNamespace(pid=other, returncode=1)
+        EngineProcess(ended, tmp_path).end(kill=True)
+        await asyncio.sleep(0.05)
+        assert is_alive(other)
