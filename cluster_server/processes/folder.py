@@ -38,7 +38,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     pid: int
     started_ticks: int
     boot: str
-    started_at: float  # by the clock
+    started_at: float = 0.0  # by the clock of the server that recorded it
     group: str = ""  # the control group that it was put into
 
 

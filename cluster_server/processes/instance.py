@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -58,8 +59,10 @@ class InstanceWorker(Worker):
         self._boxes = list(wanted.boxes) if wanted else list(about.boxes)
         self.log = LogFile(keeper.folder.log)
         self.is_known = asyncio.Event()  # its status is what its manager has told this server, if it can
-        self._told, self._told_at = _stored(keeper)  # what its manager has said last, and when
-        self._asked_since = self._now()  # it can't have been silent for longer
+        # What its manager has said last, and when.
+        self._told, self._told_at = _stored(keeper, self._now())
+        self._process = keeper.process
+        self._asked_since = self._now()  # this process can't have been silent for longer
         self._is_overdue = False
         self._on_change = on_change
         self._on_gone = on_gone
@@ -99,6 +102,9 @@ class InstanceWorker(Worker):
         return max(self._told_at, self._asked_since)
 
     def decide(self, seen: Seen) -> Next:
+        if self.keeper.process != self._process:  # a new one has all its time to answer
+            self._process, self._asked_since = self.keeper.process, self._now()
+        seen = replace(seen, last_seen=max(seen.last_seen, self.last_seen()))
         self._seen = seen
         if seen.process is Running.YES:
             self._start_asking()
@@ -122,7 +128,7 @@ class InstanceWorker(Worker):
                 self.keeper.folder.make(about, wanted.spec, dict(wanted.secrets))
             case Step.START if wanted:
                 self.log.rotate()
-                self.keeper.start(self._launch(wanted))
+                self.keeper.start(self._launch(wanted), self._now())
             case Step.TELL if goal := self._goal():
                 self.keeper.tell(goal)
             case Step.TERMINATE:
@@ -248,13 +254,14 @@ def but_minor(status: pb.InstanceStatus) -> pb.InstanceStatus:
     return copy
 
 
-def _stored(keeper: Keeper) -> tuple[ManagerStatus | None, float]:
-    """What its manager has told the server before this one, and when."""
+def _stored(keeper: Keeper, now: float) -> tuple[ManagerStatus | None, float]:
+    """What its manager has told the server before this one, and when: by a clock that may have been set
+    back since."""
     raw = keeper.folder.read(STATUS_FILE, 1 << 16)
     if raw is None or keeper.process is None:
         return None, 0.0
     with contextlib.suppress(Malformed, OSError):
         found = decode(raw, ManagerStatus)
         found.check()
-        return found, (keeper.folder.path / STATUS_FILE).stat().st_mtime
+        return found, min((keeper.folder.path / STATUS_FILE).stat().st_mtime, now)
     return None, 0.0

@@ -100,7 +100,7 @@ class JobWorker(Worker):
         now = self.around.clock.now()
         match step:
             case Step.START:
-                self.keeper.start(self._launch())
+                self.keeper.start(self._launch(), now)
             case Step.TERMINATE:
                 self.keeper.terminate(now)
             case Step.KILL:

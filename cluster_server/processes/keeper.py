@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from cluster_server.processes.core import Goal, Memory, Running, Seen, clamped
 from cluster_server.processes.folder import Folder, ProcessIdentity
 from cluster_server.processes.kernel import Kernel, Order
@@ -32,7 +34,7 @@ class Keeper:
     def __init__(self, folder: Folder, kernel: Kernel, now: float) -> None:
         self.folder = folder
         self.memory = clamped(folder.memory(), now) if folder.exists() else Memory()
-        self.process: ProcessIdentity | None = folder.process() if folder.exists() else None
+        self.process = _recorded(folder, now) if folder.exists() else None
         self.told: Goal | None = folder.goal() if folder.exists() else None
         self._kernel = kernel
         self._is_signalled = False
@@ -58,19 +60,20 @@ class Keeper:
             last_seen=max(last_seen, started_at),
         )
 
-    def start(self, launch: Launch) -> None:
+    def start(self, launch: Launch, now: float) -> None:
         """Nothing of it may run. It is on disk before it begins."""
         order = Order(
             self.folder.path, launch.command, launch.environment, launch.memory_bytes, launch.cpu_millis
         )
         self._is_empty = False
         started = self._kernel.start(order)
+        process = structs.replace(started.identity, started_at=now)
         try:
-            self.folder.record(started.identity)
+            self.folder.record(process)
         except BaseException:
             started.abandon()
             raise
-        self.process, self._exit_status = started.identity, None
+        self.process, self._exit_status = process, None
         started.release()
 
     def tell(self, goal: Goal) -> None:
@@ -116,3 +119,10 @@ class Keeper:
         if self.process is None:
             return Running.NEVER
         return Running.YES if self._kernel.is_running(self.process) else Running.ENDED
+
+
+def _recorded(folder: Folder, now: float) -> ProcessIdentity | None:
+    """The clock of the server that recorded it may have been ahead of ours."""
+    if (process := folder.process()) is None:
+        return None
+    return structs.replace(process, started_at=min(process.started_at, now))

@@ -14,7 +14,6 @@ import io
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -218,10 +217,10 @@ def watch(process: ProcessIdentity) -> int | None:
 
 
 def identity_of(pid: int, group: str = "") -> ProcessIdentity:
-    """Raises ProcessLookupError."""
+    """Its keeper notes by which clock it was started when. Raises ProcessLookupError."""
     if (found := _stat(pid)) is None:
         raise ProcessLookupError(f"there is no process {pid}")
-    return ProcessIdentity(pid, found.started_ticks, boot(), time.time(), group)
+    return ProcessIdentity(pid, found.started_ticks, boot(), group=group)
 
 
 @cache

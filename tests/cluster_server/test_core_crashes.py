@@ -106,7 +106,7 @@ class Started:
 
     @property
     def identity(self) -> ProcessIdentity:
-        return ProcessIdentity(self.process.pid, self.process.pid, "boot", 0.0)
+        return ProcessIdentity(self.process.pid, self.process.pid, "boot")
 
     def release(self) -> None:
         self.machine.move()
@@ -225,7 +225,7 @@ class Crashes(RuleBasedStateMachine):
         goal = self.wanted
         deeds: dict[Step, Callable[[], None]] = {
             Step.MAKE: lambda: keeper.folder.make(About("w"), b"{}", {"key": b"1"}),
-            Step.START: lambda: keeper.start(Launch(["manager"], {})),
+            Step.START: lambda: keeper.start(Launch(["manager"], {}), self.now),
             Step.TERMINATE: lambda: keeper.terminate(self.now),
             Step.KILL: keeper.kill,
             Step.FORGET: keeper.forget,

@@ -99,7 +99,7 @@ def test_in_a_session_that_nobody_leads_only_what_works_in_the_folder_is_killed(
 def test_a_manager_is_collected_once_all_that_it_started_has_ended(tmp_path: Path) -> None:
     """Until then nobody else gets its number."""
     keeper = Keeper(Folder(tmp_path), LinuxKernel(), 0.0)
-    keeper.start(Launch(["/bin/sh", "-c", LEADS.format("/")], dict(os.environ)))
+    keeper.start(Launch(["/bin/sh", "-c", LEADS.format("/")], dict(os.environ)), 0.0)
     assert keeper.process
     with child_of(keeper.process.pid, tmp_path) as child:
         os.kill(keeper.process.pid, signal.SIGKILL)
