@@ -54,6 +54,7 @@ class EngineProcess:
         self._process = process
         self._folder = folder
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._log = _Log()
         self._is_killed = False
 
     @property
@@ -114,7 +115,7 @@ class EngineProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _pass_on(self) -> None:
-        """To our own standard error, which is the instance's log."""
+        """To the instance's log."""
         output = self._process.stdout
         assert output  # noqa: S101 - it was asked for
         while True:
@@ -125,10 +126,40 @@ class EngineProcess:
             except asyncio.LimitOverrunError as error:
                 raw = await output.readexactly(error.consumed)
             if not raw:
+                self._log.write("")  # only what was lost
                 return
             text = raw.decode(errors="replace").rstrip("\r\n")
             self._lines.append(text)
-            sys.stderr.write(text + "\n")
+            self._log.write(text + "\n")
+
+
+class _Log:
+    """Our own standard error, which is the instance's log.
+
+    Where it can't be written to, as on a full disk, lines are lost and counted: an engine that nobody
+    reads hangs. A write goes past the buffers of `sys.stderr`, which keep what has failed and write it
+    later."""
+
+    def __init__(self) -> None:
+        self._lost = 0
+
+    def write(self, text: str) -> None:
+        """And before it, how many lines were lost since the last that was written."""
+        try:
+            if self._lost:
+                # The last one may have been written in part.
+                _write(f"\n{self._lost} lines of the engine are lost: the log could not be written.\n")
+                self._lost = 0
+            _write(text)
+        except Exception:  # noqa: BLE001 - whatever it is, the engine is read on
+            self._lost += 1
+
+
+def _write(text: str) -> None:
+    """Raises OSError."""
+    left = text.encode(errors="replace")
+    while left:
+        left = left[os.write(sys.stderr.fileno(), left) :]
 
 
 def sentence(status: int, lines: list[str], *, was_killed: bool) -> str:

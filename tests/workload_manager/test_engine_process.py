@@ -8,10 +8,11 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import pytest
 import uvloop
@@ -125,6 +126,42 @@ def test_the_next_manager_kills_of_it_what_works_in_the_folder(
             os.waitpid(leader, 0)
             as_a_manager(kill_all(tmp_path))
             assert is_alive(child) is not is_known
+
+
+def test_an_engine_is_read_on_where_its_log_can_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far more lines than a pipe has room for, until there is room on the disk again."""
+    says = """
+import os, time
+for number in range(5000): print("lost", number, "x" * 50, flush=True)
+open("has_said", "w").close()
+while not os.path.exists("go"): time.sleep(0.01)
+print("after that", flush=True)
+"""
+
+    async def run(log: TextIO) -> None:
+        engine = await EngineProcess.start(Launch((sys.executable, "-S", "-c", says), ""), tmp_path)
+        ending = asyncio.create_task(engine.ended())
+        try:
+            async with asyncio.timeout(20):
+                while not (tmp_path / "has_said").exists():  # noqa: ASYNC110 - it tells nobody
+                    await asyncio.sleep(0.02)
+            await asyncio.sleep(0.5)  # for what is still in the pipe
+        except TimeoutError:
+            engine.end(kill=True)
+            raise
+        monkeypatch.setattr(sys, "stderr", log)
+        (tmp_path / "go").touch()
+        assert await ending == "The engine ended with status 0: after that."
+
+    with Path("/dev/full").open("w") as full, (tmp_path / "log").open("w") as log:
+        monkeypatch.setattr(sys, "stderr", full)
+        as_a_manager(run(log))
+        monkeypatch.undo()
+    lines = (tmp_path / "log").read_text().split("\n")
+    said = "5000 lines of the engine are lost: the log could not be written."
+    assert lines == ["", said, "after that", ""]
 
 
 async def test_the_group_of_an_engine_that_has_ended_is_not_signalled(tmp_path: Path) -> None:
