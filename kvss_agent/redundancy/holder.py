@@ -31,7 +31,7 @@ from kvss_agent.client import (
 from kvss_agent.client.withdrawal import Withdrawal
 from kvss_agent.data_plane.wire import ListedColumn
 from kvss_agent.redundancy.layout import SLOTS
-from kvss_agent.shard.seal import HEADER_BYTES
+from kvss_agent.shard.seal import HEADER_BYTES, KEY_BYTES, TAG_BYTES
 from kvss_agent.tier2.backend import Failed, Fault
 
 AWAY_SECONDS: Final = 5.0  # for which a holder that can't be reached is not tried again, and up to
@@ -42,6 +42,7 @@ LIST_SECONDS: Final = 20.0  # for one page
 # For the holder's disk. With the second that a request may wait, and the stall time in which its answer
 # may come, it counts as unreachable after ten: recalls of columns whose fragments it has wait for that.
 DISK_SECONDS: Final = 3.0
+NOTHING: Final = Column(bytes(KEY_BYTES), bytes(TAG_BYTES), 0)
 TOKENS: Final = 1  # of a fragment's header: nobody reads it
 
 T = TypeVar("T")
@@ -83,7 +84,8 @@ class Holder:
         since: float = 0.0,
     ) -> None:
         """`payload_bytes`: of the largest fragment. `credentials` raises Lost if there are none.
-        `since`: what it has stored before is not used."""
+        `since`: what it has stored before is not used. A listing finds out what that is, and has it
+        removed; until then nothing of it is used."""
         self.address, self.since = address, since
         self._shard, self._credentials = shard, credentials
         self._payload_bytes = payload_bytes
@@ -95,6 +97,7 @@ class Holder:
         self._why_away = ""
         self._ended = threading.Event()
         self._listed = b""  # the incarnation whose fragments have been listed
+        self._was_listed = False
 
     @property
     def is_away(self) -> bool:
@@ -113,7 +116,7 @@ class Holder:
         return bool(self._listed) and self.incarnation == self._listed
 
     def note_listed(self, incarnation: bytes) -> None:
-        self._listed = incarnation
+        self._listed, self._was_listed = incarnation, True
 
     def evict(self, fragments: Sequence[Fragment]) -> list[Evicted]:
         """Put fragments into their slots."""
@@ -143,6 +146,7 @@ class Holder:
 
     def recall(self, places: Sequence[Place]) -> list[Recalled | Miss]:
         """Have the holder read these from its disk into their slots; each with its note."""
+        self._check_old()
         wanted = [Wanted(slot, Column(key, tag, 0)) for slot, key, tag in places]
         return self._ask(lambda client: client.recall(wanted, seconds=DISK_SECONDS))
 
@@ -165,6 +169,7 @@ class Holder:
         )
 
     def exists(self, columns: Sequence[Column]) -> list[bool]:
+        self._check_old()
         return self._ask(lambda client: client.exists(columns, seconds=DISK_SECONDS))
 
     def delete(self, columns: Sequence[Column]) -> None:
@@ -191,12 +196,20 @@ class Holder:
         """Connect, unless it is connected."""
         self._ask(lambda _: None)
 
+    def reach(self) -> None:
+        """Connect, and have it answer something."""
+        self._ask(lambda client: client.exists([NOTHING], seconds=DISK_SECONDS))
+
     def close(self) -> None:
         self._ended.set()
         if client := self._client:
             client.close()
 
     # Inside
+
+    def _check_old(self) -> None:
+        if self.since > 0 and not self._was_listed:
+            raise Failed(Fault.UNREACHABLE, f"{self.address} has not been listed since it is a holder")
 
     def _ask(self, ask: Callable[[ShardClient], T]) -> T:
         client = self._open()

@@ -11,6 +11,7 @@ SigV4 costs six times what sending it does.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -40,6 +41,8 @@ PAGE_OBJECTS: Final = 1000  # of a listing, and of a bulk delete
 _CHUNK_BYTES: Final = 1 << 20
 _T = TypeVar("_T")
 _PROBE: Final = ".probe"
+_STATUS: Final = re.compile(r"status code: (\d{3})\b")
+_FAULTS: Final = {"401": Fault.DENIED, "403": Fault.DENIED, "404": Fault.VANISHED}
 _ATTEMPTS: Final = 5  # against another agent that writes what is being purged
 _RETRY: Final[RetryConfig] = {
     "max_retries": 2,
@@ -61,8 +64,10 @@ def _translated() -> Iterator[None]:
         raise Failed(Fault.DENIED, _sentence(error)) from error
     except FileNotFoundError as error:  # for whoever wants to write or to list: there is no such bucket
         raise Failed(Fault.VANISHED, _sentence(error)) from error
-    except exceptions.GenericError as error:
-        raise Failed(Fault.UNREACHABLE, _sentence(error)) from error
+    except exceptions.GenericError as error:  # of listings the library says so whatever it is
+        status = _STATUS.search(str(error))
+        fault = _FAULTS.get(status[1], Fault.UNREACHABLE) if status else Fault.UNREACHABLE
+        raise Failed(fault, _sentence(error)) from error
     except (exceptions.BaseError, OSError) as error:
         raise Failed(Fault.OTHER, _sentence(error)) from error
 

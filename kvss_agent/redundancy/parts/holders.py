@@ -6,14 +6,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final, TypeVar
 
 from kvss_agent.client import Column
 from kvss_agent.redundancy.erasure_code import ErasureCode
 from kvss_agent.redundancy.holder import Holder
 from kvss_agent.redundancy.parts.promptness import Promptness
-from kvss_agent.shard.seal import KEY_BYTES, TAG_BYTES
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed, Fault
 
@@ -108,8 +107,7 @@ class Holders:
 
     def reach(self) -> None:
         """Connect, and have each answer something."""
-        nothing = [Column(bytes(KEY_BYTES), bytes(TAG_BYTES), 0)]
-        self.each(lambda holder, _: holder.exists(nothing), sorted(self.usable))
+        self.each(lambda holder, _: holder.reach(), sorted(self.usable))
 
     def touch(self, addresses: Sequence[Address]) -> None:
         """Holders displace what nobody has asked for: parity is asked for, too, when a column is read.
@@ -132,7 +130,9 @@ class Holders:
         for holder in self._holders:
             holder.close()
         for pool in self._threads:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # What is queued fails at once, since its holder is closed. Cancelled it would never be done
+            # for those who wait for several.
+            pool.shutdown(wait=False)
 
     # Inside
 
@@ -147,11 +147,8 @@ class Holders:
 
 
 def answer_of(future: Future[T | Failed]) -> T | Failed:
-    """Of one that is done. Raises Failed."""
-    try:
-        return future.result()
-    except CancelledError as error:
-        raise Failed(Fault.UNREACHABLE, CLOSED) from error
+    """Of one that is done."""
+    return future.result()
 
 
 def columns_of(addresses: Sequence[Address]) -> list[Column]:

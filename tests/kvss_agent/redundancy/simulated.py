@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from kvss_agent.client import Column, Header, Miss, Recalled, TierAnswer, Wanted
 from kvss_agent.client.withdrawal import Withdrawal
@@ -162,6 +163,9 @@ class SimulatedHolder(Holder):
                 answers.append(Header(1, number, key, tag, 0, len(content)))
         return answers
 
+    def reach(self) -> None:
+        self._asked("exists")
+
     def exists(self, columns: Sequence[Column]) -> list[bool]:
         self._asked("exists")
         return [(one.tag, one.key) in self.files for one in columns]
@@ -184,3 +188,24 @@ class SimulatedHolder(Holder):
         self._asked("list")
         for (tag, key), found in sorted(self.files.items()):
             yield ListedColumn(key, tag, slot_bytes_for(len(found.content)), 0)
+
+
+class Connected:
+    """A holder, as one opening of redundancy has it: nothing is asked of it once that is closed."""
+
+    def __init__(self, to: SimulatedHolder) -> None:
+        self._to = to
+        self._is_closed = False
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._to, name)
+        if self._is_closed and callable(found):
+            raise Failed(Fault.UNREACHABLE, "redundancy was closed")
+        return found
+
+
+def connected(holders: Sequence[SimulatedHolder]) -> list[Holder]:
+    return [cast("Holder", Connected(one)) for one in holders]

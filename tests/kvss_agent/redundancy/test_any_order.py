@@ -10,8 +10,10 @@ import asyncio
 import os
 import random
 import secrets
+import threading
 import time
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,7 +27,7 @@ from kvss_agent.tier2.backend import Failed, Outgoing
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.store import Tier2
 from tests.kvss_agent.redundancy.holders import NAMESPACE, PART, SLOT
-from tests.kvss_agent.redundancy.simulated import SimulatedHolder
+from tests.kvss_agent.redundancy.simulated import SimulatedHolder, connected
 from tests.live import wait_until
 
 SEEDS: Final = int(os.environ.get("SEEDS") or 6)
@@ -58,7 +60,7 @@ class Life:
 
     def _new(self) -> Fragments:
         code = ErasureCode(self.data, self.parity)
-        return Fragments(code, self.holders, NAMESPACE, PART, SLOT)
+        return Fragments(code, connected(self.holders), NAMESPACE, PART, SLOT)
 
     def address(self) -> Address:
         key = self.random.randrange(KEYS).to_bytes(16)
@@ -248,3 +250,25 @@ async def test_a_purge_during_a_repair_leaves_nothing() -> None:
     await asyncio.gather(repair, purge)
     assert not any(one.files for one in holders)
     await store.close()
+
+
+def test_closing_ends_all_that_waits_for_a_holder() -> None:
+    """More than a holder is asked at once: the rest waits for its turn."""
+    holders = [SimulatedHolder(str(place)) for place in range(3)]
+    fragments = Fragments(ErasureCode(2, 1), connected(holders), NAMESPACE, PART, SLOT)
+    hangs, asked = threading.Event(), threading.Semaphore(0)
+
+    def hang(what: str) -> None:
+        if what == "exists":
+            asked.release()
+            hangs.wait(20)
+
+    holders[2].before = hang
+    names = [Address(NAMESPACE, TAGS[0], bytes([number]) * 16, PART).name for number in range(8)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        looking = [pool.submit(fragments.look, [name]) for name in names]
+        assert asked.acquire(timeout=20)
+        fragments.close()
+        hangs.set()
+        done, left = wait(looking, 20)
+        assert (len(done), len(left)) == (len(names), 0)

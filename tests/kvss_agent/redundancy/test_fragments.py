@@ -330,6 +330,22 @@ def test_what_a_holder_has_from_before_its_time_is_removed_and_not_used(small: W
     assert not any(agent.names for agent in small.agents)
 
 
+def test_what_a_holder_has_from_before_its_time_is_not_used_before_it_is_listed_either(
+    small: World,
+) -> None:
+    """It is reached a while before that: what was deleted meanwhile is among it."""
+    fragments = small.fragments()
+    assert fragments.write([outgoing(1, content())]) == [True]
+    later = small.fragments()
+    for holder in later.holders[1:]:
+        holder.since = time.time() + 60
+    later.reach_holders()
+    assert isinstance(read(later, [1])[0], Failed)
+    assert isinstance(later.look([address(1).name])[0], Failed)
+    assert list(later.files()) == []
+    assert read(later, [1]) == [None]
+
+
 def test_a_purge_of_a_namespace_finds_what_makes_no_file(small: World) -> None:
     fragments = small.fragments()
     assert fragments.write([outgoing(1, content())]) == [True]

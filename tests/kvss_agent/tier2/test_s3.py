@@ -16,7 +16,8 @@ from obstore.store import S3Store
 
 from kvss_agent.shard import seal
 from kvss_agent.shard.seal import Miss
-from kvss_agent.tier2.backend import Failed, Outgoing, Removed
+from kvss_agent.tier2.address import Scope
+from kvss_agent.tier2.backend import Failed, Fault, Outgoing, Removed
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.s3 import S3
 from kvss_agent.tier2.settings import NotInstalled, Tier2Settings, make
@@ -247,6 +248,19 @@ def dying_server(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", requests
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "fault"), [("403 Forbidden", Fault.DENIED), ("404 Not Found", Fault.VANISHED)]
+)
+def test_a_listing_that_is_refused_says_why(prefix: str, status: str, fault: Fault) -> None:
+    """Credentials without the right to list are no matter of the network."""
+    body = b"<Error><Code>X</Code></Error>"
+    answer = b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n" % (status.encode(), len(body)) + body
+    with dying_server(answer) as (endpoint, _):
+        with pytest.raises(Failed) as failed:
+            S3("tier2", prefix=prefix, endpoint=endpoint).purge(Scope(tag=bytes(16)))
+        assert failed.value.fault is fault
 
 
 async def test_a_bucket_that_keeps_versions_is_refused(server: Server, prefix: str) -> None:
