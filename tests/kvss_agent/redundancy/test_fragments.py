@@ -337,7 +337,7 @@ def test_what_a_holder_has_from_before_its_time_is_not_used_before_it_is_listed_
     fragments = small.fragments()
     assert fragments.write([outgoing(1, content())]) == [True]
     later = small.fragments()
-    for holder in later.holders[1:]:
+    for holder in [*later.holders][1:]:
         holder.since = time.time() + 60
     later.reach_holders()
     assert isinstance(read(later, [1])[0], Failed)
