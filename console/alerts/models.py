@@ -119,7 +119,10 @@ class Alert(models.Model):
     @property
     def dedup_key(self) -> str:
         """Shared by all notifications of this episode."""
-        return f"tidegate-{self.fingerprint[:16]}-{self.episode}"
+        return self.dedup_key_of(self.episode)
+
+    def dedup_key_of(self, episode: int) -> str:
+        return f"tidegate-{self.fingerprint[:16]}-{episode}"
 
 
 class Transition(models.Model):
@@ -331,7 +334,8 @@ class Notification(models.Model):
 
     @property
     def dedup_key(self) -> str:
-        return self.alert.dedup_key if self.alert else f"tidegate-test-{self.pk}"
+        """Of its own episode, whichever its alert has by now."""
+        return self.alert.dedup_key_of(self.episode) if self.alert else f"tidegate-test-{self.pk}"
 
 
 SILENCE_MAX: Final = timedelta(days=90)

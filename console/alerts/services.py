@@ -225,7 +225,7 @@ class Evaluator:
         problems = Evaluation.objects.filter(rule__in=known).exclude(problem="")
         return cls(
             at,
-            at is None or timezone.now() - at > EVALUATOR_LATE,
+            at is None or abs(timezone.now() - at) > EVALUATOR_LATE,
             dict(problems.values_list("rule", "problem")),
         )
 

@@ -19,6 +19,8 @@ from console.audit.services import CannotUndo, Subject, record, undoable
 from console.control.services import ALL_BRAINS, ALL_DRIVERS, changed
 from console.orgs.models import Membership, Org
 from console.search.services import Found, finder, nearest
+from telemetry.events import free_topic
+from telemetry.topics import of_org
 
 NAMED_MAX: Final = 5
 
@@ -82,6 +84,7 @@ def create_org(principal: Principal, *, slug: str, name: str, reason: str = "") 
     principal.check_may_change(Role.PLATFORM_ADMIN)
     org = Org(slug=slug, name=name)
     org.full_clean()
+    free_topic(of_org(slug))  # a former org's
     org.save()
     record(principal, "org.create", _about(org), after=org.snapshot(), reason=reason)
     changed([ALL_DRIVERS, ALL_BRAINS], f"org {org.slug} is new")

@@ -3,6 +3,7 @@ silent one is remembered."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -48,7 +49,9 @@ def admitted(told: Sequence[Telling]) -> list[Telling]:
                     fresh.remove(record.sequence)
                     new.append((record, shape))
             last = max((record for record, _ in its), key=lambda record: record.sequence)
-            updates.append((source, write(joined), missing(joined), last.sequence, _moment(last.at)))
+            # Its clock may be ahead. Heard from it has been now, and others are compared with that.
+            heard_at = _moment(min(last.at, time.time()))
+            updates.append((source, write(joined), missing(joined), last.sequence, heard_at))
         _update_sources(cursor, updates)
     return new
 

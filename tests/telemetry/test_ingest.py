@@ -14,6 +14,7 @@ import pytest
 import redis
 from django.conf import settings
 from django.db import DatabaseError, connection
+from django.utils import timezone
 
 from telemetry.cells import Cells
 from telemetry.emit import transfers
@@ -286,6 +287,14 @@ def test_what_makes_no_sense_is_counted_and_stops_nothing(
     assert member.counts.records["written"] == 1
     assert member.counts.records[outcome] == (3 if outcome == "malformed" else 1)
     assert client.xlen(STREAM) == 0
+
+
+def test_a_process_whose_clock_is_ahead_was_heard_now(client: redis.Redis) -> None:
+    """Others are compared with the newest report: they would seem to have fallen silent."""
+    emitter = emitter_of()
+    emitter.emit(time.time() + 90)
+    joined(client).step()
+    assert Source.objects.get().seen_at <= timezone.now()
 
 
 def test_a_record_with_fewer_numbers_than_its_shape_is_malformed(client: redis.Redis) -> None:

@@ -22,7 +22,7 @@ from console.alerts.rules.thresholds import RuleThresholds, thresholds_of
 from console.alerts.state import suppression
 from console.alerts.state.lifecycle import OPEN, Verdict
 from console.alerts.state.snapshot import tables, take_snapshot
-from console.alerts.state.transitions import fingerprint, first_seen, observe
+from console.alerts.state.transitions import fingerprint, first_seen, observe, retire
 from console.orgs.models import Org
 from console.sessions.models import Session
 from console.workloads.models import Workload
@@ -71,13 +71,15 @@ def _stored(rules: Sequence[Rule]) -> _Stored:
 
 
 def due(rules: Iterable[Rule], at: datetime) -> list[Rule]:
-    """The rules whose last evaluation is long enough ago, give or take half a tick."""
+    """The rules whose last evaluation is long enough ago, give or take half a tick; or in the future, by
+    a clock that was ahead."""
     last = dict(Evaluation.objects.values_list("rule", "at"))
     early = timedelta(seconds=5)
     return [
         rule
         for rule in rules
-        if rule.slug not in last or at - last[rule.slug] >= timedelta(seconds=rule.every_seconds) - early
+        if rule.slug not in last
+        or not -early <= at - last[rule.slug] < timedelta(seconds=rule.every_seconds) - early
     ]
 
 
@@ -114,16 +116,29 @@ def _apply(rule: Rule, now: Snapshot, stored: _Stored) -> tuple[int, str]:
     count, is_open = 0, {alert.fingerprint for alert in stored.open[rule.slug]}
     new = set(breaches) - is_open
     closed = Alert.objects.filter(fingerprint__in=new).select_related("org") if new else ()
-    for alert in (*stored.open[rule.slug], *closed):
+    known = [*stored.open[rule.slug], *closed]
+    orgs = _orgs(
+        found[mark].topic for mark in {*new, *(one.fingerprint for one in known)} & found.keys()
+    )
+    episodes = dict[str, int]()
+    for alert in known:
+        owner, mark = orgs.get(alert.topic), alert.fingerprint
+        if mark in found and alert.org and owner and alert.org != owner:
+            episodes[mark] = alert.episode
+            retire(alert)
+            if found[mark].verdict is Verdict.BREACH:
+                new.add(mark)
+            if not alert.is_open:
+                continue
         finding = found.get(alert.fingerprint) or _not_reported(alert)
         if thresholds.enabled(alert.topic):
             finding = _unless_no_data(rule, finding, now)
         count += observe(alert, finding, delays(thresholds(alert.topic)), now.at)
         new.discard(alert.fingerprint)
-    orgs = _orgs(found[mark].topic for mark in new)
     for mark in sorted(new):
         finding = _unless_no_data(rule, found[mark], now)
-        if alert_row := first_seen(rule, finding, orgs.get(finding.topic), now.at):
+        org, episode = orgs.get(finding.topic), episodes.get(mark, 0)
+        if alert_row := first_seen(rule, finding, org, now.at, episode):
             count += observe(alert_row, finding, delays(thresholds(finding.topic)), now.at)
     return count, ""
 

@@ -61,7 +61,7 @@ def take_snapshot(now: datetime) -> Snapshot:
     replacement_since = authority.replaced_since()
     return Snapshot(
         at=now,
-        last_seen={topic: at for topic, at in last_seen.items() if topic not in left_out},
+        last_seen={topic: min(at, now) for topic, at in last_seen.items() if topic not in left_out},
         joined={topic: at for topic, at in _joined() if topic not in left_out},
         leaves={node: tuple(dict.fromkeys(names)) for node, names in leaves.items()},
         crossings=_crossings(),

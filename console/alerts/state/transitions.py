@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from django.db import transaction
@@ -22,6 +22,7 @@ from console.orgs.models import Org
 from telemetry.events import note
 from telemetry.topics import ALERTS
 
+CLOCKS_DIFFER: Final = timedelta(minutes=1)
 LONG_AGO: Final = datetime(2000, 1, 1, tzinfo=UTC)  # before any evaluation
 
 
@@ -35,11 +36,11 @@ def observe(alert: Alert, finding: Finding, delays: Delays, at: datetime) -> boo
     """Store a finding of a moment. Returns whether this call changed the alert's state.
 
     `alert` is as it was read. If another evaluator has written since, or has seen a later moment,
-    nothing happens.
+    nothing happens; unless that is later than clocks differ: then its clock was ahead.
     """
-    if at <= alert.observed_at:
+    if at <= alert.observed_at <= at + CLOCKS_DIFFER:
         return False
-    now = advance(alert.lifecycle, finding.verdict, delays, at)
+    now = advance(_until(at, alert.lifecycle), finding.verdict, delays, at)
     changes = now.state is not State(alert.state)
     begins = now.state in OPEN and not alert.is_open
     values = _values(alert, now, finding, at, begins=begins)
@@ -52,8 +53,19 @@ def observe(alert: Alert, finding: Finding, delays: Delays, at: datetime) -> boo
     return written and changes
 
 
-def first_seen(rule: Rule, finding: Finding, org: Org | None, at: datetime) -> Alert | None:
-    """The row of a new instance, in state quiet. None without a breach: such instances have no row."""
+def retire(alert: Alert) -> None:
+    """What it is about is another org's by now, which has the name: it is found by its rule and topic no
+    more. Receivers know it by the beginning of its fingerprint, which stays."""
+    kept = alert.fingerprint[:16]
+    alert.fingerprint = kept + fingerprint(alert.rule, alert.topic, {"retired": str(alert.pk)})[16:]
+    Alert.objects.filter(pk=alert.pk).update(fingerprint=alert.fingerprint)
+
+
+def first_seen(
+    rule: Rule, finding: Finding, org: Org | None, at: datetime, episode: int = 0
+) -> Alert | None:
+    """The row of a new instance, in state quiet. None without a breach: such instances have no row.
+    `episode`: the last of a row that was retired for it."""
     if finding.verdict is not Verdict.BREACH:
         return None
     mark = fingerprint(rule.slug, finding.topic, finding.labels)
@@ -65,7 +77,7 @@ def first_seen(rule: Rule, finding: Finding, org: Org | None, at: datetime) -> A
         org=org,
         severity=rule.severity,
         state=State.QUIET,
-        episode=0,
+        episode=episode,
         begun_at=at,
         state_since=LONG_AGO,
         observed_at=LONG_AGO,
@@ -73,6 +85,16 @@ def first_seen(rule: Rule, finding: Finding, org: Org | None, at: datetime) -> A
     )
     Alert.objects.bulk_create([quiet], ignore_conflicts=True)
     return Alert.objects.get(fingerprint=mark)
+
+
+def _until(at: datetime, told: Lifecycle) -> Lifecycle:
+    """Nothing of it is later than now."""
+    return Lifecycle(
+        told.state,
+        min(told.begun_at, at),
+        told.fired_at and min(told.fired_at, at),
+        told.fine_since and min(told.fine_since, at),
+    )
 
 
 def _values(
@@ -86,7 +108,7 @@ def _values(
         "fine_since": now.fine_since,
         "observed_at": at,
     }
-    if now.state is not State(alert.state):
+    if now.state is not State(alert.state) or alert.state_since > at:
         values["state_since"] = at
     if finding.verdict is Verdict.BREACH:
         values |= {

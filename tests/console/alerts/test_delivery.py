@@ -113,6 +113,22 @@ def test_what_fails_is_tried_again_with_the_same_key_and_the_end_waits_for_its_t
 
 
 @pytest.mark.django_db
+def test_an_end_that_is_told_late_does_not_end_what_began_meanwhile(receiver: Hook) -> None:
+    channel = make_channel("pages", receiver.address, kind="pagerduty", secret="k")
+    make_alert("queue-deep", "node:ax-7")
+    run(channel)
+    receiver.statuses = [503]
+    Alert.objects.update(state="resolved")
+    run(channel)
+    Alert.objects.update(state="firing", episode=2)
+    for _ in range(2):
+        run(channel)
+    told = [(one["event_action"], one["dedup_key"].rpartition("-")[2]) for one in receiver.bodies]
+    assert told[:2] == [("trigger", "1"), ("resolve", "1")]
+    assert sorted(told[2:]) == [("resolve", "1"), ("trigger", "2")]
+
+
+@pytest.mark.django_db
 def test_what_is_tried_again_has_the_same_key_whatever_fired_meanwhile(receiver: Hook) -> None:
     channel = make_channel("hook", receiver.address)
     for number in range(2):

@@ -221,3 +221,10 @@ def test_the_farthest_cause_explains() -> None:
         of_two.pk: two.pk,
         lost.pk: late.pk,
     }
+
+
+def test_a_process_whose_clock_is_ahead_makes_no_other_fall_silent() -> None:
+    heard("node:ax-1")
+    heard("node:ax-2", -90)
+    tick(hasty("agent-not-reporting"))
+    assert states() == {}

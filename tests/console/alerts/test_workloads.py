@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from django.utils import timezone
 from console.alerts.conditions.condition import RolloutState, WorkloadState
 from console.alerts.models import Alert
 from console.alerts.rules.catalogue import BY_SLUG
+from console.alerts.services import Evaluator
 from console.alerts.state.evaluation import tick
 from console.alerts.state.lifecycle import Verdict
 from console.alerts.state.snapshot import take_snapshot
+from console.orgs.models import Org
 from console.workloads.leader.election import ORCHESTRATORS, is_led
-from console.workloads.models import Condition
+from console.workloads.models import Condition, Workload
 from tests.conftest import People
 from tests.console.alerts.numbers import at, judged, world
 from tests.console.workloads.workloads import a_rollout, a_workload, an_instance
@@ -129,3 +132,64 @@ def test_alerts_of_a_workload_are_its_orgs(people: People) -> None:
         ("rollout-stopped", people.acme),
         ("workload-not-ready", people.acme),
     ]
+
+
+RULES = [BY_SLUG["workload-not-ready"]]
+
+
+def is_sick(org: Org, now: datetime, message: str) -> Workload:
+    workload = a_workload(org)
+    Condition.objects.filter(workload=workload).delete()
+    Condition.objects.create(
+        workload=workload,
+        type="Ready",
+        status="False",
+        reason="InstancesNotReady",
+        message=message,
+        since=now - timedelta(hours=1),
+    )
+    return workload
+
+
+def ticks(begin: datetime, minutes: int = 40) -> None:
+    for minute in range(minutes):
+        tick(begin + timedelta(minutes=minute), RULES)
+
+
+@pytest.mark.parametrize("hours", [0, 2], ids=["while it fires", "after it has ended"])
+def test_an_alert_is_of_the_org_that_has_the_name_now(
+    people: People, api_of: Callable[..., Any], hours: int
+) -> None:
+    now = timezone.now()
+    former = is_sick(people.acme, now, "acme's.")
+    ticks(now)
+    former.delete()
+    later = now + timedelta(minutes=41)
+    if hours:
+        ticks(later)
+        later += timedelta(hours=hours)
+    is_sick(people.globex, later, "globex's.")
+    ticks(later)
+    rows = {
+        one.org.slug: (one.state, one.episode, one.sentence.rpartition(": ")[2])
+        for one in Alert.objects.select_related("org")
+        if one.org
+    }
+    assert rows == {"acme": ("resolved", 1, "acme's"), "globex": ("firing", 2, "globex's")}
+    assert len({one.dedup_key for one in Alert.objects.all()}) == 2
+    for user, org in ((people.viewer, "acme's"), (people.stranger, "globex's")):
+        told = api_of(user).get("/api/v1/alerts?state=all").json()["items"]
+        assert [org in one["sentence"] for one in told] == [True], user
+
+
+def test_a_clock_that_was_ahead_once_stops_no_rule(people: People) -> None:
+    now = timezone.now()
+    is_sick(people.acme, now, "it fails.")
+    ticks(now + timedelta(hours=3), 1)
+    assert Evaluator.now().late
+    assert Alert.objects.get().state == "firing"
+    Condition.objects.update(status="True")
+    ticks(now)
+    alert = Alert.objects.get()
+    assert alert.state == "resolved"
+    assert max(alert.state_since, alert.begun_at) <= now + timedelta(minutes=40)
