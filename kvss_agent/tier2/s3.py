@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import obstore
@@ -35,12 +36,14 @@ from kvss_agent.tier2.backend import (
 from kvss_agent.tier2.index import Caps
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ClientConfig, RetryConfig, S3Config
 
 PAGE_OBJECTS: Final = 1000  # of a listing, and of a bulk delete
 _CHUNK_BYTES: Final = 1 << 20
 _T = TypeVar("_T")
 _PROBE: Final = ".probe"
+PROBE_KEPT: Final = timedelta(hours=1)
 _STATUS: Final = re.compile(r"status code: (\d{3})\b")
 _FAULTS: Final = {"401": Fault.DENIED, "403": Fault.DENIED, "404": Fault.VANISHED}
 _ATTEMPTS: Final = 5  # against another agent that writes what is being purged
@@ -178,15 +181,16 @@ class S3:
     def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
         self._strangers = done = 0
         progress(done, None)
-        with _translated():
+        with _translated(), self._checked() as check:
             for page in obstore.list(self._store, chunk_size=PAGE_OBJECTS):
-                for item in page:
+                items = check(page)
+                for item in items:
                     address = parse(item["path"])
                     if address is None:
                         self._strangers += 1
                     else:
                         yield Found(address, item["size"], item["last_modified"].timestamp())
-                done += len(page)
+                done += len(items)
                 progress(done, None)
 
     def purge(self, scope: Scope) -> Removed:
@@ -195,11 +199,14 @@ class S3:
             for _ in range(_ATTEMPTS):
                 found = False
                 for folder in self._folders_of(scope):
-                    for page in obstore.list(self._store, folder, chunk_size=PAGE_OBJECTS):
-                        found = True
-                        obstore.delete(self._store, [item["path"] for item in page])
-                        columns += sum(parse(item["path"]) is not None for item in page)
-                        size += sum(item["size"] for item in page)
+                    with self._checked(folder) as check:
+                        for page in obstore.list(self._store, folder, chunk_size=PAGE_OBJECTS):
+                            if not (gone := check(page)):
+                                continue
+                            found = True
+                            obstore.delete(self._store, [item["path"] for item in gone])
+                            columns += sum(parse(item["path"]) is not None for item in gone)
+                            size += sum(item["size"] for item in gone)
                 if not found:
                     return Removed(columns, size)
         raise Failed(Fault.OTHER, "others keep writing what is being purged")
@@ -216,11 +223,46 @@ class S3:
     def close(self) -> None:
         """The library closes its connections when nobody refers to it any more."""
 
+    @contextlib.contextmanager
+    def _checked(self, folder: str = "") -> Iterator[Callable[[Iterable[ObjectMeta]], list[ObjectMeta]]]:
+        """A listing of a folder, which has to show what was put there just before. A proxy may answer
+        with a page of its own, such as that it is down, and the library takes that for an empty listing.
+
+        Gives a function that takes each page and returns what others have put there. Raises Failed at
+        the end."""
+        begins = f"{folder}/{_PROBE}-" if folder else f"{_PROBE}-"
+        name = begins + secrets.token_hex(8)
+        is_shown = False
+
+        def check(page: Iterable[ObjectMeta]) -> list[ObjectMeta]:
+            nonlocal is_shown
+            listed = list(page)
+            is_shown = is_shown or any(item["path"] == name for item in listed)
+            # What an agent has put there that is under way; of one that was killed it goes as all else.
+            recent = datetime.now(UTC) - PROBE_KEPT
+            return [
+                item
+                for item in listed
+                if item["path"] != name
+                and (not item["path"].startswith(begins) or item["last_modified"] < recent)
+            ]
+
+        obstore.put(self._store, name, b"probe")
+        try:
+            yield check
+        finally:
+            obstore.delete(self._store, name)
+        if not is_shown:
+            raise Failed(Fault.UNREACHABLE, "the service does not list what was written just before")
+
     def _folders_of(self, scope: Scope) -> Sequence[str]:
         if scope.namespace:
             namespaces: Sequence[str] = [scope.namespace.hex()]
         else:
-            namespaces = obstore.list_with_delimiter(self._store)["common_prefixes"]
+            with self._checked() as check:
+                told = obstore.list_with_delimiter(self._store)
+                check(told["objects"])
+                namespaces = told["common_prefixes"]
         if scope.tag is None:
             return namespaces
         return [f"{namespace}/{scope.tag.hex()}" for namespace in namespaces]

@@ -9,6 +9,8 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from unittest import mock
 
 import obstore
 import pytest
@@ -104,7 +106,8 @@ async def test_the_index_is_rebuilt_from_the_listing_page_by_page(
         await store.rebuild(lambda done, total: seen.append((done, total)))
         assert await store.exists(addresses) == [True] * 10
         assert store.stats().properties["unknown_files"] == 1
-    assert seen == [(0, None), (4, None), (8, None), (11, None)]
+    # The first page has what the listing is checked by.
+    assert seen == [(0, None), (3, None), (7, None), (11, None)]
 
 
 async def test_a_full_store_evicts_from_the_bucket(server: Server, prefix: str) -> None:
@@ -261,6 +264,32 @@ def test_a_listing_that_is_refused_says_why(prefix: str, status: str, fault: Fau
         with pytest.raises(Failed) as failed:
             S3("tier2", prefix=prefix, endpoint=endpoint).purge(Scope(tag=bytes(16)))
         assert failed.value.fault is fault
+
+
+def test_a_page_that_is_no_listing_confirms_no_purge(prefix: str) -> None:
+    """As a proxy before the service has it, and says that it is down."""
+    body = b"<html>Down for maintenance.</html>"
+    answer = b'HTTP/1.1 200 OK\r\netag: "e"\r\ncontent-length: %d\r\n\r\n' % len(body) + body
+    with dying_server(answer) as (endpoint, asked):
+        backend = S3("tier2", prefix=prefix, endpoint=endpoint)
+        for scope in (Scope(tag=bytes(16)), Scope(namespace=NAMESPACE), Scope(ACME, NAMESPACE)):
+            with pytest.raises(Failed) as failed:
+                backend.purge(scope)
+            assert failed.value.fault is Fault.UNREACHABLE
+        with pytest.raises(Failed):
+            list(backend.files())
+        assert any(b"list-type" in one for one in asked)
+
+
+def test_what_another_agent_puts_there_to_check_a_listing_is_left(server: Server, prefix: str) -> None:
+    backend = bucket_at(server, prefix)
+    name = f"{NAMESPACE.hex()}/.probe-of-another"
+    obstore.put(backend._store, name, b"probe")
+    assert backend.purge(Scope(namespace=NAMESPACE)) == Removed(0, 0)
+    assert list(objects(server, prefix)) == [f"{prefix}/{name}"]
+    with mock.patch("kvss_agent.tier2.s3.PROBE_KEPT", timedelta(hours=-1)):
+        assert backend.purge(Scope(namespace=NAMESPACE)) == Removed(0, 5)
+    assert list(objects(server, prefix)) == []
 
 
 async def test_a_bucket_that_keeps_versions_is_refused(server: Server, prefix: str) -> None:
