@@ -233,7 +233,7 @@ async def test_an_object_whose_answer_was_lost_is_not_left_uncounted(prefix: str
 
 
 @contextlib.contextmanager
-def dying_server(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
+def dying_server(answer: bytes, to_deletes: bytes = b"") -> Iterator[tuple[str, list[bytes]]]:
     """Gives every request the start of an answer, and hangs up. Its endpoint, and what it was asked."""
     requests: list[bytes] = []
 
@@ -243,7 +243,8 @@ def dying_server(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
                 connection, _ = listener.accept()
                 with connection:
                     requests.append(connection.recv(65_536))
-                    connection.sendall(answer)
+                    is_delete = requests[-1].startswith(b"POST")
+                    connection.sendall(to_deletes if to_deletes and is_delete else answer)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
@@ -268,9 +269,9 @@ def test_a_listing_that_is_refused_says_why(prefix: str, status: str, fault: Fau
 
 def test_a_page_that_is_no_listing_confirms_no_purge(prefix: str) -> None:
     """As a proxy before the service has it, and says that it is down."""
-    body = b"<html>Down for maintenance.</html>"
-    answer = b'HTTP/1.1 200 OK\r\netag: "e"\r\ncontent-length: %d\r\n\r\n' % len(body) + body
-    with dying_server(answer) as (endpoint, asked):
+    page, done = b"<html>Down for maintenance.</html>", b"<DeleteResult></DeleteResult>"
+    head = b'HTTP/1.1 200 OK\r\netag: "e"\r\ncontent-length: %d\r\n\r\n'
+    with dying_server(head % len(page) + page, head % len(done) + done) as (endpoint, asked):
         backend = S3("tier2", prefix=prefix, endpoint=endpoint)
         for scope in (Scope(tag=bytes(16)), Scope(namespace=NAMESPACE), Scope(ACME, NAMESPACE)):
             with pytest.raises(Failed) as failed:
