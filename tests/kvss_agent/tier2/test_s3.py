@@ -269,7 +269,10 @@ def test_a_listing_that_is_refused_says_why(prefix: str, status: str, fault: Fau
 
 def test_a_page_that_is_no_listing_confirms_no_purge(prefix: str) -> None:
     """As a proxy before the service has it, and says that it is down."""
-    page, done = b"<html>Down for maintenance.</html>", b"<DeleteResult></DeleteResult>"
+    page, done = (
+        b"<html>Down for maintenance.</html>",
+        b"<DeleteResult><Deleted><Key>x</Key></Deleted></DeleteResult>",
+    )
     head = b'HTTP/1.1 200 OK\r\netag: "e"\r\ncontent-length: %d\r\n\r\n'
     with dying_server(head % len(page) + page, head % len(done) + done) as (endpoint, asked):
         backend = S3("tier2", prefix=prefix, endpoint=endpoint)
