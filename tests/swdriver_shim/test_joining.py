@@ -396,23 +396,26 @@ class GivesAway:
         return self._claims
 
 
-ACME = request(mint(b"kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk", "job7", "acme"))
+@pytest.fixture
+def acme() -> Any:
+    """A request with a claim of now: they run out."""
+    return request(mint(b"kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk", "job7", "acme"))
 
 
 @pytest.mark.parametrize("looks", [1, 2, 3])
 @pytest.mark.parametrize("asked", ["who", "is_served", "reset"])
 def test_whenever_the_identity_is_given_away_the_scheduler_gets_an_answer(
-    holding: EngineDriver, asked: str, looks: int
+    holding: EngineDriver, acme: Any, asked: str, looks: int
 ) -> None:
     """An exception there would end vLLM."""
     process: Any = holding._process
-    asker = holding.who(ACME)
+    asker = holding.who(acme)
     assert asker
     others: Any = GivesAway(process, looks)
     holding._process = others
     try:
         if asked == "who":
-            holding.who(ACME)
+            holding.who(acme)
         elif asked == "is_served":
             holding.is_served(asker)
         else:
@@ -420,13 +423,16 @@ def test_whenever_the_identity_is_given_away_the_scheduler_gets_an_answer(
     finally:
         holding._process = process
     give_away(process)
-    assert holding.who(ACME) is None
+    assert holding.who(acme) is None
     assert not holding.is_served(asker)
     assert holding.reset(), "there is nothing"
 
 
 def test_a_request_that_is_looked_at_while_the_identity_is_given_away_is_not_served(
-    holding: EngineDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    holding: EngineDriver,
+    acme: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process: Any = holding._process
     (tmp_path / "lora").mkdir()
@@ -437,9 +443,8 @@ def test_a_request_that_is_looked_at_while_the_identity_is_given_away_is_not_ser
         return name(lora)
 
     monkeypatch.setattr(holding._adapters, "name", late)
-    asked = request(ACME.kv_transfer_params["tidegate"])
-    asked.lora_request = SimpleNamespace(lora_name="x", lora_path=str(tmp_path / "lora"))
-    asker = holding.who(asked)
+    acme.lora_request = SimpleNamespace(lora_name="x", lora_path=str(tmp_path / "lora"))
+    asker = holding.who(acme)
     assert asker, "the stopped driver still has its document"
     assert not holding.is_served(asker)
 

@@ -193,7 +193,7 @@ def test_fragments_keep_to_their_part_of_a_link_whatever_drivers_spill(
     half = 125_000_000 * MOVES_PERCENT / 100 / 2
     offered = len(streams) * BURSTS * BURST_COLUMNS * lab.EACH * C
     assert offered > 2 * half * took, "the link is the limit"
-    assert 0.5 * half < sent / took < 1.1 * half
+    assert 0.2 * half < sent / took < 1.1 * half, "and is used, by a busy machine less"
 
 
 MAKE_AND_WAIT = """
