@@ -117,6 +117,7 @@ def test_whatever_hangs_is_noticed_and_comes_back(whole: Whole) -> None:
         until(partial(whole.is_back, name, pid))
         assert f"{name:<12}│ exited: silent for {WATCHDOG_SECONDS:g} s; restarting" in whole.said
     until(whole.is_healthy)
+    assert f"Last restart of web: silent for {WATCHDOG_SECONDS:g} s" in whole.run("status").stdout
 
 
 def test_a_second_one_says_where_the_first_one_is(whole: Whole) -> None:
