@@ -37,6 +37,7 @@ from kvss_agent.tier2.parts.removal import Remover
 from kvss_agent.tier2.parts.spills import Spill, Spiller
 from kvss_agent.tier2.parts.state import StoreState
 from kvss_agent.tier2.parts.statistics import Outcome, Receipt, Stats
+from kvss_agent.wall_clock import WallClock
 
 __all__ = ["Outcome", "Receipt", "Stats", "Tier2"]
 
@@ -56,16 +57,18 @@ class Tier2:
         shared: bool = True,
         threads: int = 8,
         mover: Mover = PYTHON,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         background: Background | None = None,
         share: float = 1.0,
     ) -> None:
-        """`clock` returns seconds since 1970, as files do. `background`: spills keep to its budget, with
-        `share` times the bytes of their files."""
+        """`clock` returns seconds since 1970, as files do; unless given, a `WallClock`. `background`: spills
+        keep to its budget, with `share` times the bytes of their files."""
         self._front = backend if isinstance(backend, Fronted) else None
         self._work = Execution(threads)
         backend.set_caps(caps)
-        self._state = StoreState(backend, Index(caps), self._work, mover, clock, shared=shared)
+        self._state = StoreState(
+            backend, Index(caps), self._work, mover, clock or WallClock(), shared=shared
+        )
         self._remover = Remover(self._state)
         self._spiller = Spiller(self._state, self._remover, background, share)
         self._recaller = Recaller(self._state, self._remover)

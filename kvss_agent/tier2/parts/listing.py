@@ -27,12 +27,13 @@ class Lister:
         step = -(-len(addresses) // threads) or 1
         batches = [addresses[start : start + step] for start in range(0, len(addresses), step)]
         there = set()
+        now = self._state.clock()  # no file is younger: one from a clock that is ahead would stay too long
         for batch, looks in zip(batches, await self._gathered(batches), strict=True):
             for address, seen in zip(batch, looks, strict=True):
                 if isinstance(seen, Failed):
                     self._state.counts.count_fault(seen)
                 elif seen and plausible(seen.bytes) and self._state.may_be_elsewhere(address):
-                    self._state.index.adopt(address, seen.bytes, written=seen.modified)
+                    self._state.index.adopt(address, seen.bytes, written=min(seen.modified, now))
                     there.add(address)
         return there
 
@@ -51,6 +52,7 @@ class Lister:
         found = await self.files(progress)
         found.sort(key=lambda file: file.modified)
         damaged, purging = [], 0
+        now = self._state.clock()  # as in `adopt`
         for count, file in enumerate(found):
             if not count % _STEP:
                 await asyncio.sleep(0)
@@ -60,7 +62,7 @@ class Lister:
                 purging += 1
             else:
                 self._state.index.adopt(
-                    file.address, file.bytes, written=file.modified, beyond_caps=True
+                    file.address, file.bytes, written=min(file.modified, now), beyond_caps=True
                 )
         await self._remove_missing(before, {file.address for file in found})
         if damaged:

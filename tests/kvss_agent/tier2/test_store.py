@@ -941,6 +941,36 @@ async def test_what_another_agent_wrote_is_as_old_as_its_file(tmp_path: Path) ->
         assert await store.exists([address_of(1), address_of(2)]) == [False, True]
 
 
+async def test_a_clock_that_jumps_forward_removes_nothing_for_the_others_of_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as store:
+        await put(store, address_of(1))
+        store.limits = Limits(3600)
+        now = time.time()
+        monkeypatch.setattr(store._state.clock, "_wall", lambda: now + 86_400)
+        assert await store.expire() == 0
+        assert len(files_in(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("is_found_by", ["a listing", "a request"])
+async def test_a_file_of_a_clock_that_was_ahead_is_as_old_as_its_discovery(
+    tmp_path: Path, is_found_by: str
+) -> None:
+    async with opened(tmp_path) as store, opened(tmp_path) as other:
+        await put(other, address_of(1))
+        for file in files_in(tmp_path):
+            os.utime(file, (time.time() + 86_400,) * 2)
+        if is_found_by == "a listing":
+            await store.rebuild()
+        else:
+            assert await store.exists([address_of(1)]) == [True]
+        store.limits = Limits(3600)
+        later = time.time() + 3601
+        store._state.clock = lambda: later
+        assert await store.expire() == 1
+
+
 async def test_the_age_of_a_file_outlives_its_agent(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         await put(store, address_of(1))
