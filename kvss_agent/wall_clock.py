@@ -1,4 +1,4 @@
-"""Seconds since 1970 that do not jump with the machine's clock: what expires by them is gone for good."""
+"""Seconds since 1970 that do not jump with the machine's clock: what expires is gone for good."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ class Tier2:
         background: Background | None = None,
         share: float = 1.0,
     ) -> None:
-        """`clock` returns seconds since 1970, as files do; unless given, a `WallClock`. `background`: spills
-        keep to its budget, with `share` times the bytes of their files."""
+        """`clock` returns seconds since 1970, as files do; unless given, a `WallClock`. `background`:
+        spills keep to its budget, with `share` times the bytes of their files."""
         self._front = backend if isinstance(backend, Fronted) else None
         self._work = Execution(threads)
         backend.set_caps(caps)

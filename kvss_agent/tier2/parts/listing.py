@@ -27,7 +27,7 @@ class Lister:
         step = -(-len(addresses) // threads) or 1
         batches = [addresses[start : start + step] for start in range(0, len(addresses), step)]
         there = set()
-        now = self._state.clock()  # no file is younger: one from a clock that is ahead would stay too long
+        now = self._state.clock()  # none is younger: one of a clock that is ahead would overstay
         for batch, looks in zip(batches, await self._gathered(batches), strict=True):
             for address, seen in zip(batch, looks, strict=True):
                 if isinstance(seen, Failed):
