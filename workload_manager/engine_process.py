@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from kvss_agent.process.durable_file import write_durably
 from telemetry.decoder import Malformed, decode
 from workload_manager.engines.base import Launch
 
@@ -85,8 +86,14 @@ class EngineProcess:
         )
         leader = _stat(process.pid)
         started = _Started(process.pid, _boot(), leader.started_ticks if leader else None)
-        (folder / STARTED).write_bytes(msgspec.json.encode(started))
-        return cls(process, folder)
+        engine = cls(process, folder)
+        try:
+            write_durably(folder / STARTED, msgspec.json.encode(started))
+        except OSError:  # as on a full disk: the next manager would not know it
+            engine.end(kill=True)
+            await process.wait()
+            raise
+        return engine
 
     async def ended(self) -> str:
         """Wait until no process of it is left, and pass on meanwhile what it says. Returns how it ended,

@@ -1,7 +1,8 @@
 """A replica's stream of events on its way to a client: what of it we need to know, and what changes.
 
 Events are passed on as they come. Only those that may matter are looked into: the one with the usage,
-which we always ask for and which is left out where the client did not, errors, and the end.
+which we always ask for and which is left out where the client did not, errors, and the end. Comments
+are left out: a gateway keeps its connection alive with them before there is a token.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _END: Final = re.compile(rb"\r?\n\r?\n")
 _END_BYTES_BEFORE: Final = 3  # of an event's end, which may have come with the piece before
 _DONE: Final = re.compile(rb"^data: ?\[DONE\]\s*$")
 _TO_LOOK_INTO: Final = (b'"usage"', b'"error"', b"[DONE]")
+_COMMENT: Final = re.compile(rb"(?::[^\r\n]*+(?:\r?\n|\Z))*+")  # only such lines
 
 
 class Details(msgspec.Struct):
@@ -93,7 +95,8 @@ class EventStream:
         """Take bytes of the replica's; returns those for the client, whole events. Raises Lost for an
         event without an end."""
         is_whole = not self._tail and piece.endswith(b"\n\n")
-        if is_whole and not self._renaming and not any(mark in piece for mark in _TO_LOOK_INTO):
+        is_plain = piece[:1] != b":" and b"\n:" not in piece  # has no comments
+        if is_whole and is_plain and not self._renaming and not _matters(piece):
             self.passed += piece.count(b"\n\n")
             return piece
         # What came before has no end in it: a long event is not searched again with each of its pieces.
@@ -119,7 +122,9 @@ class EventStream:
             raise Lost("The replica sent an event without an end.")
 
     def _passes(self, event: bytes) -> bool:
-        if not any(mark in event for mark in _TO_LOOK_INTO):
+        if _COMMENT.fullmatch(event):
+            return False
+        if not _matters(event):
             return True
         if _DONE.match(event):
             self.is_done = True
@@ -137,6 +142,10 @@ class EventStream:
             self.usage = told.usage
             return bool(told.choices) or self._wants_usage
         return True
+
+
+def _matters(piece: bytes) -> bool:
+    return any(mark in piece for mark in _TO_LOOK_INTO)
 
 
 def usage_of(raw: bytes) -> Usage | None:

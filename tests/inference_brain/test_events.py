@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,12 +75,32 @@ def test_an_error_is_passed_on_and_noted() -> None:
     assert not stream.is_done
 
 
-def test_other_line_ends_and_comments_are_passed_on() -> None:
+def test_other_line_ends_are_understood() -> None:
     stream = EventStream(Renaming("m", "m"), wants_usage=False)
-    assert (
-        stream.feed(b": ping\r\n\r\ndata: {}\r\n\r\ndata: [DONE]\r\n\r\n") == b": ping\n\ndata: {}\n\n"
-    )
+    assert stream.feed(b"data: {}\r\n\r\ndata: [DONE]\r\n\r\n") == b"data: {}\n\n"
     assert stream.is_done
+
+
+@pytest.mark.parametrize("comment", [b": waits\n\n", b":\r\n\r\n", b": one\n: two\n\n", b": [DONE]\n\n"])
+def test_a_comment_is_no_token(comment: bytes) -> None:
+    stream = EventStream(Renaming("m", "m"), wants_usage=False)
+    assert stream.feed(comment) == b""
+    assert (stream.passed, stream.is_done) == (0, False)
+    assert stream.feed(token("a") + comment + token(":")) == token("a") + token(":")
+    assert stream.passed == 2
+
+
+def test_a_long_comment_is_found_at_once() -> None:
+    stream = EventStream(Renaming("m", "m"), wants_usage=False)
+    said = b"\n".join([b":" * 10_000] * 100) + b"\nx\n\n"
+    assert stream.feed(said) == said
+
+
+def test_lines_beside_a_comment_are_an_event() -> None:
+    stream = EventStream(Renaming("m", "m"), wants_usage=False)
+    said = b": of a gateway\n" + token("a")
+    assert stream.feed(said) == said
+    assert stream.passed == 1
 
 
 @given(st.binary(max_size=300))

@@ -19,7 +19,7 @@ import uvloop
 
 from tests.live import wait_until
 from tests.workload_manager.managers import is_alive
-from workload_manager.engine_process import STARTED, EngineProcess, kill_all
+from workload_manager.engine_process import MARK, STARTED, EngineProcess, kill_all
 from workload_manager.engines.base import Launch
 
 T = TypeVar("T")
@@ -74,6 +74,16 @@ async def test_it_is_recorded_when_its_engine_was_started(tmp_path: Path) -> Non
     assert await engine.ended() == "The engine was killed."
     recorded = json.loads((tmp_path / STARTED).read_text())
     assert (recorded["session"], recorded["started_ticks"]) == (engine.pid, ticks)
+
+
+async def test_an_engine_whose_start_can_not_be_recorded_does_not_run(tmp_path: Path) -> None:
+    (tmp_path / STARTED).mkdir()
+    with pytest.raises(IsADirectoryError):
+        await EngineProcess.start(Launch(("/bin/sleep", "600"), ""), tmp_path)
+    mark = f"{MARK}={tmp_path}".encode()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            assert mark not in environment.read_bytes()
 
 
 async def test_a_session_with_the_number_of_an_engine_that_is_gone_is_left_alone(tmp_path: Path) -> None:
