@@ -315,6 +315,8 @@ class Notification(models.Model):
     next_try_at = models.DateTimeField(default=timezone.now)
     sent_at = models.DateTimeField(null=True)
     answer = models.CharField(max_length=TEXT_CHARACTERS_MAX, blank=True)
+    # False: its episode had ended before the channel was to be notified of ends.
+    wants_end = models.BooleanField(default=True, db_default=True)
 
     class Meta:
         ordering = ("-id",)

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from console.accounts.principal import Principal
 from console.accounts.roles import Role
-from console.alerts.delivery.notifications import message_of, settle
+from console.alerts.delivery.notifications import leave_ended, message_of, settle
 from console.alerts.delivery.senders import send
 from console.alerts.models import Channel, Notification
 from console.alerts.rules.rule import Severity
@@ -71,6 +71,8 @@ def update_channel(
     if channel.snapshot() != before or (channel.address, channel.secret) != old:
         channel.version += 1
         channel.save()
+        if channel.send_resolved and not before["send_resolved"]:
+            leave_ended(channel)
         after = channel.snapshot()
         record(principal, "channel.update", _about(channel), before=before, after=after, reason=reason)
     return channel

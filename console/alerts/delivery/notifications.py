@@ -86,6 +86,16 @@ def _firing() -> QuerySet[Alert]:
 
 def _resolved_and_not_planned() -> QuerySet[Notification]:
     """Firing notifications that were sent, of episodes that have ended since."""
+    found = _of_ended(Notification.objects.filter(channel__send_resolved=True, wants_end=True))
+    return found.select_related("channel", "alert").order_by("id")[:ALERTS_MAX]
+
+
+def leave_ended(channel: Channel) -> None:
+    """It is notified of ends from now on: not of all that it was ever notified of."""
+    _of_ended(channel.notifications.all()).update(wants_end=False)
+
+
+def _of_ended(notifications: QuerySet[Notification]) -> QuerySet[Notification]:
     planned = Notification.objects.filter(
         channel=OuterRef("channel"),
         alert=OuterRef("alert"),
@@ -93,10 +103,8 @@ def _resolved_and_not_planned() -> QuerySet[Notification]:
         what=What.RESOLVED,
     )
     ended = Q(alert__state=State.RESOLVED) | Q(alert__episode__gt=F("episode"))
-    found = Notification.objects.filter(
-        ended, what=What.FIRING, state=Notification.State.SENT, channel__send_resolved=True
-    )
-    return found.exclude(Exists(planned)).select_related("channel", "alert").order_by("id")[:ALERTS_MAX]
+    found = notifications.filter(ended, what=What.FIRING, state=Notification.State.SENT)
+    return found.exclude(Exists(planned))
 
 
 def wants(channel: Channel, alert: Alert) -> bool:

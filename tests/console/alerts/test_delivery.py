@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import F
 from django.utils import timezone
 
@@ -258,6 +258,24 @@ def test_an_end_is_not_told_where_nobody_was_told_of_the_beginning(receiver: Hoo
     run(channel)
     assert [what for what, _ in log(channel)] == ["firing"]  # planned while it fired, and late
     assert len(receiver.got) == 2
+
+
+@pytest.mark.django_db
+def test_a_channel_that_is_told_of_ends_is_told_of_those_to_come(receiver: Hook) -> None:
+    channel = make_channel("hook", receiver.address, send_resolved=False)
+    over, running = make_alert("queue-deep", "node:ax-7"), make_alert("queue-deep", "node:ax-8")
+    run(channel)
+    Alert.objects.filter(pk=over.pk).update(state="resolved")
+    run(channel)
+    with transaction.atomic():
+        changed = channels.for_change(SYSTEM, channel.pk)
+        channels.update_channel(SYSTEM, changed, name="hook", send_resolved=True)
+    run(channel)
+    assert log(channel) == [("firing", "sent")] * 2
+    Alert.objects.filter(pk=running.pk).update(state="resolved")
+    run(channel)
+    [*_, told] = receiver.bodies
+    assert (told["what"], [one["subject"] for one in told["alerts"]]) == ("resolved", ["ax-8"])
 
 
 # Mail
