@@ -82,7 +82,7 @@ class Driver(Decider):
         shards: Sequence[Sequence[Shard]],
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] | None = None,
         snapshots: Snapshots | None = None,
     ) -> None:
         """`shards` of each group, in the layout's order. `snapshots` as in `Decider`, with the

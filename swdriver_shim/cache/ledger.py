@@ -87,7 +87,7 @@ class Ledger:
 
         `tags`: the isolation tags of orgs, to purge tier 2 of orgs that have sent no request yet.
         """
-        self._stock.set_policies(policies, now, tags or {})
+        self._stock.set_policies(policies, now, tags)
         for account in self._stock.accounts.values():
             self._spills.grown(account)
 
@@ -302,8 +302,9 @@ class Ledger:
 
         `tag`: the org's isolation tag, needed if it may have sent no request yet.
         """
-        self._stock.account(org).purged_at = now
-        return self._stock.purge(self._stock.account(org), namespace, tag)
+        account = self._stock.account(org)
+        account.purged_at = account.tier2_purged_at = now
+        return self._stock.purge(account, namespace, tag)
 
     def purge_tag(self, org: str, tag: bytes) -> Removal:
         """Remove all columns that carry this tag, of an org that has another one by now, or is deleted.
@@ -486,6 +487,7 @@ class Tier2:
         restores: RestorePlanner,
         promotion: PromotionPlanner,
     ) -> None:
+        self._stock = stock
         # Copying there
         self.begin_spill = spills.begin
         self.seconds_left = stock.slots.seconds_left
@@ -518,3 +520,8 @@ class Tier2:
         self.recalled = recalls.recalled
         self.borrowed = recalls.borrowed
         self.promoted = promotion.promoted
+
+    @property
+    def ttl_seconds_max(self) -> float:
+        """No column lives longer, of those that have a TTL."""
+        return self._stock.ttl_seconds_max

@@ -14,7 +14,7 @@ from swdriver_shim.cache.request_log import HasKeys
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.layout import Group
-from swdriver_shim.policy import NEVER, Tiers
+from swdriver_shim.policy import NEVER
 
 _IN_TRANSIT: Final = {State.WRITING: Reason.WRITING, State.RECALLING: Reason.TIER2_LATE}
 
@@ -44,10 +44,8 @@ def reason(stock: Stock, column: Column | None, key: bytes, now: float) -> Reaso
         return Reason.NOT_BORROWED
     if column.state in _IN_TRANSIT:
         return _IN_TRANSIT[column.state]
-    if column.map.account.policy.tiers is Tiers.NONE:
-        return Reason.NO_STORE
-    if column.is_beyond_limit:
-        return Reason.PREFIX_ONLY
+    if why := column.not_stored_for:
+        return why
     if column.expires_at <= now:
         return Reason.EXPIRED
     return None if stock.is_reachable else Reason.AGENT_LOST

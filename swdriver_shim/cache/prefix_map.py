@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from swdriver_shim import loops
 from swdriver_shim.cache.displacement import POLICIES, Choice, Competition, DisplacementPolicy, move
-from swdriver_shim.cache.reasons import Removal, Tally
+from swdriver_shim.cache.reasons import Reason, Removal, Tally
 from swdriver_shim.cache.reuse.sample import Recorder
 from swdriver_shim.cache.turns import Turns
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace
-from swdriver_shim.policy import Policy, Tier2Rule
+from swdriver_shim.policy import Policy, Tier2Rule, Tiers
 
 NO_SLOT: Final = -1
 NEVER_YET: Final = float("-inf")
@@ -103,9 +103,16 @@ class Column:
     def expires_at(self) -> float:
         """By its org's policy, which may change; NEVER for never, and 0 for a column that the
         policy does not store any more."""
-        if self.is_beyond_limit:
+        if self.not_stored_for:
             return 0.0
         return self.map.account.policy.expires_at(self.stored_at, self.used_at, self.ttl)
+
+    @property
+    def not_stored_for(self) -> Reason | None:
+        """Why its org's policy does not store such columns; None if it does."""
+        if self.map.account.policy.tiers is Tiers.NONE:
+            return Reason.NO_STORE
+        return Reason.PREFIX_ONLY if self.is_beyond_limit else None
 
     @property
     def is_beyond_limit(self) -> bool:
@@ -254,6 +261,7 @@ class Account:
         self.purged: list[PrefixMap] = []  # not found any more; their columns are being removed
         self.removals = 0  # how often somebody has had something removed
         self.purged_at = NEVER_YET  # what a sibling stored before is not borrowed
+        self.tier2_purged_at = NEVER_YET  # what comes back with dates from before is not served
         self.bytes = 0
         self.group_bytes = [0] * groups
         self.tally = Tally()
@@ -337,9 +345,10 @@ class Account:
         return run[0] if run else None
 
 
-def _limits(policy: Policy) -> tuple[int | None, int | None, int | None]:
+def _limits(policy: Policy) -> tuple[int | None, int | None, int | None, bool]:
     """What decides when a column is removed."""
-    return policy.ttl_first_use_seconds, policy.ttl_last_use_seconds, policy.columns_max
+    stores = policy.tiers is not Tiers.NONE
+    return policy.ttl_first_use_seconds, policy.ttl_last_use_seconds, policy.columns_max, stores
 
 
 def _displacement(policy: Policy) -> DisplacementPolicy[Any]:

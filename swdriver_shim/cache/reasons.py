@@ -109,10 +109,16 @@ class Removal:
     files: int = 0  # in tier 2: one for each column and shard
     file_bytes: int = 0
     pending: int = 0  # slots to empty, maps to take down, work in tier 2
-    after: list[Removal] = field(default_factory=list)  # earlier removals that it has to wait for
+    after: set[Removal] = field(default_factory=set)  # all earlier removals that it has to wait for
     slots: set[tuple[int, int]] = field(default_factory=set)  # slots freed earlier, to be empty as well
     confirmed: dict[str, float] = field(default_factory=dict)  # by shard: when it last emptied a slot
 
+    def wait_for(self, earlier: Iterable[Removal]) -> None:
+        """And for those that they wait for: `done` is asked often, and there may be many in a row."""
+        for one in earlier:
+            self.after |= {one, *one.after}
+
     @property
     def done(self) -> bool:
-        return not self.pending and not self.slots and all(one.done for one in self.after)
+        self.after = {one for one in self.after if one.pending or one.slots}
+        return not self.pending and not self.slots and not self.after

@@ -184,8 +184,12 @@ class RecallPlanner:
             if column.expires_at <= now:
                 recalled.late += 1
                 stock.remove(column, Reason.EXPIRED)
-                continue
-            arrived.append(column)
+            elif recall.lent is None and column.stored_at <= column.map.account.tier2_purged_at:
+                recalled.late += 1
+                stock.remove(column, Reason.PURGED)
+                stock.deletes.delete(column.map, [column.key])
+            else:
+                arrived.append(column)
         stock.arrived(arrived, now)
 
     def skip(self, prompt: HasKeys, exists: Sequence[Collection[int]]) -> None:

@@ -17,7 +17,7 @@ from swdriver_shim import loops
 from swdriver_shim.cache.expiry import ExpirySchedule
 from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.listener import Listener
-from swdriver_shim.cache.prefix_map import NO_SLOT, Account, Column, PrefixMap, State
+from swdriver_shim.cache.prefix_map import NEVER_YET, NO_SLOT, Account, Column, PrefixMap, State
 from swdriver_shim.cache.reasons import GHOSTS_MAX, Ghosts, NoSpill, Reason, Removal
 from swdriver_shim.cache.request_log import Conversations, RequestLog
 from swdriver_shim.cache.slots import Freed, Slots, prune
@@ -33,7 +33,9 @@ BORROWED_MAX: Final = 1 << 16  # columns that nobody has used yet
 PURGED_AT_ONCE: Final = 256  # columns of one org
 NAMESPACES_MAX: Final = 64  # of an org that are kept without columns, and searched for a reason
 _SCHEDULED_BY: Final = attrgetter("map", "priority", "ttl", "stored_at", "used_at")
-_CLEARED: Final = frozenset({Reason.EXPIRED, Reason.PREFIX_ONLY, Reason.PURGED, Reason.DELETED})
+_CLEARED: Final = frozenset(
+    {Reason.EXPIRED, Reason.PREFIX_ONLY, Reason.NO_STORE, Reason.PURGED, Reason.DELETED}
+)
 
 
 @dataclass(slots=True)
@@ -65,6 +67,8 @@ class Stock:
         self.trails = Trails()
         self.slow_orgs: set[str] = set()  # whose slots are copied or scrubbed before they are free
         self._policies: Mapping[str, OrgPolicies] = {}
+        self._served_tags: Mapping[str, bytes] | None = None  # by org; None: all are served
+        self.ttl_seconds_max = _ttl(Policy())  # of the policies
         self._purged: FairQueue[tuple[PrefixMap, Removal]] = FairQueue()
 
     # Orgs
@@ -78,17 +82,19 @@ class Stock:
         return found
 
     def set_policies(
-        self, policies: Mapping[str, OrgPolicies], now: float, tags: Mapping[str, bytes]
+        self, policies: Mapping[str, OrgPolicies], now: float, served_tags: Mapping[str, bytes] | None
     ) -> None:
         earlier, self._policies = self._policies, policies
+        self.ttl_seconds_max = max(map(_ttl, [Policy(), *map(self._policy, policies)]))
+        self._served_tags, tags = served_tags, served_tags or {}
         for org in tags.keys() - self.accounts.keys():
             before = earlier.get(org, OrgPolicies()).of(self.model)
             if before.tiers is Tiers.TIER2:
-                self._policy_changed(self.account(org), before, tags[org])
+                self._policy_changed(self.account(org), before, tags[org], now)
         for account in self.accounts.values():
             before = account.policy
             account.set_policy(self._policy(account.org), now)
-            self._policy_changed(account, before, tags.get(account.org))
+            self._policy_changed(account, before, tags.get(account.org), now)
             if account.policy != before:
                 for listener in self.listeners:
                     listener.policy_changed(account)
@@ -98,31 +104,37 @@ class Stock:
     def _policy(self, org: str) -> Policy:
         return self._policies.get(org, OrgPolicies()).of(self.model)
 
-    def _policy_changed(self, account: Account, before: Policy, tag: bytes | None = None) -> None:
+    def _policy_changed(
+        self, account: Account, before: Policy, tag: bytes | None = None, now: float = NEVER_YET
+    ) -> None:
         """Purge tier 2 of the org if the new policy does not allow what is there."""
-        now = account.policy
-        was_there, is_there = before.tiers is Tiers.TIER2, now.tiers is Tiers.TIER2
-        (self.slow_orgs.add if is_there or now.scrub else self.slow_orgs.discard)(account.org)
-        is_other = before.encrypt_tier2 is not now.encrypt_tier2 or _is_shorter(now, before)
+        policy = account.policy
+        was_there, is_there = before.tiers is Tiers.TIER2, policy.tiers is Tiers.TIER2
+        (self.slow_orgs.add if is_there or policy.scrub else self.slow_orgs.discard)(account.org)
+        is_other = before.encrypt_tier2 is not policy.encrypt_tier2 or _is_shorter(policy, before)
         if was_there and (not is_there or is_other):
+            account.tier2_purged_at = now
             self._purge_tier2(account, _tags(account, tag), Removal(Reason.PURGED))
 
     def maps_of(self, maker: Keys) -> list[PrefixMap]:
-        """The maps of its org in its namespace, one for each group."""
+        """The maps of its org in its namespace, one for each group; empty ones, which nobody else finds,
+        for keys of a secret that the org has no more: a request may have been waiting since."""
         account = self.account(maker.org)
         found = account.maps.get(maker.namespace)
-        if found is not None and account.makers[maker.namespace].tag != maker.tag:
+        if found is not None and account.makers[maker.namespace].tag == maker.tag:
+            return found
+        fresh = [
+            PrefixMap(account, maker.namespace, index, group.column_bytes, group.linked)
+            for index, group in enumerate(self.layout.groups)
+        ]
+        if self._served_tags is not None and self._served_tags.get(maker.org) != maker.tag:
+            return fresh
+        if found is not None:
             self.purge(account, maker.namespace)  # the org has another secret now
-            found = None
-        if found is None:
-            if len(account.maps) >= NAMESPACES_MAX:
-                account.drop_empty_maps()
-            found = account.maps[maker.namespace] = [
-                PrefixMap(account, maker.namespace, index, group.column_bytes, group.linked)
-                for index, group in enumerate(self.layout.groups)
-            ]
-            account.makers[maker.namespace] = maker
-        return found
+        if len(account.maps) >= NAMESPACES_MAX:
+            account.drop_empty_maps()
+        account.maps[maker.namespace], account.makers[maker.namespace] = fresh, maker
+        return fresh
 
     def tags(self, org: str, tag: bytes | None = None) -> set[bytes]:
         """All tags that columns of the org carry, or carried since the start, as far as is known. `tag`:
@@ -227,7 +239,7 @@ class Stock:
         self.overstay.columns += overstay > SWEPT_SECONDS
         self.overstay.seconds_max = max(self.overstay.seconds_max, overstay)
         expired.overstay_seconds_max = max(expired.overstay_seconds_max, overstay)
-        self.remove(column, Reason.PREFIX_ONLY if column.is_beyond_limit else Reason.EXPIRED)
+        self.remove(column, column.not_stored_for or Reason.EXPIRED)
 
     def remove(
         self, column: Column, reason: Reason, removal: Removal | None = None, *, idle: bool = False
@@ -329,7 +341,7 @@ class Stock:
     ) -> Removal:
         account.removals += 1
         removal = Removal(Reason.PURGED)
-        removal.after = [earlier for prefix_map, earlier in self._purged if belongs(prefix_map)]
+        removal.wait_for(earlier for prefix_map, earlier in self._purged if belongs(prefix_map))
         account.recorder.forget()
         account.turns.clear()
         self.requests.forget(account.org)
@@ -386,6 +398,11 @@ class Stock:
         for prefix_map in chain.from_iterable(account.maps.values()):
             for column in prefix_map.columns.values():
                 column.tier2_used_at = None
+
+
+def _ttl(policy: Policy) -> int:
+    """The longest of the policy's, 0 for none."""
+    return max(policy.ttl_first_use_seconds or 0, policy.ttl_last_use_seconds or 0)
 
 
 def _is_shorter(now: Policy, before: Policy) -> bool:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.listener import Listener
-from swdriver_shim.cache.prefix_map import Account, PrefixMap
+from swdriver_shim.cache.prefix_map import NEVER_YET, Account, PrefixMap
 from swdriver_shim.cache.reasons import Reason, Removal
 from swdriver_shim.cache.slots import Slots
 
@@ -50,6 +50,7 @@ class Tier2Deletes:
         self._purging: Counter[str] = Counter()  # by org
         # What a shard's next home may still have: everything that was removed since the start.
         self._purged_tags: dict[Account, set[bytes]] = {}
+        self._deleted_tags: dict[Account, set[bytes]] = {}  # of columns that are not known one by one
         self._deleted: dict[TierDelete, Account] = {}  # the oldest first
         # What is queued already is not repeated.
         self._queued: set[TierDelete] = set()
@@ -85,7 +86,7 @@ class Tier2Deletes:
         while len(self._deleted) > DELETED_MAX:
             deleted, account = next(iter(self._deleted.items()))
             del self._deleted[deleted]
-            self._purged_tags.setdefault(account, set()).add(deleted.tag)
+            self._deleted_tags.setdefault(account, set()).add(deleted.tag)
 
     def _delete(self, delete: TierDelete) -> None:
         self._queue(delete, self._slots.last_use)
@@ -152,20 +153,28 @@ class Tier2Deletes:
         self._purging = +self._purging
 
     def purged_tags(self, account: Account) -> set[bytes]:
-        """The tags of all purges of the org since the start."""
-        return self._purged_tags.get(account, set())
+        """The tags of all purges of the org since the start, and of deletes that were forgotten."""
+        return self._purged_tags.get(account, set()) | self._deleted_tags.get(account, set())
 
     def repeat(self) -> dict[Account, set[bytes]]:
         """Queue all deletes again, since a shard's new home may have files from an earlier stay.
 
         Returns the tags that the caller has to purge again. Nothing is queued twice, however often
-        shards move.
+        shards move. What an org has stored in tier 2 since its last purge stays: what is from before has
+        a date, and is not served.
         """
         for deleted in self._deleted:
             if deleted not in self._queued:
                 self._delete(deleted)
+        found = {account: self._to_repeat(account) for account in self._purged_tags | self._deleted_tags}
         return {
-            account: set(tags)
-            for account, tags in self._purged_tags.items()
-            if (account, frozenset(tags)) not in self._queued_purges
+            account: tags
+            for account, tags in found.items()
+            if tags and (account, frozenset(tags)) not in self._queued_purges
         }
+
+    def _to_repeat(self, account: Account) -> set[bytes]:
+        tags = self._purged_tags.get(account, set())
+        if account.tier2_purged_at > NEVER_YET:
+            tags = tags - {maker.tag for maker in account.makers.values()}
+        return tags | self._deleted_tags.get(account, set())

@@ -128,6 +128,7 @@ class Shim:
         self._current: dict[tuple[str, int], HomeSpec] = {}  # where the shards are now
         self._callers: Mapping[str, OrgSpec] = {}
         self._keys: dict[tuple[str, bytes, Namespace], Keys] = {}  # by org, its secret and namespace
+        self._orgs_by_tag: Mapping[bytes, OrgSpec] = {}
         self._moving: dict[tuple[str, int], threading.Thread] = {}
         self._stopped = threading.Event()
         self.limits = LabelLimits()  # of its metrics
@@ -359,6 +360,7 @@ class Shim:
             {org.name: org.tag for org in told.orgs},
         )
         self._keys.clear()
+        self._orgs_by_tag = {org.tag: org for org in told.orgs}
         secrets = {org.name: org.secret for org in told.orgs}
         for org in before.orgs if before else ():
             if secrets.get(org.name) != org.secret:  # nobody can ask for it any more
@@ -579,8 +581,8 @@ class Shim:
 
     def _maker_of(self, tag: bytes) -> Keys | None:
         """Of the org that has this isolation tag now."""
-        orgs = self.desired.orgs if self.desired else ()
-        return next((maker for maker in map(self.keys, orgs) if maker.tag == tag), None)
+        org = self._orgs_by_tag.get(tag)
+        return self.keys(org) if org else None
 
     def lend(self, body: LendBody) -> LentAnswer:
         """Where the columns of a prompt are, for a sibling. Raises Conflict if it has another model."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import struct
 import threading
 import time
@@ -27,6 +26,7 @@ from swdriver_shim.cache.request_log import HasKeys, PromptKeys
 from swdriver_shim.cache.spills import Dates, Spill
 from swdriver_shim.cache.tier2_deletes import TierDelete, TierPurge
 from swdriver_shim.data_plane.break_even import BreakEven, LinearFit
+from swdriver_shim.data_plane.calendar import Calendar, Offsets
 from swdriver_shim.data_plane.shard.columns import RecallColumn, SpillColumn
 from swdriver_shim.data_plane.shard.control import ShardControl
 from swdriver_shim.keys import Keys
@@ -81,7 +81,7 @@ class Tier2Transfers:
         shards: Sequence[Sequence[ShardControl]],
         *,
         clock: Callable[[], float],
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float],
         on_change: Callable[[], None],
         is_served: Callable[[Keys], bool] = lambda _: True,
     ) -> None:
@@ -95,7 +95,7 @@ class Tier2Transfers:
         self._lock = lock
         self.shards = shards
         self._clock = clock
-        self._wall_clock = wall_clock
+        self._calendar = Calendar(wall_clock, clock)
         self._on_change = on_change
         self._is_served = is_served
         self._searching = 0
@@ -105,7 +105,6 @@ class Tier2Transfers:
         self._is_promoting = False
         self._is_busy = False  # restoring, forgetting or purging
         self._turn = 0  # of those three
-        self._offsets = (math.inf, -math.inf)  # between the calendar and our clock: least and most
         count = min(THREADS_MAX, 2 * sum(map(len, shards)))
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="tier2")
         self._searches = ThreadPoolExecutor(SEARCHES_AT_ONCE, thread_name_prefix="search")
@@ -289,7 +288,7 @@ class Tier2Transfers:
         def bring(group: int, shard: ShardControl) -> list[int | Miss]:
             return shard.recall([back for _, back in groups[group]], data_key)
 
-        now, (_, offset) = self._clock(), self._offset()
+        now, offset = self._clock(), self._offsets().most
         found: dict[Column, Dates | Reason] = {}
         size = 0
         for group, parts in self._on_each(bring, groups, recall.shards).items():
@@ -300,13 +299,9 @@ class Tier2Transfers:
             self.recalling.add(size, time.perf_counter() - began)
         return found
 
-    def _offset(self) -> tuple[float, float]:
-        """Between the calendar and our clock: the least and the most so far. The calendar may be put
-        right: what is noted with the least and read with the most is never younger than it is."""
-        offset = self._wall_clock() - self._clock()
-        least, most = self._offsets
-        self._offsets = min(least, offset), max(most, offset)
-        return self._offsets
+    def _offsets(self) -> Offsets:
+        with self._lock:
+            return self._calendar.offsets(self._ledger.tier2.ttl_seconds_max)
 
     def _say_arrived(self) -> None:
         with self.arrived:
@@ -416,7 +411,7 @@ class Tier2Transfers:
 
     def _spilled(self, spill: Spill) -> list[bool]:
         """For each whether all shards have copied their part."""
-        offset, _ = self._offset()
+        offset = self._offsets().least
         places: dict[int, list[int]] = {}
         for place, one in enumerate(spill.copies):
             places.setdefault(one.group, []).append(place)

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from kvss_agent.client import Miss
 from kvss_agent.data_plane.wire import DATA_KEY_BYTES
+from kvss_agent.wall_clock import WallClock
 from swdriver_shim.cache import snapshot
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.lookup import Match
@@ -97,11 +98,11 @@ class Decider:
         shards: Sequence[Sequence[ShardControl]],
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] | None = None,
         snapshots: Snapshots | None = None,
     ) -> None:
-        """`shards` of each group, in the layout's order. `snapshots`: to continue where the last driver
-        stopped."""
+        """`shards` of each group, in the layout's order. `wall_clock`: a `WallClock`, unless given.
+        `snapshots`: to continue where the last driver stopped."""
         if [group.shards for group in layout.groups] != [len(of) for of in shards]:
             raise ValueError("there is one shard for each that the layout names")
         self.layout = layout
@@ -110,7 +111,7 @@ class Decider:
         woken = threading.Event()
         self._wake = woken.set
         self._clock = clock
-        self._wall_clock = wall_clock
+        self._wall_clock = wall_clock = wall_clock or WallClock()
         self._snapshots = snapshots
         self._follower: Follower | None = None
         self._served_tags: Mapping[str, bytes] | None = None  # by org; None: all are served

@@ -3,7 +3,11 @@ copies that are under way. Each fence by itself; `test_ledger_any_order` tries t
 
 from __future__ import annotations
 
-from swdriver_shim.cache.reasons import Reason
+import sys
+from collections import Counter
+from types import FrameType
+
+from swdriver_shim.cache.reasons import Reason, Removal
 from swdriver_shim.cache.spills import Dates
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
 from tests.swdriver_shim.ledgers import C, conversation, finish, is_done, ledger, missed, store
@@ -31,6 +35,44 @@ def test_a_policy_that_keeps_nothing_holds_for_what_is_stored_already() -> None:
     made.set_policies({"acme": OrgPolicies(policy=Policy(tiers=Tiers.NONE))}, 1)
     assert made.query(asked, 1) == 0
     assert missed(made, asked, 1) == {Reason.NO_STORE: 2 * C}
+    finish(made)
+    made.sweep(2)
+    assert sorted(clear.slot for clear in made.take_clears(64)) == [0, 1]
+    assert made._stock.account("acme").bytes == 0
+    assert made.overstay.columns == 0
+    made.set_policies({"acme": OrgPolicies()}, 3)
+    assert made.query(asked, 3) == 0
+
+
+def test_many_purges_of_an_org_in_a_row_are_soon_asked_whether_they_are_done() -> None:
+    made = ledger(64)
+    purges = []
+    for kind in range(18):
+        store(made, prompt(conversation(kind)))
+        purges.append(made.purge("acme"))
+    asked: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        asked[frame.f_code.co_name] += event == "call"
+
+    sys.setprofile(count)
+    try:
+        assert not any(is_done(one) for one in reversed(purges))
+    finally:
+        sys.setprofile(None)
+    assert asked["done"] == len(purges)
+    finish(made)
+    assert all(map(is_done, purges))
+
+
+def test_a_purge_waits_for_what_earlier_ones_wait_for() -> None:
+    first, second, third = (Removal(Reason.PURGED) for _ in range(3))
+    second.wait_for([first])
+    third.wait_for([second])
+    first.pending = 1
+    assert (is_done(second), is_done(third)) == (False, False)
+    first.pending = 0
+    assert (is_done(third), is_done(second)) == (True, True)
 
 
 def test_a_purge_waits_for_bytes_that_lie_in_slots_that_are_free() -> None:

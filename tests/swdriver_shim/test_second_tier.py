@@ -203,6 +203,31 @@ def test_however_often_shards_move_what_has_to_go_waits_once() -> None:
     assert made.tier2.take_purge()
 
 
+@pytest.mark.parametrize("is_by_policy", [False, True])
+def test_what_an_org_stores_after_a_purge_stays_when_a_shard_moves(*, is_by_policy: bool) -> None:
+    """Its new home may have files from before the purge: they have their dates."""
+    made = ledger(8, acme=KEPT)
+    store(made, prompt(conversation(1)), 5)
+    if is_by_policy:
+        encrypted = Policy(tiers=Tiers.TIER2, encrypt_tier2=True)
+        made.set_policies({"acme": OrgPolicies(policy=encrypted)}, 10)
+        made.set_policies({"acme": OrgPolicies(policy=KEPT)}, 10)
+    else:
+        made.purge("acme", tag=keys().tag, now=10)
+    finish(made)
+    store(made, prompt(conversation(2)), 11)
+    made.tier2.repeat_deletes()
+    assert made.tier2.take_purge() is None
+    for kind, stored_at in ((3, 9), (4, 11)):
+        asked = prompt(conversation(kind))
+        [recall] = made.tier2.begin_recalls(asked, [{0}], 12)
+        assert made.tier2.start_recall(recall, 12)
+        [column] = [place.column for place in recall.places]
+        made.tier2.finish_recall(recall, 12, {column: Dates(stored_at, 12)})
+        assert made.query(asked, 12) == (C if stored_at > 10 else 0)
+    assert [one.key for one in made.tier2.take_deletes(256)] == prompt(conversation(3)).keys
+
+
 def test_a_copy_that_ends_after_its_purge_is_not_noted() -> None:
     made = ledger(8, acme=KEPT)
     asked = prompt(conversation(1))
@@ -241,6 +266,24 @@ def test_an_org_with_another_secret_is_another_org() -> None:
     spill = made.tier2.begin_spill(2, 10)
     assert spill
     assert [one.tag for one in spill.copies] == [new.tag]
+
+
+def test_a_request_that_waited_with_the_old_secret_takes_nothing_from_the_new_one() -> None:
+    made = ledger(64)
+    old, new = Keys("acme", SECRET, NAMESPACE), Keys("acme", SECRET[::-1], NAMESPACE)
+    store(made, old.prompt(conversation(1)))
+    made.set_policies({"acme": OrgPolicies(policy=KEPT)}, 1, {"acme": new.tag})
+    asked, late = new.prompt(conversation(2)), old.prompt(conversation(3))
+    store(made, asked, 2)
+    finish(made)
+    assert made.query(late, 3) == 0
+    made.release(made.match(late, 3))
+    made.set_ttl(late, 1)
+    removal = made.delete(late)
+    assert made.tier2.take_purge() is None
+    finish(made)
+    assert removal.done
+    assert made.query(asked, 3) == C
 
 
 def test_a_prompt_may_be_asked_for_again_with_an_old_answer() -> None:

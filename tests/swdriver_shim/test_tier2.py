@@ -169,7 +169,7 @@ def test_nothing_expired_comes_back_from_tier_2_though_the_driver_is_new(
     with driving(fleet, acme=hour) as engine:
         store_and_keep(engine, files, 1, 2)
     with driving(fleet, acme=hour) as engine:
-        engine.driver._tier2._wall_clock = lambda: time.time() + 3600
+        engine.driver._tier2._calendar._wall_clock = lambda: time.time() + 3600
         assert engine.load(prompt(tokens(1, 2)), SOON) == 0
         assert of(engine) == (0, Counter({Reason.EXPIRED: 2 * C}))
         wait_until("what has expired is removed", lambda: not kept(files))
