@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby, islice, repeat
 from typing import Final, NamedTuple, Protocol
 
@@ -17,6 +17,8 @@ from swdriver_shim.keys import COLUMN_TOKENS, KEY_BYTES, Keys
 REQUESTS_MAX: Final = 1024
 COLUMNS_MAX: Final = 1 << 18  # of all requests together: four megabytes of keys
 CONVERSATION_KEYS_MAX: Final = 1 << 20  # of all conversations together
+CONVERSATION_OVERHEAD_KEYS: Final = 6  # what one takes besides its keys
+ROOM_MADE_AT_ONCE: Final = 64  # such a part of an org's
 
 
 class HasKeys(Protocol):
@@ -131,35 +133,76 @@ class RequestLog:
             self._columns -= dropped.columns
 
 
+@dataclass(slots=True)
+class _Conversations:
+    """Those of an org."""
+
+    prompts: dict[str, PromptKeys] = field(default_factory=dict)  # the oldest first
+    keys: int = 0
+
+    def add(self, continue_id: str, prompt: PromptKeys) -> None:
+        self.drop(continue_id)
+        self.prompts[continue_id] = prompt
+        self.keys += _size(prompt)
+
+    def drop(self, continue_id: str) -> None:
+        if dropped := self.prompts.pop(continue_id, None):
+            self.keys -= _size(dropped)
+
+    def shrink(self, keys: int) -> None:
+        while self.keys > keys:
+            self.drop(next(iter(self.prompts)))
+
+
 class Conversations:
     """The last prompt of each conversation that is to be continued, by org and `continue_id`."""
 
-    def __init__(self) -> None:
-        self._prompts: dict[tuple[str, str], PromptKeys] = {}  # the oldest first
-        self._keys = 0
+    def __init__(self, keys_max: int = CONVERSATION_KEYS_MAX) -> None:
+        self._orgs: dict[str, _Conversations] = {}
+        self._keys, self._keys_max = 0, keys_max
 
     def add(self, continue_id: str, prompt: HasKeys) -> None:
         if not continue_id or not prompt.keys:
             return
-        name = prompt.maker.org, continue_id
-        self._drop(name)
-        self._prompts[name] = PromptKeys(prompt.maker, list(prompt.keys))
-        self._keys += len(prompt.keys)
-        while self._keys > CONVERSATION_KEYS_MAX:
-            self._drop(next(iter(self._prompts)))
+        org = prompt.maker.org
+        its = self._orgs.setdefault(org, _Conversations())
+        self._keys -= its.keys
+        its.add(continue_id, PromptKeys(prompt.maker, list(prompt.keys)))
+        self._keys += its.keys
+        while self._keys > self._keys_max:
+            self._make_room(org)
 
     def items(self) -> Iterable[tuple[tuple[str, str], PromptKeys]]:
-        """By org and `continue_id`, the oldest first."""
-        return self._prompts.items()
+        """By org and `continue_id`, the oldest of an org first."""
+        for org, its in self._orgs.items():
+            yield from (((org, continue_id), prompt) for continue_id, prompt in its.prompts.items())
 
     def find(self, org: str, continue_id: str) -> PromptKeys | None:
         """The last prompt that was stored with this `continue_id`."""
-        return self._prompts.get((org, continue_id))
+        its = self._orgs.get(org)
+        return its.prompts.get(continue_id) if its else None
 
     def forget(self, org: str) -> None:
-        for name in [name for name in self._prompts if name[0] == org]:
-            self._drop(name)
+        if its := self._orgs.pop(org, None):
+            self._keys -= its.keys
 
-    def _drop(self, name: tuple[str, str]) -> None:
-        if dropped := self._prompts.pop(name, None):
-            self._keys -= len(dropped.keys)
+    def _make_room(self, org: str) -> None:
+        """Of this org, if it has more than its share, or else of the one that has the most: of that so
+        much that it need not be found each time."""
+        share = self._keys_max // len(self._orgs)
+        its = self._orgs[org]
+        if its.keys > share:
+            least = max(share, its.keys - (self._keys - self._keys_max))
+        else:
+            org, its = max(self._orgs.items(), key=lambda one: one[1].keys)
+            least = its.keys - max(1, its.keys // ROOM_MADE_AT_ONCE)
+        self._keys -= its.keys
+        its.shrink(least)
+        self._keys += its.keys
+        if not its.prompts:
+            del self._orgs[org]
+
+
+def _size(prompt: PromptKeys) -> int:
+    """Of a conversation, in keys: what it takes besides them counts as well."""
+    return len(prompt.keys) + CONVERSATION_OVERHEAD_KEYS

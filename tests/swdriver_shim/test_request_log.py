@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.request_log import RequestLog, RequestRecord
+from swdriver_shim.cache.request_log import Conversations, RequestLog, RequestRecord
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.policy import Policy
 from tests.swdriver_shim.ledgers import ledger, store
@@ -116,3 +118,37 @@ def test_there_is_an_end_to_requests_and_to_their_columns() -> None:
     assert made._stock.requests.newest("acme", 9) == []
     loaded(made, asked(20, "as long as may be"))
     assert len(made._stock.requests.newest("acme", 9)) == 1, "what has gone takes no room"
+
+
+def continued(made: Conversations, org: str, *names: str, columns: int = 4) -> None:
+    for name in names:
+        made.add(name, asked(columns, org=org))
+
+
+def test_an_org_with_many_conversations_pushes_out_its_own() -> None:
+    made = Conversations(keys_max=100)  # ten of four keys each
+    continued(made, "globex", "theirs")
+    continued(made, "acme", *(f"chat-{number}" for number in range(1000)))
+    assert made.find("globex", "theirs")
+    assert [name for (org, name), _ in made.items() if org == "acme"] == [
+        f"chat-{number}" for number in range(991, 1000)
+    ]
+
+
+def test_an_org_that_has_less_than_its_share_takes_from_the_one_with_the_most() -> None:
+    made = Conversations(keys_max=100)
+    continued(made, "acme", *(f"chat-{number}" for number in range(10)))
+    continued(made, "globex", *(f"chat-{number}" for number in range(10)))
+    kept = Counter(org for (org, _), _ in made.items())
+    assert kept == {"acme": 5, "globex": 5}
+    made.forget("acme")
+    continued(made, "globex", *(f"more-{number}" for number in range(5)))
+    assert len(list(made.items())) == 10
+
+
+def test_a_conversation_that_is_longer_than_there_is_room_for_is_not_known() -> None:
+    made = Conversations(keys_max=100)
+    continued(made, "acme", "long", columns=200)
+    assert list(made.items()) == []
+    continued(made, "acme", "short")
+    assert made.find("acme", "short")
