@@ -201,6 +201,8 @@ class Removed(models.Model):
     stores = models.JSONField(default=list, blank=True)
     # Of a driver: whose keys it was told, by slug, or ALL_ORGS; null: not known, as in earlier versions.
     orgs = models.JSONField(null=True, blank=True)
+    # Of a driver: tier 2 may have files of it. null: none is known, as in earlier versions.
+    model = models.JSONField(null=True, blank=True)
     told_until = models.DateTimeField(null=True)  # later nobody told it anything; null: when it went
     erased_at = models.DateTimeField(null=True)  # its machine has deleted what it was told
     was_replaced = models.BooleanField(default=False, db_default=False)  # another key has its name now
@@ -223,6 +225,7 @@ class Removed(models.Model):
         lost_at = joined.lost_at if isinstance(joined, Driver) else None
         return cls(
             orgs=_orgs_told(joined) if isinstance(joined, Driver) else None,
+            model=joined.model if isinstance(joined, Driver) else None,
             told_until=min(now, lost_at + TOLD_AFTER_LOST) if lost_at else now,
             removed_at=now,
             kind=joined.KIND,

@@ -20,7 +20,7 @@ from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.audit.services import Subject, record
 from console.control.models import Kind
-from console.fleet.models import Driver
+from console.fleet.models import Driver, Removed
 from console.operations import services as operations
 from console.operations.core import Done, Failed, Outcome
 from console.operations.machines import Step, machine
@@ -56,12 +56,12 @@ def purge(principal: Principal, org: Org, *, model: str = "", reason: str) -> Op
     """Begin to remove all of an org that came from `for_change`, or what drivers of a model keep of it.
 
     Raises operations.Busy while another purge of it goes on; ValidationError without a reason, or, for
-    who sees the fleet, for a model that no driver serves.
+    who sees the fleet, for a model that no driver has ever served.
     """
     check_reason(reason)
     # Which models others run is not an org's to know, and so a purge of one is begun in any case.
-    if model and sees_fleet(principal) and not _of_model(Driver.objects.all(), model):
-        raise ValidationError({"model": ["No driver serves that model."]})
+    if model and sees_fleet(principal) and not _namespaces(model):
+        raise ValidationError({"model": ["No driver has ever served that model."]})
     what = f"everything stored for {org.name}"
     record(
         principal,
@@ -150,11 +150,14 @@ def _receipt(operation: Operation) -> Outcome:
 
 
 def _namespaces(model: str) -> list[str]:
-    """In which files of a model lie: of each of its revisions and types that a driver serves."""
+    """In which files of a model lie: of each of its revisions and types that a driver serves, or has
+    served before it was removed."""
+    of_removed = Removed.objects.filter(kind=Kind.DRIVER, model__name=model)
+    told = [driver.model for driver in _of_model(Driver.objects.all(), model)]
     found = set()
-    for driver in _of_model(Driver.objects.all(), model):
+    for one in [*told, *of_removed.values_list("model", flat=True).distinct()]:
         try:
-            found.add(msgspec.convert(driver.model, ModelSpec).namespace().digest().hex())
+            found.add(msgspec.convert(one, ModelSpec).namespace().digest().hex())
         except msgspec.ValidationError:
             continue  # who tells nonsense of its model has never had a shard
     return sorted(found)

@@ -23,7 +23,7 @@ from django.utils import timezone
 from console.accounts.models import User
 from console.audit.models import AuditEntry
 from console.control import services as control
-from console.fleet.models import Driver
+from console.fleet.models import Driver, Removed
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.orgs import services as orgs
@@ -218,8 +218,9 @@ def test_a_purge_waits_for_a_driver_that_is_away(drivers: DriverFleet, people: P
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_removed", [False, True])
 def test_a_purge_of_one_model_leaves_nothing_of_it_with_any_adapter_and_files_of_the_others(
-    tmp_path: Path, people: People
+    tmp_path: Path, people: People, *, is_removed: bool
 ) -> None:
     """Where no driver is left that knows them: the files of this model go from every agent."""
     admin, acme = people.principal("org_admin"), people.acme
@@ -228,6 +229,10 @@ def test_a_purge_of_one_model_leaves_nothing_of_it_with_any_adapter_and_files_of
     for name in ("llama", "other"):
         Driver.objects.create(name=f"of-{name}", model={**MODEL, "name": name})
     llama, other = (namespace_of(driver) for driver in Driver.objects.order_by("name"))
+    if is_removed:
+        gone = Driver.objects.get(name="of-llama")
+        Removed.of(gone).save()
+        gone.delete()
     left = files / other / isolation_tag("acme", secret).hex() / "00" / f"{'00' * 16}.full.0"
     left.parent.mkdir(parents=True)
     left.write_bytes(bytes(4096))
