@@ -310,7 +310,7 @@ class Connection:
                 places.append(self._discarded.of(header.length))
             else:
                 view = shard.arena.slot(slot)
-                seal.open_slot(view, sequence)
+                seal.open_slot_for(view, sequence, header.tag)
                 places.append(view[seal.HEADER_BYTES : seal.HEADER_BYTES + header.length])
         self._received = 0
         for piece in channels.receive_pieces(self._channel, self._reader, places, whole=True):
@@ -318,7 +318,10 @@ class Connection:
                 continue
             slot = receive.slots[piece.place]
             if slot is not None:
-                shard.arena.slot(slot)[: seal.HEADER_BYTES] = run.columns[piece.place][1]
+                view = shard.arena.slot(slot)
+                # Else its tag was purged meanwhile.
+                if seal.is_open_for(view, run.first + piece.place, headers[piece.place].tag):
+                    view[: seal.HEADER_BYTES] = run.columns[piece.place][1]
             self._received = piece.place + 1
         self._received, columns = 0, self._received
         shard.act(lambda core, now: core.received(self.number, now), self)

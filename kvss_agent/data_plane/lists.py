@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Final
 
-from kvss_agent.tier2.index import Listing
+from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.store import Tier2
 
 KEPT_SECONDS: Final = 60.0  # for who reads on
@@ -46,15 +47,15 @@ class Lists:
 
     async def _made(self, store: Tier2, namespace: bytes, part: str) -> List:
         async with self._one_at_a_time:
-            return await asyncio.to_thread(_sorted, store.listed(), namespace, part)
+            return await asyncio.to_thread(_sorted, await store.listed(namespace, part))
 
     def _drop(self, key: _Key, kept: List) -> None:
         if self._kept.get(key) is kept:
             del self._kept[key]
 
 
-def _sorted(listed: Listing, namespace: bytes, part: str) -> List:
-    mine = sorted(listed.of(namespace, part), key=lambda one: (one[0].tag, one[0].key))
+def _sorted(listed: Sequence[tuple[Address, int, float]]) -> List:
+    mine = sorted(listed, key=lambda one: (one[0].tag, one[0].key))
     places = [(address.tag, address.key) for address, _, _ in mine]
-    entries = [(address.key, address.tag, size, int(written)) for address, size, written in mine]
+    entries = [(address.key, address.tag, size, max(0, int(written))) for address, size, written in mine]
     return places, entries

@@ -23,7 +23,7 @@ What keeps the queues from hurting one another:
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -37,6 +37,7 @@ from kvss_agent.shard.seal import Miss
 BATCH_MAX: Final = 64  # columns in one run of evicts, one refill, one delete
 RUNS_MAX: Final = 4  # runs accepted and not yet applied
 PARKED_MAX: Final = 512  # refills and deletes of one owner that wait
+LATE_LOOK_SECONDS: Final = 0.01  # all that wait are looked at so often at most, for what is too late
 LEASE_SECONDS_MAX: Final = 30.0
 WAIT_SECONDS_MAX: Final = 60.0  # for what a refill or delete has to come after
 SLOTS_MAX: Final = 1 << 32
@@ -197,6 +198,7 @@ class Shard:
         self.leases = Leases()
         self._runs: deque[_Run] = deque()
         self._parked: list[_Parked] = []
+        self._parked_of: Counter[Owner] = Counter()
         self._next_late = FOREVER  # or earlier: no parked request is too late before this
         self._arrivals = 0
         self._claimed: dict[int, int] = {}
@@ -260,7 +262,8 @@ class Shard:
                 self.counts.evicts += received
                 effects += self._apply(head.first + received - 1)
             self.accepted = self.applied
-        self._parked = [parked for parked in self._parked if parked.request.owner != owner]
+        if self._parked_of.pop(owner, 0):
+            self._parked = [parked for parked in self._parked if parked.request.owner != owner]
         return effects + self._advance(now)
 
     def observe(self, applied: int, now: float) -> list[Effect]:
@@ -279,12 +282,13 @@ class Shard:
     def ask(self, request: Request, now: float) -> list[Effect]:
         """Do what the request wants as soon as its time has come."""
         _check_batch(request.slots)
-        if sum(parked.request.owner == request.owner for parked in self._parked) >= PARKED_MAX:
+        if self._parked_of[request.owner] >= PARKED_MAX:
             self.counts.refused += 1
             return [Reject(request.owner, request.number, Miss.REFUSED)]
         self._arrivals += 1
         deadline = now + min(request.wait_seconds, WAIT_SECONDS_MAX)
         self._next_late = min(self._next_late, deadline)
+        self._parked_of[request.owner] += 1
         insort(self._parked, _Parked(request.after, self._arrivals, deadline, request))
         return self._advance(now)
 
@@ -357,9 +361,12 @@ class Shard:
                 effects.append(Reject(request.owner, request.number, Miss.LATE))
             else:
                 waiting.append(parked)
+                continue
+            self._parked_of[request.owner] -= 1
         self._parked[:due] = waiting
         if now >= self._next_late:
-            self._next_late = min((parked.deadline for parked in self._parked), default=FOREVER)
+            first = min((parked.deadline for parked in self._parked), default=FOREVER)
+            self._next_late = max(first, now + LATE_LOOK_SECONDS)
         return effects
 
     def _act(self, request: Request, now: float) -> Effect | None:

@@ -6,11 +6,12 @@ the connections, in slots that the core has leased or claimed for them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
@@ -30,7 +31,6 @@ from kvss_agent.shard.core import (
     Serve,
     Shard,
     Truncate,
-    batches,
 )
 from kvss_agent.shard.leases import FOREVER
 from kvss_agent.shard.seal import Miss
@@ -39,6 +39,7 @@ MEMBERS_MAX: Final = 64
 OTHERS_MAX: Final = 48  # connections of others than the driver, who is never locked out by them
 LEAVE_SECONDS: Final = 5.0  # for a driver to let go of what it no longer may use
 PURGE_SLOTS: Final = 1024  # whose headers are looked at under the lock at a time
+PURGE_BYTES: Final = 16 << 20  # that are overwritten under the lock at a time
 WRITE_SECONDS: Final = 5.0  # after which a slot that is being written is taken for broken off
 WRITE_LOOK_SECONDS: Final = 0.01
 SHARED_LOOK_SECONDS: Final = 0.002  # how often a shared count is looked at while somebody waits for it
@@ -179,8 +180,7 @@ class HostedShard:
             extents: tuple[int, ...] = ()
             descriptors: list[int] = []
             if role is wire.Role.SHARED:
-                extents, descriptors = self._extents()
-                descriptors.insert(0, os.dup(self.count.fd))
+                extents, descriptors = self._extents(self.count.fd)
             found = wire.Welcome(
                 self.incarnation, self.core.applied, self.core.slots, self.arena.slot_bytes, extents
             )
@@ -262,29 +262,58 @@ class HostedShard:
         """
         count, until = 0, self._clock() + WRITE_SECONDS
         slots = self.arena.slots
-        left: Iterable[int] = range(slots)
-        while tags:
+        left: Sequence[int] = range(slots)
+        while tags and left:
             busy: list[int] = []
-            for run in batches(left, PURGE_SLOTS):
+            at = 0
+            while at < len(left):
                 with self._lock:
                     if self._gone:
                         return count, slots
-                    for number in run:
-                        if number >= self.arena.slots:
-                            continue
-                        slot = self.arena.slot(number)
-                        if seal.tag_of(slot) not in tags:
-                            continue
-                        if self._is_written(number, slot) and self._clock() < until:
-                            busy.append(number)
-                        else:
-                            seal.clear(slot, seal.SEQUENCE_MAX, scrub=True)
-                            count += 1
-            if not busy:
+                    at, emptied = self._purge_some(tags, left, at, busy)
+                    count += emptied
+            if self._clock() >= until:
+                for number in busy:
+                    with self._lock:
+                        count += self._purge_one(tags, number)
                 break
             left = busy
-            time.sleep(WRITE_LOOK_SECONDS)
+            if left:
+                time.sleep(WRITE_LOOK_SECONDS)
         return count, slots
+
+    def _purge_some(
+        self, tags: Collection[bytes], numbers: Sequence[int], at: int, busy: list[int]
+    ) -> tuple[int, int]:
+        """Under the lock: empty some of these slots, from this place on; up to which place, and how many
+        that were. `busy`: gets those that somebody writes."""
+        count, end = 0, min(at + PURGE_SLOTS, len(numbers))
+        for place in range(at, end):
+            number = numbers[place]
+            if self._may_come(tags, number):
+                busy.append(number)
+            elif self._purge_one(tags, number):
+                count += 1
+                if count * self.arena.slot_bytes >= PURGE_BYTES:
+                    return place + 1, count
+        return end, count
+
+    def _purge_one(self, tags: Collection[bytes], number: int) -> bool:
+        """Under the lock: empty this slot if it has one of these tags; whether it had."""
+        if number >= self.arena.slots or seal.tag_of(self.arena.slot(number)) not in tags:
+            return False
+        seal.clear(self.arena.slot(number), seal.SEQUENCE_MAX, scrub=True)
+        return True
+
+    def _may_come(self, tags: Collection[bytes], number: int) -> bool:
+        """Under the lock: whether a column with one of these tags is being written to this slot, or may
+        be waiting for those who read there."""
+        if number >= self.arena.slots:
+            return False
+        slot = self.arena.slot(number)
+        if seal.tag_of(slot) in tags:
+            return self._is_written(number, slot)
+        return self.core.is_claimed(number) and seal.read(slot[:64]) is not Miss.TORN
 
     def _is_written(self, number: int, slot: memoryview) -> bool:
         """Under the lock: whether somebody is writing there, as far as can be known."""
@@ -401,9 +430,16 @@ class HostedShard:
             moment = min(moment, self._clock() + SHARED_LOOK_SECONDS)
         return moment
 
-    def _extents(self) -> tuple[tuple[int, ...], list[int]]:
+    def _extents(self, *before: int) -> tuple[tuple[int, ...], list[int]]:
+        """Their slots; and descriptors, behind such as these. Raises OSError if there are no more."""
         extents = self.arena.extents
-        return tuple(extent.slots for extent in extents), [os.dup(extent.fd) for extent in extents]
+        with contextlib.ExitStack() as made:
+            descriptors = []
+            for fd in [*before, *(extent.fd for extent in extents)]:
+                descriptors.append(os.dup(fd))
+                made.callback(os.close, descriptors[-1])
+            made.pop_all()
+        return tuple(extent.slots for extent in extents), descriptors
 
     def _carry_out(self, effects: list[Effect], member: Member | None) -> list[Mine]:
         mine: list[Mine] = []

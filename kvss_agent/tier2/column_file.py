@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from kvss_agent.mover import Mover
-from kvss_agent.shard.arena import SLOT_ALIGNMENT, slot_bytes_for
+from kvss_agent.shard.arena import SLOT_ALIGNMENT, SLOT_BYTES_MAX, slot_bytes_for
 from kvss_agent.shard.seal import (
     HEADER_BYTES,
     Column,
@@ -23,6 +23,7 @@ from kvss_agent.shard.seal import (
 from kvss_agent.tier2.address import Address
 
 PAGE: Final = SLOT_ALIGNMENT
+FILE_BYTES_MAX: Final = SLOT_BYTES_MAX + PAGE  # of an encrypted one
 _ZEROS: Final = memoryview(bytes(PAGE))
 
 
@@ -77,8 +78,8 @@ def landing(slot: memoryview, filed: Column, mover: Mover) -> Landing:
 
 
 def plausible(file_bytes: int) -> bool:
-    """Whether a column's file can have this size. Any other is half of something."""
-    return file_bytes > 0 and file_bytes % PAGE == 0
+    """Whether a column's file can have this size. Any other is half of something, or of a stranger."""
+    return 0 < file_bytes <= FILE_BYTES_MAX and file_bytes % PAGE == 0
 
 
 def padding(end: int) -> memoryview:

@@ -629,15 +629,18 @@ class Fronted:
             return self._behind.damaged([name])[0]
         root = self._waiting if address in self._lone else self._copies
         try:
-            here, behind = _content(root, name), _content(self._behind, name)
+            there, ours = look_at(self._behind, name), look_at(root, name)
+            # One that others have put there may be of any size: only if it is like ours it is read.
+            is_alike = there is not None and ours is not None and there.bytes == ours.bytes
+            is_same = is_alike and _content(root, name) == _content(self._behind, name)
         except Failed as failed:
             self._count_fault(failed)  # nobody can tell: the one behind stays
             self._forget([address])
             return True
         self._forget([address])
-        if behind is None:
+        if there is None:
             return False
-        return here != behind or self._behind.damaged([name])[0]
+        return not is_same or self._behind.damaged([name])[0]
 
     def _forget(self, addresses: Sequence[Address]) -> None:
         """Remove from the front what is there of these, whose claims we hold. Raises Failed."""

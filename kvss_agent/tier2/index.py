@@ -14,9 +14,10 @@ for them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from itertools import chain
 from typing import Final
 
 from kvss_agent.tier2.address import Address, Scope
@@ -115,26 +116,6 @@ class _Org(_Account):
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """Columns with the bytes of their files. Of those of an org also when they were written."""
-
-    read: Sequence[tuple[Address, int]]
-    orgs: Sequence[tuple[Sequence[tuple[Address, int]], Mapping[Address, float]]]
-
-    def of(self, namespace: bytes, part: str) -> Iterator[tuple[Address, int, float]]:
-        """Those of this part, with when each was written, since 1970; 0 if nobody knows."""
-        written: dict[Address, float] = {}
-        for columns, when in self.orgs:
-            written.update((one, when[one]) for one, _ in self.read if one in when)
-            for address, size in columns:
-                if address.namespace == namespace and address.shard == part:
-                    yield address, size, when.get(address, 0.0)
-        for address, size in self.read:
-            if address.namespace == namespace and address.shard == part:
-                yield address, size, written.get(address, 0.0)
-
-
 @dataclass(eq=False, slots=True)
 class Ticket:
     """Room for one column, once `victims` are gone."""
@@ -213,11 +194,19 @@ class Index:
             yield from org.idle.items()
         yield from ((a, reading.bytes) for a, reading in self._reading.items() if reading.bytes)
 
-    def listed(self) -> Listing:
-        """All that can be read, as it is now: copied at once, to be looked at in a thread."""
-        read = [(a, reading.bytes) for a, reading in self._reading.items() if reading.bytes]
-        orgs = [([*org.idle.items()], {**org.written}) for org in self._orgs.values()]
-        return Listing(read, orgs)
+    def known(self) -> list[Address]:
+        """All that can be read or is about to leave, as it is now."""
+        return [*chain.from_iterable(org.written for org in self._orgs.values())]
+
+    def seen(self, address: Address) -> tuple[int, float] | None:
+        """The bytes of its file, and when that was written, since 1970: 0 if nobody knows. None if it
+        can't be read."""
+        org = self._orgs.get(address.tag)
+        if org is None:
+            return None
+        reading = self._reading.get(address)
+        size = reading.bytes if reading else org.idle.get(address, 0)
+        return (size, org.written.get(address, 0.0)) if size else None
 
     # Reading
 

@@ -56,7 +56,10 @@ ABANDONED_SECONDS: Final = 3600.0  # where the mount has no locks, an unfinished
 BOUNCE_BYTES: Final = 2 << 20  # one huge page
 _ATTEMPTS: Final = 5  # against another agent that removes, or fills, the same directory
 _NEW: Final = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+# A name is another's to choose where a directory is shared: no link is followed, no pipe waited for.
+_AS_IT_IS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_READ: Final = os.O_RDONLY | _AS_IT_IS
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | _AS_IT_IS
 _HEX: Final = re.compile(r"[0-9a-f]{2}|[0-9a-f]{32}")
 _NO_SUCH: Final = (errno.ENOENT, errno.ESTALE)  # ESTALE: another client of the share removed it
 _SWEPT: Final = (FileNotFoundError, BlockingIOError)  # by another agent, before we had locked it
@@ -354,20 +357,28 @@ class Posix:
         """Whether this is a temporary file, and away with it if its writer is dead."""
         if not entry.name.startswith(TEMPORARY):
             return False
-        with contextlib.suppress(FileNotFoundError):
-            if not self._locks:
-                if time.time() - entry.stat().st_mtime > ABANDONED_SECONDS:
-                    self._sweep(entry.path)
-                return True
-            fd = os.open(entry.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                with contextlib.suppress(BlockingIOError):
-                    _lock(fd)
-                    # With the lock held, so that a writer that comes late sees that it is gone.
-                    self._sweep(entry.path)
-            finally:
-                os.close(fd)
+        try:
+            status = entry.stat(follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode):
+                return False
+            if self._locks:
+                self._sweep_if_left(entry.path)
+            elif time.time() - status.st_mtime > ABANDONED_SECONDS:
+                self._sweep(entry.path)
+        except FileNotFoundError:
+            pass
+        except OSError:  # it stays, and the others are listed
+            return False
         return True
+
+    def _sweep_if_left(self, path: str) -> None:
+        fd = os.open(path, os.O_WRONLY | _AS_IT_IS)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                _lock(fd)
+                self._sweep(path)  # with the lock, so that a writer that comes late sees that it is gone
+        finally:
+            os.close(fd)
 
     def _sweep(self, path: str) -> None:
         os.unlink(path)  # noqa: PTH108
@@ -423,9 +434,10 @@ def _huge_page() -> memoryview:
     return page
 
 
-def _look(path: Path | str) -> Seen | None:
+def _look(path: Path | str, folder: int | None = None) -> Seen | None:
+    """`folder`: the descriptor of that in which the path is."""
     try:
-        status = os.lstat(path)
+        status = os.lstat(path, dir_fd=folder)
     except OSError as error:
         if error.errno in _NO_SUCH:
             return None
@@ -433,9 +445,9 @@ def _look(path: Path | str) -> Seen | None:
     return Seen(status.st_size, status.st_mtime)
 
 
-def _unlink(path: Path | str) -> None:
+def _unlink(path: Path | str, folder: int | None = None) -> None:
     try:
-        os.unlink(path)  # noqa: PTH108
+        os.unlink(path, dir_fd=folder)
     except OSError as error:
         if error.errno not in _NO_SUCH:
             raise
@@ -494,18 +506,21 @@ def _remove_tree(root: Path, folder: str) -> tuple[Removed, bool]:
     """
     columns = size = 0
     top = root / folder
-    for place, folders, files in os.walk(top, topdown=False, onerror=_unless_gone):
-        directory = Path(place)
-        for path in (directory / name for name in files):
-            seen = _look(path)
-            size += seen.bytes if seen else 0
-            columns += parse(str(path.relative_to(root))) is not None
-            _unlink(path)
-        for path in (directory / name for name in folders):
-            if path.is_symlink():
-                _unlink(path)
-            else:
-                _rmdir(path)
+    with contextlib.ExitStack() as opened:
+        parent = _parent(root, folder, opened)
+        walk = os.fwalk(top.name, topdown=False, onerror=_unless_gone, dir_fd=parent)
+        for place, folders, files, fd in walk if parent is not None else ():
+            directory = f"{folder.rpartition('/')[0]}/{place}".lstrip("/")
+            for name in files:
+                seen = _look(name, fd)
+                size += seen.bytes if seen else 0
+                columns += parse(f"{directory}/{name}") is not None
+                _unlink(name, fd)
+            for name in folders:
+                if not _unlink_if_no_folder(name, fd):
+                    _rmdir(name, fd)
+        if parent is not None:
+            _unlink_if_no_folder(top.name, parent)
     survivor = top
     while survivor != root and _rmdir(survivor):
         survivor = survivor.parent
@@ -513,15 +528,46 @@ def _remove_tree(root: Path, folder: str) -> tuple[Removed, bool]:
     return Removed(columns, size), not os.path.lexists(top)
 
 
+def _parent(root: Path, folder: str, opened: contextlib.ExitStack) -> int | None:
+    """Open the directory in which this one is; None if there is none. A link that another agent has put
+    in its place goes: nothing behind it is ours."""
+    parent = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
+    opened.callback(os.close, parent)
+    for name in folder.split("/")[:-1]:
+        try:
+            inner = os.open(name, _FOLDER, dir_fd=parent)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                _unlink(name, parent)
+            elif error.errno not in _NO_SUCH:
+                raise
+            return None
+        opened.callback(os.close, inner)
+        parent = inner
+    return parent
+
+
+def _unlink_if_no_folder(name: str, folder: int) -> bool:
+    """Whether it was no directory of this folder: it is gone then."""
+    try:
+        if stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+            return False
+    except OSError as error:
+        _unless_gone(error)
+        return True
+    _unlink(name, folder)
+    return True
+
+
 def _unless_gone(error: OSError) -> None:
     if error.errno not in _NO_SUCH:
         raise error
 
 
-def _rmdir(path: Path) -> bool:
+def _rmdir(path: Path | str, folder: int | None = None) -> bool:
     """Whether the directory is gone. It stays if something is in it."""
     try:
-        path.rmdir()
+        os.rmdir(path, dir_fd=folder)
     except OSError as error:
         if error.errno in _NO_SUCH:
             return True

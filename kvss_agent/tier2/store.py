@@ -24,12 +24,13 @@ from typing import Final, TypeVar
 from kvss_agent.limits.background import Background, Rate, Totals
 from kvss_agent.mover import PYTHON, Mover
 from kvss_agent.shard import seal
+from kvss_agent.shard.core import batches
 from kvss_agent.shard.seal import Column, Header, Miss
 from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.backend import Backend, Progress, Removed, ignore_progress
 from kvss_agent.tier2.column_file import CLEAR, PAGE, Form
 from kvss_agent.tier2.fronted import Fronted, Part
-from kvss_agent.tier2.index import Caps, Index, Limits, Listing
+from kvss_agent.tier2.index import Caps, Index, Limits
 from kvss_agent.tier2.parts.execution import Execution
 from kvss_agent.tier2.parts.listing import Lister
 from kvss_agent.tier2.parts.recalls import Recall, Recaller
@@ -43,6 +44,7 @@ __all__ = ["Outcome", "Receipt", "Stats", "Tier2"]
 
 HIT: Final = "hit"
 _EXPIRE_AT_ONCE: Final = 1000
+_LISTED_AT_ONCE: Final = 4096
 T = TypeVar("T")
 
 
@@ -295,9 +297,20 @@ class Tier2:
             await self._work.run(self._work.writes, self._state.backend.tidy)
         return count
 
-    def listed(self) -> Listing:
-        """All columns that can be recalled, as far as the index knows."""
-        return self._state.index.listed()
+    async def listed(self, namespace: bytes, part: str) -> list[tuple[Address, int, float]]:
+        """The columns of this part that can be recalled, as far as the index knows, with the bytes of
+        each and when it was written. Others have their turn meanwhile."""
+        index, found = self._state.index, list[tuple[Address, int, float]]()
+        for run in batches(index.known(), _LISTED_AT_ONCE):
+            for address in run:
+                if (
+                    address.namespace == namespace
+                    and address.shard == part
+                    and (seen := index.seen(address))
+                ):
+                    found.append((address, *seen))
+            await asyncio.sleep(0)
+        return found
 
     def stats(self) -> Stats:
         counts = self._state.counts

@@ -62,6 +62,7 @@ def _(it: Shard) -> None:
     must(claimed == it._claimed, "claims are those of the evict queue and of deletes")
     must(all(not run.receiving for run in list(it._runs)[1:]), "only the head is received")
     waiting = Counter(parked.request.owner for parked in it._parked)
+    must(+it._parked_of == waiting, "each owner's are counted")
     must(len(it._runs) <= RUNS_MAX, "the evict queue is bounded")
     must(all(count <= PARKED_MAX for count in waiting.values()), "what waits is bounded")
     must(it._parked == sorted(it._parked), "what waits is in order")

@@ -203,6 +203,21 @@ def test_every_queue_has_its_bound() -> None:
     assert refill(shard, 99, 0) == [Reject(READER, 7, Miss.REFUSED)]
     assert shard.ask(Request(Verb.DELETE, DRIVER, 1, 99, [0], 1), 0) == [], "who is greedy pays"
     check_integrity(shard)
+    late = shard.tick(core.WAIT_SECONDS_MAX)
+    assert Reject(READER, 7, Miss.LATE) in late
+    check_integrity(shard)
+    assert refill(shard, 99, 0) == []
+
+
+def test_all_that_wait_are_looked_at_seldom_however_many_deadlines_there_are() -> None:
+    shard = Shard(1)
+    for number in range(100):
+        shard.ask(Request(Verb.REFILL, READER, number, 1, [0], 1 + number / 1000), 0)
+    looks, late = 0, 0
+    while late < 100:
+        late += len(shard.tick(shard.next_deadline()))
+        looks += 1
+    assert looks <= 1 + 0.1 / core.LATE_LOOK_SECONDS
 
 
 def test_deadlines_have_a_longest() -> None:

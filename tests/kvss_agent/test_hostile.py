@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
+import os
 import random
 import socket
 import struct
@@ -155,6 +157,70 @@ def raw(line: AgentConnection) -> socket.socket:
     """Beside the client library: to say what it would never say."""
     assert isinstance(line.channel.socket, socket.socket)
     return line.channel.socket
+
+
+def test_who_stalls_in_the_middle_of_an_evict_leaves_nothing_of_a_purged_tag(plane: Plane) -> None:
+    shard, attacker = plane.shards["s"], line(plane, Role.EVICT)
+    frame, [payload] = evict(1, 0)
+    with contextlib.closing(attacker.channel.socket):
+        raw(attacker).sendall(frame.encode() + bytes(payload)[:1000])
+        wait_until("it is being written", lambda: shard.core.is_claimed(0))
+        purging = threading.Thread(target=lambda: done.append(shard.purge({TAG})))
+        done: list[tuple[int, int]] = []
+        purging.start()
+        raw(attacker).sendall(bytes(payload)[1000:])
+        purging.join()
+        assert done == [(1, shard.core.slots)]
+        assert seal.tag_of(shard.arena.slot(0)) is None
+
+
+def test_a_column_that_comes_to_an_end_after_its_tag_was_purged_is_none(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvss_agent.shard.hosted.WRITE_SECONDS", 0.0)
+    shard, attacker = plane.shards["s"], line(plane, Role.EVICT)
+    frame, [payload] = evict(1, 0)
+    with contextlib.closing(attacker.channel.socket):
+        raw(attacker).sendall(frame.encode() + bytes(payload)[:1000])
+        wait_until("it is being written", lambda: seal.tag_of(shard.arena.slot(0)) == TAG)
+        assert shard.purge({TAG}) == (1, shard.core.slots)
+        raw(attacker).sendall(bytes(payload)[1000:])
+        wait_until("it is over", lambda: shard.core.applied == 1)
+        assert seal.tag_of(shard.arena.slot(0)) is None
+
+
+def test_a_purge_waits_for_what_waits_to_be_written(plane: Plane) -> None:
+    shard = plane.shards["s"]
+    shard.core._claim((0,), 1)
+    done: list[tuple[int, int]] = []
+    purging = threading.Thread(target=lambda: done.append(shard.purge({TAG})))
+    purging.start()
+    time.sleep(0.1)
+    assert not done
+    with shard._lock:
+        shard.arena.slot(0)[: seal.HEADER_BYTES] = seal.pack(column("h", 1), 64, 10, 0)
+        shard.core._claim((0,), -1)
+    purging.join()
+    assert done == [(1, shard.core.slots)]
+
+
+def test_a_welcome_that_lacks_descriptors_keeps_none(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def dup(fd: int) -> int:
+        if made:
+            raise OSError(errno.EMFILE, "no more")
+        made.append(duplicate(fd))
+        return made[-1]
+
+    duplicate = os.dup
+    monkeypatch.setattr("kvss_agent.shard.hosted.os.dup", dup)
+    with pytest.raises(OSError, match="no more"):
+        plane.shards["s"].welcome(Role.SHARED)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(made[0])
 
 
 def last_words(sock: socket.socket) -> bytes:

@@ -16,7 +16,8 @@ from kvss_agent.client import Lost, Miss, NotListed, Purged, ShardClient, TierAn
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.data_plane.wire import Feature
 from kvss_agent.shard.seal import Header
-from kvss_agent.tier2.address import Scope
+from kvss_agent.tier2 import store as store_module
+from kvss_agent.tier2.address import Address, Scope
 from kvss_agent.tier2.backend import Arriving, Failed, Fault, Leaving, Removed
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.posix import Posix
@@ -140,6 +141,35 @@ def test_a_shard_s_columns_in_tier_2_are_listed_in_order_over_several_pages(
         assert [one.key for one in listed] == [column(name).key for name in names]
         assert {one.tag for one in listed} == {TAG}
         assert all(one.bytes > PAYLOAD and abs(one.seconds - time.time()) < 60 for one in listed)
+
+
+def test_a_file_from_before_1970_is_listed(plane: Plane, tier_requests: TierRequests) -> None:
+    with plane.client() as client:
+        keep(client, "a")
+        assert tier_requests.store
+        index = tier_requests.store._state.index
+        [address] = index.known()
+        index._orgs[TAG].note(address, -5.0)
+        assert [one.seconds for one in client.listed()] == [0]
+
+
+async def test_others_have_their_turn_while_columns_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_LISTED_AT_ONCE", 10)
+    store = Tier2(Posix(tmp_path), Caps(1 << 30, 1 << 30))
+    index = store._state.index
+    for number in range(100):
+        index.adopt(Address(bytes(16), TAG, number.to_bytes(16, "big"), "full.0"), 4096)
+    listing = asyncio.create_task(store.listed(bytes(16), "full.0"))
+    turns = 0
+    while not listing.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 10
+    assert len(await listing) == 100
+    assert await store.listed(bytes(16), "full.1") == []
+    await store.close()
 
 
 def test_while_tier_2_is_not_open_no_list_is_empty(plane: Plane, tier_requests: TierRequests) -> None:

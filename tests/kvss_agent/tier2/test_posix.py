@@ -341,6 +341,60 @@ async def test_a_link_in_the_place_of_a_column_is_not_followed(tmp_path: Path) -
         assert store.stats().faults == {"other": 1}
 
 
+@pytest.mark.parametrize("level", ["namespace", "tag", "inside"])
+async def test_a_purge_follows_no_link_out_of_the_store(tmp_path: Path, level: str) -> None:
+    ours = tmp_path / "ours"
+    (ours / ACME.hex()).mkdir(parents=True)
+    (ours / "key").write_text("secret")
+    (ours / ACME.hex() / "key").write_text("secret")
+    root = tmp_path / "store"
+    address = address_of(1)
+    async with opened(root) as store:
+        await put(store, address_of(2))
+        namespace, tag = root / address.namespace.hex(), address.tag.hex()
+        if level == "namespace":
+            await store.purge(tag=address.tag)
+            namespace.symlink_to(ours)
+        elif level == "tag":
+            await store.purge(tag=address.tag)
+            namespace.mkdir()
+            (namespace / tag).symlink_to(ours)
+        else:
+            (namespace / tag / "00").symlink_to(ours)
+        await store.purge(tag=address.tag, namespace=address.namespace)
+        assert sorted(path.name for path in ours.rglob("*")) == [ACME.hex(), "key", "key"]
+        assert await put(store, address_of(3)) == "stored", "the link is gone"
+        assert files_in(root) == [root / address_of(3).name]
+
+
+async def test_a_pipe_in_the_place_of_a_column_holds_nobody_up(tmp_path: Path) -> None:
+    async with opened(tmp_path, threads=1) as store:
+        await put(store, address_of(2))
+        pipe = tmp_path / address_of(1).name
+        pipe.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(pipe)
+        async with asyncio.timeout(30):
+            assert await get(store, address_of(1)) != "hit"
+            assert await get(store, address_of(2)) == "hit"
+            await store.purge(tag=ACME)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "link"])
+async def test_what_is_no_file_and_has_the_name_of_an_unfinished_one_is_left_alone(
+    tmp_path: Path, kind: str
+) -> None:
+    strange = tmp_path / f"{TEMPORARY}x"
+    if kind == "pipe":
+        os.mkfifo(strange)
+    elif kind == "directory":
+        strange.mkdir()
+    else:
+        strange.symlink_to("/nowhere")
+    async with asyncio.timeout(30), opened(tmp_path) as store:
+        assert await put(store, address_of(1)) == "stored"
+    assert [one.name for one in os.scandir(tmp_path) if one.name.startswith(TEMPORARY)] == [strange.name]
+
+
 # Others who purge
 
 
