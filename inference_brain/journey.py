@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from inference_brain import metrics
 from inference_brain.admission import Place
@@ -111,8 +111,16 @@ class Records:
         return found.record() if found else None
 
 
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
 class Journey:
-    """Made when the request has its place; from then on `end` has to be called."""
+    """Made when the request has its place; from then on `end` has to be called.
+
+    An answer that is no stream comes as a whole, long after its prompt was computed: then it counts as
+    computed when that was expected. The replica has room for others, who need not wait until it ends.
+    """
 
     def __init__(
         self,
@@ -121,10 +129,12 @@ class Journey:
         router: Router,
         claims: Claims,
         trace: Mapping[str, str],
+        later: Callable[[float, Callable[[], object]], Timer],
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        """`later`: calls this in so many seconds."""
         self.asking = asking
         self.usage: Usage | None = None
         self.events_passed = 0  # of a stream, to the client
@@ -135,6 +145,8 @@ class Journey:
         self._router = router
         self._claims = claims
         self._trace = trace
+        self._later = later
+        self._computed: Timer | None = None
         self._clock = clock
         self._wall = wall
         self._tried: set[str] = set()
@@ -167,6 +179,8 @@ class Journey:
             routed.replica.heard_at = self._sent_at
         routed.replica.in_progress += 1
         self._router.note_sent(self.asking, routed)
+        if not self.asking.request.is_stream:
+            self._computed = self._later(routed.choice.chosen.seconds, self._prompt_is_computed)
         return routed.replica
 
     def body(self, replica: Replica) -> bytes:
@@ -213,15 +227,18 @@ class Journey:
         if self._first_at is not None or self.routed is None:
             return
         self._first_at = self.routed.replica.heard_at = now = self._clock()
-        if flights := self._router.flights.get(self.asking.model.name):  # else it has been removed
-            flights.first_token(self.asking.id, now)
-        self._place.first_token()
+        self._prompt_is_computed()
         asking, fleet = self.asking, self._router.fleet
         fleet.succeeded(self.routed.replica, asking.org.name)
         for one in self._refused_by:
             fleet.failed(one, None, asking.org.name, is_proven=True)
         labels = asking.org.name, asking.model.name, self.routed.replica.name
         self._router.counts.time(metrics.TTFT, now - asking.arrived, *labels)
+
+    def _prompt_is_computed(self) -> None:
+        if flights := self._router.flights.get(self.asking.model.name):  # else it has been removed
+            flights.first_token(self.asking.id, self._clock())
+        self._place.first_token(is_known=self.asking.request.is_stream)
 
     def end(self, result: str) -> None:
         """It is over: `result` as `brain_requests_total` counts it. Does nothing the second time."""
@@ -258,6 +275,8 @@ class Journey:
         """It is on no replica any more. Returns the one that it was on."""
         if self.routed is None:
             return None
+        if self._computed:
+            self._computed.cancel()
         flights = self._router.flights.get(self.asking.model.name)
         if flights:
             flights.end(self.asking.id)

@@ -105,9 +105,9 @@ class Admission:
     def routed(self, waiting: Waiting, replica: str) -> None:
         self._pool(waiting.ticket.model).flights.routed(waiting, replica)
 
-    def first_token(self, waiting: Waiting) -> None:
+    def first_token(self, waiting: Waiting, *, is_known: bool = True) -> None:
         pool = self._pool(waiting.ticket.model)
-        pool.first_token(waiting, self._clock())
+        pool.first_token(waiting, self._clock(), is_known=is_known)
         self._pump(pool)
 
     def leave(self, waiting: Waiting, use: Use, ended: Ended) -> None:

@@ -25,7 +25,7 @@ class Giver(Protocol):
 
     def routed(self, waiting: Waiting, replica: str) -> None: ...
 
-    def first_token(self, waiting: Waiting) -> None: ...
+    def first_token(self, waiting: Waiting, *, is_known: bool) -> None: ...
 
     def leave(self, waiting: Waiting, use: Use, ended: Ended) -> None: ...
 
@@ -61,11 +61,12 @@ class Place:
         self.replica = replica
         self._giver.routed(self._waiting, replica)
 
-    def first_token(self) -> None:
-        """Its answer has begun: the prompt is computed. Once is enough."""
+    def first_token(self, *, is_known: bool = True) -> None:
+        """Its answer has begun: the prompt is computed. Once is enough. `is_known`: when that was; else
+        it is expected to be so by now."""
         if not self._has_first_token and not self._is_left:
             self._has_first_token = True
-            self._giver.first_token(self._waiting)
+            self._giver.first_token(self._waiting, is_known=is_known)
 
     def leave(
         self, answer_tokens: int = 0, computed_tokens: int | None = None, prompt_tokens: int = 0

@@ -153,9 +153,10 @@ class Pool:
         """When `pump` has something to do even if nothing else happens."""
         return min(self._parked.values()) if self._parked else None
 
-    def first_token(self, waiting: Waiting, now: float) -> None:
-        """Its prompt is computed."""
-        self._excess.learn(now - waiting.placed_at - waiting.ticket.first_token_seconds)
+    def first_token(self, waiting: Waiting, now: float, *, is_known: bool = True) -> None:
+        """Its prompt is computed. `is_known`: at this moment."""
+        if is_known:
+            self._excess.learn(now - waiting.placed_at - waiting.ticket.first_token_seconds)
         self.prefilling -= waiting.prefilling
         waiting.prefilling = 0
         self._return(self.flights.landed(waiting, now))

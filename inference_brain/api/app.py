@@ -249,7 +249,8 @@ class Api:
         )
         await self.router.prepare(asking)
         place = await self.router.enter(asking)
-        return Journey(asking, place, self.router, self._claims, trace_headers(exchange))
+        later = asyncio.get_running_loop().call_later
+        return Journey(asking, place, self.router, self._claims, trace_headers(exchange), later)
 
     async def _tokenize(self, exchange: Exchange, org: OrgSpec, line: Line) -> None:
         request = requests.tokenize(await self._body(exchange, line))

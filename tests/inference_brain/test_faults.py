@@ -134,6 +134,15 @@ def in_progress(brain: RunningBrain, name: str) -> int:
     return replica.in_progress
 
 
+def test_whole_answers_are_made_beside_each_other(engines: list[FakeEngine]) -> None:
+    """Nobody sees when their prompts are computed. There is room for two of these prompts at once, and
+    the engine answers when there are six."""
+    engines[0].behavior = Behavior(first_with=6)
+    with RunningBrain(told([engines[0].url])) as brain, ThreadPoolExecutor(6) as asking:
+        answers = list(asking.map(lambda _: ask(brain, prompt="x" * 4 * 2000), range(6)))
+    assert [answer.status_code for answer in answers] == [200] * 6
+
+
 def test_a_replica_that_keeps_failing_is_ejected_and_returns(
     brain: RunningBrain, engines: list[FakeEngine]
 ) -> None:
