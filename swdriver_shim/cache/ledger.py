@@ -269,7 +269,7 @@ class Ledger:
         account, columns = self._stock.account(prompt.org), self._stored(prompt)
         for column in columns:
             if column.state is State.READY:
-                account.queue(column).removed(column)
+                account.removed(column)
             column.mark, column.priority = None, priority
             if column.state is State.READY:
                 account.queue(column).stored(column, now)

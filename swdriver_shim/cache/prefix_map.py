@@ -275,6 +275,10 @@ class Account:
         before, self.policy = self.policy, policy
         if _limits(policy) != _limits(before):
             self.ttl_since = now
+        if policy.priority != before.priority:
+            for group, queues in enumerate(self._queues):
+                for priority in list(queues):
+                    self._drop_empty(group, priority)
         if self.policy.displacement == before.displacement:
             return
         for group, queues in enumerate(self._queues):
@@ -307,6 +311,22 @@ class Account:
         if found is None:
             found = queues[column.priority] = _displacement(self.policy)
         return found
+
+    def removed(self, column: Column) -> None:
+        """The column leaves its displacement queue: it can't be served any more, or not from there."""
+        self.queue(column).removed(column)
+        self._drop_empty(column.map.group, column.priority)
+
+    def displaced(self, run: Sequence[Column], now: float) -> None:
+        """These columns of one queue, which `victims` has named, were displaced."""
+        self.queue(run[0]).displaced(run, now)
+        self._drop_empty(run[0].map.group, run[0].priority)
+
+    def _drop_empty(self, group: int, priority: int) -> None:
+        """Drop the queue if it is empty, so that an org has as many as it has priorities in use. That of
+        the policy's priority stays, with what it has learned: most of what is stored comes there."""
+        if not len(self._queues[group][priority]) and priority != self.policy.priority:
+            del self._queues[group][priority]
 
     def choice(self, now: float) -> Choice | None:
         """The displacement policy that won, where most of the columns are; None where none compete."""

@@ -276,7 +276,7 @@ class Stock:
             loops.current.values_of(list(run), "slot"),
         )
         self.ghosts.add_all(keys, reason)
-        account.queue(run[0]).displaced(run, now)
+        account.displaced(run, now)
         for listener in self.listeners:
             listener.removed(run)
         self.expiry.put_all(run, 0)
@@ -295,7 +295,7 @@ class Stock:
 
     def withdraw(self, column: Column) -> None:
         """The column can't be served any more."""
-        column.map.account.queue(column).removed(column)
+        column.map.account.removed(column)
         column.mark = None
         for listener in self.listeners:
             listener.removed([column])

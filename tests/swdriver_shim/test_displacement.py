@@ -339,7 +339,7 @@ class TestCost:
 class TestReturns:
     def test_before_anything_is_known_the_oldest_are_worth_least(self) -> None:
         (rates,) = Returns([1.0]).rate
-        assert rates == sorted(rates, reverse=True)
+        assert list(rates) == sorted(rates, reverse=True)
 
     def test_a_use_that_is_near_is_worth_more_than_one_that_is_far(self) -> None:
         """All return at 64 s: the rate rises up to there and falls behind."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from math import log2
 from typing import Final
 
@@ -23,6 +25,9 @@ _REFRESH_SHARE: Final = 16
 _REFRESH_MIN: Final = 64
 _SMOOTH: Final = 64
 _CHANCE_MAX: Final = 0.9
+
+# What nobody has seen, for all orgs together: most have few kinds, and each of many orgs has tables.
+_NONE_SEEN: Final = (0.0,) * AGES
 
 _SECONDS: Final = [(2 ** ((age + 1) / STEPS) - 2 ** (age / STEPS)) / 4 for age in range(AGES)]
 
@@ -67,17 +72,16 @@ class Returns:
         """`expected`: how much more or less often columns of each kind are thought to come back.
         `share`: one column in so many is followed at first; a power of two."""
         kinds = len(expected)
-        self._expected = list(expected)
+        self._expected = tuple(expected)
         self._followed: dict[bytes, tuple[float, int]] = {}  # last use and kind; longest ago first
         self._mask = share - 1
-        self._ended = [[0.0] * AGES for _ in range(kinds)]  # by a use at this age
-        self._lost = [[0.0] * AGES for _ in range(kinds)]  # not seen again up to this age
+        self._ended: list[Sequence[float]] = [_NONE_SEEN] * kinds  # by a use at this age
+        self._lost: list[Sequence[float]] = [_NONE_SEEN] * kinds  # not seen again up to this age
         self._events = 0.0
         self._together = 1.0  # of the sample in one prompt, as one of them sees it
         self._span_s = 0.0  # the age of victims; 0 before there was one
-        self._refresh_at = 0.0
-        self.rate: list[list[float]] = []
-        self._refresh(0.0)
+        self._refresh_at = float(_REFRESH_MIN)
+        self.rate: Sequence[Sequence[float]] = _rates_at_first(self._expected)
 
     @property
     def mask(self) -> int:
@@ -93,7 +97,7 @@ class Returns:
             last = followed.pop(key, None)
             if last is not None:
                 since, was = last
-                self._ended[was][age_of(now - since)] += 1
+                _count(self._ended, was, age_of(now - since))
                 ended += 1
             followed[key] = (now, kind)
         if ended:
@@ -118,7 +122,7 @@ class Returns:
         reaches_back = self._span_s and now - since >= SPANS * self._span_s
         if reaches_back or self._mask >= SHARE_MAX - 1:
             del self._followed[key]
-            self._lost[kind][age_of(now - since)] += 1
+            _count(self._lost, kind, age_of(now - since))
         else:
             self._mask = 2 * self._mask + 1
             self._followed = {key: last for key, last in self._followed.items() if self.follows(key)}
@@ -128,18 +132,45 @@ class Returns:
         pending = [list(row) for row in self._lost]
         for since, kind in self._followed.values():
             pending[kind][age_of(now - since)] += 1
-        at_risk = [_at_risk(ended, rest) for ended, rest in zip(self._ended, pending, strict=True)]
-        guess, shape = GUESS_PROMPTS * self._together, SHAPE_PROMPTS * self._together
-        common = _chances(_sums(self._ended), _sums(at_risk), _GUESSES, guess)
-        self.rate = [
-            _rates(_chances(ended, risk, _scaled(common, ended, risk, guess, expected), shape))
-            for ended, risk, expected in zip(self._ended, at_risk, self._expected, strict=True)
-        ]
+        self.rate = _all_rates(self._ended, pending, self._expected, self._together)
         if self._events > _EVENTS_MAX:
             self._events /= 2
-            for row in (*self._ended, *self._lost):
-                row[:] = [count / 2 for count in row]
+            self._ended, self._lost = _halved(self._ended), _halved(self._lost)
         self._refresh_at = self._events + max(_REFRESH_MIN, self._events / _REFRESH_SHARE)
+
+
+def _count(rows: list[Sequence[float]], kind: int, age: int) -> None:
+    row = rows[kind]
+    if not isinstance(row, array):
+        row = rows[kind] = array("d", row)
+    row[age] += 1
+
+
+def _halved(rows: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+    return [row if row is _NONE_SEEN else array("d", [count / 2 for count in row]) for row in rows]
+
+
+@lru_cache
+def _rates_at_first(expected: tuple[float, ...]) -> Sequence[Sequence[float]]:
+    """Where nothing was seen yet: the same tables for all."""
+    nothing = [_NONE_SEEN] * len(expected)
+    return _all_rates(nothing, nothing, expected, 1.0)
+
+
+def _all_rates(
+    ended: Sequence[Sequence[float]],
+    pending: Sequence[Sequence[float]],
+    expected: Sequence[float],
+    together: float,
+) -> Sequence[Sequence[float]]:
+    """By kind and age, from how many were used again at each age, and how many were not up to it."""
+    at_risk = [_at_risk(of, rest) for of, rest in zip(ended, pending, strict=True)]
+    guess, shape = GUESS_PROMPTS * together, SHAPE_PROMPTS * together
+    common = _chances(_sums(ended), _sums(at_risk), _GUESSES, guess)
+    return [
+        _rates(_chances(of, risk, _scaled(common, of, risk, guess, its), shape))
+        for of, risk, its in zip(ended, at_risk, expected, strict=True)
+    ]
 
 
 def _sums(rows: Sequence[Sequence[float]]) -> list[float]:
@@ -176,12 +207,12 @@ def _scaled(
     return [min(_CHANCE_MAX, factor * chance) for chance in common]
 
 
-def _rates(chances: Sequence[float]) -> list[float]:
+def _rates(chances: Sequence[float]) -> Sequence[float]:
     """By age: uses per second of keeping, up to the age that makes most of it.
 
     Goes from old to young. A stretch takes in the next one as long as that yields more than it does.
     """
-    rates = [0.0] * AGES
+    rates = array("d", _NONE_SEEN)
     stretches: list[tuple[float, float, float]] = []
     for age in range(AGES - 1, -1, -1):
         uses, left = chances[age], 1 - chances[age]
