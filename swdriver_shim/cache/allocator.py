@@ -24,7 +24,7 @@ class SlotAllocator:
     def victims(self, prefix_map: PrefixMap) -> Victims:
         """The columns to displace for new columns of this map."""
         account = prefix_map.account
-        return Victims(self._stock.accounts, prefix_map.group, account, prefix_map.column_bytes)
+        return self._stock.victims(prefix_map.group, account, prefix_map.column_bytes)
 
     def take(
         self,
@@ -93,14 +93,13 @@ class SlotAllocator:
                     break
                 some = [slot]
             taken += some
-            account.bytes += len(some) * size
-            account.group_bytes[group] += len(some) * size
+            self._stock.grown(account, group, len(some) * size)
         return taken
 
     def enforce_quotas(self, most: int, now: float) -> int:
         """Displace up to so many columns of orgs above their quota; returns how many."""
         count = 0
-        for account in self._stock.accounts.values():
+        for account in self._stock.limited.values():
             limit = account.policy.dram_bytes_max
             while count < most and limit is not None and account.bytes > limit:
                 victim = account.victim_of_any(now)

@@ -252,8 +252,10 @@ class ExpiredColumns:
 class Account:
     """An org: its policy, its columns and their size, its requests."""
 
-    def __init__(self, org: str, groups: int) -> None:
+    def __init__(self, org: str, groups: int, number: int = 0) -> None:
+        """`number`: of the driver's orgs, in the order in which they came."""
         self.org = org
+        self.number = number
         self.policy = Policy()
         self.ttl_since = 0.0  # when these TTLs and limits came into force, or the driver started
         self.maps: dict[Namespace, list[PrefixMap]] = {}  # one for each group

@@ -23,7 +23,6 @@ from swdriver_shim.cache.request_log import HasKeys, PromptKeys, cut_keys
 from swdriver_shim.cache.spills import RESERVE_MAX, RESERVE_PART_MAX
 from swdriver_shim.cache.stock import Stock
 from swdriver_shim.cache.trails import Trail, Trails
-from swdriver_shim.cache.victims import Victims
 from swdriver_shim.policy import Tiers
 
 CHECKED_AT_ONCE: Final = 256  # trails
@@ -250,7 +249,7 @@ class PromotionPlanner(Listener):
         return room
 
     def _is_worth_more(self, trail: Trail, account: Account, group: int, now: float) -> bool:
-        victim = Victims(self._stock.accounts, group, account).next(now)
+        victim = self._stock.victims(group, account).next(now)
         return victim is not None and self._rate(trail, now) >= MARGIN * self._rate_of(victim, now)
 
     def _as_much_as_fits(self, exists: Sequence[Collection[int]], room: Sequence[int]) -> list[set[int]]:

@@ -24,7 +24,6 @@ from swdriver_shim.cache.prefix_map import Account, Column, State
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import Place, Use
 from swdriver_shim.cache.stock import Stock
-from swdriver_shim.cache.victims import Victims
 from swdriver_shim.policy import Tiers
 
 RESERVE_PART: Final = 32  # of the slots, and of a quota, are free before they are needed; or, up to
@@ -181,7 +180,7 @@ class SpillPlanner:
         return reserve - pool.free - slots.freeing[group]
 
     def _make_reserve(self, group: int, spill: Spill, now: float, most: int) -> None:
-        victims = Victims(self._stock.accounts, group)
+        victims = self._stock.victims(group)
         for _ in range(min(self._lacks(group), most - len(spill.copies))):
             victim = victims.next(now)
             if victim is None:

@@ -23,6 +23,7 @@ from swdriver_shim.cache.request_log import Conversations, RequestLog
 from swdriver_shim.cache.slots import Freed, Slots, prune
 from swdriver_shim.cache.tier2_deletes import Tier2Deletes
 from swdriver_shim.cache.trails import Trails
+from swdriver_shim.cache.victims import Ranking, Victims
 from swdriver_shim.keys import Keys, Namespace
 from swdriver_shim.layout import Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Tier2Rule, Tiers
@@ -52,6 +53,8 @@ class Stock:
         self.layout = layout
         self.model = model
         self.accounts: dict[str, Account] = {}
+        self.limited: dict[str, Account] = {}  # those with a quota
+        self.rankings = [Ranking(group) for group in range(len(layout.groups))]
         self.slots = Slots(len(layout.groups))
         self.expiry = ExpirySchedule()
         self.listeners: list[Listener] = []
@@ -69,6 +72,7 @@ class Stock:
         self._policies: Mapping[str, OrgPolicies] = {}
         self._served_tags: Mapping[str, bytes] | None = None  # by org; None: all are served
         self.ttl_seconds_max = _ttl(Policy())  # of the policies
+        self._last_number = 0  # of accounts
         self._purged: FairQueue[tuple[PrefixMap, Removal]] = FairQueue()
 
     # Orgs
@@ -76,9 +80,12 @@ class Stock:
     def account(self, org: str) -> Account:
         found = self.accounts.get(org)
         if found is None:
-            found = self.accounts[org] = Account(org, len(self.layout.groups))
+            self._last_number += 1
+            found = self.accounts[org] = Account(org, len(self.layout.groups), self._last_number)
             found.set_policy(self._policy(org), 0)
             self._policy_changed(found, Policy())
+            if found.policy.dram_bytes_max is not None:
+                self.limited[org] = found
         return found
 
     def set_policies(
@@ -98,8 +105,14 @@ class Stock:
             if account.policy != before:
                 for listener in self.listeners:
                     listener.policy_changed(account)
-                for group in range(len(self.layout.groups)):
+                for group, ranking in enumerate(self.rankings):
+                    ranking.note(account)
                     self.expiry.reschedule(account.columns(group))
+        self.limited = {
+            org: account
+            for org, account in self.accounts.items()
+            if account.policy.dram_bytes_max is not None
+        }
 
     def _policy(self, org: str) -> Policy:
         return self._policies.get(org, OrgPolicies()).of(self.model)
@@ -115,6 +128,17 @@ class Stock:
         if was_there and (not is_there or is_other):
             account.tier2_purged_at = now
             self._purge_tier2(account, _tags(account, tag), Removal(Reason.PURGED))
+
+    def grown(self, account: Account, group: int, size: int) -> None:
+        """The org has so many bytes more in this group."""
+        account.bytes += size
+        account.group_bytes[group] += size
+        self.rankings[group].note(account)
+
+    def victims(self, group: int, storing: Account | None = None, more: int = 0) -> Victims:
+        """The columns of a group to displace. `more`: how many bytes the storing org is about to have
+        in addition."""
+        return Victims(self.rankings[group], group, storing, more)
 
     def maps_of(self, maker: Keys) -> list[PrefixMap]:
         """The maps of its org in its namespace, one for each group; empty ones, which nobody else finds,
@@ -203,8 +227,7 @@ class Stock:
         account, size = owner.account, owner.column_bytes
         column.ttl, column.priority = None, account.policy.priority
         column.tier2_rule = _ALLOWED
-        account.bytes += size
-        account.group_bytes[owner.group] += size
+        self.grown(account, owner.group, size)
 
     def arrived(self, columns: Sequence[Column], now: float) -> None:
         """The bytes of these columns of one org are in their slots, on all agents."""

@@ -16,14 +16,16 @@ from swdriver_shim.cache.allocator import SlotAllocator
 from swdriver_shim.cache.displacement import POLICIES
 from swdriver_shim.cache.displacement.competition import COMPETING, Competition
 from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.lookup import Match
+from swdriver_shim.cache.prefix_map import Account, PrefixMap
 from swdriver_shim.cache.prefix_map import Column as LedgerColumn
-from swdriver_shim.cache.prefix_map import PrefixMap
-from swdriver_shim.cache.victims import Victims
+from swdriver_shim.cache.stock import Stock
+from swdriver_shim.cache.victims import Ranking, Victims
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Policy, Rules
 from tests.swdriver_shim.forests import Column, Driver, key, path_to
 from tests.swdriver_shim.integrity import check_integrity
-from tests.swdriver_shim.ledgers import conversation
+from tests.swdriver_shim.ledgers import conversation, store
 from tests.swdriver_shim.prompts import FULL, prompt
 
 NAMES = sorted(POLICIES)
@@ -234,8 +236,7 @@ class OneByOne(SlotAllocator):
             len(taken) < most and (slot := self.take(prefix_map, None, None, victims, now)) is not None
         ):
             taken.append(slot)
-            prefix_map.account.bytes += prefix_map.column_bytes
-            prefix_map.account.group_bytes[prefix_map.group] += prefix_map.column_bytes
+            self._stock.grown(prefix_map.account, prefix_map.group, prefix_map.column_bytes)
         return taken
 
 
@@ -302,6 +303,30 @@ def seen(made: Ledger) -> dict[str, Any]:
     }
 
 
+class Anew(Victims):
+    """Looks at all orgs for each column."""
+
+    def __init__(self, stock: Stock, group: int, storing: Account | None, more: int) -> None:
+        super().__init__(stock.rankings[group], group, storing, more)
+        self._others = [
+            one for one in stock.accounts.values() if one is not storing and one.group_bytes[group]
+        ]
+
+    def run(self, now: float, most: int) -> list[LedgerColumn]:  # noqa: ARG002
+        turn = self._turn
+        while self._others or turn:
+            first = max(self._others, key=self._excess, default=None)
+            if turn and (first is None or self._excess(turn) >= self._excess(first)):
+                if run := turn.victims(self._group, now):
+                    return run
+                self._turn = turn = None
+            elif first and (run := first.victims(self._group, now)):
+                return run
+            elif first:
+                self._others.remove(first)
+        return []
+
+
 SIZE = FULL.groups[0].column_bytes
 POLICY = st.builds(
     Policy,
@@ -340,3 +365,115 @@ def test_ledgers_choose_the_same_at_once_and_one_by_one(data: st.DataObject) -> 
             for made in pair.ledgers:
                 made.set_displacement(org, name, now)
         pair.check()
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_orgs_kept_in_order_give_up_what_they_would_if_all_were_looked_at(data: st.DataObject) -> None:
+    """With prompts that are being read, so that some orgs have nothing to give up, shares that change,
+    and orgs that come and lose everything."""
+    orgs = [f"org-{number}" for number in range(8)]
+    policies = {org: data.draw(POLICY) for org in orgs}
+    pair = Pair(data.draw(st.sampled_from([12, 40])), policies)
+    stock = pair.ledgers[1]._stock
+
+    def victims(group: int, storing: Account | None = None, more: int = 0) -> Victims:
+        return Anew(stock, group, storing, more)
+
+    setattr(stock, "victims", victims)  # noqa: B010
+    dice, now = random.Random(data.draw(st.integers(0, 1 << 32))), 0.0
+    read: list[list[Match]] = []
+    for _ in range(60):
+        now += dice.choice([0.0, 0.01, 1.0, 30.0])
+        org = dice.choice(orgs)
+        tokens = conversation(*(dice.randint(0, 3) for _ in range(dice.randint(1, 8))))
+        act = dice.choice(["store", "store", "store", "read", "end", "sweep", "purge", "policies"])
+        if act == "store":
+            pair.store(org, tokens, now, AS_USUAL)
+        elif act == "read":
+            read.append([made.match(prompt(tokens, org), now) for made in pair.ledgers])
+        elif act == "end" and read:
+            for made, match in zip(pair.ledgers, read.pop(dice.randrange(len(read))), strict=True):
+                made.release(match)
+        elif act == "sweep":
+            pair.sweep(now)
+        elif act == "purge" and dice.random() < 0.3:
+            pair.purge(org)
+        elif act == "policies":
+            policies[org] = data.draw(POLICY)
+            for made in pair.ledgers:
+                made.set_policies({one: OrgPolicies(policy=of) for one, of in policies.items()}, now)
+        pair.check()
+
+
+class Looks:
+    """Counts how often orgs are looked at, to rank them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        rank_of, excess_of = Ranking._rank, Victims._excess
+
+        def rank(ranking: Ranking, account: Account) -> float:
+            self.count += 1
+            return rank_of(ranking, account)
+
+        def excess(victims: Victims, account: Account, more: int = 0) -> float:
+            self.count += 1
+            return excess_of(victims, account, more)
+
+        monkeypatch.setattr(Ranking, "_rank", rank)
+        monkeypatch.setattr(Victims, "_excess", excess)
+
+
+def test_a_store_looks_at_few_of_many_orgs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Ledger(FULL, "llama")
+    made.set_slot_limit(0, 1000)
+    for number in range(1000):
+        store(made, prompt(conversation(1), f"org-{number}"), float(number))
+    looks = Looks(monkeypatch)
+    store(made, prompt(conversation(1, 2), "another"), 2000.0)
+    looks.count = 0  # of the first store they are all new
+    for number in range(10):
+        assert len(store(made, prompt(conversation(1, 2), f"more-{number}"), 2001.0)) == 2
+    assert looks.count < 200
+    check_integrity(made)
+
+
+def test_the_order_of_orgs_does_not_grow_with_the_stores() -> None:
+    """Each store of another org leaves what was known of it behind."""
+    made = Ledger(FULL, "llama")
+    made.set_slot_limit(0, 40)
+    dice = random.Random(1)
+    for number in range(2000):
+        kinds = [dice.randint(0, 9) for _ in range(dice.randint(1, 6))]
+        store(made, prompt(conversation(*kinds), f"org-{dice.randint(0, 9)}"), float(number))
+    [ranking] = made._stock.rankings
+    assert len(ranking._heap) < 200
+    check_integrity(made)
+
+
+def test_a_share_that_becomes_smaller_counts_from_the_next_store_on() -> None:
+    made = Ledger(FULL, "llama")
+    made.set_slot_limit(0, 5)
+    for org, columns in (("acme", 3), ("globex", 2)):
+        store(made, prompt(conversation(*range(columns)), org))
+    store(made, prompt(conversation(1), "initech"), 1)
+    assert [made.accounts[org].bytes // SIZE for org in ORGS] == [2, 2, 1]
+    made.set_policies({"globex": OrgPolicies(policy=Policy(share=0.1))}, 2)
+    store(made, prompt(conversation(2), "initech"), 3)
+    assert [made.accounts[org].bytes // SIZE for org in ORGS] == [2, 1, 2]
+
+
+def test_quotas_are_enforced_without_looking_at_orgs_that_have_none() -> None:
+    made = Ledger(FULL, "llama")
+    made.set_slot_limit(0, 100)
+    limited = Policy(dram_bytes_max=SIZE)
+    made.set_policies({"acme": OrgPolicies(policy=limited)}, 0)
+    for org in ORGS:
+        store(made, prompt(conversation(1, 2, 3), org))
+    assert made._stock.limited.keys() == {"acme"}
+    made.set_policies({"globex": OrgPolicies(policy=limited)}, 1)
+    assert made._stock.limited.keys() == {"globex"}
+    made.sweep(2)
+    held = {org: account.bytes for org, account in made.accounts.items()}
+    assert held == {"acme": SIZE, "globex": SIZE, "initech": 3 * SIZE}
