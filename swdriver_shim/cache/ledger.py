@@ -85,7 +85,8 @@ class Ledger:
     ) -> None:
         """Replace all orgs' policies, also for stored columns. Orgs without one get the default.
 
-        `tags`: the isolation tags of orgs, to purge tier 2 of orgs that have sent no request yet.
+        `tags`: the isolation tags of all orgs that are served, to purge tier 2 of orgs that have sent no
+        request yet. Orgs without one are dropped once nothing of them is left. None: all are served.
         """
         self._stock.set_policies(policies, now, tags)
         for account in self._stock.accounts.values():
@@ -339,12 +340,13 @@ class Ledger:
     # Long work, in pieces
 
     def sweep(self, now: float, columns: int = SLICE) -> bool:
-        """Remove expired columns, enforce quotas, and abort uses that take too long, for about so many
-        columns. Whether there is more to do."""
+        """Remove expired columns, enforce quotas, abort uses that take too long, and drop orgs that are
+        not served any more, for about so many columns. Whether there is more to do."""
         for use in self._slots.overdue(now):
             self._abort(use, now)
         self._loans.end(now)
         self._promotion.end(now)
+        self._stock.drop_orgs(now, SLICE)
         expiry = self._stock.expiry
         columns -= expiry.catch_up(columns)
         due = expiry.take(now, columns)
@@ -396,6 +398,10 @@ class Ledger:
     def tally(self, org: str) -> Tally:
         """The requests of an org, which may have sent none yet."""
         return self._stock.account(org).tally
+
+    def on_drop(self, call: Callable[[str], object]) -> None:
+        """Call this with each org that is dropped, under the lock."""
+        self._stock.on_drop.append(call)
 
     def add_listener(self, listener: Listener) -> None:
         """Notify this listener as well when columns can be served, and when they can't any more."""

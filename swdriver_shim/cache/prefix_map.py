@@ -163,6 +163,10 @@ class PrefixMap:
     def __len__(self) -> int:
         return len(self.columns)
 
+    @property
+    def org(self) -> str:
+        return self.account.org
+
     def find(self, keys: list[bytes]) -> list[Column | None]:
         return loops.current.find(self.columns, keys)
 
@@ -261,6 +265,7 @@ class Account:
         self.maps: dict[Namespace, list[PrefixMap]] = {}  # one for each group
         self.makers: dict[Namespace, Keys] = {}
         self.purged: list[PrefixMap] = []  # not found any more; their columns are being removed
+        self.purge: Removal | None = None  # of all columns, unless any came since
         self.removals = 0  # how often somebody has had something removed
         self.purged_at = NEVER_YET  # what a sibling stored before is not borrowed
         self.tier2_purged_at = NEVER_YET  # what comes back with dates from before is not served

@@ -15,7 +15,7 @@ change of either copies nothing again.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -83,7 +83,7 @@ class SpillPlanner:
     def __init__(self, stock: Stock) -> None:
         self._stock = stock
         self.spilled = Spilled()
-        self._orgs_that_recompute: Collection[str] = ()
+        self._orgs_that_recompute: Container[str] = ()
         self._grown: dict[str, Account] = {}  # orgs with tier 2 that may be close to their quota
         self._burst = [0.0] * len(stock.layout.groups)  # slots that a store takes at once, lately
         self._ahead: deque[Column] = deque()
@@ -116,7 +116,7 @@ class SpillPlanner:
         if account.policy.dram_bytes_max is not None and account.policy.tiers is Tiers.TIER2:
             self._grown[account.org] = account
 
-    def begin(self, now: float, most: int, orgs_that_recompute: Collection[str] = ()) -> Spill | None:
+    def begin(self, now: float, most: int, orgs_that_recompute: Container[str] = ()) -> Spill | None:
         """About so many columns to copy; None if there are none. Columns that need no copy are displaced
         here. Those of `orgs_that_recompute` are not copied: computing them is faster than recalling."""
         self._orgs_that_recompute = orgs_that_recompute

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, groupby
+from dataclasses import dataclass, field
+from itertools import chain, groupby, islice
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from swdriver_shim import loops
 from swdriver_shim.cache.expiry import ExpirySchedule
@@ -32,6 +32,9 @@ SWEPT_SECONDS: Final = 5.0  # the sweeper comes each second: a column that is re
 _ALLOWED: Final = Tier2Rule.ALLOWED  # looked up for every column
 BORROWED_MAX: Final = 1 << 16  # columns that nobody has used yet
 PURGED_AT_ONCE: Final = 256  # columns of one org
+IDLE_SECONDS: Final = (
+    120.0  # before an org that is not served is dropped: its metrics are read once more
+)
 NAMESPACES_MAX: Final = 64  # of an org that are kept without columns, and searched for a reason
 _SCHEDULED_BY: Final = attrgetter("map", "priority", "ttl", "stored_at", "used_at")
 _CLEARED: Final = frozenset(
@@ -46,6 +49,23 @@ class Overstay:
 
     columns: int = 0  # that were removed too late
     seconds_max: float = 0.0
+
+
+class _Idle(NamedTuple):
+    """Since when an org was seen without anything, and what there had been until then."""
+
+    since: float
+    last_use: int
+    requests: int
+
+
+@dataclass(slots=True)
+class _Dropped:
+    """What counts of orgs that were dropped, if they return."""
+
+    # A search in tier 2 or at a sibling that began before must not find as many as there are now.
+    removals: int = 0
+    purged_at: dict[str, float] = field(default_factory=dict)  # a sibling may have what was purged here
 
 
 class Stock:
@@ -73,6 +93,10 @@ class Stock:
         self._served_tags: Mapping[str, bytes] | None = None  # by org; None: all are served
         self.ttl_seconds_max = _ttl(Policy())  # of the policies
         self._last_number = 0  # of accounts
+        # Orgs that are not served, until they are dropped; None: not looked at yet.
+        self._leaving: dict[str, _Idle | None] = {}
+        self._dropped = _Dropped()
+        self.on_drop: list[Callable[[str], object]] = []  # called with the org, under the lock
         self._purged: FairQueue[tuple[PrefixMap, Removal]] = FairQueue()
 
     # Orgs
@@ -82,6 +106,10 @@ class Stock:
         if found is None:
             self._last_number += 1
             found = self.accounts[org] = Account(org, len(self.layout.groups), self._last_number)
+            found.removals = self._dropped.removals
+            found.purged_at = self._dropped.purged_at.pop(org, NEVER_YET)
+            if not self._is_served(org):
+                self._leaving[org] = None
             found.set_policy(self._policy(org), 0)
             self._policy_changed(found, Policy())
             if found.policy.dram_bytes_max is not None:
@@ -113,6 +141,47 @@ class Stock:
             for org, account in self.accounts.items()
             if account.policy.dram_bytes_max is not None
         }
+        self._leaving = {
+            org: self._leaving.get(org) for org in self.accounts if not self._is_served(org)
+        }
+
+    def _is_served(self, org: str) -> bool:
+        return self._served_tags is None or org in self._served_tags
+
+    def drop_orgs(self, now: float, most: int) -> None:
+        """Drop orgs that are not served any more and have been without columns, purges and uses for
+        some time. Looks at up to so many."""
+        for org in list(islice(self._leaving, most)):
+            idle, account = self._leaving.pop(org), self.accounts[org]
+            if idle is None or idle.requests != account.tally.requests or not self._is_empty(account):
+                idle = _Idle(now, self.slots.last_use, account.tally.requests)
+            elif now >= idle.since + IDLE_SECONDS and self.slots.have_ended(idle.last_use):
+                self._drop(account)
+                continue
+            self._leaving[org] = idle  # behind all others
+
+    def _is_empty(self, account: Account) -> bool:
+        """Whether nothing of the org is left in memory, and all that it had in tier 2 is purged."""
+        is_purged = account.purge.done if account.purge else not account.makers
+        return (
+            is_purged
+            and not account.purged
+            and not any(chain.from_iterable(account.maps.values()))
+            and not self.deletes.is_purging(account)
+        )
+
+    def _drop(self, account: Account) -> None:
+        """What it counted ends with it."""
+        del self.accounts[account.org]
+        self.limited.pop(account.org, None)
+        self.slow_orgs.discard(account.org)
+        for ranking in self.rankings:
+            ranking.drop(account)
+        self._dropped.removals = max(self._dropped.removals, account.removals + 1)
+        if account.purged_at != NEVER_YET:
+            self._dropped.purged_at[account.org] = account.purged_at
+        for call in self.on_drop:
+            call(account.org)
 
     def _policy(self, org: str) -> Policy:
         return self._policies.get(org, OrgPolicies()).of(self.model)
@@ -133,6 +202,7 @@ class Stock:
         """The org has so many bytes more in this group."""
         account.bytes += size
         account.group_bytes[group] += size
+        account.purge = None
         self.rankings[group].note(account)
 
     def victims(self, group: int, storing: Account | None = None, more: int = 0) -> Victims:
@@ -163,10 +233,10 @@ class Stock:
     def tags(self, org: str, tag: bytes | None = None) -> set[bytes]:
         """All tags that columns of the org carry, or carried since the start, as far as is known. `tag`:
         one that the caller knows."""
-        account = self.accounts.get(org)
-        if account is None:
-            return {tag} if tag else set()
-        return _tags(account, tag) | self.deletes.purged_tags(account)
+        account, own = self.accounts.get(org), {tag} if tag else set()
+        if account is not None:
+            own = _tags(account, tag)
+        return own | self.deletes.purged_tags(org)
 
     def may_use_tier2(self, account: Account) -> bool:
         return (
@@ -345,7 +415,7 @@ class Stock:
         org's, where the caller knows it."""
 
         def belongs(prefix_map: PrefixMap) -> bool:
-            return prefix_map.account is account and namespace in (None, prefix_map.namespace)
+            return prefix_map.org == account.org and namespace in (None, prefix_map.namespace)
 
         namespaces = [namespace] if namespace else list(account.maps)
         return self._purge(account, namespaces, belongs, _tags(account, tag))
@@ -353,7 +423,7 @@ class Stock:
     def purge_tag(self, account: Account, tag: bytes) -> Removal:
         """Hide all columns of the org that carry this tag; `remove_purged` does the rest."""
         namespaces = [one for one in account.maps if account.makers[one].tag == tag]
-        return self._purge(account, namespaces, lambda one: one.account is account, {tag})
+        return self._purge(account, namespaces, lambda one: one.org == account.org, {tag})
 
     def _purge(
         self,
@@ -378,6 +448,7 @@ class Stock:
                 account.purged.append(purged)
                 self._purged.put(account.org, (purged, removal))
                 removal.pending += 1
+        account.purge = None if account.maps else removal
         self.slots.clear_leftovers(removal, belongs)
         self._purge_tier2(account, tags, removal)
         return removal
@@ -407,8 +478,14 @@ class Stock:
     def repeat_tier2_deletes(self) -> None:
         """Delete and purge again whatever was since the start: a shard's new home may have files from an
         earlier stay."""
-        for account, tags in self.deletes.repeat().items():
-            self._purge_tier2(account, tags, Removal(Reason.PURGED))
+        for org, tags in self.deletes.repeat(self._dated_tags).items():
+            self._purge_tier2(self.account(org), tags, Removal(Reason.PURGED))
+
+    def _dated_tags(self, org: str) -> set[bytes]:
+        account = self.accounts.get(org)
+        if account is None or account.tier2_purged_at == NEVER_YET:
+            return set()
+        return {maker.tag for maker in account.makers.values()}
 
     def _purge_tier2(self, account: Account, tags: Collection[bytes], removal: Removal) -> None:
         """Purge these tags, and assume that no column exists there: tier 2 does not tell namespaces

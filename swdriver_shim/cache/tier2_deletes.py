@@ -7,13 +7,13 @@ Nothing is handed out while an earlier use may still copy it there. The files ar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from swdriver_shim.cache.fair_queue import FairQueue
 from swdriver_shim.cache.listener import Listener
-from swdriver_shim.cache.prefix_map import NEVER_YET, Account, PrefixMap
+from swdriver_shim.cache.prefix_map import Account, PrefixMap
 from swdriver_shim.cache.reasons import Reason, Removal
 from swdriver_shim.cache.slots import Slots
 
@@ -49,12 +49,12 @@ class Tier2Deletes:
         self._purges: FairQueue[TierPurge] = FairQueue()
         self._purging: Counter[str] = Counter()  # by org
         # What a shard's next home may still have: everything that was removed since the start.
-        self._purged_tags: dict[Account, set[bytes]] = {}
-        self._deleted_tags: dict[Account, set[bytes]] = {}  # of columns that are not known one by one
-        self._deleted: dict[TierDelete, Account] = {}  # the oldest first
+        self._purged_tags: dict[str, set[bytes]] = {}  # by org, which may have been dropped since
+        self._deleted_tags: dict[str, set[bytes]] = {}  # of columns that are not known one by one
+        self._deleted: dict[TierDelete, str] = {}  # their orgs, the oldest first
         # What is queued already is not repeated.
         self._queued: set[TierDelete] = set()
-        self._queued_purges: Counter[tuple[Account, frozenset[bytes]]] = Counter()
+        self._queued_purges: Counter[tuple[str, frozenset[bytes]]] = Counter()
 
     # Columns
 
@@ -82,11 +82,11 @@ class Tier2Deletes:
                 removal.pending += 1
             if not has_expired:  # every file knows itself when it expires
                 deleted = TierDelete(prefix_map.group, key, maker.tag, None)
-                self._deleted[deleted] = prefix_map.account
+                self._deleted[deleted] = prefix_map.org
         while len(self._deleted) > DELETED_MAX:
-            deleted, account = next(iter(self._deleted.items()))
+            deleted, org = next(iter(self._deleted.items()))
             del self._deleted[deleted]
-            self._deleted_tags.setdefault(account, set()).add(deleted.tag)
+            self._deleted_tags.setdefault(org, set()).add(deleted.tag)
 
     def _delete(self, delete: TierDelete) -> None:
         self._queue(delete, self._slots.last_use)
@@ -128,17 +128,17 @@ class Tier2Deletes:
         removal.pending += 1
         self._purging[account.org] += 1
         if removal.reason is Reason.PURGED:
-            self._purged_tags.setdefault(account, set()).update(tags)
+            self._purged_tags.setdefault(account.org, set()).update(tags)
         self._queue_purge(TierPurge(account, frozenset(tags), removal, self._slots.last_use))
 
     def _queue_purge(self, purge: TierPurge) -> None:
         self._purges.put(purge.account.org, purge)
-        self._queued_purges[purge.account, purge.tags] += 1
+        self._queued_purges[purge.account.org, purge.tags] += 1
 
     def take_purge(self) -> TierPurge | None:
         """Tags to purge, of each org in turn."""
         for purge in self._purges.take(1, lambda one: self._slots.have_ended(one.after_use)):
-            self._queued_purges[purge.account, purge.tags] -= 1
+            self._queued_purges[purge.account.org, purge.tags] -= 1
             self._queued_purges = +self._queued_purges
             return purge
         return None
@@ -152,29 +152,29 @@ class Tier2Deletes:
         self._purging[purge.account.org] -= 1
         self._purging = +self._purging
 
-    def purged_tags(self, account: Account) -> set[bytes]:
+    def purged_tags(self, org: str) -> set[bytes]:
         """The tags of all purges of the org since the start, and of deletes that were forgotten."""
-        return self._purged_tags.get(account, set()) | self._deleted_tags.get(account, set())
+        return self._purged_tags.get(org, set()) | self._deleted_tags.get(org, set())
 
-    def repeat(self) -> dict[Account, set[bytes]]:
+    def repeat(self, dated_tags: Callable[[str], Collection[bytes]]) -> dict[str, set[bytes]]:
         """Queue all deletes again, since a shard's new home may have files from an earlier stay.
 
         Returns the tags that the caller has to purge again. Nothing is queued twice, however often
-        shards move. What an org has stored in tier 2 since its last purge stays: what is from before has
-        a date, and is not served.
+        shards move. `dated_tags`: of an org, those of which what is from before a purge has its date, and
+        is not served. What it has stored under them since stays.
         """
         for deleted in self._deleted:
             if deleted not in self._queued:
                 self._delete(deleted)
-        found = {account: self._to_repeat(account) for account in self._purged_tags | self._deleted_tags}
+        found = {
+            org: self._to_repeat(org, dated_tags(org)) for org in self._purged_tags | self._deleted_tags
+        }
         return {
-            account: tags
-            for account, tags in found.items()
-            if tags and (account, frozenset(tags)) not in self._queued_purges
+            org: tags
+            for org, tags in found.items()
+            if tags and (org, frozenset(tags)) not in self._queued_purges
         }
 
-    def _to_repeat(self, account: Account) -> set[bytes]:
-        tags = self._purged_tags.get(account, set())
-        if account.tier2_purged_at > NEVER_YET:
-            tags = tags - {maker.tag for maker in account.makers.values()}
-        return tags | self._deleted_tags.get(account, set())
+    def _to_repeat(self, org: str, dated: Collection[bytes]) -> set[bytes]:
+        tags = self._purged_tags.get(org, set()).difference(dated)
+        return tags | self._deleted_tags.get(org, set())

@@ -12,7 +12,7 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final, NamedTuple, TypeVar
 
@@ -71,6 +71,17 @@ class _Coming(NamedTuple):
     then: list[Callable[[], object]]  # searches that wait for it
 
 
+class Recomputing(Container[str]):
+    """The orgs whose engines compute faster than tier 2 recalls. Each is looked at when it is asked
+    for: there may be thousands, of which few have columns to copy."""
+
+    def __init__(self, transfers: Tier2Transfers) -> None:
+        self._transfers = transfers
+
+    def __contains__(self, org: object) -> bool:
+        return isinstance(org, str) and self._transfers.tokens_min(org) is None
+
+
 class Tier2Transfers:
     """All methods may be called from any thread."""
 
@@ -92,6 +103,7 @@ class Tier2Transfers:
         self.data_keys: Mapping[str, bytes] = {}  # by org
         self.arrived = threading.Condition()  # something has come, or is not going to
         self._ledger = ledger
+        ledger.on_drop(lambda org: self._paces.pop(org, None))
         self._lock = lock
         self.shards = shards
         self._clock = clock
@@ -313,9 +325,8 @@ class Tier2Transfers:
         """Begin what there is to do, as far as not enough is under way. Returns at once."""
         with self._lock:
             now = self._clock()
-            recomputing = [org for org in self._paces if self.tokens_min(org) is None]
             while self._spilling < SPILLS_AT_ONCE:
-                spill = self._ledger.tier2.begin_spill(now, SPILL_COLUMNS, recomputing)
+                spill = self._ledger.tier2.begin_spill(now, SPILL_COLUMNS, Recomputing(self))
                 if spill is None:
                     break
                 self._spilling += 1

@@ -5,15 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 from swdriver_shim.cache.displacement import Choice
 from swdriver_shim.cache.ledger import Ledger
-from swdriver_shim.cache.prefix_map import Column, ExpiredColumns
+from swdriver_shim.cache.prefix_map import Account, Column, ExpiredColumns
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.slots import Place
 from swdriver_shim.data_plane.break_even import BreakEven
 from swdriver_shim.data_plane.tier2 import Tier2Transfers
 from telemetry.histogram import Histogram
+
+ORGS_AT_ONCE: Final = 100  # below a millisecond
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,11 @@ class Statistics:
         self._tier2 = tier2
         self._refills: dict[str, BreakEven] = {}  # by org
         self._transfers: dict[str, TransferStats] = {}  # by org
+        ledger.on_drop(self._drop)
+
+    def _drop(self, org: str) -> None:
+        self._refills.pop(org, None)
+        self._transfers.pop(org, None)
 
     def groups(self) -> list[GroupState]:
         with self._lock:
@@ -80,21 +91,31 @@ class Statistics:
             ]
 
     def orgs(self) -> list[OrgState]:
+        """Each org as it is at one time, but not all at the same."""
         with self._lock:
-            return [
-                OrgState(
-                    org,
-                    account.bytes,
-                    account.tally.requests,
-                    account.tally.requested,
-                    dict(account.tally.hits),
-                    {reason.value: count for reason, count in (+account.tally.missed).items()},
-                    account.tally.hit_rate,
-                    replace(account.expired),
-                    account.choice(self._clock()),
-                )
-                for org, account in self._ledger.accounts.items()
-            ]
+            accounts = list(self._ledger.accounts.values())
+        return self._in_slices(accounts, self._state)
+
+    def _state(self, account: Account) -> OrgState:
+        return OrgState(
+            account.org,
+            account.bytes,
+            account.tally.requests,
+            account.tally.requested,
+            dict(account.tally.hits),
+            {reason.value: count for reason, count in (+account.tally.missed).items()},
+            account.tally.hit_rate,
+            replace(account.expired),
+            account.choice(self._clock()),
+        )
+
+    def _in_slices(self, items: Sequence[T], read: Callable[[T], R]) -> list[R]:
+        """Read each under the lock, a few at a time: requests come in between."""
+        found: list[R] = []
+        for begin in range(0, len(items), ORGS_AT_ONCE):
+            with self._lock:
+                found += [read(item) for item in items[begin : begin + ORGS_AT_ONCE]]
+        return found
 
     def transfers(self) -> dict[str, TransferStats]:
         """By org. The values go on being counted."""
@@ -104,14 +125,13 @@ class Statistics:
     def break_even(self) -> dict[str, BreakEvenTokens]:
         """As measured, for each org whose engines report how long computing takes."""
         with self._lock:
-            layout = self._ledger.layout
-            sizes = layout.token_bytes, layout.state_bytes
-            return {
-                org: BreakEvenTokens(
-                    self.refills_of(org).tokens_min(*sizes), self._tier2.tokens_min(org)
-                )
-                for org in self._tier2.orgs_that_compute
-            }
+            orgs = self._tier2.orgs_that_compute
+        return dict(self._in_slices(orgs, self._break_even_of))
+
+    def _break_even_of(self, org: str) -> tuple[str, BreakEvenTokens]:
+        layout = self._ledger.layout
+        refill = self.refills_of(org).tokens_min(layout.token_bytes, layout.state_bytes)
+        return org, BreakEvenTokens(refill, self._tier2.tokens_min(org))
 
     # Under the lock
 
