@@ -161,14 +161,9 @@ class Stock:
             self._leaving[org] = idle  # behind all others
 
     def _is_empty(self, account: Account) -> bool:
-        """Whether nothing of the org is left in memory, and all that it had in tier 2 is purged."""
+        """Whether all that the org had in memory and in tier 2 is purged, or it never had anything."""
         is_purged = account.purge.done if account.purge else not account.makers
-        return (
-            is_purged
-            and not account.purged
-            and not any(chain.from_iterable(account.maps.values()))
-            and not self.deletes.is_purging(account)
-        )
+        return is_purged and not self.deletes.is_purging(account)
 
     def _drop(self, account: Account) -> None:
         """What it counted ends with it."""

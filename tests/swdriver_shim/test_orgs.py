@@ -23,7 +23,7 @@ from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
 from tests.swdriver_shim.forests import Driver
 from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.ledgers import C, conversation, finish, ledger, store
-from tests.swdriver_shim.prompts import prompt
+from tests.swdriver_shim.prompts import OTHER, prompt
 
 TIER2 = OrgPolicies(policy=Policy(tiers=Tiers.TIER2))
 NOW = 10.0
@@ -158,6 +158,59 @@ def test_an_org_stays_while_a_request_of_it_runs() -> None:
     assert "acme" not in made.accounts
 
 
+def test_an_org_stays_while_a_late_request_runs() -> None:
+    made = served()
+    withdraw(made)
+    match = made.match(prompt(conversation(7), "acme"), NOW)
+    wait(made)
+    assert "acme" in made.accounts
+    made.rematch(match, NOW + IDLE_SECONDS)
+    check_integrity(made)
+    wait(made, NOW + IDLE_SECONDS + USE_SECONDS_MAX)
+    assert "acme" not in made.accounts
+
+
+def test_a_purge_of_one_namespace_is_not_one_of_the_org() -> None:
+    made = ledger(50)
+    made.set_policies({"acme": OrgPolicies(policy=Policy(ttl_last_use_seconds=5))}, 0, BOTH)
+    store(made, prompt(conversation(1, 2), "acme"))
+    there = prompt(conversation(1, 2), "acme", OTHER)
+    store(made, there)
+    made.purge("acme", there.maker.namespace)
+    finish(made)
+    made.set_policies({}, NOW, GLOBEX)
+    wait(made)
+    finish(made)
+    wait(made, 1000)
+    assert "acme" in made.accounts
+
+
+def test_nothing_knows_an_org_that_was_dropped() -> None:
+    made = served()
+    policy = Policy(tiers=Tiers.TIER2, dram_bytes_max=1 << 40)
+    made.set_policies({"acme": OrgPolicies(policy=policy)}, NOW, GLOBEX)
+    account = made.accounts["acme"]
+    store(made, prompt(conversation(3), "acme"))
+    made.purge_tag("acme", TAG)
+    finish(made)
+    wait(made)
+    assert "acme" not in made.accounts
+    assert not made._stock.limited
+    [ranking] = made._stock.rankings
+    assert account.number not in {*ranking._accounts, *ranking._noted, *ranking._ranks}
+
+
+def test_an_org_stays_while_tier_2_is_purged_again_at_a_new_home() -> None:
+    made = served(acme=TIER2)
+    withdraw(made)
+    made.tier2.repeat_deletes()
+    wait(made)
+    assert "acme" in made.accounts
+    finish(made)
+    wait(made, 1000)
+    assert "acme" not in made.accounts
+
+
 def test_a_late_request_begins_the_wait_anew_and_does_not_keep_its_org() -> None:
     made = served()
     withdraw(made)
@@ -207,9 +260,12 @@ def test_few_orgs_are_looked_at_in_one_sweep(monkeypatch: pytest.MonkeyPatch) ->
         made.tally(f"org-{number}")
     looked_at: list[Any] = []
     monkeypatch.setattr(made._stock, "_is_empty", lambda account: looked_at.append(account) or True)
-    made.sweep(1)
-    assert len(looked_at) < 600
-    for step in range(2, 10):
+    for second in range(4):
+        made.sweep(second)
+    looked_at.clear()
+    made.sweep(4)
+    assert 0 < len(looked_at) < 600
+    for step in range(1, 10):
         made.sweep(step * IDLE_SECONDS)
     assert not made.accounts
 
@@ -299,9 +355,10 @@ def test_an_org_with_few_requests_has_no_tables_of_its_own(traces: None) -> None
 
 def test_an_org_with_much_traffic_has_small_tables(traces: None) -> None:
     returns, before = Returns(EXPECTED, share=1), traced()
-    for number in range(2000):
-        returns.used([((number % 41).to_bytes(2, "big"), number % len(EXPECTED))], number / 3)
-    assert traced() - before < 60_000
+    for number in range(4000):  # they come back at all ages
+        key = (number % 41).to_bytes(2, "big")
+        returns.used([(key, number % len(EXPECTED))], 1.003**number)
+    assert traced() - before < 45_000
     check_integrity(returns)
 
 
