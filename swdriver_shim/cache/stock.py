@@ -480,7 +480,8 @@ class Stock:
         account = self.accounts.get(org)
         if account is None or account.tier2_purged_at == NEVER_YET:
             return set()
-        return {maker.tag for maker in account.makers.values()}
+        tags = {maker.tag for maker in account.makers.values()}
+        return tags if self._served_tags is None else tags & {self._served_tags.get(org)}
 
     def _purge_tier2(self, account: Account, tags: Collection[bytes], removal: Removal) -> None:
         """Purge these tags, and assume that no column exists there: tier 2 does not tell namespaces

@@ -14,6 +14,7 @@ from swdriver_shim.cache.displacement import Competition
 from swdriver_shim.cache.displacement.cost import EXPECTED
 from swdriver_shim.cache.displacement.returns import Returns
 from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.prefix_map import Account
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.cache.stock import IDLE_SECONDS
 from swdriver_shim.data_plane.tier2 import Tier2Transfers
@@ -259,7 +260,12 @@ def test_few_orgs_are_looked_at_in_one_sweep(monkeypatch: pytest.MonkeyPatch) ->
     for number in range(1200):
         made.tally(f"org-{number}")
     looked_at: list[Any] = []
-    monkeypatch.setattr(made._stock, "_is_empty", lambda account: looked_at.append(account) or True)
+
+    def is_empty(account: Account) -> bool:
+        looked_at.append(account)
+        return True
+
+    monkeypatch.setattr(made._stock, "_is_empty", is_empty)
     for second in range(4):
         made.sweep(second)
     looked_at.clear()
@@ -273,7 +279,12 @@ def test_few_orgs_are_looked_at_in_one_sweep(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def transfers() -> Iterator[Tier2Transfers]:
     shards: Any = [[object()]]
-    made = Tier2Transfers(served(), threading.Lock(), shards, clock=lambda: 0.0, on_change=lambda: None)
+    made = Tier2Transfers(
+        *(served(), threading.Lock(), shards),
+        clock=lambda: 0.0,
+        wall_clock=lambda: 0.0,
+        on_change=lambda: None,
+    )
     yield made
     made.close()
 
