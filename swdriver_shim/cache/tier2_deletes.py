@@ -160,8 +160,8 @@ class Tier2Deletes:
         """Queue all deletes again, since a shard's new home may have files from an earlier stay.
 
         Returns the tags that the caller has to purge again. Nothing is queued twice, however often
-        shards move. `dated_tags`: of an org; what is from before a purge of them has its date, and is not
-        served. What was stored under them since stays.
+        shards move. `dated_tags`: of an org; what is from before a purge of them has its date, and is
+        not served. What was stored under them since stays.
         """
         for deleted in self._deleted:
             if deleted not in self._queued:
