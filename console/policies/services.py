@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from django.core.exceptions import ValidationError
@@ -113,6 +114,11 @@ def get_version(org: Org | None, number: int) -> PolicyVersion:
     return version
 
 
+def is_saved_since(org: Org, moment: datetime) -> bool:
+    """Whether somebody has saved a policy then or later; what schedules make does not count."""
+    return PolicyVersion.objects.filter(org=org, author_id__isnull=False, made_at__gte=moment).exists()
+
+
 def document_of(org: Org, number: int) -> str:
     """Of a version, or of version 0, which says nothing."""
     return get_version(org, number).document if number else documents.write(None)
@@ -140,8 +146,20 @@ def set_policy(
     None is to follow the cluster's default from now on. The same again changes nothing. Raises
     ValidationError, by field, for what the limits refuse and where there is no reason.
     """
-    check(policies, _settled_cluster().policies.limits)
-    return _put(principal, org, documents.write(policies), reason=reason)
+    held = active_policy(org, settled_cluster())
+    return replace(principal, held, policies, reason=reason)
+
+
+def replace(
+    principal: Principal,
+    held: ActivePolicy,
+    policies: OrgPolicies | None,
+    *,
+    reason: str,
+) -> ActivePolicy:
+    """As `set_policy`, for who has read what is active, with the org locked and the cluster settled."""
+    check(policies, held.cluster.policies.limits)
+    return _put(principal, held, documents.write(policies), reason=reason)
 
 
 def restore(
@@ -155,40 +173,50 @@ def restore(
 
     0 is what there was before the first. Raises ValidationError where limits forbid it by now.
     """
+    check(documents.read_org(document_of(org, number)), settled_cluster().policies.limits)
+    return put_back(principal, org, number, reason=reason)
+
+
+def put_back(
+    principal: Principal,
+    org: Org,
+    number: int,
+    *,
+    reason: str,
+) -> ActivePolicy:
+    """As `restore`, whatever the limits are by now: drivers are told it as far as they allow, as if it
+    had never been replaced. The database allows it for what a temporary policy has replaced."""
     document = document_of(org, number)
-    check(documents.read_org(document), _settled_cluster().policies.limits)
-    return _put(principal, org, document, reason=reason, same_as=number or None)
+    return _put(principal, active_policy(org), document, reason=reason, same_as=number or None)
 
 
 @transaction.atomic
 def _put(
     principal: Principal,
-    org: Org,
+    before: ActivePolicy,
     document: str,
     *,
     reason: str,
     same_as: int | None = None,
 ) -> ActivePolicy:
     check_reason(reason)
-    before = active_policy(org)
+    org, held = before.org, before.cluster
     if document == before.document:
         return before
-    after = documents.read_org(document)
+    number, own = _next_number(org), documents.read_org(document)
     record(
         principal,
         "policy.set",
         Subject.of("policy", org.slug, org.name, org),
         before={"version": before.number, "policies": documents.spelled_out(before.own)},
-        after={"version": _next_number(org), "policies": documents.spelled_out(after)},
+        after={"version": number, "policies": documents.spelled_out(own)},
         reason=reason,
     )
-    wanted = before.cluster.policies.limits.held_all(
-        after or OrgPolicies(policy=before.cluster.policies.default)
-    )
-    _store(principal, org, document, reason, same_as, f"policy of {org.slug}")
-    if tier2_limits_of(wanted) != tier2_limits_of(before.policies):
+    version = _store(principal, org, number, document, reason, same_as, f"policy of {org.slug}")
+    after = ActivePolicy(org, number, own, version, held)
+    if tier2_limits_of(after.policies) != tier2_limits_of(before.policies):
         changed([ALL_NODES], f"tier 2 of {org.slug}: {reason}")
-    return active_policy(org)
+    return after
 
 
 @transaction.atomic
@@ -220,15 +248,16 @@ def set_cluster(
         return before
     if before.version is None and policies == before.policies:
         return before
+    number = _next_number(None)
     record(
         principal,
         "policy.cluster",
         Subject("policy", "cluster", "Default and limits", topics=["fleet"]),
         before={"version": before.number, "policies": documents.spelled_out(before.policies)},
-        after={"version": _next_number(None), "policies": documents.spelled_out(policies)},
+        after={"version": number, "policies": documents.spelled_out(policies)},
         reason=reason,
     )
-    _store(principal, None, document, reason, None, "default and limits of policies")
+    _store(principal, None, number, document, reason, None, "default and limits of policies")
     changed([ALL_NODES], f"tier 2 by default and limits: {reason}")
     return cluster()
 
@@ -244,14 +273,15 @@ class StaleCluster(Exception):
 def _store(
     principal: Principal,
     org: Org | None,
+    number: int,
     document: str,
     reason: str,
     same_as: int | None,
     what: str,
-) -> None:
+) -> PolicyVersion:
     version = PolicyVersion.objects.create(
         org=org,
-        number=_next_number(org),
+        number=number,
         document=document,
         author_id=principal.user_id,
         author_name=principal.name,
@@ -263,7 +293,9 @@ def _store(
             topic=of_org(org.slug) if org else "fleet",
         ),
     )
-    PolicyInForce.objects.update_or_create(org=org, defaults={"version": version})
+    if not PolicyInForce.objects.filter(org=org).update(version=version):
+        PolicyInForce.objects.create(org=org, version=version)
+    return version
 
 
 def _next_number(org: Org | None) -> int:
@@ -279,7 +311,7 @@ def locked_cluster() -> Cluster:
     return cluster()
 
 
-def _settled_cluster() -> Cluster:
+def settled_cluster() -> Cluster:
     """As `locked_cluster`, beside others who save what these limits allow."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock_shared(hashtext('policies of the cluster'))")
