@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from django import forms
@@ -51,11 +52,9 @@ class QuantityField(forms.CharField):
             raise ValidationError(str(error)) from None
 
 
-def time_field(label: str, help_text: str) -> QuantityField:
-    none = "never"
-    return QuantityField(
-        units.parse_seconds, units.exact_duration, none, label=label, help_text=help_text
-    )
+def time_field(label: str, help_text: str, *, none: str = "never", low: int = 0) -> QuantityField:
+    read = partial(units.parse_seconds, low=low)
+    return QuantityField(read, units.exact_duration, none, label=label, help_text=help_text)
 
 
 def size_field(label: str, help_text: str) -> QuantityField:
@@ -152,7 +151,10 @@ class EditorForm(PolicyForm):
     model = forms.CharField(max_length=200, required=False, widget=forms.HiddenInput)
     starts_at = utc_field("Starts at", "UTC. Empty: immediately.")
     lasts = time_field(
-        "Duration", "For example 48 h, then the previous policy returns. Empty: permanent."
+        "Duration",
+        "For example 48 h, then the previous policy returns. Empty: permanent.",
+        none="permanent",
+        low=1,
     )
 
 

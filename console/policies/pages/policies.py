@@ -70,18 +70,18 @@ def _saved(
 ) -> bool:
     """Whether it went through; else the form says why not."""
     values = form.cleaned_data
-    if values["lasts"] and not values["starts_at"]:
+    if values["lasts"] is not None and not values["starts_at"]:
         form.add_error("starts_at", "Say from when.")
         return False
     with Refusing(form, ValidationError):
         if values["starts_at"]:
-            lasts = timedelta(seconds=values["lasts"]) if values["lasts"] else None
+            lasts = values["lasts"]
             schedule.schedule(
                 request.principal,
                 held.org,
                 wanted,
                 starts_at=values["starts_at"],
-                lasts=lasts,
+                lasts=None if lasts is None else timedelta(seconds=lasts),
                 reason=values["reason"],
             )
             messages.success(request, "Scheduled. It takes effect at its start time.")

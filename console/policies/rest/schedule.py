@@ -62,13 +62,13 @@ def list_scheduled(request: SignedInRequest, slug: Slug) -> Rows:
 @with_dry_run
 def schedule_policy(request: SignedInRequest, slug: Slug, payload: ScheduleIn) -> Answer:
     """Schedule a policy."""
-    org = for_change(request.principal, slug)
+    org, lasts = for_change(request.principal, slug), payload.lasts_seconds
     planned = schedule.schedule(
         request.principal,
         org,
         payload.wanted(),
         starts_at=payload.starts_at,
-        lasts=timedelta(seconds=payload.lasts_seconds) if payload.lasts_seconds else None,
+        lasts=None if lasts is None else timedelta(seconds=lasts),
         reason=payload.reason,
     )
     return Answer(201, [Authority(org.pk, Role.ORG_ADMIN)], read(ScheduledOut, planned, request))

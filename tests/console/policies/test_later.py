@@ -194,6 +194,20 @@ def test_it_is_planned_listed_and_taken_back_over_rest(
     assert refused.json()["errors"][0]["pointer"] == "/body/starts_at"
 
 
+@pytest.mark.parametrize("written", ["0", "0 s", "0 h"])
+def test_no_duration_at_all_is_refused_and_is_not_for_good(
+    written: str, people: People, browser_of: Callable[..., Client]
+) -> None:
+    form = {"version": 0, "tiers": "dram", "share": 100, "priority": 35, "displacement": "default"}
+    form |= {"reason": "tonight", "lasts": written}
+    starts_at = (timezone.now() + HOUR).strftime("%Y-%m-%dT%H:%M")
+    refused = browser_of(people.org_admin).post("/orgs/acme/policy/", form | {"starts_at": starts_at})
+    assert refused.status_code == 200
+    assert f"&#x27;{written}&#x27; is not from 1 s to" in refused.content.decode()
+    browser_of(people.org_admin).post("/orgs/acme/policy/", form | {"starts_at": ""})
+    assert (ScheduledPolicy.objects.count(), PolicyVersion.objects.count()) == (0, 0)
+
+
 # Many at once
 
 
