@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from django.core.exceptions import ValidationError
@@ -14,7 +14,7 @@ from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.operations.services import StalePlan
 from console.orgs.models import Org
-from console.orgs.services import for_change, get_org
+from console.orgs.services import for_change_of_all, get_orgs
 from console.policies import documents, sentences, services
 from console.policies.services import ActivePolicy
 from swdriver_shim.policy import OrgPolicies, Policy
@@ -24,15 +24,20 @@ ORGS_MAX: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What it would do to one org, or why it may not."""
+    """What it would do to one org, or why it may not; `saved` once it has."""
 
     held: ActivePolicy
     wanted: OrgPolicies
     refused: list[str]
+    saved: ActivePolicy | None = None
 
     @property
     def org(self) -> Org:
         return self.held.org
+
+    @property
+    def active(self) -> ActivePolicy:
+        return self.saved or self.held
 
     @property
     def differences(self) -> list[sentences.Difference]:
@@ -48,11 +53,16 @@ def plan(principal: Principal, slugs: Iterable[str], changes: Mapping[str, Any])
 
     Raises Http404 or Refused, as for each of them alone, and documents.Malformed for what is no policy.
     """
-    listed = sorted(set(slugs))
-    if len(listed) > ORGS_MAX:
-        raise ValidationError(f"At most {ORGS_MAX} orgs at a time.")
-    orgs = [get_org(principal, slug, Role.ORG_ADMIN) for slug in listed]
+    orgs = get_orgs(principal, _few(slugs), Role.ORG_ADMIN)
     return [_planned(held, changes) for held in services.active_policies(orgs)]
+
+
+def _few(slugs: Iterable[str]) -> set[str]:
+    """Raises ValidationError for more than one change may be for."""
+    found = set(slugs)
+    if len(found) > ORGS_MAX:
+        raise ValidationError(f"At most {ORGS_MAX} orgs at a time.")
+    return found
 
 
 def _planned(held: ActivePolicy, changes: Mapping[str, Any]) -> Planned:
@@ -80,18 +90,21 @@ def save(
     *,
     reason: str,
     token: str | None = None,
-) -> list[ActivePolicy]:
+) -> list[Planned]:
     """A new version for each org that it changes; those for which it changes nothing keep theirs.
 
     Raises what `plan` does; ValidationError where a limit refuses one of them; StalePlan for a token of
     another plan than the one now.
     """
-    for slug in sorted(set(slugs)):  # held in one order, so that two never wait for each other
-        for_change(principal, slug)
-    planned = plan(principal, slugs, changes)
+    orgs = for_change_of_all(principal, _few(slugs))
+    cluster = services.settled_cluster()
+    planned = [_planned(held, changes) for held in services.active_policies(orgs, cluster)]
     if token is not None and token != token_of(planned):
         raise StalePlan
     refused = [f"{one.org.name}: {sentence}" for one in planned for sentence in one.refused]
     if refused:
         raise ValidationError(refused[:20])
-    return [services.set_policy(principal, one.org, one.wanted, reason=reason) for one in planned]
+    return [
+        replace(one, saved=services.replace(principal, one.held, one.wanted, reason=reason))
+        for one in planned
+    ]

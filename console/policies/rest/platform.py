@@ -56,7 +56,7 @@ class BulkIn(Input):
 
 class BulkOrgOut(Schema):
     org: SlugOf
-    version: int = Field(validation_alias="held.number")
+    version: int = Field(validation_alias="active.number")
     changes: list[tuple[str, str, str]] = Field(
         validation_alias="differences", description="Field, old value, new value."
     )
@@ -98,9 +98,10 @@ def change_many(
     """Change the policies of several orgs, all or none."""
     request.principal.check_may_change()
     try:
-        planned = bulk.plan(request.principal, payload.orgs, payload.changes)
-        if not validate_only:
-            bulk.save(
+        if validate_only:
+            planned = bulk.plan(request.principal, payload.orgs, payload.changes)
+        else:
+            planned = bulk.save(
                 request.principal,
                 payload.orgs,
                 payload.changes,
