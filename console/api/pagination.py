@@ -36,18 +36,26 @@ class Page(Schema, Generic[T]):
     next_cursor: str | None = Field(description="Ask with it for the next page; null at the end.")
 
 
-# The rows of a list, alone or with what shows one of them to the caller; else its schema does.
-Rows = QuerySet[Any] | tuple[QuerySet[Any], Callable[[Any], object]]
+# The rows of a list, alone or with what shows one of them (or a page of them) to the caller; else its
+# schema does.
+Rows = QuerySet[Any] | tuple[QuerySet[Any], Callable[[Any], Any]]
 
 
 def listing(
-    router: Router, path: str, shown: type[BaseModel], *problems: int, by: str, is_plain: bool = False
+    router: Router,
+    path: str,
+    shown: type[BaseModel],
+    *problems: int,
+    by: str,
+    is_plain: bool = False,
+    at_once: bool = False,
 ) -> Callable[[Callable[..., Rows]], Callable[..., object]]:
     """Serve the rows that a view returns by pages, in the order of the unique column `by`.
 
     It adds `cursor` and `limit` to the view's parameters. `problems`: the statuses of its errors.
     `is_plain`: what shows a row makes the very values of the schema, which are not validated again: for
     rows of so many parts that it would take as long as everything else.
+    `at_once`: what shows a row is given all rows of a page, so that it reads more for them at once.
     """
 
     def serve(view: Callable[..., Rows]) -> Callable[..., object]:
@@ -59,7 +67,9 @@ def listing(
         ) -> dict[str, object] | HttpResponse:
             found = view(request, **values)
             rows, show = found if isinstance(found, tuple) else (found, None)
-            page = paginate(rows, by, cursor, limit, show)
+            page = paginate(rows, by, cursor, limit, None if at_once else show)
+            if at_once and show:
+                page["items"] = show(page["items"])
             return HttpResponse(encoded(page), content_type=MEDIA_TYPE) if is_plain else page
 
         added = (

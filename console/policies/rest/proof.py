@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -104,30 +105,33 @@ def purge_org(request: SignedInRequest, slug: Slug, payload: PurgeIn) -> Answer:
     return accepted(operation, Authority(org.pk, Role.ORG_ADMIN))
 
 
-@listing(router, "/orgs/{slug}/purges", ReceiptOut, 404, by="-pk")
+@listing(router, "/orgs/{slug}/purges", ReceiptOut, 404, by="-pk", at_once=True)
 def list_purges(request: SignedInRequest, slug: Slug) -> Rows:
     """List purge receipts, newest first."""
     org = get_org(request.principal, slug, Role.ON_CALL)
     is_staff = request.principal.on_platform(Role.VIEWER)
-    show = partial(show_receipt, is_staff=is_staff)
-    return receipts.receipts_of(org), show
+    return receipts.receipts_of(org), partial(_shown, is_staff=is_staff)
 
 
-def show_receipt(receipt: PurgeReceipt, *, is_staff: bool) -> ReceiptOut:
+def _shown(page: Sequence[PurgeReceipt], *, is_staff: bool) -> list[ReceiptOut]:
+    found = _confirmations(page) if is_staff else None
+    return [_receipt(one, found[one.operation_id] if found else None) for one in page]
+
+
+def _receipt(receipt: PurgeReceipt, confirmations: dict[str, Any] | None) -> ReceiptOut:
     statement = receipt.statement()
-    signed = _confirmations(receipt) if is_staff else None
     jws = signatures.sign(statement)
-    return ReceiptOut(id=receipt.pk, **statement, confirmations=signed, jws=jws)
+    return ReceiptOut(id=receipt.pk, **statement, confirmations=confirmations, jws=jws)
 
 
-def _confirmations(receipt: PurgeReceipt) -> dict[str, Any]:
-    """By identity, as they were signed."""
-    return {
-        one.identity: {
+def _confirmations(page: Sequence[PurgeReceipt]) -> dict[UUID, dict[str, Any]]:
+    """Of each receipt by its operation: by identity, as they were signed."""
+    found: dict[UUID, dict[str, Any]] = {receipt.operation_id: {} for receipt in page}
+    for one in PurgeConfirmation.objects.filter(operation_id__in=found):
+        found[one.operation_id][one.identity] = {
             "statement": decode(bytes(one.payload), object),
             "payload": base64.b64encode(bytes(one.payload)).decode(),
             "signature": base64.b64encode(bytes(one.signature)).decode(),
             "public_key": one.public_key,
         }
-        for one in PurgeConfirmation.objects.filter(operation_id=receipt.operation_id)
-    }
+    return found

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from django.db import DatabaseError, connection, transaction
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from console.accounts.models import User
@@ -29,7 +30,7 @@ from console.operations.models import Operation
 from console.orgs import services as orgs
 from console.policies import callers, history, services
 from console.policies.evidence import confirmations, purges, reports, standings
-from console.policies.models import PolicyVersion, PurgeReceipt
+from console.policies.models import PolicyVersion, PurgeConfirmation, PurgeReceipt
 from console.policies.org_keys import keys_of
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import isolation_tag
@@ -363,3 +364,38 @@ def test_who_may_not_know_names_is_told_how_many_have_confirmed() -> None:
     staff = [(one.name, one.problem) for one in standings.standings_of(places, set(), is_staff=True)]
     assert staff[0] == ("node ax-3", "It does not answer.")
     assert len(staff) == 5
+
+
+def test_the_number_of_queries_does_not_grow_with_receipts(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    client = api_of(people.platform_on_call)
+    client.get("/api/v1/orgs/acme/purges")  # makes the key that signs
+    counts = []
+    for receipts in (1, 10):
+        while PurgeReceipt.objects.count() < receipts:
+            made = PurgeReceipt.objects.create(
+                org_slug="acme",
+                operation_id=uuid4(),
+                asked_by="ada",
+                asked_at=timezone.now(),
+                reason="ended",
+                columns=0,
+                bytes=0,
+                files=0,
+                file_bytes=0,
+            )
+            PurgeConfirmation.objects.create(
+                operation_id=made.operation_id,
+                identity=f"driver:job{receipts}",
+                payload=msgspec.json.encode({"of": str(made.operation_id)}),
+                signature=b"s",
+            )
+        with CaptureQueriesContext(connection) as asked:
+            found = client.get("/api/v1/orgs/acme/purges").json()["items"]
+        counts.append(len(asked))
+        assert len(found) == receipts
+        for one in found:
+            [signed] = one["confirmations"].values()
+            assert signed["statement"] == {"of": one["operation"]}
+    assert counts[0] == counts[1]
