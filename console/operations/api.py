@@ -131,7 +131,7 @@ def retry_operation(
     """Retry a stuck operation."""
     try:
         operation = services.retry(request.principal, operation_id)
-    except services.NotStuck as error:
+    except services.CannotRetry as error:
         raise ApiError("Conflict", str(error)) from None
     response["Location"] = address_of(operation)
     return Status(202, without_places(request.principal, operation))

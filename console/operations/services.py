@@ -48,8 +48,8 @@ class Busy(Exception):
         self.operation = operation
 
 
-class NotStuck(Exception):
-    """It goes on by itself, or has ended."""
+class CannotRetry(Exception):
+    """It goes on by itself, has ended, or is of a kind that this version does not know."""
 
 
 class StalePlan(Exception):
@@ -200,10 +200,12 @@ def cancel(principal: Principal, operation_id: UUID, reason: str = "") -> Operat
 
 @transaction.atomic
 def retry(principal: Principal, operation_id: UUID, reason: str = "") -> Operation:
-    """Retry a stuck operation. Raises NotStuck for one that is not."""
+    """Retry a stuck operation. Raises CannotRetry for others, and for an unknown kind."""
     operation = _for_change(principal, operation_id)
     if operation.state != State.STUCK:
-        raise NotStuck(f"It is {operation.state}: there is nothing to try again.")
+        raise CannotRetry(f"It is {operation.state}: there is nothing to try again.")
+    if not is_known(operation.kind):
+        raise CannotRetry(f"This version of the console does not know the kind “{operation.kind}”.")
     now = timezone.now()
     _put(operation, core.again(_position(operation), now), now)
     operation.wake_at = now
@@ -217,7 +219,7 @@ def retry_stuck(principal: Principal, found: Iterable[Operation], reason: str) -
     """Retry those of them that are stuck."""
     for one in found:
         if one.state == State.STUCK:
-            with contextlib.suppress(NotStuck):  # somebody else has it tried again
+            with contextlib.suppress(CannotRetry):  # somebody else has it tried again
                 retry(principal, one.pk, reason)
 
 

@@ -77,7 +77,7 @@ def cancel(request: SignedInRequest, operation_id: UUID) -> HttpResponse:
 
 @post_page
 def retry(request: SignedInRequest, operation_id: UUID) -> HttpResponse:
-    with Telling(request, services.NotStuck):
+    with Telling(request, services.CannotRetry):
         services.retry(request.principal, operation_id)
         messages.success(request, "Retrying.")
     return redirect("operation", operation_id)

@@ -318,3 +318,19 @@ def test_a_list_goes_on_page_by_page(people: People, api_of: Callable[..., Clien
     rest = client.get(f"/api/v1/operations?limit=2&cursor={first['next_cursor']}").json()
     assert [one["id"] for one in [*first["items"], *rest["items"]]] == sorted(begun, reverse=True)
     assert rest["next_cursor"] is None
+
+
+@pytest.mark.django_db
+def test_a_stuck_operation_of_another_version_is_not_retried(
+    people: People, api_of: Callable[..., Client], browser_of: Callable[..., Client]
+) -> None:
+    operation = run(start("tests.no-way-back"))
+    Operation.objects.filter(pk=operation.pk).update(kind="future.kind")
+    answer = api_of(people.platform_admin).post(f"/api/v1/operations/{operation.pk}/retry")
+    sentence = "This version of the console does not know the kind “future.kind”."
+    assert (answer.status_code, answer.json()["reason"]) == (409, "Conflict")
+    assert answer.json()["detail"] == sentence
+    page = browser_of(people.platform_admin).post(f"/operations/{operation.pk}/retry/", follow=True)
+    assert sentence in page.content.decode()
+    operation.refresh_from_db()
+    assert operation.state == State.STUCK

@@ -243,7 +243,7 @@ def test_whatever_happens_at_once_all_end_at_their_goal_or_back(people: People, 
         try:
             with transaction.atomic():
                 chosen.choice(acts)()
-        except (*REFUSED, operations.NotStuck):
+        except (*REFUSED, operations.CannotRetry):
             pass
         except Exception as error:
             if type(error).__name__ not in ("Http404", "ValidationError"):
