@@ -153,15 +153,17 @@ def undoable(action: str, *refusals: type[Exception]) -> Callable[[Undo], Undo]:
     """Register how changes of this action are taken back.
 
     The function makes the opposite change through the ordinary service, which checks permissions
-    and records it; it raises CannotUndo where the world has moved on. So do these `refusals` of the
-    service, with what they say.
+    and records it; it raises CannotUndo where the world has moved on. So do ValidationError and these
+    `refusals` of the service, with what they say.
     """
+
+    told: tuple[type[Exception], ...] = (ValidationError, *refusals)
 
     def register(function: Undo) -> Undo:
         def undo(principal: Principal, entry: AuditEntry, reason: str) -> None:
             try:
                 function(principal, entry, reason)
-            except refusals as error:
+            except told as error:
                 said = error.messages if isinstance(error, ValidationError) else [str(error)]
                 raise CannotUndo(" ".join(said)) from None
 
@@ -179,19 +181,23 @@ def can_undo(entry: AuditEntry) -> bool:
 def undo(principal: Principal, entry: AuditEntry, reason: str) -> AuditEntry:
     """Take the change of `entry` back, as a new change with its own entry, which is returned.
 
-    Raises CannotUndo where that makes no sense, Refused where they may not.
+    Raises CannotUndo where that makes no sense or would change nothing, Refused where they may not.
     """
     principal.check_may_change()
     if entry.action not in _undo:
         raise CannotUndo(f"“{entry.action}” can't be taken back.")
-    if hasattr(entry, "undone_by"):
-        raise CannotUndo(f"It was taken back already, by entry {entry.undone_by.pk}.")
+    entry = AuditEntry.objects.select_for_update(no_key=True).get(pk=entry.pk)  # one undo at a time
+    if earlier := AuditEntry.objects.filter(undoes=entry).first():
+        raise CannotUndo(f"It was taken back already, by entry {earlier.pk}.")
     before = _undoing.set(entry)
     try:
         _undo[entry.action](principal, entry, reason or f"undo of entry {entry.pk}")
     finally:
         _undoing.reset(before)
-    return AuditEntry.objects.select_related("undone_by").get(undoes=entry)
+    undone = AuditEntry.objects.select_related("undone_by").filter(undoes=entry).first()
+    if undone is None:
+        raise CannotUndo("It is so already: undoing would change nothing.")
+    return undone
 
 
 @finder("requests")

@@ -72,6 +72,8 @@ def _undo_state(principal: Principal, entry: AuditEntry, reason: str) -> None:
     before, after = entry.before or {}, entry.after or {}
     if box.state != after.get("state"):
         raise CannotUndo(f"{box.name} is {box.state} by now.")
+    if box.state_reason != after.get("reason", ""):
+        raise CannotUndo(f"{box.name} is {box.state} for another reason by now.")
     if State(before["state"]) not in BY_PEOPLE:
         raise CannotUndo(f"{box.name} was draining: drain it again.")
     try:

@@ -140,8 +140,11 @@ def set_labels(
 def _undo_state(principal: Principal, entry: AuditEntry, reason: str) -> None:
     node = _node_of(principal, entry, Role.ON_CALL)
     before, after = entry.before or {}, entry.after or {}
-    if snapshot(node)["state"] != after.get("state"):
-        raise CannotUndo(f"{node.name} is {snapshot(node)['state']} by now.")
+    state, why = wanted(node)
+    if state.value != after.get("state"):
+        raise CannotUndo(f"{node.name} is {state.value} by now.")
+    if why != after.get("reason", ""):
+        raise CannotUndo(f"{node.name} is {state.value} for another reason by now.")
     set_state(principal, node, State(before["state"]), reason=reason)
 
 

@@ -326,7 +326,7 @@ def check_reason(reason: str) -> None:
 # Taking back
 
 
-@undoable("policy.set", ValidationError)
+@undoable("policy.set", documents.Malformed)
 def _undo_policy(principal: Principal, entry: AuditEntry, reason: str) -> None:
     org = orgs.for_undo(principal, entry)
     before, after = _numbers(entry)
@@ -335,7 +335,7 @@ def _undo_policy(principal: Principal, entry: AuditEntry, reason: str) -> None:
     restore(principal, org, before, reason=reason)
 
 
-@undoable("policy.cluster")
+@undoable("policy.cluster", documents.Malformed)
 def _undo_cluster(principal: Principal, entry: AuditEntry, reason: str) -> None:
     before, after = _numbers(entry)
     policies = ClusterPolicies()

@@ -248,7 +248,7 @@ def limit_to(session: Session, rules: Rules) -> None:
     session.boxes_max = rules.boxes_max
 
 
-@undoable("rules.update", Impossible)
+@undoable("rules.update", Impossible, Misconfigured)
 def _undo(principal: Principal, entry: AuditEntry, reason: str) -> None:
     org = Org.objects.filter(slug=entry.object_id).first() if entry.org_id else None
     if entry.org_id and org is None:

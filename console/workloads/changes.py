@@ -21,6 +21,7 @@ from console.fleet.nodes import Impossible
 from console.fleet.services import lock_fleet
 from console.operations.services import StalePlan, running_on
 from console.orgs.models import Org
+from console.placement.topology import Misconfigured
 from console.routing import services as routing
 from console.routing.models import ServedModel
 from console.sessions import driver_orgs
@@ -196,7 +197,7 @@ def _undo_update(principal: Principal, entry: AuditEntry, reason: str) -> None:
         update(principal, workload, wanted, reason=reason)
     except Http404 as error:
         raise CannotUndo("The workload, or its earlier revision, no longer exists.") from error
-    except (CannotPlan, Impossible, specs.Wrong) as error:
+    except (CannotPlan, Impossible, Misconfigured, specs.Wrong) as error:
         raise CannotUndo(str(error)) from error
     except ValidationError as error:
         raise CannotUndo(" ".join(error.messages)) from error

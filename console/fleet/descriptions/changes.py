@@ -304,7 +304,7 @@ def _record(principal: Principal, found: Difference, reason: str) -> None:
     note("fleet.import", [FLEET, *touched], f"The fleet was changed: {said}.", {"audit_entry": entry.pk})
 
 
-@undoable("fleet.import", Impossible)
+@undoable("fleet.import", Impossible, Moved)
 def _undo_import(principal: Principal, entry: AuditEntry, reason: str) -> None:
     """What it added goes, what it removed comes back (as what has to join again), the rest as it was."""
     services.check_fleet(principal, Role.PLATFORM_ADMIN)

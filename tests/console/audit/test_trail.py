@@ -244,3 +244,48 @@ def _text(response: Any) -> str:
         return b"".join([part async for part in response])
 
     return async_to_sync(collect)().decode()
+
+
+# What can't be undone
+
+
+def test_two_that_undo_one_entry_at_once_undo_it_once(people: People) -> None:
+    """The second has read the entry before the first undid it; and the change was made once more."""
+    entry = audit.get_entry(people.principal("org_admin"), rename(people, "Acme Ltd").pk)
+    audit.undo(people.principal("org_admin"), AuditEntry.objects.get(pk=entry.pk), "")
+    rename(people, "Acme Ltd")
+    assert not hasattr(entry, "undone_by"), "as it was read"
+    with pytest.raises(CannotUndo, match="taken back already"), transaction.atomic():
+        audit.undo(people.principal("org_admin"), entry, "")
+    assert Org.objects.get(slug="acme").name == "Acme Ltd"
+
+
+@pytest.mark.parametrize(
+    ("before", "sentence"),
+    [("", "This field cannot be blank."), ("Acme", "It is so already: undoing would change nothing.")],
+)
+def test_an_undo_that_the_service_refuses_is_told_on_the_page_and_over_rest(
+    people: People,
+    browser_of: Callable[[User], Client],
+    api_of: Callable[..., Client],
+    before: str,
+    sentence: str,
+) -> None:
+    snapshot = people.acme.snapshot()
+    entry = AuditEntry.objects.create(
+        action="org.update",
+        object_type="org",
+        object_id="acme",
+        org_id=people.acme.pk,
+        before={**snapshot, "name": before},
+        after=snapshot,
+    )
+    answer = api_of(people.org_admin).post(
+        f"/api/v1/audit/{entry.pk}/undo", {"reason": ""}, content_type="application/json"
+    )
+    assert (answer.status_code, answer.json()["reason"]) == (409, "CannotUndo")
+    assert answer.json()["detail"] == sentence
+    page = browser_of(people.org_admin).post(f"/audit/{entry.pk}/undo/", follow=True)
+    assert page.status_code == 200
+    assert sentence in page.content.decode()
+    assert AuditEntry.objects.filter(action="org.update").count() == 1

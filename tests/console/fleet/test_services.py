@@ -82,6 +82,39 @@ def test_a_change_has_one_audit_row_one_event_and_a_way_back(world: World, peopl
         audit.undo(on_call, latest, "")
 
 
+def test_undo_of_a_cordon_leaves_the_cordon_that_somebody_else_made_since(
+    world: World, people: People
+) -> None:
+    on_call = people.principal("platform_on_call")
+    cordon(on_call, reason="loud fan")
+    entry = AuditEntry.objects.get(action="node.state")
+    cordon(on_call, State.READY)
+    cordon(people.principal("platform_admin"), reason="smoke: do not use")
+    with pytest.raises(audit.CannotUndo, match="ax-1 is cordoned for another reason by now"):
+        audit.undo(on_call, entry, "")
+    node = refreshed(world.here)
+    assert (node.state, node.state_reason) == ("cordoned", "smoke: do not use")
+
+
+def test_undo_of_a_cordon_works_while_the_node_is_lost(world: World, people: People) -> None:
+    on_call = people.principal("platform_on_call")
+    cordon(on_call, reason="loud fan")
+    Node.objects.filter(pk=world.here.pk).update(
+        state="lost", state_reason="", held_state="cordoned", held_reason="loud fan"
+    )
+    audit.undo(on_call, AuditEntry.objects.get(action="node.state"), "")
+    assert refreshed(world.here).held_state == "ready"
+
+
+def test_undo_that_would_change_nothing_says_so(world: World, people: People) -> None:
+    on_call = people.principal("platform_on_call")
+    cordon(on_call, reason="loud fan")
+    cordon(on_call, reason="loud fan, ticket 7")
+    entry = AuditEntry.objects.filter(action="node.state").latest("id")
+    with pytest.raises(audit.CannotUndo, match="It is so already"):
+        audit.undo(on_call, entry, "loud fan, ticket 7")
+
+
 def test_while_a_node_is_drained_nobody_says_what_else_it_should_be(
     world: World, people: People
 ) -> None:
