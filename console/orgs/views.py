@@ -15,7 +15,7 @@ from console.orgs.models import SLUG
 from console.policies import services as policies
 from console.policies.rollout import reach, served_by
 from console.policies.usage import restrictions, usage
-from console.shell.pages import Refusing, Telling, show_faults
+from console.shell.pages import STALE, Refusing, Telling, show_faults
 from telemetry.topics import of_org
 
 RECENT_CHANGES = 10
@@ -25,6 +25,10 @@ SHOWN_MAX = 500
 class OrgForm(ReasonMixin):
     name = forms.CharField(max_length=120)
     field_order = ["slug", "name", "reason"]
+
+
+class ChangedOrgForm(OrgForm):
+    version = forms.IntegerField(widget=forms.HiddenInput)
 
 
 class NewOrgForm(OrgForm):
@@ -93,12 +97,15 @@ def show_org(request: SignedInRequest, slug: str) -> HttpResponse:
 @form_page
 def edit_org(request: SignedInRequest, slug: str) -> HttpResponse:
     org = services.get_org(request.principal, slug, Role.ORG_ADMIN)
-    form = OrgForm(request.POST or None, initial={"name": org.name})
+    form = ChangedOrgForm(request.POST or None, initial={"name": org.name, "version": org.version})
     if request.method == "POST" and form.is_valid():
-        with services.changing(request.principal, slug) as org:
-            services.update_org(request.principal, org, **form.cleaned_data)
-        messages.success(request, f"{org.name} is saved.")
-        return redirect("org", slug)
+        values = form.cleaned_data
+        with Refusing(form, ValidationError), services.changing(request.principal, slug) as fresh:
+            if values.pop("version") != fresh.version:
+                raise ValidationError(STALE)
+            services.update_org(request.principal, fresh, **values)
+            messages.success(request, f"{fresh.name} is saved.")
+            return redirect("org", slug)
     context = {
         "form": form,
         "org": org,

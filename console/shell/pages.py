@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
@@ -13,6 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
 PER_PAGE = 50
+STALE: Final = "It has changed since you opened the form. Look again, then save."
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 

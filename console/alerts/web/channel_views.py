@@ -14,9 +14,9 @@ from console.accounts.browser import SignedInRequest, form_page, post_page, read
 from console.accounts.roles import Role
 from console.alerts.delivery import channels
 from console.alerts.models import Channel
-from console.alerts.web.forms import ChannelForm, NewChannelForm
+from console.alerts.web.forms import ChangedChannelForm, NewChannelForm
 from console.orgs.services import visible_orgs
-from console.shell.pages import Refusing
+from console.shell.pages import STALE, Refusing
 
 LOG_ROWS = 50
 
@@ -46,12 +46,14 @@ def new_channel(request: SignedInRequest) -> HttpResponse:
 def show_channel(request: SignedInRequest, channel_id: int) -> HttpResponse:
     channel = channels.get_channel(request.principal, channel_id)
     may_change = request.principal.on_platform(Role.PLATFORM_ADMIN)
-    form = ChannelForm(request.POST or None, orgs=[], initial=_initial(channel))
+    form = ChangedChannelForm(request.POST or None, orgs=[], initial=_initial(channel))
     if request.method == "POST":
         with transaction.atomic():
             fresh = channels.for_change(request.principal, channel_id)
             with Refusing(form, ValidationError):
                 if form.is_valid():
+                    if form.cleaned_data.pop("version") != fresh.version:
+                        raise ValidationError(STALE)
                     channels.update_channel(request.principal, fresh, **form.cleaned_data)
                     messages.success(request, f"{fresh.name} is saved.")
                     return redirect("alert-channel", channel_id)
@@ -66,7 +68,7 @@ def show_channel(request: SignedInRequest, channel_id: int) -> HttpResponse:
 
 
 def _initial(channel: Channel) -> dict[str, Any]:
-    names = ("name", "min_severity", "matchers", "send_resolved", "enabled")
+    names = ("name", "min_severity", "matchers", "send_resolved", "enabled", "version")
     return {name: getattr(channel, name) for name in names}
 
 

@@ -97,6 +97,7 @@ class ThresholdsForm(ReasonMixin):
     """A field for each threshold of a rule. An empty field inherits its value."""
 
     enabled = forms.BooleanField(required=False, label="Enabled")
+    version = forms.IntegerField(widget=forms.HiddenInput)
 
     def __init__(self, *args: Any, rule: Rule, inherited: Values, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -140,6 +141,10 @@ class ChannelForm(OrgsMixin, ReasonMixin):
     send_resolved = forms.BooleanField(required=False, initial=True, label="Send resolved")
     enabled = forms.BooleanField(required=False, initial=True)
     field_order = ["name", "kind", "org", "address", "secret", "min_severity", "matchers"]
+
+
+class ChangedChannelForm(ChannelForm):
+    version = forms.IntegerField(widget=forms.HiddenInput)
 
 
 class NewChannelForm(ChannelForm):

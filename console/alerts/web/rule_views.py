@@ -19,6 +19,7 @@ from console.alerts.web.forms import ThresholdsForm
 from console.audit.services import visible_entries
 from console.orgs.models import Org
 from console.orgs.services import visible_orgs
+from console.shell.pages import STALE
 
 
 @read_page
@@ -38,11 +39,13 @@ def show_rule(request: SignedInRequest, slug: str) -> HttpResponse:
     org = thresholds.org_of(principal, rule, request.GET.get("org", ""))
     current = thresholds.get(rule, org)
     inherited = thresholds.inherited(rule, org)
-    initial = {**current.values, "enabled": current.enabled}
+    initial = {**current.values, "enabled": current.enabled, "version": current.version}
     form = ThresholdsForm(request.POST or None, rule=rule, inherited=inherited, initial=initial)
     if request.method == "POST":
         with transaction.atomic():
             fresh = thresholds.thresholds_for_change(principal, rule, org.slug if org else "")
+            if form.is_valid() and form.cleaned_data["version"] != fresh.version:
+                form.add_error(None, STALE)
             if form.is_valid():
                 values = form.cleaned_data
                 thresholds.set_thresholds(

@@ -24,7 +24,7 @@ from console.fleet.models import topic as topic_of
 from console.fleet.nodes import Impossible
 from console.fleet.pages.forms import BoxStateForm, LabelsForm, NodeFilterForm, SearchForm, StateForm
 from console.operations.services import Busy
-from console.shell.pages import Telling, paged, render_live
+from console.shell.pages import STALE, Telling, paged, render_live
 from telemetry.events import events_of
 from telemetry.topics import of_source
 
@@ -147,7 +147,7 @@ def set_labels(request: SignedInRequest, name: str) -> HttpResponse:
     with transaction.atomic():
         node = services.for_change(request.principal, services.visible_nodes, name, Role.PLATFORM_ADMIN)
         if form.is_valid() and form.cleaned_data["version"] != node.version:
-            form.add_error(None, "It has changed since you opened the form. Look again, then save.")
+            form.add_error(None, STALE)
         if not form.is_valid():
             return _node_page(request, node, form)
         values = form.cleaned_data

@@ -24,8 +24,7 @@ from console.fleet.pages.fleet import look_of_process, searched
 from console.orgs import services as orgs
 from console.routing import brains, limits, rollout, services
 from console.routing.pages.forms import LimitsForm, TypedForm
-from console.routing.pages.models import STALE
-from console.shell.pages import Refusing, render_live
+from console.shell.pages import STALE, Refusing, render_live
 from telemetry.events import events_of
 
 RECENT = 12

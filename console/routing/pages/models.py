@@ -26,9 +26,7 @@ from console.routing.pages.forms import (
     orgs_of,
 )
 from console.sessions.driver_orgs import orgs_of as orgs_of_driver
-from console.shell.pages import Refusing, Telling, show_faults
-
-STALE = "It has changed since you opened the form. Look again, then save."
+from console.shell.pages import STALE, Refusing, Telling, show_faults
 
 
 @read_page

@@ -267,6 +267,7 @@ class RulesForm(ReasonMixin):
         label="Replace lost nodes after, in seconds",
         help_text="A node that returns earlier keeps its streams and their memory.",
     )
+    version = forms.IntegerField(widget=forms.HiddenInput)
     field_order = [
         *("path", "refuse_spine", "wait_for_rail_seconds", "boxes_min", "boxes_increment"),
         *("boxes_max", "grant_percent", *QUOTAS, "moves_percent", "borrow", "redundancy"),

@@ -21,7 +21,7 @@ from console.sessions import rules as services
 from console.sessions.models import RuleSet, Session
 from console.sessions.pages.forms import RulesForm
 from console.sessions.plans.holders import without_count
-from console.shell.pages import Refusing
+from console.shell.pages import STALE, Refusing
 from console.visibility import sees_fleet
 
 RECENT = 10
@@ -50,20 +50,23 @@ def _page(request: SignedInRequest, org: Org | None) -> HttpResponse:
     rules = services.get_rules(principal, org)
     form = RulesForm(
         request.POST or None,
-        initial=rules.snapshot(),
+        initial={**rules.snapshot(), "version": rules.version},
         has_quota=org is not None,
         may_set_quota=principal.on_platform(Role.PLATFORM_ADMIN),
     )
     recodings: list[str] = []
     if request.method == "POST" and form.is_valid():
         values = form.cleaned_data
-        reason = values.pop("reason")
+        reason, version = values.pop("reason"), values.pop("version")
         with Refusing(form, services.Impossible, Misconfigured, ValidationError):
             recodings = _recodings(rules, values)
             if recodings and request.POST.getlist("seen") != recodings:
                 raise services.Impossible("Not saved yet: columns would be lost. Look below.")
             with transaction.atomic():
-                services.set_rules(principal, services.for_change(principal, org), values, reason=reason)
+                fresh = services.for_change(principal, org)
+                if fresh.version != version:
+                    raise ValidationError(STALE)
+                services.set_rules(principal, fresh, values, reason=reason)
             messages.success(request, "Rules saved.")
             return redirect(request.path)
     holders_now, too_few = holders.preview(org)

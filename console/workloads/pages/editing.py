@@ -25,7 +25,7 @@ from console.sessions import diagram
 from console.sessions.pages.forms import PlannedForm
 from console.sessions.pages.sessions import STREAMS_SHOWN_MAX, asked, refusal
 from console.sessions.plans.proposals import CannotPlan
-from console.shell.pages import wants_part
+from console.shell.pages import STALE, wants_part
 from console.visibility import Sight
 from console.workloads import changes, services
 from console.workloads import spec as specs
@@ -35,7 +35,6 @@ from console.workloads.pages.workloads import may_add
 from console.workloads.plans import Plan
 from console.workloads.spec import Wrong
 
-STALE: Final = "It has changed since you opened the form. Look again, then save."
 EXAMPLE: Final = """\
 name: {name}
 {org}model: example/{name}-8b     # what clients send

@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from console.alerts.models import Alert, Silence, Thresholds
+from console.alerts.models import Alert, Channel, Silence, Thresholds
 from console.audit.models import AuditEntry
 from telemetry.models import Event
 from tests.conftest import People
@@ -332,3 +332,21 @@ def test_pages_of_every_rule_and_state_can_be_seen(
         assert "Meaning." in page.content.decode(), rule.slug
         assert browser.get(f"/alerts/rules/{rule.slug}/").status_code == 200
     assert browser.get("/alerts/channels/").status_code == 200
+
+
+def test_pages_of_thresholds_and_channels_overwrite_nothing_unseen(
+    people: People, browser_of: Callable[..., Client]
+) -> None:
+    browser = browser_of(people.platform_admin)
+    channel = make_channel("pager", "https://x.example/")
+    of_channel = {"name": "pager", "min_severity": "notice", "enabled": "on"}
+    for path, version, first, second in (
+        (f"/alerts/channels/{channel.pk}/", 1, {**of_channel, "matchers": "node=a"}, of_channel),
+        ("/alerts/rules/refill-slow/", 0, {"objective_seconds": 2}, {"objective_seconds": 3}),
+    ):
+        assert f'name="version" value="{version}"' in browser.get(path).content.decode()
+        assert browser.post(path, {**first, "version": version}).status_code == 302
+        stale = browser.post(path, {**second, "version": version}).content.decode()
+        assert "It has changed since you opened the form" in stale
+    assert Channel.objects.get().matchers == ["node=a"]
+    assert Thresholds.objects.get().values == {"objective_seconds": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,10 @@ from django.test import Client
 
 from console.operations import services as operations
 from console.operations.models import Operation
-from console.sessions.models import Session
+from console.sessions.models import RuleSet, Session
 from tests.conftest import People
 from tests.console.sessions.fleets import arrive, make_driver, make_fleet
+from tests.console.sessions.requests import set_rules
 
 pytestmark = pytest.mark.django_db
 
@@ -201,3 +203,23 @@ def test_another_org_sees_nothing_of_it(api: Api, people: People, api_of: Callab
     assert stranger.get("/api/v1/sessions/chat").status_code == 404
     assert [one["name"] for one in viewer.get("/api/v1/sessions").json()["items"]] == ["chat"]
     assert viewer.get("/api/v1/sessions/shared").status_code == 404
+
+
+def test_the_page_of_rules_overwrites_nothing_unseen(
+    api: Api, people: People, browser_of: Callable[..., Client]
+) -> None:
+    browser = browser_of(people.platform_admin)
+    for path, org in (("/session-rules/", None), ("/orgs/acme/session-rules/", people.acme)):
+        page = browser.get(path).content.decode()
+        seen = re.search(r'name="version" value="(\d+)"', page)
+        assert seen
+        set_rules(people, org, moves_percent=50)
+        form = {"path": "any", "wait_for_rail_seconds": 0, "boxes_min": 1, "boxes_increment": 1}
+        form |= {"grant_percent": 100, "moves_percent": 25, "borrow": "spine", "redundancy": "none"}
+        form |= {"replace_lost_after_seconds": 20, "boxes_max": 40, "version": seen[1]}
+        stale = browser.post(path, form).content.decode()
+        assert "It has changed since you opened the form. Look again, then save." in stale
+        rules = RuleSet.objects.get(org=org)
+        assert (rules.moves_percent, rules.boxes_max) == (50, None)
+        assert browser.post(path, {**form, "version": rules.version}).status_code == 302
+        assert RuleSet.objects.get(org=org).boxes_max == 40

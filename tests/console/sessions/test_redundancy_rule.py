@@ -91,7 +91,7 @@ def test_it_on_its_page(people: People, browser_of: Callable[..., Client]) -> No
     assert "4+1: survives the loss of 1 agent, 25 % more bytes" in page
     form = {"path": "any", "wait_for_rail_seconds": 0, "boxes_min": 1, "boxes_increment": 1}
     form |= {"grant_percent": 100, "moves_percent": 25, "borrow": "no", "redundancy": "2+1"}
-    form |= {"replace_lost_after_seconds": 20}
+    form |= {"replace_lost_after_seconds": 20, "version": RuleSet(org=None).version}
     assert browser.post("/session-rules/", {**form, "reason": "disks fail"}).status_code == 302
     assert RuleSet.objects.get(org=None).redundancy == "2+1"
     page = browser.get("/session-rules/").content.decode()

@@ -300,6 +300,7 @@ def test_what_rules_would_lose_is_said_before_they_are_saved(
     form = {"path": "any", "wait_for_rail_seconds": 0, "boxes_min": 1, "boxes_increment": 1}
     form |= {"grant_percent": 100, "moves_percent": 25, "borrow": "no", "redundancy": "4+1"}
     form |= {"replace_lost_after_seconds": 20, "reason": "more disks"}
+    form |= {"version": RuleSet.objects.get(org=None).version}
     said = browser.post("/session-rules/", form)
     lost = (
         "1 shard of session chat would have no redundancy in place of 2+1. What is stored redundantly "

@@ -530,7 +530,7 @@ def test_the_rule_on_its_page(people: People, browser_of: Callable[..., Client])
     assert "on the same node or leaf" in page
     form = {"path": "any", "wait_for_rail_seconds": 0, "boxes_min": 1, "boxes_increment": 1}
     form |= {"grant_percent": 100, "moves_percent": 25, "borrow": "no", "redundancy": "none"}
-    form |= {"replace_lost_after_seconds": 20}
+    form |= {"replace_lost_after_seconds": 20, "version": RuleSet(org=None).version}
     assert browser.post("/session-rules/", {**form, "reason": "quiet"}).status_code == 302
     assert RuleSet.objects.get(org=None).borrow == "no"
     assert "not used" in browser.get("/session-rules/").content.decode()
