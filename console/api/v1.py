@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from django.core.exceptions import PermissionDenied
 from django.core.exceptions import ValidationError as ModelValidationError
@@ -20,6 +20,7 @@ from ninja.openapi.schema import OpenAPISchema, get_schema
 from ninja.parser import Parser
 
 from console.accounts.api import router as accounts
+from console.accounts.browser import SignedInRequest
 from console.alerts.web.api import router as alerts
 from console.alerts.web.bulk_api import router as bulk_alerts
 from console.alerts.web.channels_api import router as alert_channels
@@ -70,6 +71,7 @@ from console.sessions.rest.drains import router as leaving
 from console.sessions.rest.drivers import router as drivers
 from console.sessions.rest.rules import router as session_rules
 from console.sessions.rest.sessions import router as sessions
+from console.visibility import sees_fleet
 from console.workloads.rest.buckets import router as buckets
 from console.workloads.rest.tokenizers import router as tokenizers
 from console.workloads.rest.workloads import router as workloads
@@ -233,8 +235,10 @@ def _stale_plan(_request: HttpRequest, error: StalePlan) -> HttpResponse:
 
 
 @api.exception_handler(CannotPlan)
-def _cannot_plan(_request: HttpRequest, error: CannotPlan) -> HttpResponse:
-    return problems.response(problems.problem(error.cause.value, error.sentence))
+def _cannot_plan(request: HttpRequest, error: CannotPlan) -> HttpResponse:
+    names = sees_fleet(cast("SignedInRequest", request).principal)
+    said = error.with_names if names else error.sentence
+    return problems.response(problems.problem(error.cause.value, said))
 
 
 @api.exception_handler(Busy)

@@ -40,6 +40,7 @@ _NO_ROOM: Final = {
     "WaitingForRail",
     "SpineRefusedByRule",
     "NodeCordoned",
+    "BoxCordoned",
     "WaitingForDrain",
 }
 

@@ -86,7 +86,7 @@ def _leave(operation: Operation) -> Outcome:
     try:
         [instead] = more_boxes(Snapshot.now(), (), 1)
     except CannotPlan as error:
-        return Waiting(error.sentence, seconds=PLAN_AGAIN_SECONDS)
+        return Waiting(error.with_names, seconds=PLAN_AGAIN_SECONDS)
     held.delete()
     SessionBox.objects.create(session=session, box=Box.objects.get(name=instead), ready=True)
     session.version += 1

@@ -216,7 +216,7 @@ def planned(
                 found = shown(plan(), Sight(request.principal))
                 transaction.set_rollback(True)
         except (CannotPlan, Misconfigured, StalePlan, Busy, ValidationError) as error:
-            found = {"refused": refusal(error)}
+            found = {"refused": refusal(error, Sight(request.principal))}
     if wants_part(request):
         return render(request, "sessions/plan.html", {**found, "form": form})
     return render(request, template, {**context, **found})
@@ -237,14 +237,14 @@ def shown(proposal: Proposal, sight: Sight) -> dict[str, Any]:
     }
 
 
-def refusal(error: Exception) -> dict[str, str]:
+def refusal(error: Exception, sight: Sight) -> dict[str, str]:
     """For people: what it is, and whether waiting helps."""
     if isinstance(error, CannotPlan):
         return {
             "kind": "error" if error.cause.is_never else "warning",
             "cause": error.cause.value,
             "when": "never" if error.cause.is_never else "not now",
-            "sentence": error.sentence,
+            "sentence": error.with_names if sight.sees_fleet else error.sentence,
         }
     return {"kind": "error", "cause": "", "when": "", "sentence": sentence_of(error)}
 

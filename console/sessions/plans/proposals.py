@@ -25,12 +25,17 @@ SENTENCES_MAX: Final = 5  # of streams without a place; the table has them all
 
 
 class CannotPlan(Exception):
-    """Why there is no plan: a cause, which waiting may or may not remove, and a sentence."""
+    """Why there is no plan: a cause, which waiting may or may not remove, and a sentence.
 
-    def __init__(self, cause: Cause, sentence: str) -> None:
+    `sentence` may be stored and shown to everybody. `with_names` says the same to people who see the
+    fleet, where it names something that others may not know of.
+    """
+
+    def __init__(self, cause: Cause, sentence: str, *, with_names: str = "") -> None:
         super().__init__(sentence)
         self.cause = cause
         self.sentence = sentence
+        self.with_names = with_names or sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +265,14 @@ def more_boxes(snapshot: Snapshot, had: Sequence[str], count: int) -> tuple[str,
     free = snapshot.free_boxes
     wanted = count - len(had)
     if closed := wanted > len(free) and sorted(snapshot.closed - snapshot.taken):
+        short = f"{wanted} more needed and {len(free) or 'none'} free"
+        counted = "1 other takes" if len(closed) == 1 else f"{len(closed)} others take"
         raise CannotPlan(
             Cause.BOX_CORDONED,
-            f"{wanted} more needed and {len(free) or 'none'} free; these take nothing new: "
-            f"{', '.join(closed)}. Uncordon one, or wait for another session to release boxes.",
+            f"{short}; {counted} nothing new. Wait for another session to release boxes, or for a box "
+            "to be uncordoned.",
+            with_names=f"{short}; these take nothing new: {', '.join(closed)}. Uncordon one, or wait "
+            "for another session to release boxes.",
         )
     if wanted > len(free):
         raise CannotPlan(

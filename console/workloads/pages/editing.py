@@ -152,7 +152,7 @@ def _planned(
         except Wrong as error:
             found = {"problems": error.problems}
         except REFUSALS as error:
-            found = {"refused": refusal(error)}
+            found = {"refused": refusal(error, Sight(request.principal))}
     if wants_part(request):
         return render(request, "workloads/plan.html", {**found, "form": form})
     return render(request, template, {**context, **found, "form": form})

@@ -19,12 +19,13 @@ from ninja import Schema
 
 from console.accounts.models import ApiToken, User
 from console.accounts.roles import Role
-from console.api import idempotency
+from console.api import idempotency, problems
 from console.api.models import StoredAnswer, drop_old_answers
 from console.api.problems import KINDS
 from console.api.routes import Answer
 from console.audit.models import AuditEntry
 from console.orgs.models import Membership, Org
+from console.placement.rules import Cause
 from tests.conftest import People
 
 ORG = {"slug": "initech", "name": "Initech"}
@@ -153,7 +154,16 @@ def test_validate_only_checks_all_and_changes_nothing(people: People, admin: Cli
     assert not Org.objects.filter(slug="initech").exists()
     assert AuditEntry.objects.filter(action="org.create").count() == 0
     assert make(admin, {"slug": "acme", "name": "x"}, query="?validate_only=true").status_code == 422
-    assert make(admin).status_code == 201
+    made = make(admin)
+    assert (made.status_code, made["Location"]) == (201, "/api/v1/orgs/initech")
+
+
+# Errors
+
+
+def test_every_cause_of_a_refusal_is_a_kind_of_problem_that_says_whether_waiting_helps() -> None:
+    for cause in Cause:
+        assert problems.problem(cause.value, "x").status == (422 if cause.is_never else 409), cause
 
 
 # Idempotency

@@ -40,9 +40,9 @@ def _all_obey() -> Iterator[None]:
 
 
 @transaction.atomic
-def be(name: str, state: State) -> Box:
+def be(name: str, state: State, reason: str = "loud fan") -> Box:
     box = fleet.for_change(SYSTEM, fleet.visible_boxes, name, Role.ON_CALL)
-    return boxes.set_state(SYSTEM, box, state, reason="loud fan")
+    return boxes.set_state(SYSTEM, box, state, reason=reason)
 
 
 def finished(operation: Operation) -> Operation:
@@ -56,8 +56,10 @@ def test_a_cordoned_box_is_given_to_nobody_and_starts_no_job(people: People) -> 
     be("cs1", State.CORDONED)
     run(create(people, boxes=2))
     assert boxes_of() == ["cs2", "cs3"]
-    with pytest.raises(CannotPlan, match="cs1") as refused:
+    with pytest.raises(CannotPlan, match="1 other takes nothing new") as refused:
         resize(people, 3)
+    assert "cs1" not in refused.value.sentence
+    assert "these take nothing new: cs1. Uncordon one" in refused.value.with_names
     assert (refused.value.cause.value, refused.value.cause.is_never) == ("BoxCordoned", False)
     be("cs2", State.CORDONED)
     driver = make_driver("job7")
@@ -134,3 +136,48 @@ def test_boxes_over_rest_and_on_their_page(people: People, api_of: Browser, brow
     headers = {"Idempotency-Key": "k"}
     again = on_call.post("/api/v1/boxes/cs1/drain", {}, content_type="application/json", headers=headers)
     assert again.status_code == 202
+
+
+@pytest.mark.parametrize("query", ["", "?validate_only=true"])
+def test_a_cordoned_box_is_named_to_those_who_see_the_fleet_and_to_no_others(
+    people: People, api_of: Browser, browser_of: Browser, query: str
+) -> None:
+    make_fleet(boxes=2)
+    be("cs1", State.CORDONED)
+    said = {}
+    for who in (people.platform_admin, people.org_admin):
+        answer = api_of(who).post(
+            f"/api/v1/sessions{query}",
+            {"name": "chat", "org": "acme", "boxes": 2},
+            content_type="application/json",
+            headers={"Idempotency-Key": "k"},
+        )
+        assert (answer.status_code, answer.json()["reason"]) == (409, "BoxCordoned")
+        said[who.username] = answer.json()["detail"]
+        form = {"name": "chat", "org": "acme", "boxes": 2, "kib_per_token": 64, "wait_minutes": 0}
+        page = browser_of(who).post("/new-session/", {**form, "preview": "1"}).content.decode()
+        assert said[who.username] in page
+    named, counted = said.values()
+    assert "these take nothing new: cs1. Uncordon one" in named
+    assert "2 more needed and 1 free; 1 other takes nothing new." in counted
+    assert "cs1" not in counted
+
+
+def test_what_a_session_that_waits_tells_everybody_names_no_box(people: People) -> None:
+    make_fleet(boxes=2)
+    be("cs1", State.CORDONED)
+    waiting = run(create(people, boxes=2, wait_seconds=600))
+    for sentence in (Session.objects.get().cause_sentence, waiting.message):
+        assert "1 other takes nothing new" in sentence
+        assert "cs1" not in sentence
+
+
+def test_undo_of_a_cordon_leaves_the_cordon_that_somebody_else_made_since(people: People) -> None:
+    make_fleet(boxes=1)
+    be("cs1", State.CORDONED)
+    entry = AuditEntry.objects.get(action="box.state")
+    be("cs1", State.READY)
+    be("cs1", State.CORDONED, "smoke: do not use")
+    with pytest.raises(audit.CannotUndo, match="cs1 is cordoned for another reason by now"):
+        audit.undo(people.principal("platform_on_call"), entry, "")
+    assert Box.objects.get().state_reason == "smoke: do not use"
