@@ -105,7 +105,8 @@ def idempotent(view: View, *, has_dry_run: bool = False) -> Callable[..., HttpRe
 
 
 def with_dry_run(view: View) -> Callable[..., HttpResponse]:
-    """An idempotent view that also takes `validate_only`: it then answers as usual, and is rolled back.
+    """An idempotent view that also takes `validate_only`: it then answers as usual, but without the
+    `Location` of what is not kept, and is rolled back.
 
     A view that answers a dry run with a plan takes the parameter itself.
     """
@@ -140,7 +141,8 @@ def _once(
         text = answer.body.model_dump_json(by_alias=True) if answer.body else ""
         if not keep:
             transaction.set_rollback(True)
-            return _response(answer.status, text, answer.headers)
+            kept = {name: said for name, said in answer.headers.items() if name != "Location"}
+            return _response(answer.status, text, kept)
         StoredAnswer.objects.create(
             scope_sha256=scope,
             body_sha256=body_sha256,

@@ -15,6 +15,7 @@ from console.fleet.services import get
 from console.operations.models import Operation
 from console.sessions import driver_orgs
 from console.sessions.changes.requests import (
+    check_idle,
     check_may_go_beside,
     now_or_later,
     record,
@@ -64,7 +65,7 @@ def start_job(
         "boxes": list(boxes),
         "orgs": driver_orgs.slugs(served),
     }
-    check_may_go_beside(session, ["session.create", "session.delete"])
+    check_may_start(session, name)
     operation = start(
         principal,
         "session.start-job",
@@ -90,6 +91,12 @@ def start_job(
 def end_job(principal: Principal, session: Session, name: str, *, reason: str = "") -> Operation:
     """Take the streams of a job off their nodes. Raises Http404, and operations' Busy."""
     job = get_job(session, name)
+def check_may_start(session: Session, name: str) -> None:
+    """Raises operations' Busy while something is done that a new job of this name can't go beside."""
+    check_may_go_beside(session, ["session.create", "session.delete"])
+    check_idle(session, name)
+
+
     check_may_go_beside(session, ["session.delete"])
     operation = start(
         principal,

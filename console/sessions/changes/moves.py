@@ -14,7 +14,7 @@ from console.placement.plan import RailsPlan, route
 from console.placement.rules import Cause
 from console.placement.topology import State
 from console.sessions import rules as session_rules
-from console.sessions.changes.requests import record, start
+from console.sessions.changes.requests import check_idle, record, start
 from console.sessions.models import Session, Stream
 from console.sessions.plans import proposals, reservations
 from console.sessions.plans.proposals import CannotPlan
@@ -27,6 +27,19 @@ from telemetry.units import size
 def plan_rails(session: Session, moves_max: int | None = None) -> RailsPlan:
     """Which moves would take its streams off the spine, and what they gain."""
     return proposals.plan_rails(Snapshot.now(), session.name, moves_max)
+
+
+def check_rails(session: Session, moves_max: int | None = None) -> RailsPlan:
+    """As `plan_rails`. Raises what `restore_rails` does: CannotPlan where no move gains, and Busy."""
+    found = _worthwhile(plan_rails(session, moves_max))
+    check_idle(session)
+    return found
+
+
+def _worthwhile(plan: RailsPlan) -> RailsPlan:
+    if not plan.moves:
+        raise CannotPlan(Cause.WAITING_FOR_RAIL, sentences.restore_rails(plan))
+    return plan
 
 
 @transaction.atomic
@@ -58,9 +71,7 @@ def restore_rails(
     Raises CannotPlan where no move does, and operations' Busy.
     """
     snapshot = Snapshot.now()
-    found = proposals.plan_rails(snapshot, session.name, moves_max)
-    if not found.moves:
-        raise CannotPlan(Cause.WAITING_FOR_RAIL, sentences.restore_rails(found))
+    found = _worthwhile(proposals.plan_rails(snapshot, session.name, moves_max))
     streams = {key_of(stream): stream for stream in streams_of(session)}
     nodes = {node.name: node for node in Node.objects.all()}
     moves = []

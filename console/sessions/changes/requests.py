@@ -31,6 +31,13 @@ def check_may_go_beside(session: Session, kinds: Collection[str]) -> None:
         raise operations.Busy(running)
 
 
+def check_idle(session: Session, job: str = "") -> None:
+    """Raises Busy where `start` would, for the session or a job of it."""
+    target = of_job(session.name, job) if job else of_session(session.name)
+    if running := operations.running_on(target):
+        raise operations.Busy(running)
+
+
 def now_or_later(
     make: Callable[[], Proposal], *, wait_seconds: int, plan_token: str | None
 ) -> Proposal | None:

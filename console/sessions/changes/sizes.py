@@ -14,6 +14,7 @@ from console.operations.models import Operation
 from console.orgs.models import Org
 from console.sessions import rules as session_rules
 from console.sessions.changes.requests import (
+    check_idle,
     check_may_go_beside,
     now_or_later,
     record,
@@ -55,6 +56,12 @@ def _check_free(name: str) -> None:
 def plan_size(session: Session, boxes: int) -> Proposal:
     """What it would be with so many boxes. Raises CannotPlan, and Misconfigured."""
     return reservations.propose_size(Snapshot.now(), session, boxes, timezone.now())
+
+
+def plan_resize(session: Session, boxes: int) -> Proposal:
+    """As `plan_size`. Raises operations' Busy as well, as `resize` does."""
+    check_idle(session)
+    return plan_size(session, boxes)
 
 
 @transaction.atomic

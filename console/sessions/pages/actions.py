@@ -51,6 +51,7 @@ def start_job(request: SignedInRequest, name: str) -> HttpResponse:
     def plan() -> Proposal:
         values = form.cleaned_data
         jobs.check_new_job(request.principal, session, values["name"], values["driver"], values["orgs"])
+        jobs.check_may_start(session, values["name"])
         return jobs.plan_job(session, values["name"], values["driver"], values["boxes"])
 
     context = {"form": form, "session": session, "sees_fleet": sees_fleet(request.principal)}

@@ -162,7 +162,7 @@ def resize_session(request: SignedInRequest, name: str) -> HttpResponse:
         return sizes.resize(request.principal, locked, form.cleaned_data["boxes"], **asked(form))
 
     def plan() -> Proposal:
-        return sizes.plan_size(session, form.cleaned_data["boxes"])
+        return sizes.plan_resize(session, form.cleaned_data["boxes"])
 
     context = {
         "form": form,

@@ -96,7 +96,7 @@ def resize_session(
     """Resize a session."""
     session = _for_change(request.principal, name, if_match)
     if validate_only:
-        return _planned(request, session, sizes.plan_size(session, payload.boxes))
+        return _planned(request, session, sizes.plan_resize(session, payload.boxes))
     operation = sizes.resize(request.principal, session, payload.boxes, **payload.asked())
     return accepted(operation, _needs(session), ETag=etag(session.version))
 
@@ -153,6 +153,7 @@ def start_job(
     driver = services.get_driver(request.principal, payload.driver)
     if validate_only:
         jobs.check_new_job(request.principal, session, payload.name, driver, payload.orgs)
+        jobs.check_may_start(session, payload.name)
         plan = jobs.plan_job(session, payload.name, driver, payload.boxes)
         return _planned(request, session, plan)
     operation = jobs.start_job(
@@ -225,7 +226,7 @@ def restore_rails(
     """Restore the rails of a session."""
     session = _for_change(request.principal, name, if_match, Role.ON_CALL)
     if validate_only:
-        plan = moves.plan_rails(session, payload.moves_max)
+        plan = moves.check_rails(session, payload.moves_max)
         return Answer(200, [_needs(session, Role.ON_CALL)], read(RestoreRailsOut, plan, request))
     operation = moves.restore_rails(
         request.principal, session, moves_max=payload.moves_max, reason=payload.reason

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.test import Client
 
+from console.accounts.principal import SYSTEM
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.sessions.models import RuleSet, Session
 from tests.conftest import People
-from tests.console.sessions.fleets import arrive, make_driver, make_fleet
+from tests.console.sessions.fleets import arrive, make_across, make_driver, make_fleet
 from tests.console.sessions.requests import set_rules
 
 pytestmark = pytest.mark.django_db
@@ -203,6 +205,49 @@ def test_another_org_sees_nothing_of_it(api: Api, people: People, api_of: Callab
     assert stranger.get("/api/v1/sessions/chat").status_code == 404
     assert [one["name"] for one in viewer.get("/api/v1/sessions").json()["items"]] == ["chat"]
     assert viewer.get("/api/v1/sessions/shared").status_code == 404
+
+
+def test_a_dry_run_of_what_is_being_changed_is_refused_as_the_change_is(
+    api: Api, people: People, browser_of: Callable[..., Client]
+) -> None:
+    begun = api.send("post", "/sessions", CHAT).json()
+    make_driver("job7")
+    serve = {"name": "serve", "driver": "job7"}
+    for query in ("", "?validate_only=true"):
+        for what, body in (("resize", {"boxes": 3}), ("jobs", serve)):
+            refused = api.send("post", f"/sessions/chat/{what}{query}", body, **etag(api))
+            assert (refused.status_code, refused.json()["reason"]) == (409, "OperationRunning")
+            assert begun["id"] in refused["Link"]
+    browser, preview = browser_of(people.platform_admin), {"preview": "1", "wait_minutes": 0}
+    for page, form in (("resize", {"boxes": 3}), ("new-job", serve)):
+        shown = browser.post(f"/sessions/chat/{page}/", {**preview, **form}).content.decode()
+        assert f"“{begun['sentence']}” is not done yet." in shown
+
+
+def test_a_dry_run_that_restores_no_rails_is_refused_as_the_change_is(api: Api) -> None:
+    api.finish(api.send("post", "/sessions", CHAT))
+    for query in ("", "?validate_only=true"):
+        refused = api.send("post", f"/sessions/chat/restore-rails{query}", {}, **etag(api))
+        assert (refused.status_code, refused.json()["reason"]) == (409, "WaitingForRail")
+
+
+def test_a_dry_run_that_restores_rails_is_refused_while_the_session_changes(
+    people: People, api_of: Callable[..., Client]
+) -> None:
+    make_across(people.acme)
+    api, path = Api(api_of(people.platform_admin)), "/sessions/chat/restore-rails"
+    assert api.send("post", f"{path}?validate_only=true", {}, **etag(api)).json()["moves"]
+    with transaction.atomic():
+        operations.start(SYSTEM, "session.resize", "session:chat", "Resize session chat", plan={})
+    for query in ("", "?validate_only=true"):
+        refused = api.send("post", f"{path}{query}", {}, **etag(api))
+        assert (refused.status_code, refused.json()["reason"]) == (409, "OperationRunning")
+
+
+def test_a_dry_run_of_a_purge_gives_no_address(api: Api) -> None:
+    dry = api.send("post", "/orgs/acme/purge?validate_only=true", {"reason": "x"})
+    assert (dry.status_code, "Location" in dry) == (202, False)
+    assert not Operation.objects.exists()
 
 
 def test_the_page_of_rules_overwrites_nothing_unseen(
