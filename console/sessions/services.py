@@ -12,6 +12,7 @@ from django.db.models import (
     Aggregate,
     BigIntegerField,
     Count,
+    Exists,
     F,
     OuterRef,
     Prefetch,
@@ -34,7 +35,7 @@ from console.orgs.models import Org
 from console.orgs.services import get_org
 from console.placement.topology import State, Tier
 from console.search.services import Found, finder, nearest
-from console.sessions.models import Job, JobBox, Loss, Session, SessionBox, Stream
+from console.sessions.models import DriverOrg, Job, JobBox, Loss, Session, SessionBox, Stream
 from console.sessions.plans import proposals
 from console.sessions.plans.snapshot import Snapshot
 from console.visibility import Sight, of_orgs, sees_fleet
@@ -140,8 +141,9 @@ def check_may_create(principal: Principal, org: Org | None) -> None:
 def usable_drivers(principal: Principal) -> QuerySet[Driver]:
     """The drivers that a job may be registered with: those that have joined, and have no job.
 
-    Those of workloads are for their workloads' sessions, whose jobs are the orchestrator's to start. One
-    that runs a job of a session that they may not know of is as one that there is not.
+    Those of workloads are for their workloads' sessions, whose jobs are the orchestrator's to start. For
+    who does not see the fleet, one that runs a job of a session that they may not know of, or has no job
+    and is set aside for an org that they are not admin of, is as one that there is not.
     """
     drivers = Driver.objects.filter(joined_at__isnull=False).order_by("name")
     if principal == SYSTEM:
@@ -150,7 +152,9 @@ def usable_drivers(principal: Principal) -> QuerySet[Driver]:
     if sees_fleet(principal):
         return drivers
     theirs = Session.objects.filter(of_orgs(principal))
-    return drivers.filter(Q(job=None) | Q(job__session__in=theirs))
+    rows = DriverOrg.objects.filter(driver=OuterRef("pk"), is_leaving=False, org__isnull=False)
+    of_others = rows.exclude(of_orgs(principal, Role.ORG_ADMIN))
+    return drivers.filter(Q(job=None) & ~Exists(of_others) | Q(job__session__in=theirs))
 
 
 def get_driver(principal: Principal, name: str) -> Driver:

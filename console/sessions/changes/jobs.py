@@ -27,7 +27,7 @@ from console.sessions.models import Job, Session
 from console.sessions.plans import reservations
 from console.sessions.plans.proposals import Proposal
 from console.sessions.plans.snapshot import Snapshot
-from console.sessions.services import get_job
+from console.sessions.services import get_driver, get_job
 from console.sessions.steps import machines
 
 
@@ -71,7 +71,11 @@ def start_job(
         "session.start-job",
         session,
         f"Start job {name} in session {session.name}",
-        plan={**told, "wait_seconds": wait_seconds},
+        plan={
+            **told,
+            "wait_seconds": wait_seconds,
+            "orgs_before": driver_orgs.slugs(driver_orgs.orgs_of(driver)),
+        },
         job=name,
     )
     proposal = now_or_later(
@@ -87,16 +91,16 @@ def start_job(
     return operation
 
 
-@transaction.atomic
-def end_job(principal: Principal, session: Session, name: str, *, reason: str = "") -> Operation:
-    """Take the streams of a job off their nodes. Raises Http404, and operations' Busy."""
-    job = get_job(session, name)
 def check_may_start(session: Session, name: str) -> None:
     """Raises operations' Busy while something is done that a new job of this name can't go beside."""
     check_may_go_beside(session, ["session.create", "session.delete"])
     check_idle(session, name)
 
 
+@transaction.atomic
+def end_job(principal: Principal, session: Session, name: str, *, reason: str = "") -> Operation:
+    """Take the streams of a job off their nodes. Raises Http404, and operations' Busy."""
+    job = get_job(session, name)
     check_may_go_beside(session, ["session.delete"])
     operation = start(
         principal,
@@ -115,7 +119,9 @@ def check_may_start(session: Session, name: str) -> None:
 def check_new_job(
     principal: Principal, session: Session, name: str, driver: Driver, orgs: Said | None
 ) -> Orgs:
-    """The orgs that its driver is to serve. Raises ValidationError, and Refused."""
+    """The orgs that its driver is to serve. Raises ValidationError, Refused, and Http404 where they may
+    not use the driver, or not any more."""
+    get_driver(principal, driver.name)
     if session.jobs.filter(name=name).exists():
         raise ValidationError({"name": f"{session.name} has a job {name} already."})
     # Which job it is may be none of their business: who knows of it finds it on the driver's page.

@@ -160,6 +160,8 @@ def _place_job(operation: Operation) -> Outcome:
         return Failed("NoSuchDriver", f"Driver {operation.plan['driver']} was removed from the fleet.")
     if Job.objects.filter(driver=driver).exists():
         return Failed("Conflict", f"Driver {driver.name} has been given another job meanwhile.")
+    if _has_other_orgs(operation, driver):
+        return Failed("Conflict", f"Driver {driver.name} has been given other orgs meanwhile.")
     name, boxes = operation.plan["job"], operation.plan["boxes"]
     try:
         proposal = propose_job(Snapshot.now(), session, name, driver, boxes, timezone.now())
@@ -170,6 +172,16 @@ def _place_job(operation: Operation) -> Outcome:
         return _cannot(operation, session, error)
     take_job(operation, session, driver, proposal)
     return Done(proposal.summary)
+
+
+def _has_other_orgs(operation: Operation, driver: Driver) -> bool:
+    """Whether somebody has set the driver aside for an org since the job was asked for."""
+    before, wanted = operation.plan.get("orgs_before"), operation.plan.get("orgs")
+    now = driver_orgs.slugs(driver_orgs.orgs_of(driver))
+    if before is None or driver_orgs.ALL in (now, wanted):
+        return False
+    known = {*wanted} if before == driver_orgs.ALL else {*wanted, *before}
+    return not known.issuperset(now)
 
 
 def take_job(operation: Operation, session: Session, driver: Driver, proposal: Proposal) -> None:

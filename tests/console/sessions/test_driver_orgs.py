@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
+from django.http import Http404
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
@@ -20,7 +21,7 @@ from console.audit.models import AuditEntry
 from console.control import documents
 from console.control.documents import Compiler
 from console.control.models import Change, Target
-from console.fleet.models import Driver
+from console.fleet.models import Driver, Node
 from console.fleet.services import for_change, visible_drivers
 from console.operations.models import Operation
 from console.orgs.models import Membership, Org
@@ -36,6 +37,7 @@ from console.sessions.models import DriverOrg, Job, Session
 from console.sessions.services import for_change as session_for_change
 from tests.conftest import People
 from tests.console.control.targets import save
+from tests.console.operations.runs import run
 from tests.console.sessions.fleets import arrive, make_driver, make_fleet
 from tests.console.sessions.requests import create
 
@@ -319,3 +321,100 @@ def test_a_document_with_all_its_parts_names_its_orgs_only(
     base = {"driver": "job7", "secret": b"s" * 32, "model": driver.model}
     whole = Compiler("driver").compile("job7", base)
     assert [one["name"] for one in json.loads(whole.of_generation(1))["orgs"]] == ["acme"]
+
+
+# Idle drivers
+
+
+@pytest.fixture
+def chat(people: People) -> Session:
+    """A session of acme, with a box."""
+    make_fleet()
+    arrive(create(people, "chat", 1))
+    Operation.objects.all().delete()
+    session = Session.objects.get(name="chat")
+    session.boxes.update(ready=True)
+    return session
+
+
+def started(client: Client, driver: str, query: str = "") -> Any:
+    return client.post(
+        f"/api/v1/sessions/chat/jobs{query}",
+        {"name": "serve", "driver": driver},
+        content_type="application/json",
+        headers={"Idempotency-Key": f"{driver}{query}", "If-Match": "*"},
+    )
+
+
+def test_an_idle_driver_of_another_org_is_as_one_that_there_is_not(
+    people: People,
+    chat: Session,
+    driver: Driver,
+    api_of: Callable[..., Client],
+    browser_of: Callable[..., Client],
+) -> None:
+    make_driver("job8")  # which the page offers
+    for orgs in ([people.globex], [people.acme, people.globex]):
+        put(people, orgs)
+        for query in ("", "?validate_only=true"):
+            refused, unknown = (
+                started(api_of(people.org_admin), name, query) for name in ("job7", "job9")
+            )
+            assert (refused.status_code, unknown.status_code) == (404, 404)
+            assert refused.json()["detail"] == unknown.json()["detail"].replace("job9", "job7")
+        form = {"name": "serve", "wait_minutes": 0}
+        pages = [
+            browser_of(people.org_admin).post("/sessions/chat/new-job/", {**form, "driver": name})
+            for name in ("job7", "job9")
+        ]
+        for page in pages:
+            assert "Select a valid choice" in page.content.decode()
+        assert told() == sorted(org.slug for org in orgs)
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize("orgs", ["none", "all", "own", "left"])
+def test_an_idle_driver_of_nobody_else_is_an_org_admins_to_use(
+    people: People, chat: Session, driver: Driver, api_of: Callable[..., Client], orgs: str
+) -> None:
+    if orgs == "left":  # globex is leaving it
+        put(people, [people.globex, people.acme])
+    put(people, {"none": [], "all": None}.get(orgs, [people.acme]))
+    assert started(api_of(people.org_admin), "job7").status_code == 202
+    assert told() == ["acme"]
+
+
+def test_who_sees_the_fleet_may_use_an_idle_driver_of_another_org(
+    people: People, chat: Session, driver: Driver, api_of: Callable[..., Client]
+) -> None:
+    put(people, [people.globex])
+    assert started(api_of(people.platform_admin), "job7").status_code == 202
+    assert told() == ["acme"]
+
+
+def test_a_driver_that_was_set_aside_is_not_taken_by_a_request_from_before(
+    people: People, chat: Session, driver: Driver
+) -> None:
+    olga = people.principal("org_admin")
+    stale = Driver.objects.get(name="job7")
+    put(people, [people.globex])
+    with transaction.atomic(), pytest.raises(Http404):
+        jobs.start_job(olga, session_for_change(olga, "chat"), "serve", stale)
+    assert told() == ["globex"]
+
+
+def test_a_driver_that_is_set_aside_is_not_taken_by_a_job_that_waits(
+    people: People, chat: Session, driver: Driver
+) -> None:
+    olga = people.principal("org_admin")
+    Node.objects.update(state="cordoned")
+    with transaction.atomic():
+        starting = jobs.start_job(
+            olga, session_for_change(olga, "chat"), "serve", driver, wait_seconds=3600
+        )
+    assert run(starting).state == "running"
+    put(people, [people.globex])
+    Node.objects.update(state="ready")
+    assert run(starting).state == "failed"
+    assert starting.message == "Driver job7 has been given other orgs meanwhile."
+    assert told() == ["globex"]
