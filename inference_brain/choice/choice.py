@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from enum import StrEnum
@@ -169,6 +170,8 @@ def estimate(asked: Asked, candidate: Candidate) -> Estimate:
     whole = wait + fetch + compute
     turn = fetch + compute
     cost = whole + rates.traffic.pressure * turn * (turn + 2.0 * wait)
+    if not (wait >= 0.0 and math.isfinite(cost)):
+        cost = math.inf  # a load that cannot be is the worst one, and hides no other candidate
     noise = rates.noise(cost)
     return Estimate(
         name,

@@ -173,7 +173,7 @@ class Rates:
         """By how many seconds an estimate of this size may be wrong for want of observations; where
         little is known, by a small part, so that it still tells candidates apart."""
         noise = self.spread * math.sqrt(max(expected, SECONDS_MIN) / (1.0 + self.observations))
-        return min(noise, NOISE_SHARE_MAX * expected)
+        return max(0.0, min(noise, NOISE_SHARE_MAX * expected))
 
     def observations_at(self, now: float) -> float:
         """How many observations count at this time."""

@@ -19,13 +19,14 @@ import math
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from inference_brain.choice import Load
 from inference_brain.choice.candidates import IDLE
+from inference_brain.desired import TOKENS_MAX
 from inference_brain.upstream.fleet import Replica
 from kvss_agent.http.client.client import Client
 from kvss_agent.http.client.failures import UpstreamFailed
@@ -51,7 +52,7 @@ class NotMetrics(ValueError):
 
 class Reading(NamedTuple):
     """What an engine says of itself. `kv_usage`: the share of its memory for caches that is in use;
-    `prompt_tokens`: the mean of all its requests until now. None: it does not say."""
+    `prompt_tokens`: the mean of all its requests until now. None: it does not say, or says nonsense."""
 
     running: int
     waiting: int
@@ -116,7 +117,7 @@ def parse(page: bytes, engine: str, served_as: str = "") -> Reading:
     if running is None or waiting is None:
         raise NotMetrics(f"The page has no {names.running[0].decode()}.")
     usage, tokens, requests = take(names.kv_usage), take(names.tokens), take(names.requests)
-    mean = sum(tokens) / sum(requests) if tokens and requests and sum(requests) else None
+    mean = _mean(tokens, requests) if tokens and requests else None
     return Reading(_count(running), _count(waiting), min(1.0, max(0.0, *usage)) if usage else None, mean)
 
 
@@ -147,7 +148,16 @@ def _samples(page: bytes, wanted: set[bytes]) -> Mapping[bytes, list[_Sample]]:
 
 
 def _count(values: Iterable[float]) -> int:
-    return int(min(REQUESTS_MAX, max(0.0, sum(values))))
+    return int(min(REQUESTS_MAX, sum(max(0.0, value) for value in values)))
+
+
+def _mean(tokens: Sequence[float], requests: Sequence[float]) -> float | None:
+    """Of each request. An engine may say anything, and one that says nonsense must not decide where
+    requests to all others go."""
+    of_all, count = sum(tokens), sum(requests)
+    if min(*tokens, *requests) < 0.0 or not count or not math.isfinite(of_all + count):
+        return None
+    return min(of_all / count, float(TOKENS_MAX))
 
 
 def of_others(reading: Reading, sent: int) -> Load:

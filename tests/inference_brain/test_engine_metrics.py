@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from inference_brain.choice import Load
 from inference_brain.choice.candidates import IDLE
+from inference_brain.desired import TOKENS_MAX
 from inference_brain.upstream.engine_metrics import (
     FRESH_SECONDS,
     PROMPT_TOKENS,
+    REQUESTS_MAX,
     EngineMetrics,
     NotMetrics,
     Reading,
@@ -86,6 +88,35 @@ def test_a_page_without_these_numbers_is_refused(page: bytes) -> None:
         parse(page, "vllm")
 
 
+@pytest.mark.parametrize(
+    ("tokens", "requests", "mean"),
+    [
+        (b"-5000.0", b"10.0", None),
+        (b"5000.0", b"-10.0", None),
+        (b"-5000.0", b"-10.0", None),
+        (b"5000.0", b"0.0", None),
+        (b"1e308", b"10.0", float(TOKENS_MAX)),
+        (b"5000.0", b"1e-320", float(TOKENS_MAX)),
+        (b"0.0", b"10.0", 0.0),
+    ],
+)
+def test_a_mean_that_cannot_be_is_none(tokens: bytes, requests: bytes, mean: float | None) -> None:
+    page = VLLM.replace(b"5000.0", tokens).replace(b" 10.0", b" " + requests)
+    reading = parse(page, "vllm", "some/model")
+    assert reading == Reading(5, 3, 0.25, mean)
+    load = of_others(reading, 0)
+    assert 0 <= load.waiting_tokens <= 3 * TOKENS_MAX
+
+
+def test_figures_of_several_ranks_that_cannot_be_count_for_nothing() -> None:
+    second = VLLM.replace(b'engine="0"', b'engine="1"').replace(b" 3.0", b" -1e9")
+    vast = second.replace(b"5000.0", b"1.7e308").replace(b" 0.25", b" -7")
+    more = vast.replace(b'engine="1"', b'engine="2"')
+    assert parse(VLLM + second + vast + more, "vllm") == Reading(20, 3, 0.25, None)
+    usage = VLLM.replace(b" 0.25", b" 1e300").replace(b" 5.0", b" 1e300")
+    assert parse(usage, "vllm") == Reading(REQUESTS_MAX, 3, 1.0, 500.0)
+
+
 @given(st.binary(max_size=200), st.integers(0, 200), st.sampled_from([VLLM, SGLANG]))
 def test_any_page_is_read_or_refused(noise: bytes, at: int, page: bytes) -> None:
     for engine in ("vllm", "sglang"):
@@ -95,6 +126,8 @@ def test_any_page_is_read_or_refused(noise: bytes, at: int, page: bytes) -> None
             continue
         assert reading.running >= 0
         assert reading.waiting >= 0
+        assert reading.prompt_tokens is None or 0 <= reading.prompt_tokens <= TOKENS_MAX
+        assert reading.kv_usage is None or 0 <= reading.kv_usage <= 1
 
 
 @given(
