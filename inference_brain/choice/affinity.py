@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 
@@ -23,7 +25,17 @@ AnyNamed = TypeVar("AnyNamed", bound=Named)
 def score(affinity: bytes, name: str) -> int:
     """Equal in all processes, and of all versions. `affinity` is a keyed hash: nobody who does not know
     the secret can make prefixes that all go to one replica."""
-    return xxh3_64_intdigest(len(affinity).to_bytes(4, "little") + affinity + name.encode())
+    return xxh3_64_intdigest(_prefix(affinity) + name.encode())
+
+
+def scores(affinity: bytes, names: Sequence[bytes]) -> npt.NDArray[np.uint64]:
+    """Of many names, each encoded once."""
+    prefix = _prefix(affinity)
+    return np.array([xxh3_64_intdigest(prefix + name) for name in names], np.uint64)
+
+
+def _prefix(affinity: bytes) -> bytes:
+    return len(affinity).to_bytes(4, "little") + affinity
 
 
 def preferred(affinity: bytes, among: Sequence[AnyNamed]) -> AnyNamed:

@@ -28,7 +28,7 @@ from inference_brain.choice.rates import (
     TOKEN,
 )
 
-# From so many on all are compared roughly first, and the best of them exactly.
+# From so many on all are compared roughly first, and those that may be chosen exactly.
 MANY: Final = 48
 EXACT: Final = 24
 # A replica with fewer observations is uncertain. One in so many requests tries one, if that is expected
@@ -209,7 +209,7 @@ def choose(
     compared = candidates
     if len(candidates) > MANY:
         many = candidates if isinstance(candidates, Many) else Many.of(candidates)
-        compared = many.best(asked.tokens, EXACT)
+        compared = many.best(asked.tokens, asked.affinity, EXACT, anywhere=mode is Mode.AFFINITY)
     estimates = sorted(
         [estimate(asked, one) for one in compared],
         key=itemgetter(1, 0),  # names, so that the order of candidates does not matter

@@ -8,13 +8,24 @@ those of which it has changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from inference_brain.choice.affinity import scores
 from inference_brain.choice.candidates import Candidate, Load
-from inference_brain.choice.rates import PAIR, SIBLING, TOKEN, Rates
+from inference_brain.choice.rates import (
+    DECODE,
+    EACH,
+    PAIR,
+    REQUEST,
+    SIBLING,
+    STEP_TOKENS,
+    TOKEN,
+    Rates,
+)
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -27,15 +38,21 @@ class RateColumns:
         self.names = names
         self.is_known = np.zeros(len(names), bool)
         self._places = {name: place for place, name in enumerate(names)}
-        self._all = np.zeros((5, len(names)))
-        self.token, self.pair, self.sibling, self.trust, self.sibling_trust = self._all
+        self._all = np.zeros((8, len(names)))
+        self.each, self.token, self.pair, self.decode, self.request, *rest = self._all
+        self.sibling, self.trust, self.sibling_trust = rest
+
+    @cached_property
+    def encoded(self) -> Sequence[bytes]:
+        """Names, as `scores` takes them."""
+        return [name.encode() for name in self.names]
 
     def set(self, name: str, rates: Rates) -> None:
         if (place := self._places.get(name)) is not None:
             seconds = rates.seconds
             self.is_known[place] = True
             self._all[:, place] = (
-                *(seconds[TOKEN], seconds[PAIR], seconds[SIBLING]),
+                *(seconds[kind] for kind in (EACH, TOKEN, PAIR, DECODE, REQUEST, SIBLING)),
                 *(rates.trust, rates.sibling_trust),
             )
 
@@ -46,16 +63,22 @@ class Queues(NamedTuple):
     tokens: Floats
     pairs: Floats
     overdue_seconds: Floats
+    running: Floats
+    waiting: Floats
 
     @classmethod
     def none(cls, count: int) -> Queues:
         """Of so many replicas that have nothing to do."""
-        return cls(*np.zeros((3, count)))
+        return cls(*np.zeros((5, count)))
 
     @classmethod
     def of(cls, loads: Sequence[Load]) -> Queues:
         kinds = zip(
-            *((one.waiting_tokens, one.waiting_pairs, one.overdue_seconds) for one in loads), strict=True
+            *(
+                (tokens, pairs, overdue, running, waiting)
+                for tokens, running, waiting, pairs, overdue in loads
+            ),
+            strict=True,
         )
         return cls(*(np.array(kind, np.float64) for kind in kinds))
 
@@ -64,6 +87,8 @@ class Queues(NamedTuple):
             self.tokens + other.tokens,
             self.pairs + other.pairs,
             np.maximum(self.overdue_seconds, other.overdue_seconds),
+            self.running + other.running,
+            self.waiting + other.waiting,
         )
 
 
@@ -121,26 +146,54 @@ class Many(Sequence[Candidate]):
     def __iter__(self) -> Iterator[Candidate]:
         return map(self._make, self._which.tolist())
 
-    def best(self, tokens: int, count: int) -> list[Candidate]:
-        """The best so many for a request of so many tokens, by a rough estimate; of equals those whose
-        names come first."""
+    def best(
+        self, tokens: int, affinity: bytes, count: int, *, anywhere: bool = False
+    ) -> list[Candidate]:
+        """So many that are worth an exact estimate for a request of so many tokens, by a rough one of
+        each.
+
+        Half of them are the best; of equals those that the affinity prefers. The others are those that
+        it prefers among all that are as good as the best, within noise, or with `anywhere` among all: so
+        a prefix stays with one of many equals, and each of them has prefixes. Where there are fewer, the
+        next best.
+        """
         rough = self._rough(tokens)[self._which]
-        bound = np.partition(rough, count - 1)[count - 1]
-        [best] = (rough < bound).nonzero()
-        [equal] = (rough == bound).nonzero()
-        places = np.concatenate((best, equal[: count - best.size]))
-        return [self._make(one) for one in self._which[places].tolist()]
+        by_score = np.argsort(self._scores(affinity), kind="stable")[::-1]
+        by_rough = by_score[np.argsort(rough[by_score], kind="stable")]
+        first = by_rough[: count // 2]
+        best, least = self[int(first[0])], float(rough[first[0]])
+        may_follow = rough <= (np.inf if anywhere else least + best.rates.noise(least))
+        may_follow[first] = False
+        second = by_score[may_follow[by_score]][: count - first.size]
+        is_left = np.ones(rough.size, bool)
+        is_left[first] = is_left[second] = False
+        third = by_rough[is_left[by_rough]][: count - first.size - second.size]
+        places = self._which[np.concatenate((first[1:], second, third))]
+        return [best, *map(self._make, places.tolist())]
+
+    def _scores(self, affinity: bytes) -> npt.NDArray[np.uint64]:
+        names = self._rates.encoded
+        if len(self) < len(names):
+            names = [names[place] for place in self._which.tolist()]
+        return scores(affinity, names)
 
     def _rough(self, tokens: int) -> Floats:
-        """Seconds until the first token, as far as replicas are told apart by them, and where nothing
-        has to be fetched."""
+        """Seconds until the first token, as `estimate` has them, where nothing has to be fetched."""
         queues, rates = self._queues(), self._rates
         hit, tier2, lent = self._hit_tokens, self._tier2_tokens, self._sibling_tokens
-        missed = queues.tokens + tokens - (hit + tier2) * rates.trust
-        rough: Floats = queues.overdue_seconds + rates.token * missed + rates.pair * queues.pairs
-        if lent.any():
-            # With what fetching takes: else who has the tokens would be no better than who borrows them.
-            borrows = (lent > tier2) & (rates.sibling < rates.token)
-            saved = (rates.token - rates.sibling) * (lent - tier2) * rates.sibling_trust
-            rough -= np.where(borrows, saved, 0.0)
+        with np.errstate(invalid="ignore", over="ignore"):  # a queue may be of any length
+            own = tokens - (hit + tier2) * rates.trust
+            step = rates.decode * queues.running
+            each_token = rates.token + step / STEP_TOKENS
+            wait: Floats = queues.overdue_seconds + each_token * queues.tokens
+            wait += rates.pair * queues.pairs + rates.request * queues.waiting
+            pairs = own * (tokens - own + (own + 1.0) / 2.0)
+            rough: Floats = wait + (rates.each + step + each_token * own + rates.pair * pairs)
+            if lent.any():
+                # With what fetching takes: else who has the tokens would be no better than who borrows
+                # them.
+                borrows = (lent > tier2) & (rates.sibling < each_token)
+                saved = (each_token - rates.sibling) * (lent - tier2) * rates.sibling_trust
+                rough -= np.where(borrows, saved, 0.0)
+        rough[~(np.isfinite(rough) & (wait >= 0.0))] = np.inf
         return rough

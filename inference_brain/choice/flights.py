@@ -65,13 +65,15 @@ class _Columns:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
         self._places = {name: place for place, name in enumerate(names)}
-        self._all = np.zeros((6, len(names)))
+        self._all = np.zeros((7, len(names)))
+        self._running = np.zeros(len(names))
         self._waits: dict[int, None] = {}  # places of those that have a request without a first token
 
     def set(self, name: str, replica: _Replica | None) -> None:
         place = self._places.get(name)
         if place is None:
             return
+        self._running[place] = replica.running if replica else 0
         if replica is None or not replica.waiting:
             self._waits.pop(place, None)
             return
@@ -79,15 +81,17 @@ class _Columns:
         oldest = next(iter(replica.waiting.values()))
         since = max(oldest.at, replica.turn_at)
         self._all[:, place] = (
-            *(replica.tokens, replica.pairs, since),
+            *(len(replica.waiting), replica.tokens, replica.pairs, since),
             *(oldest.tokens, oldest.pairs, oldest.seconds),
         )
 
     def queues(self, now: float) -> Queues:
         found = Queues.none(len(self.names))
+        found.running[:] = self._running
         if self._waits:
             places = np.fromiter(self._waits, np.int64, len(self._waits))
-            tokens, pairs, since, oldest_tokens, oldest_pairs, seconds = self._all[:, places]
+            waiting, tokens, pairs, since, *oldest = self._all[:, places]
+            oldest_tokens, oldest_pairs, seconds = oldest
             elapsed = np.maximum(0.0, now - since)
             part = np.ones(places.size)
             np.divide(elapsed, seconds, out=part, where=seconds > 0)
@@ -95,6 +99,7 @@ class _Columns:
             found.tokens[places] = np.maximum(0.0, tokens - done * oldest_tokens)
             found.pairs[places] = np.maximum(0.0, pairs - done * oldest_pairs)
             found.overdue_seconds[places] = np.maximum(0.0, elapsed - seconds)
+            found.waiting[places] = waiting
         return found
 
 
@@ -140,6 +145,7 @@ class Flights:
             self._changed.add(replica.name)
         elif replica := self._running.pop(request, None):
             replica.running -= 1
+            self._changed.add(replica.name)
         self._forget_idle(replica)
 
     def _forget_idle(self, replica: _Replica | None) -> None:

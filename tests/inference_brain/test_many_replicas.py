@@ -14,8 +14,7 @@ from inference_brain.api.requests import Completion
 from inference_brain.asking import Asking, NoReplica
 from inference_brain.choice import Asked, Candidate, Choice, Load, Outcome, Path, choose
 from inference_brain.choice.candidates import IDLE
-from inference_brain.choice.choice import EXACT, MANY
-from inference_brain.choice.rates import SIBLING, TOKEN
+from inference_brain.choice.choice import MANY
 from inference_brain.counts import Counts
 from inference_brain.desired import Desired, DriverSpec, OrgSpec, ReplicaSpec, ServedModel
 from inference_brain.maps import CacheMaps, GuessedMap
@@ -34,6 +33,7 @@ from swdriver_shim.cache_map.codec import (
     pack_values,
 )
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
+from tests.inference_brain.choice.worlds import looked_at
 from tests.inference_brain.map_worlds import AHEAD, SECRET, model_of
 from tests.swdriver_shim.prompts import FULL
 
@@ -230,18 +230,12 @@ class World:
         rates = router.rates["m"]
         rates.settle(self.now)
         candidates = [self.candidate(asking, one) for one in replicas]
-        asked = Asked(asking.prompt_tokens, asking.affinity, "acme", 8, asking.id)
+        is_plain = asking.request.answers == 1
+        asked = Asked(asking.prompt_tokens, asking.affinity, "acme", 8, asking.id, is_plain)
 
-        def rough(one: Candidate) -> tuple[float, str]:
-            seconds, load = one.rates.seconds, one.load
-            missed = load.waiting_tokens + asked.tokens - one.own_tokens * one.rates.trust
-            value = load.overdue_seconds + seconds[TOKEN] * missed + seconds[2] * load.waiting_pairs
-            if one.sibling_tokens > one.tier2_tokens and seconds[SIBLING] < seconds[TOKEN]:
-                lent = one.sibling_tokens - one.tier2_tokens
-                value -= (seconds[TOKEN] - seconds[SIBLING]) * lent * one.rates.sibling_trust
-            return value, one.name
-
-        few = sorted(candidates, key=rough)[:EXACT] if len(candidates) > MANY else candidates
+        few = candidates
+        if len(candidates) > MANY:
+            few = looked_at(asked, candidates, rates.mode)
         rng = random.Random()
         rng.setstate(state)
         choice = choose(asked, few, self.now, rng, rates.mode)

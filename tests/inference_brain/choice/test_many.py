@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inference_brain.choice import (
@@ -18,11 +20,14 @@ from inference_brain.choice import (
     Outcome,
     Path,
     Rates,
+    Why,
     choose,
 )
-from inference_brain.choice.choice import EXACT, MANY
+from inference_brain.choice.affinity import preferred, ranked
+from inference_brain.choice.choice import MANY
 from inference_brain.choice.columns import Queues
-from inference_brain.choice.rates import PAIR, SIBLING, SIZE, TOKEN
+from inference_brain.choice.rates import DECODE, EACH, PAIR, REQUEST, SIBLING, SIZE, TOKEN
+from tests.inference_brain.choice.worlds import looked_at
 
 FAMILIES = 4  # replicas that have learned the same
 RATES = st.lists(
@@ -42,7 +47,7 @@ def made(chance: random.Random, count: int, families: Sequence[Sequence[float]])
     loads = [
         Load(
             chance.choice([0.0, chance.uniform(0, 1e6)]),
-            chance.randint(0, 3),
+            chance.choice([0, 1, 3, 2000]),
             chance.randint(0, 3),
             chance.choice([0.0, chance.uniform(0, 1e10)]),
             chance.choice([0.0, 0.0, chance.uniform(0, 10)]),
@@ -64,22 +69,6 @@ def made(chance: random.Random, count: int, families: Sequence[Sequence[float]])
     ]
 
 
-def looked_at(asked: Asked, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that are worth an exact estimate, by a rough one of each."""
-
-    def rough(one: Candidate) -> tuple[float, str]:
-        rates, load = one.rates, one.load
-        token, pair, sibling = (rates.seconds[kind] for kind in (TOKEN, PAIR, SIBLING))
-        missed = load.waiting_tokens + asked.tokens - one.own_tokens * rates.trust
-        value = load.overdue_seconds + token * missed + pair * load.waiting_pairs
-        if one.sibling_tokens > one.tier2_tokens and sibling < token:
-            lent = one.sibling_tokens - one.tier2_tokens
-            value -= (token - sibling) * lent * rates.sibling_trust
-        return value, one.name
-
-    return sorted(candidates, key=rough)[:EXACT]
-
-
 @settings(max_examples=60)
 @given(
     st.randoms(use_true_random=False),
@@ -98,11 +87,116 @@ def test_the_decision_among_many_is_that_of_a_look_at_each(
     mode: Mode,
 ) -> None:
     candidates, asked = made(chance, count, families), Asked(tokens, affinity)
-    few = looked_at(asked, candidates)
+    few = looked_at(asked, candidates, mode)
     for seed in range(5):  # one of which may try a replica of which little is known
         choice = choose(asked, candidates, 0.0, random.Random(seed), mode)
         expected = choose(asked, few, 0.0, random.Random(seed), mode)
         assert choice == expected._replace(candidates=count)
+
+
+class NoTrial(random.Random):
+    """Nobody is tried."""
+
+    def random(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("count", [MANY, MANY + 1, 300])
+def test_equals_share_prefixes_however_many_they_are(count: int) -> None:
+    """Each prefix has the replica that it has by its hash, and nobody is left out for its name."""
+    candidates = [Candidate(f"r{index}", Rates()) for index in range(count)]
+    found = set()
+    for number in range(20 * count):
+        asked = Asked(1000, number.to_bytes(4, "big"))
+        choice = choose(asked, candidates, 0.0, NoTrial())
+        assert choice.why is Why.AFFINITY
+        if number % 20 == 0:
+            assert choice.replica == preferred(asked.affinity, candidates).name
+        found.add(choice.replica)
+    assert len(found) == count
+
+
+def test_a_prefix_stays_where_it_is_while_others_are_busy_or_a_little_faster() -> None:
+    chance, candidates = random.Random(1), []
+    for index in range(300):
+        rates = Rates()
+        rates.seconds = tuple(rate * chance.uniform(0.99, 1.01) for rate in rates.seconds)
+        candidates.append(Candidate(f"r{index}", rates))
+    for number in range(100):
+        asked = Asked(1000, number.to_bytes(4, "big"))
+        first = preferred(asked.affinity, candidates).name
+        now = [
+            one
+            if one.name == first or chance.random() < 0.5
+            else one._replace(load=Load(chance.uniform(0, 1e5), 1, 1))
+            for one in candidates
+        ]
+        assert choose(asked, now, 0.0, NoTrial()).replica == first
+
+
+@pytest.mark.parametrize("load", [Load(running=400), Load(waiting=200)])
+def test_many_that_decode_or_have_a_queue_are_left_out(load: Load) -> None:
+    candidates = [
+        Candidate(f"r{index:03}", Rates(), load=load if index < 270 else Load()) for index in range(300)
+    ]
+    for number in range(100):
+        choice = choose(Asked(500, number.to_bytes(4, "big")), candidates, 0.0, NoTrial())
+        assert choice.replica >= "r270"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_while_estimates_are_off_brains_that_have_learned_other_rates_agree(seed: int) -> None:
+    chance = random.Random(seed)
+    asked = Asked(2000, affinity := chance.randbytes(20))
+    loads = [Load(running=chance.randint(0, 9)) for _ in range(100)]
+
+    def brain() -> str:
+        candidates = []
+        for index, load in enumerate(loads):
+            rates = Rates()
+            rates.seconds = tuple(rate * chance.uniform(0.1, 10) for rate in rates.seconds)
+            candidates.append(Candidate(f"r{index}", rates, chance.choice([0, 1000]), load=load))
+        choice = choose(asked, candidates, 0.0, random.Random(1), Mode.AFFINITY)
+        first, second = ranked(affinity, candidates)[:2]
+        assert choice.why is Why.FALLBACK
+        assert choice.replica == (second if second.load.running < first.load.running else first).name
+        return choice.replica
+
+    assert brain() == brain()
+
+
+@example(MANY + 1, [Load(overdue_seconds=-math.inf)], Mode.ESTIMATE)
+@example(3, [Load(), Load(overdue_seconds=-1e308)], Mode.ESTIMATE)
+@example(3, [Load(math.inf), Load(math.nan)], Mode.ESTIMATE)
+@given(
+    st.sampled_from([3, MANY + 1]),
+    st.lists(
+        st.builds(
+            Load,
+            st.floats(),
+            st.integers(0, 10**6),
+            st.integers(0, 10**6),
+            st.floats(),
+            st.floats(),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.sampled_from(Mode),
+)
+def test_loads_that_are_nonsense_keep_no_request_from_the_other_replicas(
+    count: int, loads: list[Load], mode: Mode
+) -> None:
+    strange = [Candidate(f"a{index}", Rates(), load=load) for index, load in enumerate(30 * loads)]
+    others = [Candidate(f"r{index}", Rates()) for index in range(count)]
+    choice = choose(Asked(1000, b"prefix"), [*strange, *others], 0.0, NoTrial(), mode)
+    assert choice.chosen.noise_seconds >= 0
+    if mode is Mode.ESTIMATE:
+        assert math.isfinite(choice.chosen.cost)
+    for one in choice.estimates:
+        assert not math.isnan(one.cost)
+    alone = choose(Asked(1000), strange, 0.0, NoTrial(), mode)
+    assert alone.candidates == len(strange)
 
 
 NAMES = [f"r{number}" for number in range(8)]
@@ -165,6 +259,9 @@ def test_columns_have_the_rates_that_replicas_have_now() -> None:
                 assert columns.token[place] == of.seconds[TOKEN]
                 assert columns.pair[place] == of.seconds[PAIR]
                 assert columns.sibling[place] == of.seconds[SIBLING]
+                assert columns.each[place] == of.seconds[EACH]
+                assert columns.decode[place] == of.seconds[DECODE]
+                assert columns.request[place] == of.seconds[REQUEST]
                 assert (columns.trust[place], columns.sibling_trust[place]) == (
                     of.trust,
                     of.sibling_trust,

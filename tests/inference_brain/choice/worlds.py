@@ -6,8 +6,43 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from inference_brain.choice import Asked, Candidate, Choice, Load, ModelRates, Outcome, choose
-from inference_brain.choice.choice import work
+from inference_brain.choice import Asked, Candidate, Choice, Load, Mode, ModelRates, Outcome, choose
+from inference_brain.choice.affinity import score
+from inference_brain.choice.choice import EXACT, work
+from inference_brain.choice.rates import DECODE, EACH, PAIR, REQUEST, SIBLING, STEP_TOKENS, TOKEN
+
+
+def rough(asked: Asked, one: Candidate) -> float:
+    """Seconds until the first token at a candidate, where nothing has to be fetched."""
+    seconds, load = one.rates.seconds, one.load
+    own = asked.tokens - one.own_tokens * one.rates.trust
+    step = seconds[DECODE] * load.running
+    each_token = seconds[TOKEN] + step / STEP_TOKENS
+    wait = load.overdue_seconds + each_token * load.waiting_tokens
+    wait += seconds[PAIR] * load.waiting_pairs + seconds[REQUEST] * load.waiting
+    pairs = own * (asked.tokens - own + (own + 1.0) / 2.0)
+    value = wait + (seconds[EACH] + step + each_token * own + seconds[PAIR] * pairs)
+    if one.sibling_tokens > one.tier2_tokens and seconds[SIBLING] < each_token:
+        lent = one.sibling_tokens - one.tier2_tokens
+        value -= (each_token - seconds[SIBLING]) * lent * one.rates.sibling_trust
+    return value
+
+
+def looked_at(asked: Asked, candidates: Sequence[Candidate], mode: Mode) -> list[Candidate]:
+    """Those of many that are worth an exact estimate, by a look at each."""
+
+    def place(one: Candidate) -> tuple[float, int]:
+        return rough(asked, one), -score(asked.affinity, one.name)
+
+    by_rough = sorted(candidates, key=place)
+    first, left = by_rough[: EXACT // 2], by_rough[EXACT // 2 :]
+    least = rough(asked, first[0])
+    bound = least + first[0].rates.noise(least)
+    equal = [one for one in left if mode is Mode.AFFINITY or rough(asked, one) <= bound]
+    second = sorted(equal, key=lambda one: place(one)[1])[: EXACT - len(first)]
+    names = {one.name for one in second}
+    third = [one for one in left if one.name not in names]
+    return [*first, *second, *third][:EXACT]
 
 
 @dataclass
