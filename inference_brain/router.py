@@ -34,6 +34,7 @@ from inference_brain.choice import Asked, Candidate, Choice, Flights, ModelRates
 from inference_brain.choice.candidates import IDLE, Load, Path
 from inference_brain.choice.choice import Estimate
 from inference_brain.choice.columns import Many, Queues
+from inference_brain.choice.rates import TOKEN_SECONDS_MIN
 from inference_brain.counts import Counts
 from inference_brain.desired import Desired, DriverSpec, OrgSpec, ServedModel
 from inference_brain.maps import CacheMaps, DriverPlace, GuessedMap, Hits, Siblings
@@ -264,7 +265,7 @@ class Router:
             first_token_seconds=expected.fetch_seconds + expected.compute_seconds if expected else 0.0,
             chain=self._chain(asking),
             chain_tokens=COLUMN_TOKENS,
-            compute_rate=1.0 / fastest if fastest else 0.0,
+            compute_rate=1.0 / max(fastest, TOKEN_SECONDS_MIN) if expected else 0.0,
         )
 
     def room(self, model: str) -> Room:
@@ -345,6 +346,7 @@ class Router:
             asking.org.name,
             asking.request.answer_tokens_max or 0,
             asking.id,
+            asking.request.is_plain,
         )
         rates, now = self.rates[asking.model.name], self._clock()
         rates.settle(now)

@@ -34,6 +34,11 @@ _OPENAI_ONLY: Final = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("prompt_cache_retention", "verbosity"),
 )
+# What engines prepare before the first token, for as long as the client makes it: a grammar, say.
+_PREPARED: Final = (
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("logit_bias", "allowed_token_ids", "bad_words", "use_beam_search", "echo"),
+)
 _REMOVED: Final = (*_SEPARATE, *_OURS, *_OPENAI_ONLY)
 
 Count = Annotated[int, Meta(ge=0, le=1 << 30)]
@@ -129,6 +134,16 @@ class Generation(Struct, kw_only=True, forbid_unknown_fields=True):
         return _number(self.max_tokens)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether engines do nothing before its first token but compute its prompt."""
+        if self.answers > 1 or _number(self.prompt_logprobs) is not None:
+            return False
+        if any(getattr(self, name, None) for name in _PREPARED):
+            return False
+        form = self.response_format
+        return not isinstance(form, dict) or form.get("type") == "text"
+
+    @property
     def wants_usage(self) -> bool:
         options = self.stream_options
         return isinstance(options, StreamOptions) and options.include_usage
@@ -190,6 +205,12 @@ class Chat(Generation, kw_only=True, forbid_unknown_fields=True):
     documents: list[Anything] | UnsetType | None = UNSET
 
     @property
+    def is_plain(self) -> bool:
+        choice = self.tool_choice
+        is_free = not isinstance(choice, dict) and choice != "required"  # else there is a grammar
+        return is_free and super().is_plain and not any(map(_has_media, self.messages))
+
+    @property
     def answer_tokens_max(self) -> int | None:
         newer = _number(self.max_completion_tokens)
         return _number(self.max_tokens) if newer is None else newer
@@ -214,6 +235,13 @@ class Detokenize(Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
     tokens: Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 32)]], Meta(max_length=1 << 22)]
+
+
+def _has_media(message: Anything) -> bool:
+    parts = message.get("content")
+    return isinstance(parts, list) and any(
+        isinstance(part, dict) and "text" not in part for part in parts
+    )
 
 
 G = TypeVar("G", bound=Generation)

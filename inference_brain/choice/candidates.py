@@ -20,13 +20,15 @@ class Path(StrEnum):
 class Asked(NamedTuple):
     """A request, as far as its place depends on it. `affinity`: what it has in common with requests that
     profit from the same replica: the org's isolation tag and the key of its first columns. `tokens`: of
-    its prompt; an estimate where the model has no tokenizer."""
+    its prompt; an estimate where the model has no tokenizer. `is_plain`: how long its first token
+    takes follows from its prompt, and not from what an engine has to prepare for it."""
 
     tokens: int
     affinity: bytes = b""
     org: str = ""
     max_tokens: int = 0
     request: str = ""
+    is_plain: bool = True
 
 
 class Load(NamedTuple):

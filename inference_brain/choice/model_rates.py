@@ -8,10 +8,20 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from inference_brain.choice.choice import Choice, Estimate, Mode
+from inference_brain.choice.choice import Choice, Estimate, Mode, work
 from inference_brain.choice.columns import RateColumns
 from inference_brain.choice.outcome import Outcome
-from inference_brain.choice.rates import CLOSE, SECONDS_MIN, SIZE, TOKEN, Prior, Rates, Traffic, prior
+from inference_brain.choice.rates import (
+    CLOSE,
+    SECONDS_MIN,
+    SIZE,
+    TOKEN,
+    TOKEN_SECONDS_MIN,
+    Prior,
+    Rates,
+    Traffic,
+    prior,
+)
 
 REPLICAS_MAX: Final = 4096
 KNOWN: Final = 4.0  # observations from which on a replica counts for the others
@@ -21,7 +31,6 @@ JUDGED: Final = 32.0  # observations from which on estimates may be called off
 # mean for an estimate. They hold again when it is below so much of either.
 OFF: Final = 0.5
 AGAIN: Final = 0.8
-PACE_KEPT: Final = 0.98  # of the pace that was seen, with each answer
 _STEP: Final = 1 / 64
 
 
@@ -29,7 +38,6 @@ class ModelRates:
     """Of one model."""
 
     def __init__(self) -> None:
-        self._paces: dict[str, float] = {}  # as whole answers have shown them
         self._rates: dict[str, Rates] = {}
         self._prior: Prior | None = None
         self._until_refresh = REFRESH
@@ -71,19 +79,19 @@ class ModelRates:
     def answered(self, choice: Choice, seconds: float) -> None:
         """A whole answer came after so many seconds: the replica computes no slower than that. Of an
         answer that is no stream nothing else is known."""
-        pace = choice.chosen.missed_tokens / max(seconds, SECONDS_MIN)
-        self._paces[choice.replica] = max(PACE_KEPT * self._paces.get(choice.replica, 0.0), pace)
+        if rates := self._rates.get(choice.replica):
+            rates.show_pace(choice.chosen.missed_tokens, seconds)
 
     def pace(self, name: str) -> float:
         """Tokens of prompts that a replica computes in a second, at least. What may be sent to it at
         once is bounded by that; where it is better to be is not: then the first one to answer would get
         all requests."""
-        return max(1.0 / max(self.of(name).seconds[TOKEN], 1e-9), self._paces.get(name, 0.0))
+        rates = self.of(name)
+        return max(1.0 / max(rates.seconds[TOKEN], TOKEN_SECONDS_MIN), rates.pace)
 
     def keep_only(self, names: Iterable[str]) -> None:
         """Forget replicas that are not served any more."""
         kept = set(names)
-        self._paces = {name: pace for name, pace in self._paces.items() if name in kept}
         self._rates = {name: rates for name, rates in self._rates.items() if name in kept}
         self._behind &= kept
         self._columns = None
@@ -96,19 +104,29 @@ class ModelRates:
             self._changed |= settled
 
     def observe(self, choice: Choice, outcome: Outcome, now: float) -> None:
-        """The first token of a request came. What failed before it is not observed."""
+        """The first token of a request came. What failed before it is not observed.
+
+        Of a request that is not plain the engine may prepare something for as long as its client likes.
+        Nothing is learned from how long that takes where plain ones are observed as well: else one org
+        would decide what is known of a replica, and where requests of others go.
+        """
         seconds = outcome.ttft_seconds
         if seconds is None or not math.isfinite(seconds) or seconds < 0:
             return
-        self.error.add(choice.chosen.seconds, seconds)
         rates = self.of(choice.replica)
         turn = choice.chosen.fetch_seconds + choice.chosen.compute_seconds
         self.traffic.add(turn, choice.candidates, now)
         if outcome.cached_tokens is not None:
             _observe_hits(rates, choice.chosen, outcome.cached_tokens)
-        rates.observe(choice.amounts(outcome.cached_tokens), seconds, now)
-        self._behind.add(choice.replica)
         self._changed.add(choice.replica)
+        is_plain, cached = choice.asked.is_plain, outcome.cached_tokens
+        if is_plain and cached is not None:
+            rates.show_pace(work(choice.asked.tokens, cached)[0], seconds)
+        if not is_plain and rates.plain_at(now) >= KNOWN:
+            return
+        self.error.add(choice.chosen.seconds, seconds)
+        rates.observe(choice.amounts(cached), seconds, now, is_plain=is_plain)
+        self._behind.add(choice.replica)
         self._refresh(now)
 
     def _refresh(self, now: float) -> None:

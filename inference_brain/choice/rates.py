@@ -12,6 +12,10 @@ not known from this replica is taken from the others of its model (`prior`), the
 An observation far from what was expected counts less (Huber), so that one stalled request does not
 change the picture, and several do.
 
+Where times vary more than prompts do, a prompt token may seem to take nothing. How much a replica can
+take, and what a hit is worth, follow from it, so it is taken to take at least `TOKEN_PART` of what it
+does at the model's other replicas, or by default: less only as far as the replica was seen to be fast.
+
 Solving takes as long as a whole decision. So what was observed within `SOLVE_SECONDS` is solved at once,
 by the next observation after that or by `settle`, which comes before a decision.
 """
@@ -48,6 +52,9 @@ NOISE_SHARE_MAX: Final = 0.05
 SWEEPS_MAX: Final = 12
 CLOSE: Final = 1e-4  # of a rate: it changes no further
 SECONDS_MIN: Final = 1e-4  # shorter times are weighed like this
+TOKEN_PART: Final = 1 / 8
+TOKEN_SECONDS_MIN: Final = 1e-6  # no engine computes a prompt token in less
+PACE_KEPT: Final = 0.98  # of the pace that was seen, with each answer
 SOLVE_SECONDS: Final = 0.1  # between two solutions
 EAGER: Final = 8.0  # observations up to which each one is solved
 _KEEP: Final = 0.5 ** (1 / HALF_LIFE)
@@ -130,14 +137,17 @@ class Rates:
         "_at",
         "_bias",
         "_borrowed",
+        "_free",
         "_gram",
         "_hits",
         "_is_behind",
         "_moment",
+        "_plain",
         "_prior",
         "_seen",
         "_solved_at",
         "observations",
+        "pace",
         "seconds",
         "sibling_trust",
         "spread",
@@ -152,6 +162,7 @@ class Rates:
         self._prior = prior
         self._at = -math.inf
         self._seen = 0.0  # observations that time has not made old, however many came since
+        self._plain = 0.0  # of those, of requests that are plain
         self._bias = 0.0  # like `spread`, with its sign
         self._hits, self._borrowed = _Promises(), _Promises()
         self._is_behind = False  # something observed is not solved
@@ -161,6 +172,8 @@ class Rates:
         self.trust = 1.0  # part of the expected hits that were hits
         self.sibling_trust = 1.0  # the same of tokens that it was expected to borrow
         self.seconds: tuple[float, ...] = tuple(prior.rates) if prior else DEFAULT
+        self._free = [rate / scale for rate, scale in zip(self.seconds, SCALE, strict=True)]
+        self.pace = 0.0  # tokens a second that it was seen to compute, at least
 
     def __repr__(self) -> str:
         known = ", ".join(f"{name} {rate:.3g}" for name, rate in zip(NAMES, self.seconds, strict=True))
@@ -179,7 +192,15 @@ class Rates:
         """How many observations count at this time."""
         return self.observations * self._fade(now)
 
-    def observe(self, amounts: Amounts, seconds: float, now: float) -> None:
+    def show_pace(self, tokens: float, seconds: float) -> None:
+        """It has computed so many tokens within so many seconds."""
+        self.pace = max(PACE_KEPT * self.pace, tokens / max(seconds, SECONDS_MIN))
+
+    def plain_at(self, now: float) -> float:
+        """How many observations of plain requests count at this time."""
+        return self._plain * self._fade(now)
+
+    def observe(self, amounts: Amounts, seconds: float, now: float, *, is_plain: bool = True) -> None:
         """A first token came after so many seconds. Times that are no numbers are left out."""
         if not (math.isfinite(seconds) and seconds >= 0 and all(map(math.isfinite, amounts))):
             return
@@ -192,6 +213,7 @@ class Rates:
         fade = self._fade(now)
         keep = self._keep() * fade
         self._seen = self._seen * fade + 1.0
+        self._plain = self._plain * fade + is_plain
         self._at = max(now, self._at)
         self.observations = self.observations * keep + 1.0
         # A stall of an hour is forgotten like one of a minute; a few of either widen the bound.
@@ -226,6 +248,7 @@ class Rates:
         if fade < 1.0:
             self.observations *= fade
             self._seen *= fade
+            self._plain *= fade
             for row in self._gram:
                 row[:] = [value * fade for value in row]
             self._moment = [value * fade for value in self._moment]
@@ -259,7 +282,8 @@ class Rates:
         self._moment = [value * keep + by * one for value, one in zip(self._moment, scaled, strict=True)]
 
     def _solve(self, now: float) -> None:
-        """The rates that fit best and are not negative, by coordinate descent from those of before."""
+        """The rates that fit best, by coordinate descent from those of before: none is negative, and a
+        token takes as long as it must."""
         self._is_behind, self._solved_at = False, now
         gram, moment = self._gram, self._moment
         toward: tuple[float, ...] = DEFAULT
@@ -271,16 +295,37 @@ class Rates:
                 for rows in zip(gram, prior.gram, strict=True)
             ]
             moment = [own + part * other for own, other in zip(moment, prior.moment, strict=True)]
-        known = [rate / scale for rate, scale in zip(self.seconds, SCALE, strict=True)]
         pulls = [rate / scale for rate, scale in zip(toward, SCALE, strict=True)]
-        for _ in range(SWEEPS_MAX):
-            change = 0.0
-            for index, row in enumerate(gram):
-                own, before = row[index], known[index]
-                left = moment[index] - sum(map(float.__mul__, row, known)) + own * before
-                rate = (left + DEFAULT_OBSERVATIONS * pulls[index]) / (own + DEFAULT_OBSERVATIONS)
-                known[index] = rate = max(0.0, rate)
-                change = max(change, abs(rate - before) - CLOSE * rate)
-            if change <= 0.0:
-                break
+        self._free = known = _fit(gram, moment, self._free, pulls)
+        least = self._token_min(toward) / SCALE[TOKEN]
+        if known[TOKEN] < least:
+            known = _fit(gram, moment, known, pulls, least)
         self.seconds = tuple(rate * scale for rate, scale in zip(known, SCALE, strict=True))
+
+    def _token_min(self, toward: Sequence[float]) -> float:
+        """The default counts as well, since the other replicas may seem as fast for the same reason."""
+        usual = max(toward[TOKEN], DEFAULT[TOKEN])
+        seen = 1.0 / self.pace if self.pace else usual
+        return max(TOKEN_PART * min(usual, seen), TOKEN_SECONDS_MIN)
+
+
+def _fit(
+    gram: Sequence[Amounts],
+    moment: Amounts,
+    before: Amounts,
+    pulls: Amounts,
+    token_min: float = 0.0,
+) -> list[float]:
+    """Rates, from those of `before` on. What nothing was observed of goes where it is pulled."""
+    known = list(before)
+    for _ in range(SWEEPS_MAX):
+        change = 0.0
+        for index, row in enumerate(gram):
+            own, last = row[index], known[index]
+            left = moment[index] - sum(map(float.__mul__, row, known)) + own * last
+            rate = (left + DEFAULT_OBSERVATIONS * pulls[index]) / (own + DEFAULT_OBSERVATIONS)
+            known[index] = rate = max(token_min if index == TOKEN else 0.0, rate)
+            change = max(change, abs(rate - last) - CLOSE * rate)
+        if change <= 0.0:
+            break
+    return known

@@ -95,7 +95,7 @@ class World:
             f"q{self.sent}",
             ORG,
             self.model,
-            Completion(model="m", prompt="", max_tokens=8),
+            Completion(model="m", prompt="", max_tokens=8, n=self.chance.choice([1, 1, 2])),
             self.now,
             self.now + AHEAD,
             prompt_tokens=prompt.tokens,

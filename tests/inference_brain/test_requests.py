@@ -128,6 +128,42 @@ def test_the_api_never_fails(brain: RunningBrain, raw: bytes) -> None:
     assert not brain.brain.counts.streams
 
 
+@pytest.mark.parametrize(
+    ("more", "is_plain"),
+    [
+        ({}, True),
+        ({"n": 1, "response_format": {"type": "text"}, "logit_bias": {}, "bad_words": []}, True),
+        ({"tools": [{"type": "function"}], "tool_choice": "auto", "prompt_logprobs": None}, True),
+        ({"prompt_logprobs": 0}, False),
+        ({"n": 2}, False),
+        ({"response_format": {"type": "json_object"}}, False),
+        ({"response_format": {}}, False),
+        ({"guided_json": {"type": "string"}}, False),
+        ({"structured_outputs": {"regex": "a*"}}, False),
+        ({"tool_choice": "required"}, False),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, False),
+        ({"bad_words": ["a"]}, False),
+        ({"use_beam_search": True}, False),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}, True),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            False,
+        ),
+    ],
+)
+def test_a_request_is_plain_if_nothing_but_its_prompt_takes_time(
+    more: dict[str, Any], *, is_plain: bool
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **more}
+    assert requests.chat(json.dumps(body).encode()).is_plain is is_plain
+
+
+def test_a_completion_of_several_prompts_is_not_plain() -> None:
+    for prompt, is_plain in (("Hi", True), ([1, 2], True), (["Hi"], True), (["Hi", "Hi"], False)):
+        body = json.dumps({"model": "m", "prompt": prompt}).encode()
+        assert requests.completion(body).is_plain is is_plain
+
+
 def test_priorities_and_answers() -> None:
     raw = b'{"model":"m","prompt":["a","b"],"n":2,"best_of":3,"priority":9,"max_tokens":5}'
     request = requests.completion(raw)

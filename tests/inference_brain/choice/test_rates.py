@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -19,6 +19,7 @@ from inference_brain.choice import (
     Rates,
     choose,
 )
+from inference_brain.choice.choice import work
 from inference_brain.choice.rates import (
     DECODE,
     EACH,
@@ -99,6 +100,110 @@ def test_whole_answers_say_how_much_a_replica_can_take_and_not_where_it_is_bette
     assert world.rates.pace("r0") == assumed
 
 
+def learned(
+    rates: ModelRates,
+    rng: random.Random,
+    seconds: Callable[[float, float], float],
+    *,
+    tokens: Callable[[], int],
+    hit: float = 0.0,
+    strange: float = 0.0,
+    is_plain: bool = True,
+    requests: int = 2000,
+) -> list[tuple[bool, float]]:
+    """So many requests, ten a second, to four replicas, of which each prompt has one as its home, with a
+    part of it. Of `strange` of them the prompt is short, and the first token comes after 10 s. Returns
+    of each whether it is one of the others and was sent away from its home, and the pace of the replica
+    that is taken to be the fastest."""
+    made = []
+    for number in range(requests):
+        now = number / 10
+        rates.settle(now)
+        is_strange = rng.random() < strange
+        asked = Asked(
+            rng.randint(20, 80) if is_strange else tokens(),
+            rng.randbytes(8),
+            is_plain=is_plain or not is_strange,
+        )
+        home = f"r{rng.randrange(4)}"
+        candidates = [
+            Candidate(name, rates.of(name), int(hit * asked.tokens) if name == home else 0)
+            for name in ("r0", "r1", "r2", "r3")
+        ]
+        choice = choose(asked, candidates, now, rng, rates.mode)
+        cached = 0 if is_strange else choice.chosen.candidate.hit_tokens
+        took = rng.uniform(5, 15) if is_strange else seconds(*work(asked.tokens, cached))
+        rates.observe(choice, Outcome(took, cached), now)
+        fastest = max(rates.pace(one.name) for one in candidates)
+        made.append((choice.replica != home and not is_strange, fastest))
+    return made
+
+
+def test_a_token_takes_time_though_first_tokens_vary_more_than_prompts_do() -> None:
+    """Else hits were worth nothing, and a replica took any number of prompts at once."""
+    rates, rng = ModelRates(), random.Random(2)
+    made = learned(
+        rates,
+        rng,
+        lambda missed, _: 0.03 + 2e-5 * missed + rng.expovariate(1 / 0.03),
+        tokens=lambda: int(10 + rng.lognormvariate(6.2, 0.8)),
+    )
+    assert max(pace for _, pace in made[200:]) < 10 / 2e-5
+
+
+@pytest.mark.parametrize("strange", [0.05, 0.8])
+def test_slow_first_tokens_of_short_prompts_do_not_make_replicas_seem_fast(strange: float) -> None:
+    rates, rng = ModelRates(), random.Random(1)
+    made = learned(
+        rates,
+        rng,
+        lambda missed, pairs: (0.02 + 1e-4 * missed + 1e-9 * pairs) * rng.uniform(0.9, 1.1),
+        tokens=lambda: rng.randint(4000, 16_000),
+        hit=0.9,
+        strange=strange,
+    )
+    assert max(pace for _, pace in made) < 10 / 1e-4
+
+
+def test_a_model_that_is_faster_than_any_that_is_expected_is_learned_to_be() -> None:
+    world = World({f"r{index}": Truth(token=3e-6, pair=0.0) for index in range(4)})
+    world.run(400)
+    for index in range(4):
+        assert world.rates.of(f"r{index}").seconds[TOKEN] == pytest.approx(3e-6, rel=0.3)
+        assert 1e5 < world.rates.pace(f"r{index}") < 1e6
+
+
+@pytest.mark.parametrize("strange", [0.05, 0.2, 0.8])
+def test_requests_that_are_slow_by_themselves_send_no_others_away_from_their_cache(
+    strange: float,
+) -> None:
+    rates, rng = ModelRates(), random.Random(1)
+    made = learned(
+        rates,
+        rng,
+        lambda missed, pairs: (0.02 + 1e-4 * missed + 1e-9 * pairs) * rng.uniform(0.9, 1.1),
+        tokens=lambda: rng.randint(4000, 16_000),
+        hit=0.9,
+        strange=strange,
+        is_plain=False,
+    )
+    assert sum(is_away for is_away, _ in made[1000:]) <= 5
+    assert rates.mode is Mode.ESTIMATE
+    for name in ("r0", "r1", "r2", "r3"):
+        assert rates.of(name).seconds[TOKEN] == pytest.approx(1e-4, rel=0.4)
+        assert rates.of(name).seconds[EACH] < 0.2
+
+
+def test_where_no_request_is_plain_all_are_learned_from() -> None:
+    rates, rng = ModelRates(), random.Random(1)
+    for number in range(200):
+        asked = Asked(rng.randint(100, 8000), is_plain=False)
+        choice = choose(asked, [Candidate("r0", rates.of("r0"))], 0.0, rng)
+        rates.observe(choice, Outcome(0.05 + 1e-3 * asked.tokens, 0), number / 10)
+    assert rates.of("r0").seconds[TOKEN] == pytest.approx(1e-3, rel=0.3)
+    assert rates.error.observations == 200
+
+
 def test_times_that_are_none_are_left_out() -> None:
     world = World({"r0": Truth()})
     [(choice, _)] = world.run(1)
@@ -141,8 +246,8 @@ class EachTime(Rates):
 
     __slots__ = ()
 
-    def observe(self, amounts: Amounts, seconds: float, now: float) -> None:
-        super().observe(amounts, seconds, now)
+    def observe(self, amounts: Amounts, seconds: float, now: float, *, is_plain: bool = True) -> None:
+        super().observe(amounts, seconds, now, is_plain=is_plain)
         self._solve(now)
 
 
