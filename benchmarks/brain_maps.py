@@ -117,7 +117,7 @@ def memory_rows(drivers: int) -> list[Row]:
         assert mirror
         began, cpu_began = time.perf_counter(), time.thread_time()
         for raw in snapshot:
-            mirror.read(raw, time.time())
+            mirror.read(raw, time.monotonic())
         took += time.perf_counter() - began
         cpu += time.thread_time() - cpu_began
     size = maps.table.bytes / (drivers * MILLION)
@@ -160,14 +160,14 @@ def many_rows() -> list[Row]:
         mirror = maps.mirror(name)
         assert mirror
         for raw in messages(number, [prompt_of(number % 100)], 20_000):
-            mirror.read(raw, time.time())
+            mirror.read(raw, time.monotonic())
     rows = look_up_rows("lookup.32k.1000", maps, names, 1000, 1e-3)
     everywhere = prompt_of(5000)
     for number, name in enumerate(names):
         mirror = maps.mirror(name)
         assert mirror
         for raw in messages(number, [everywhere], 1000):
-            mirror.read(raw, time.time())
+            mirror.read(raw, time.monotonic())
     seconds = []
     for _ in range(200):
         began = time.perf_counter()
@@ -205,7 +205,7 @@ def restart_rows(url: str, drivers: int) -> list[Row]:
         maps = followed(names)
         began = time.perf_counter()
         task = asyncio.create_task(MapReader(maps, url).run())
-        while any(maps.age(name, time.time()) is None for name in names):  # noqa: ASYNC110
+        while any(maps.age(name, time.monotonic()) is None for name in names):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         took = time.perf_counter() - began
         task.cancel()

@@ -396,7 +396,7 @@ class Brain:
         return self.prompts.state(folder) if folder else "none"
 
     def _map_age(self, driver: documents.DriverSpec | None) -> float | None:
-        return self.maps.age(driver.name, time.time()) if driver else None
+        return self.maps.age(driver.name, self._clock()) if driver else None
 
     def collect(self, into: Sink) -> None:
         """Collect all metrics. May be called from any thread."""

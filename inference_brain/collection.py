@@ -34,7 +34,7 @@ def collect(brain: Brain, into: Sink) -> None:
     put(into, metrics.TOKENIZERS_STOPPED, brain.prompts.stopped)
     _replicas(brain, into)
     brain.router.admission.collect(into)
-    figures.collect(brain.maps, time.time(), into)
+    figures.collect(brain.maps, time.monotonic(), into)
     if brain.reads_maps is not None:
         put(into, metrics.REDIS, int(brain.reads_maps))
 

@@ -452,7 +452,7 @@ class Router:
         asked, lent = standing.asked if self.recalls else None, None
         hits = self.maps.hits(asked.names if asked else standing.drivers, asking.prompts, now)
         if asked:
-            lent = self._siblings.lent(asked, hits, now, lambda name: self.maps.age(name, now))
+            lent = self._siblings.lent(asked, hits, now, lambda name: self.maps.age(name, self._clock()))
         self.counts.time(metrics.LOOKUP, time.perf_counter() - started)
         return hits, lent
 

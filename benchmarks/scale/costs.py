@@ -185,7 +185,7 @@ def _decide(count: int, requests: int) -> tuple[float, float]:
         filler = rng.bytes(NAME_BYTES * max(0, ENTRIES - len(known)))
         every = b"".join(dict.fromkeys(key[:NAME_BYTES] for key in (*shared, *known))) + filler
         for raw in snapshot(maker.tag + maker.namespace.digest()[:SPACE_BYTES], every):
-            mirror.read(raw, WALL)
+            mirror.read(raw, 0.0)
     brain.exchange.elsewhere = {
         (MEDIUM.name, name): Load(4_000.0 * (at % 5), 20, at % 5, 1e6) for at, name in enumerate(names)
     }
@@ -232,7 +232,7 @@ def updates(counts: Sequence[int]) -> Curve:
         mirror = maps.mirror(name)
         assert mirror
         for raw in snapshot(spaces[0], rng.bytes(NAME_BYTES * 10_000)):
-            mirror.read(raw, WALL)
+            mirror.read(raw, 0.0)
         state[name] = 2, [b""] * SPACES
 
     def message(name: str, changes: int) -> bytes:
@@ -255,14 +255,14 @@ def updates(counts: Sequence[int]) -> Curve:
         for name in names:  # so that what is removed is as much as what is added
             mirror = maps.mirror(name)
             assert mirror
-            mirror.read(message(name, changes), WALL)
+            mirror.read(message(name, changes), 0.0)
         took, rounds = 0.0, max(2, 20_000 // changes // len(names))
         for _ in range(rounds):
             for name in names:
                 raw, mirror = message(name, changes), maps.mirror(name)
                 assert mirror
                 began = time.thread_time()
-                assert mirror.read(raw, WALL)
+                assert mirror.read(raw, 0.0)
                 took += time.thread_time() - began
                 assert mirror.is_known
         return took / rounds / len(names)
@@ -292,7 +292,7 @@ def memory(drivers: int, entries: int, rows_max: int = ROWS_MAX) -> Memory:
         assert mirror
         for raw in snapshot(space, rng.bytes(NAME_BYTES * entries)):
             began = time.thread_time()
-            mirror.read(raw, WALL)
+            mirror.read(raw, 0.0)
             took += time.thread_time() - began
         done += 1
         left_out += mirror.counts.left_out

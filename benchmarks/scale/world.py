@@ -282,7 +282,7 @@ class World:
         assert mirror
         with self._spent("map updates"):
             for raw in messages:
-                mirror.read(raw, self.now + WALL)
+                mirror.read(raw, self.now)
         self.counts["messages"] += len(messages)
         self.message_bytes += sum(map(len, messages))
         self.entries_changed += replica.follower.changes - before

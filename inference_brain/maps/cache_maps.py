@@ -69,7 +69,13 @@ def _space_of(namespace: Namespace) -> bytes:
 class CacheMaps:
     """Not thread-safe: everything is called from the brain's event loop. `reader.MapReader` feeds it."""
 
-    def __init__(self, wall_clock: Callable[[], float] = time.time, rows_max: int = ROWS_MAX) -> None:
+    def __init__(
+        self,
+        wall_clock: Callable[[], float] = time.time,
+        rows_max: int = ROWS_MAX,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self.table = MapTable(int(wall_clock()) - 1, rows_max)
         self._spaces = Spaces()
         self._trust = Trust()
@@ -84,7 +90,7 @@ class CacheMaps:
             self._leave(name)
         for name, place in drivers.items():
             if name not in self._followed and len(self._followed) < DRIVERS_MAX:
-                mirror = Mirror(self.table, self._spaces, self._free.pop(), self._trust)
+                mirror = Mirror(self.table, self._spaces, self._free.pop(), self._trust, self._clock)
                 self._followed[name] = _Followed(place, mirror)
         self._grouped.clear()
         if self._spaces.remember(tag + _space_of(namespace) for tag, namespace in makers):
@@ -107,6 +113,14 @@ class CacheMaps:
                 by_driver[name] = count
         return by_driver
 
+    @property
+    def has_forgotten(self) -> bool:
+        return self._spaces.has_forgotten
+
+    def is_forgotten(self, tag: bytes, namespace: Namespace | None = None) -> bool:
+        """Whether columns of this tag and namespace, or of all, were forgotten and are not served."""
+        return self._spaces.is_forgotten(tag, _space_of(namespace) if namespace else None)
+
     def hits(self, drivers: Sequence[str], prompts: Mapping[ModelSpec, Prompt], now: float) -> Hits:
         """What each driver can serve of a prompt at this wall time; None where its map is not known.
         `prompts`: the same tokens, by the model whose keys they have."""
@@ -123,7 +137,8 @@ class CacheMaps:
         return hits
 
     def age(self, driver: str, now: float) -> float | None:
-        """How many seconds ago the driver last reported; None if its map is not known."""
+        """How many seconds ago the driver last reported, by the clock of who reads what it reports; None
+        if its map is not known."""
         followed = self._followed.get(driver)
         if followed is None or not followed.mirror.is_known:
             return None

@@ -9,7 +9,7 @@ from telemetry.metrics import Sink, put
 
 
 def collect(maps: CacheMaps, now: float, into: Sink) -> None:
-    """Collect them at this wall time. May be called from any thread."""
+    """Collect them at this time of the reader's clock. May be called from any thread."""
     mirrors = [(name, mirror) for name in list(maps.places) if (mirror := maps.mirror(name))]
     put(into, metrics.MAP_BYTES, maps.table.bytes)
     into.put(

@@ -107,21 +107,22 @@ class HolderSets:
             of.values[rows[there], at[there]] = values[places[there]]
         return sets, is_new, is_refused
 
-    def remove(self, sets: Indexes, lane: int) -> tuple[int, Indexes]:
-        """Remove a lane from these. Returns how many had it, and those that are free now."""
-        removed, emptied = 0, []
+    def remove(self, sets: Indexes, lane: int) -> tuple[Indexes, Indexes]:
+        """Remove a lane from these. Returns the places of those that had it, and those that are free
+        now."""
+        removed, emptied = [np.zeros(0, np.int64)], []
         for number, places, rows in self._by_size(sets):
             of = self._sizes[number]
             at = of.find(rows, lane + 1)
             had = np.flatnonzero(at >= 0)
             of.lanes[rows[had], at[had]] = 0
             of.values[rows[had], at[had]] = 0
-            removed += had.size
+            removed.append(places[had])
             empty = had[~of.lanes[rows[had]].any(axis=1)]
             emptied.append(sets[places[empty]])
         gone = np.concatenate(emptied) if emptied else np.zeros(0, np.int64)
         self.free(gone)
-        return removed, gone
+        return np.concatenate(removed), gone
 
     def remove_lane(self, lane: int) -> Indexes:
         """Remove it everywhere. Returns the sets that are free now."""

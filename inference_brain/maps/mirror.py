@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +26,10 @@ from telemetry.decoder import Malformed
 ENTRIES_MAX: Final = 1 << 22  # of one driver: of 32 million columns
 SPACES_NEW_MAX: Final = SPACES_MAX >> 3  # that one driver may be the first to name: it may make them up
 FORGOTTEN_MAX: Final = 1 << 17  # tags
+# Some changes take a look at the whole table. That a driver may cause for so much of the time, and for
+# so long at once: its brain serves others meanwhile.
+SCAN_SHARE: Final = 0.02
+SCAN_SECONDS: Final = 0.25
 _DETAIL: Final = np.uint32(0xFF)
 
 
@@ -55,9 +60,16 @@ class Spaces:
             self._numbers[space] = found
         return found
 
-    def _is_forgotten(self, space: bytes) -> bool:
-        tag, namespace = space[:TAG_BYTES], space[TAG_BYTES:]
+    @property
+    def has_forgotten(self) -> bool:
+        return bool(self._forgotten)
+
+    def is_forgotten(self, tag: bytes, namespace: bytes | None) -> bool:
+        """`namespace`: the first bytes of its digest; None: all of them."""
         return (tag, None) in self._forgotten or (tag, namespace) in self._forgotten
+
+    def _is_forgotten(self, space: bytes) -> bool:
+        return self.is_forgotten(space[:TAG_BYTES], space[TAG_BYTES:])
 
     def forget(self, scopes: Iterable[Scope]) -> list[int]:
         """Give these scopes no numbers from here on. Returns the numbers that they had, for
@@ -101,11 +113,41 @@ class Trust:
         self.changes = 0
 
 
+class _Scans:
+    """How long a driver may still have the whole table looked through."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seconds = SCAN_SECONDS
+        self._at = clock()
+
+    @property
+    def are_allowed(self) -> bool:
+        now = self._clock()
+        more = SCAN_SHARE * (now - self._at)
+        self._seconds, self._at = min(SCAN_SECONDS, self._seconds + more), now
+        return self._seconds > 0
+
+    def __enter__(self) -> None:
+        """What is done within is what they take."""
+        self._began = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds -= self._clock() - self._began
+
+
 class Mirror:
     """`is_known`: whether the map is whole. `wants_all`: whether its stream has to be read from the
     start."""
 
-    def __init__(self, table: MapTable, spaces: Spaces, lane: int, trust: Trust | None = None) -> None:
+    def __init__(
+        self,
+        table: MapTable,
+        spaces: Spaces,
+        lane: int,
+        trust: Trust | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.lane = lane
         self.wants_all = True
         self._is_known = False
@@ -113,8 +155,7 @@ class Mirror:
         self._trust = trust or Trust()
         self.path: CachePath = ""  # how most bytes of the cache reach the engine
         self.entries = 0
-        self.at = 0.0  # when the driver sent the last message, by its clock
-        self.lag = 0.0  # seconds from then until the message was read
+        self.at = 0.0  # when the driver sent the last message, by a clock of this process
         self.counts = MapCounts()
         self._table = table
         self._spaces = spaces
@@ -122,6 +163,7 @@ class Mirror:
         self._next = 0  # sequence
         self._is_loading = False
         self._spaces_new = 0
+        self._scans = _Scans(clock)
 
     @property
     def is_known(self) -> bool:
@@ -152,9 +194,10 @@ class Mirror:
         """What was left out of the map is wanted now."""
         self.wants_all, self._next = True, 0
 
-    def read(self, raw: bytes, now: float) -> bool:
-        """Apply a message. One that does not continue the last makes the map unknown, until the stream
-        has been read from the start. Returns whether it is news."""
+    def read(self, raw: bytes, at: float) -> bool:
+        """Apply a message that was sent at this time, as who reads it says: the driver's own clock may
+        be wrong. One that does not continue the last makes the map unknown, until the stream has been
+        read from the start. Returns whether it is news."""
         self.counts.messages += 1
         try:
             message = decode(raw)
@@ -171,14 +214,13 @@ class Mirror:
             self._apply(message)
         elif self.is_known:
             self._lose()
-        self.at, self.lag = message.at, max(0.0, now - message.at)
+        self.at = at
         self.serves, self.path = message.serves, message.path
         return True
 
     def clear(self) -> None:
         """Nothing is known of the driver."""
-        if self.entries or self._is_loading:
-            self._table.remove_lane(self.lane)
+        self._table.remove_lane(self.lane)
         self.entries = 0
         self.is_known = self._is_loading = False
 
@@ -196,7 +238,11 @@ class Mirror:
             self._next += 1
             return
         if message.part == 0:
-            self.clear()
+            if self._table.has(self.lane) and not self._scans.are_allowed:
+                self._lose()  # it is read later
+                return
+            with self._scans:
+                self.clear()
             self._is_loading = True
             self._life, self._next = message.life, message.sequence
         elif not (self._is_loading and self._continues(message)):
@@ -204,13 +250,18 @@ class Mirror:
             return
         self._next += 1
         self._apply(message)
-        if message.part == message.parts - 1:
+        if self._is_loading and message.part == message.parts - 1:
             self.is_known, self._is_loading = True, False
 
     def _apply(self, message: Message) -> None:
         found = (self._spaces.find(one) for one in message.dropped)
-        if dropped := [number for number in found if number is not None]:
-            self.entries -= self._table.remove_spaces_of(self.lane, dropped)
+        dropped = [number for number in found if number is not None]
+        if self._table.has(self.lane, dropped):
+            if not self._scans.are_allowed:
+                self._lose()
+                return
+            with self._scans:
+                self.entries -= self._table.remove_spaces_of(self.lane, dropped)
         shift = message.base - self._table.epoch
         for sections in _apart(message.sections):
             self._apply_sections(sections, shift)

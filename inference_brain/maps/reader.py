@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -33,6 +34,7 @@ READ_AGAIN_SECONDS: Final = 2.0  # at least so long between two reads from the s
 SILENT_SECONDS: Final = 30.0  # a stream without news for so long may have begun anew
 SILENT_SECONDS_MAX: Final = 600.0  # between two such attempts
 HOUSE_SECONDS: Final = 600.0
+TIME_SECONDS: Final = 10.0  # between two looks at Redis's clock
 
 
 class _Stream:
@@ -66,6 +68,8 @@ class MapReader:
         self._wall_clock = wall_clock
         self._streams: dict[str, _Stream] = {}
         self._house_at = 0.0
+        self._ahead = 0.0  # seconds by which Redis's clock is ahead of ours
+        self._time_at = -math.inf  # when it was looked at
         self._redis = async_client(redis_url, answer_seconds=ANSWER_SECONDS)
 
     async def run(self) -> None:
@@ -77,6 +81,7 @@ class MapReader:
                     self._note(is_connected=True)
                 except (RedisError, OSError, Malformed) as error:
                     self._note(is_connected=False, why=error)
+                    self._time_at = -math.inf  # it may be another server
                     await asyncio.sleep(RETRY_SECONDS)
                 raise_if_cancelled()
         finally:
@@ -88,6 +93,10 @@ class MapReader:
         if now - self._house_at > HOUSE_SECONDS:
             self._house_at = now
             self._maps.keep_house(self._wall_clock())
+        if now - self._time_at > TIME_SECONDS:
+            seconds, microseconds = await self._redis.time()
+            self._ahead = seconds + microseconds / 1e6 - self._clock()
+            self._time_at = now
         behind = [one for one in self._streams.values() if one.is_behind and one.begin_at <= now]
         for stream in behind:
             await self._read_some(stream)
@@ -124,9 +133,8 @@ class MapReader:
             mirror.start_over()
         messages = await self._xread({stream.key: stream.last}, MESSAGES_AT_ONCE, None)
         found = messages.get(stream.key, [])
-        self._apply(stream, found)
+        await self._apply(stream, found)
         stream.is_behind = len(found) == MESSAGES_AT_ONCE
-        await asyncio.sleep(0)  # requests come in between
 
     async def _read_news(self, *, wait: bool) -> None:
         current = {one.key: one for one in self._streams.values() if not one.is_behind}
@@ -137,8 +145,7 @@ class MapReader:
         messages = await self._xread(asked, NEWS_AT_ONCE, BLOCK_MS if wait else None)
         for key, found in messages.items():
             if key in current:
-                self._apply(current[key], found)
-                await asyncio.sleep(0)
+                await self._apply(current[key], found)
 
     async def _xread(
         self, streams: dict[bytes, bytes], count: int, block: int | None
@@ -154,13 +161,23 @@ class MapReader:
         except (AttributeError, TypeError, ValueError):
             raise Malformed("Redis answered something else") from None
 
-    def _apply(self, stream: _Stream, found: list[tuple[bytes, bytes]]) -> None:
-        mirror = self._maps.mirror(stream.driver)
+    async def _apply(self, stream: _Stream, found: list[tuple[bytes, bytes]]) -> None:
         for entry, raw in found:
             stream.last = entry
-            if mirror and mirror.read(raw, self._wall_clock()):
+            mirror = self._maps.mirror(stream.driver)
+            if mirror and mirror.read(raw, self._sent_at(entry)):
                 stream.news_at = self._clock()
                 stream.silent_seconds = SILENT_SECONDS
+            await asyncio.sleep(0)  # requests come in between
+
+    def _sent_at(self, entry: bytes) -> float:
+        """When Redis got it, by our clock. So a driver whose clock is wrong reports as any other, and
+        one that has ended does not report when its stream is read again."""
+        now = self._clock()
+        try:
+            return min(now, int(entry.partition(b"-")[0]) / 1000 - self._ahead)
+        except ValueError:
+            raise Malformed("Redis answered something else") from None
 
     def _note(self, *, is_connected: bool, why: Exception | None = None) -> None:
         if is_connected is not self.is_connected:

@@ -21,8 +21,8 @@ fill one bucket on purpose.
 from __future__ import annotations
 
 import secrets
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -115,6 +115,9 @@ class MapTable:
         self._overflow: dict[int, int] = {}  # rows, by what their names are hashed to
         self._overflow_free = list(range(self._edge, self._edge + OVERFLOW_MAX))
         self._overflow_names = np.zeros(0, np.uint64)  # in order
+        # How many entries there are, by lane and space: never fewer than there are, so that nobody goes
+        # through the table for nothing, and nothing stays in it.
+        self._entries: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self._salt = secrets.randbits(64)
         self._places: dict[int, np.uint64] = {}
         self._random = np.random.default_rng()
@@ -238,6 +241,7 @@ class MapTable:
             self.refused += hashed.size - room
             hashed, rests = hashed[:room], rests[:room]
             probe = _Probe(probe.buckets[:, :room], probe.tags[:, :room])
+        self._count(lane, rests)
         return more + self._settle(hashed, rests, probe)
 
     def _put_known(self, found: _Found, lane: int, values: Values) -> int:
@@ -251,7 +255,9 @@ class MapTable:
             sets, is_new, is_refused = self._sets.put(sets, lane, values[shared])
             self._rows[found.rows[shared], 1] = sets.astype(np.uint64) << _VALUE_SHIFT | owners[shared]
             self.refused += int(np.count_nonzero(is_refused))
-            more += int(np.count_nonzero(is_new & ~is_refused))
+            is_more = is_new & ~is_refused
+            more += int(np.count_nonzero(is_more))
+            self._count(lane, owners[shared[is_more]])
         own = np.flatnonzero(lanes == lane)
         if own.size:
             its = values[own].astype(np.uint64) << _VALUE_SHIFT | owners[own]
@@ -263,6 +269,7 @@ class MapTable:
             self.refused += others.size - sets.size
             others = others[: sets.size]
             more += others.size
+            self._count(lane, owners[others])
             self._sets.put(sets, lane, values[others])
             its = sets.astype(np.uint64) << _VALUE_SHIFT | owners[others] | _SHARED
             self._rows[found.rows[others], 1] = its
@@ -275,12 +282,23 @@ class MapTable:
             hashed = np.unique(hashed)
         _, rows, rests = self._find(hashed)
         lanes = rests & _LANE_MASK
-        own = rows[lanes == lane]
+        is_own = lanes == lane
+        own = rows[is_own]
         self._free(own)
+        self._discount(lane, rests[is_own])
         return int(own.size) + self._remove_shared(rows, rests, lane)
+
+    def has(self, lane: int, spaces: Iterable[int] | None = None) -> bool:
+        """Whether there may be anything of these spaces in a lane, or of any: to remove it takes a look
+        at the whole table."""
+        counts: Mapping[int, int] = self._entries.get(lane, {})
+        return bool(counts) if spaces is None else any(space in counts for space in spaces)
 
     def remove_lane(self, lane: int) -> None:
         """There is nothing in this lane any more."""
+        if not self.has(lane):
+            return
+        del self._entries[lane]
         for rows in self._rows_where(lambda rests: rests & _LANE_MASK == lane):
             self._free(rows)
         if (emptied := self._sets.remove_lane(lane)).size:
@@ -289,6 +307,11 @@ class MapTable:
     def remove_space(self, space: int) -> dict[int, int]:
         """There is nothing of this space any more. Returns how many entries there were, by lane."""
         removed: Counter[int] = Counter()
+        having = [of for of in self._entries.values() if space in of]
+        if not having:
+            return {}
+        for of in having:
+            del of[space]
         wanted = np.uint64(space << 12)
         for rows in self._rows_where(lambda rests: rests & _SPACE_MASK == wanted):
             rests = self._rows[rows, 1]
@@ -312,6 +335,8 @@ class MapTable:
             own = rows[rests & _LANE_MASK == lane]
             self._free(own)
             removed += own.size + self._remove_shared(rows, rests, lane)
+        for space in spaces:
+            self._entries[lane].pop(space, None)
         return removed
 
     def set_epoch(self, epoch: int) -> None:
@@ -336,11 +361,29 @@ class MapTable:
         is_shared = rests & _LANE_MASK == _SHARED
         if not is_shared.any():
             return 0
-        rows, sets = rows[is_shared], (rests[is_shared] >> _VALUE_SHIFT).astype(np.int64)
+        rows, rests = rows[is_shared], rests[is_shared]
+        sets = (rests >> _VALUE_SHIFT).astype(np.int64)
         removed, emptied = self._sets.remove(sets, lane)
+        self._discount(lane, rests[removed])
         if emptied.size:
             self._free(rows[np.isin(sets, emptied)])
-        return removed
+        return removed.size
+
+    def _count(self, lane: int, rests: Names) -> None:
+        """A lane has so many entries more, of the spaces of these."""
+        if rests.size:
+            counts = self._entries[lane]
+            for space, count in _by_space(rests):
+                counts[space] += count
+
+    def _discount(self, lane: int, rests: Names) -> None:
+        """It has so many fewer."""
+        if rests.size:
+            counts = self._entries[lane]
+            for space, count in _by_space(rests):
+                counts[space] -= count
+                if counts[space] <= 0:
+                    del counts[space]
 
     def _free_rows_of(self, sets: Indexes) -> None:
         """The rows of these sets are used no more."""
@@ -513,6 +556,15 @@ class MapTable:
 def _repeated(each: Sequence[int] | Sequence[np.uint64], runs: Sequence[Run]) -> Names:
     """Something of each run, for each of its names."""
     return np.repeat(np.array(each, np.uint64), [size for _, _, size in runs])
+
+
+def _by_space(rests: Names) -> Iterator[tuple[int, int]]:
+    """The spaces of rows, and how many each has."""
+    spaces = (rests & _SPACE_MASK) >> _SPACE_SHIFT
+    if (spaces == spaces[0]).all():  # which is likely
+        yield int(spaces[0]), spaces.size
+        return
+    yield from Counter(spaces.tolist()).items()
 
 
 def _whole(names: Names, rests: Names) -> npt.NDArray[np.void]:

@@ -8,7 +8,7 @@ has its own note.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,11 +37,6 @@ class _Notes:
     purged: list[PrefixMap] = field(default_factory=list)
     copied: list[tuple[bytes, bytes]] = field(default_factory=list)  # tags and keys
     deleted: list[tuple[PrefixMap, Sequence[bytes]]] = field(default_factory=list)
-
-    @property
-    def are_too_many(self) -> bool:
-        most = max(len(self.arrived), len(self.removed), len(self.used), len(self.altered))
-        return max(most, len(self.copied), len(self.deleted)) > NOTES_MAX
 
 
 class Follower(Listener):
@@ -86,34 +81,43 @@ class Follower(Listener):
 
     def arrived(self, columns: Sequence[Column]) -> None:
         self._notes.arrived.append(columns)
-        if self._notes.are_too_many:
-            self._start_over()
+        self._bound(self._notes.arrived)
 
     def removed(self, columns: Sequence[Column]) -> None:
         self._notes.removed += [(column, column.parent) for column in columns]
+        self._bound(self._notes.removed)
 
     def used(self, columns: Sequence[Column]) -> None:
         if columns:
             self._notes.used.append(columns)
+            self._bound(self._notes.used)
 
     def ttl_changed(self, columns: Sequence[Column]) -> None:
         self._notes.altered += columns
+        self._bound(self._notes.altered)
 
     def policy_changed(self, account: Account) -> None:
         self._notes.changed[account.org] = account
 
     def purged(self, maps: Sequence[PrefixMap]) -> None:
         self._notes.purged += maps
+        self._bound(self._notes.purged)
         self.on_purge()
 
     def copied(self, tag: bytes, key: bytes) -> None:
         self._notes.copied.append((tag, key))
+        self._bound(self._notes.copied)
 
     def deleted(self, prefix_map: PrefixMap, keys: Sequence[bytes]) -> None:
         self._notes.deleted.append((prefix_map, keys))
+        self._bound(self._notes.deleted)
+
+    def _bound(self, notes: Sized) -> None:
+        if len(notes) > NOTES_MAX:
+            self._start_over()
 
     def _start_over(self) -> None:
-        self._notes = _Notes(purged=self._notes.purged)
+        self._notes = _Notes()  # what was purged is not there when everything is looked at
         self._has_all = False
 
     def start_over(self) -> None:

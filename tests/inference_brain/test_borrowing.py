@@ -85,7 +85,7 @@ class Two:
             for number, raw in enumerate(reports):
                 mirror = self.running.brain.maps.mirror(f"d{number}")
                 assert mirror
-                assert mirror.read(raw, time.time())
+                assert mirror.read(raw, time.monotonic())
 
         self.running.call(read)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
+from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_brain.maps import CacheMaps, DriverPlace, GuessedMap
-from inference_brain.maps.mirror import Mirror, Spaces
-from inference_brain.maps.table import MapTable, Names, Run
+from inference_brain.maps.holders import Indexes
+from inference_brain.maps.mirror import SCAN_SECONDS, SCAN_SHARE, Mirror, Spaces
+from inference_brain.maps.table import MapTable, Names, Run, Test
 from swdriver_shim.cache_map.codec import (
     ENTRIES_MAX,
     IN_TIER2,
@@ -396,6 +401,39 @@ def test_notes_that_are_too_many_cost_a_look_at_everything(monkeypatch: pytest.M
     assert world.hit(world.prompt(tokens_of([1] * 20))) == NOBODY
 
 
+@pytest.mark.parametrize("kind", ["removed", "used", "altered", "copied", "deleted", "purged"])
+def test_notes_of_any_kind_are_bounded(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Also where nothing is stored meanwhile."""
+    world = MapWorld(FULL)
+    prompts = [world.prompt(tokens_of([number] * 20)) for number in range(1, 9)]
+    for prompt in prompts:
+        world.store(prompt)
+    world.catch_up()
+    monkeypatch.setattr("swdriver_shim.cache_map.follower.NOTES_MAX", 5)
+    follower = world.log.follower
+    for prompt in prompts:
+        match kind:
+            case "removed":
+                world.ledger.delete(prompt)
+            case "used":
+                world.use(prompt)
+            case "altered":
+                [maps] = world.ledger.accounts["acme"].maps.values()
+                follower.ttl_changed([*maps[0].columns.values()][:2])
+            case "copied":
+                follower.copied(prompt.maker.tag, prompt.keys[0])
+            case "deleted":
+                [maps] = world.ledger.accounts["acme"].maps.values()
+                follower.deleted(maps[0], prompt.keys)
+            case "purged":
+                follower.purged(next(iter(world.ledger.accounts["acme"].maps.values())))
+        assert len(getattr(follower._notes, kind)) <= 5
+    assert not follower._has_all
+    world.catch_up()
+    for prompt in prompts:
+        assert world.hit(prompt).tokens == world.truth(prompt)
+
+
 def test_without_redis_nothing_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swdriver_shim.cache_map.follower.PENDING_MIN", 10)
     world = MapWorld(FULL, slots=100)
@@ -599,12 +637,108 @@ def test_the_table_is_a_table_whatever_is_done_to_it() -> None:
                 assert table.remove_spaces_of(lane, [*spaces]) == len(gone)
                 model = {name: value for name, value in model.items() if name not in gone}
         assert table.rows == len({(space, name) for space, _, name in model})
+        counts = Counter((lane, space) for space, lane, _ in model)
+        assert all(
+            table.has(lane, [space]) is ((lane, space) in counts)
+            for lane in range(40)
+            for space in range(3)
+        )
+        assert {lane for lane in range(40) if table.has(lane)} == {lane for lane, _ in counts}
     for space in range(3):
         which, lanes, values = table.find(space, 0, names)
         found = zip(lanes.tolist(), names[which].tolist(), values.tolist(), strict=True)
         expected = {name: value for name, value in model.items() if name[0] == space}
         assert {(space, lane, name): value for lane, name, value in found} == expected
         assert which.size == len(expected)
+
+
+class Looks:
+    """Of a table: how often all of it was looked at. Each takes 0.1 s of this clock."""
+
+    def __init__(self, table: MapTable) -> None:
+        self.count = 0
+        self.now = 100.0
+        self._looks_at = table._rows_where
+        table._rows_where = self  # type: ignore[method-assign]
+
+    def __call__(self, wanted: Test) -> Iterator[Indexes]:
+        self.count += 1
+        self.now += 0.1
+        return self._looks_at(wanted)
+
+
+def test_who_has_nothing_of_a_space_has_nobody_look_for_it() -> None:
+    table, spaces = MapTable(int(AHEAD) - 1), Spaces()
+    looks = Looks(table)
+    big, small = (Mirror(table, spaces, lane, clock=lambda: looks.now) for lane in range(2))
+    names = random.Random(1).randbytes(8 * 30)
+    values = pack_values([entry(AHEAD + 60, 0)] * 30, int(AHEAD))
+    section = Section(b"s" * 24, 0, names, values)
+    big.read(message(sections=(section,)).encode(), AHEAD)
+    for sequence in range(1, 20):
+        small.read(message(sequence=sequence, parts=2).encode(), AHEAD)
+    small.read(message(sequence=20, life=b"another8").encode(), AHEAD)
+    for sequence in range(21, 40):
+        told = message(sequence=sequence, life=b"another8", parts=0, dropped=(b"s" * 24,))
+        assert small.read(told.encode(), AHEAD)
+    assert small.is_known
+    removed = Section(b"s" * 24, 0, b"", b"", names)
+    own = Section(b"s" * 24, 0, names[::-1], values)  # of which nobody else has any
+    own_removed = Section(b"s" * 24, 0, b"", b"", names[::-1])
+    for sequence, sections in enumerate(((section, own), (removed, own_removed), ()), 40):
+        drops = () if sections else (b"s" * 24,)
+        told = message(sequence=sequence, life=b"another8", parts=0, sections=sections, dropped=drops)
+        assert small.read(told.encode(), AHEAD)
+    assert (looks.count, table.rows, small.is_known) == (0, 30, True)
+
+
+@pytest.mark.parametrize("by", ["drops", "snapshots"])
+def test_a_driver_has_the_table_looked_through_for_a_part_of_the_time(by: str) -> None:
+    """What is more makes its map unknown, and is read later."""
+    table, spaces = MapTable(int(AHEAD) - 1), Spaces()
+    looks = Looks(table)
+    mirror = Mirror(table, spaces, 0, clock=lambda: looks.now)
+    values = pack_values([entry(AHEAD + 60, 0)], int(AHEAD))
+    section = Section(b"s" * 24, 0, b"n" * 8, values)
+    sequence = 0
+
+    def read(**more: Any) -> None:
+        nonlocal sequence
+        sequence += 1
+        mirror.read(message(sequence=sequence, **more).encode(), AHEAD)
+
+    def once() -> None:
+        if by == "drops":
+            read(parts=0, sections=(section,))
+            read(parts=0, dropped=(b"s" * 24,))
+        else:
+            read(sections=(section,))
+
+    read()
+    for _ in range(20):
+        once()
+    at_once = looks.count
+    assert at_once == math.ceil(SCAN_SECONDS / 0.1)
+    assert (mirror.wants_all, mirror.is_known) == (True, False)
+    looks.now += 1.0  # in which it is read again, in vain
+    mirror.start_over()
+    read(sections=(section,))
+    assert mirror.wants_all
+    assert looks.count == at_once
+    looks.now += 600.0
+    mirror.start_over()
+    read(sections=(section,))
+    assert mirror.is_known
+    assert looks.count <= at_once + 1
+    assert table.rows == mirror.entries == 1
+    began = looks.now
+    while looks.now < began + 1000.0:
+        looks.now += 0.5
+        if mirror.wants_all:
+            mirror.start_over()
+            read()
+        once()
+    assert 0.1 * (looks.count - at_once) < SCAN_SECONDS + SCAN_SHARE * (looks.now - began) + 0.2
 
 
 def test_many_lanes_have_a_name_and_leave_it_again() -> None:

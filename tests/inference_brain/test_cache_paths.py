@@ -63,7 +63,7 @@ def test_what_is_too_far_away_is_computed_elsewhere_and_explained() -> None:
                     mirror = brain.maps.mirror(name)
                     assert mirror
                     columns = COLUMNS if name == "far" else 0
-                    assert mirror.read(report(columns, tokens, path), time.time())  # type: ignore[arg-type]
+                    assert mirror.read(report(columns, tokens, path), time.monotonic())  # type: ignore[arg-type]
                 slow = Rates()
                 slow.seconds = tuple(
                     1e-3 if index == SPINE else rate for index, rate in enumerate(slow.seconds)

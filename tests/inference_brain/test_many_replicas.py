@@ -146,7 +146,7 @@ class World:
                 sections=(Section(SPACE, 0, names, values),),
                 path=self.chance.choice(["", "rail", "spine"]),
             ).encode(),
-            self.now + AHEAD,
+            self.now,
         )
 
     def fail(self) -> None:
@@ -277,7 +277,7 @@ class World:
     def lent(self, asking: Asking, spec: DriverSpec) -> tuple[int, str]:
         best = 0, ""
         for sibling in spec.siblings:
-            age = self.router.maps.age(sibling, self.now + AHEAD)
+            age = self.router.maps.age(sibling, self.now)
             if age is None or age > 15.0:
                 continue
             [hit] = self.router.maps.hits([sibling], asking.prompts, self.now + AHEAD)

@@ -19,10 +19,12 @@ from console.stack import redis as redis_server
 from console.stack import redis_users
 from console.stack.embedded import running
 from inference_brain.maps import CacheMaps, DriverPlace, Hit
+from inference_brain.maps.mirror import Mirror
 from inference_brain.maps.reader import MapReader
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache_map.codec import FIELD
 from swdriver_shim.cache_map.follower import Follower
+from swdriver_shim.cache_map.messages import MessageLog
 from swdriver_shim.cache_map.publisher import MapPublisher
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
@@ -136,7 +138,7 @@ async def test_what_a_driver_stores_its_brain_knows(
         job.ledger.purge("acme")
         assert job.publisher.publish()
         await until(lambda: tokens(maps, one) == tokens(maps, two) == 0)
-        age = maps.age("job", time.time())
+        age = maps.age("job", time.monotonic())
         assert age is not None
         assert age < 5
 
@@ -246,6 +248,48 @@ async def test_a_daemon_reports_what_its_callers_store(
                 await until(lambda: known() == 0)  # it promises nothing that it can't serve
         finally:
             daemon.kill()
+
+
+@pytest.mark.parametrize("ahead", [600.0, -600.0])
+async def test_how_long_a_driver_is_silent_does_not_depend_on_its_clock(
+    server: redis_server.RedisServer, job: Job, admin: redis.Redis, ahead: float
+) -> None:
+    one = prompt(*[1] * 20)
+    job.publisher._wall_clock = lambda: time.time() + ahead
+    job.store(one)
+    assert job.publisher.publish()
+    await asyncio.sleep(1.0)
+    async with brain(server) as maps:  # it reads what was sent a while ago
+        await until(lambda: maps.age("job", 0.0) is not None)
+        age = maps.age("job", time.monotonic())
+        assert age is not None
+        assert 1.0 <= age < 4.0
+        job.store(prompt(*[2] * 20))
+        assert job.publisher.publish()
+        await until(lambda: (maps.age("job", time.monotonic()) or 9.0) < 0.9)
+
+
+async def test_requests_come_in_between_any_two_messages(
+    server: redis_server.RedisServer, job: Job, admin: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.publisher.log = MessageLog(job.publisher._follower())  # type: ignore[arg-type]
+    job.publisher.log.follower.wants_snapshot = True
+    for number in range(1, 8):
+        job.store(prompt(*[number] * 8))
+        assert job.publisher.publish()
+    turns, read_at = 0, list[int]()
+    read = Mirror.read
+
+    def noted(mirror: Mirror, raw: bytes, at: float) -> bool:
+        read_at.append(turns)
+        return read(mirror, raw, at)
+
+    monkeypatch.setattr(Mirror, "read", noted)
+    async with brain(server) as maps:
+        while tokens(maps, prompt(*[7] * 8)) != 8 * C:
+            turns += 1
+            await asyncio.sleep(0)
+    assert len(read_at) == len({*read_at}) == 7
 
 
 def test_a_driver_may_write_its_own_map_only_and_a_brain_reads_all(

@@ -63,7 +63,7 @@ def test_who_waits_asks_and_who_does_not_wait_does_not() -> None:
             def prepare() -> None:
                 mirror = brain.maps.mirror("job")
                 assert mirror
-                assert mirror.read(report, time.time())
+                assert mirror.read(report, time.monotonic())
                 brain.router.recalls = recorded  # type: ignore[assignment]
 
             def ask(prompt: list[int]) -> int:
