@@ -113,7 +113,9 @@ class ModelRates:
         seconds = outcome.ttft_seconds
         if seconds is None or not math.isfinite(seconds) or seconds < 0:
             return
-        rates = self.of(choice.replica)
+        rates = self._rates.get(choice.replica)
+        if rates is None:  # it was removed meanwhile
+            return
         turn = choice.chosen.fetch_seconds + choice.chosen.compute_seconds
         self.traffic.add(turn, choice.candidates, now)
         if outcome.cached_tokens is not None:

@@ -204,6 +204,20 @@ def test_where_no_request_is_plain_all_are_learned_from() -> None:
     assert rates.error.observations == 200
 
 
+def test_what_ends_after_its_replica_was_removed_is_not_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inference_brain.choice.model_rates.REPLICAS_MAX", 1)
+    world = World({"r0": Truth()})
+    choice = choose(Asked(2_000), [Candidate("r0", world.rates.of("r0"))], 0.0, world.rng)
+    world.rates.keep_only(["r1"])
+    world.rates.of("r1")
+    world.rates.observe(choice, Outcome(1.0, 0), 1.0)
+    world.rates.answered(choice, 0.004)
+    world.rates.settle(2.0)
+    assert len(world.rates) == 1
+
+
 def test_times_that_are_none_are_left_out() -> None:
     world = World({"r0": Truth()})
     [(choice, _)] = world.run(1)
