@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from redis.exceptions import RedisError
 
@@ -48,6 +49,14 @@ class Result(StrEnum):
     FAILED = "failed"  # Redis has not taken it
 
 
+class _Name(NamedTuple):
+    """What was asked for: a prompt, by the key of its last column. `sibling`: empty for tier 2."""
+
+    driver: str
+    sibling: str
+    last: bytes
+
+
 class Recalls:
     """Used from one event loop. `count` is told of each attempt; of those to borrow `count_borrow` is,
     where it is given. Bounds hold for both together."""
@@ -65,8 +74,8 @@ class Recalls:
         self._counts = {What.RECALL: count, What.BORROW: count_borrow or count}
         self._clock = clock
         self._wall_clock = wall_clock
-        self._asked: OrderedDict[tuple[str, What, bytes], float] = OrderedDict()
-        self._pending: set[asyncio.Task[None]] = set()
+        self._asked: OrderedDict[_Name, float] = OrderedDict()
+        self._pending: dict[asyncio.Task[None], bytes] = {}  # with the tags of what they ask for
         self._redis = async_client(redis_url, answer_seconds=ANSWER_SECONDS)
 
     def ask(self, driver: str, prompt: Prompt, hit_tokens: int, tier2_tokens: int) -> None:
@@ -89,38 +98,45 @@ class Recalls:
         if not keys:
             return
         what = What.BORROW if sibling else What.RECALL
-        if not self._is_new((driver, what, keys[-1])):
+        name = _Name(driver, sibling, keys[-1])
+        if self._clock() - self._asked.get(name, -math.inf) < AGAIN_SECONDS:
             self._counts[what](Result.REPEATED)
         elif len(self._pending) >= PENDING_MAX:
             self._counts[what](Result.TOO_MANY)
         else:
-            space = prompt.maker.tag + prompt.maker.namespace.digest()[:SPACE_BYTES]
+            self._note(name)
+            tag = prompt.maker.tag
+            space = tag + prompt.maker.namespace.digest()[:SPACE_BYTES]
             raw = request(space, keys, self._wall_clock(), sibling)
-            task = asyncio.create_task(self._send(driver, what, raw))
-            self._pending.add(task)
-            task.add_done_callback(self._pending.discard)
+            task = asyncio.create_task(self._send(name, what, raw))
+            self._pending[task] = tag
+            task.add_done_callback(self._pending.pop)
+
+    def forget(self, tags: Collection[bytes]) -> None:
+        """Columns with these tags were purged: nothing of them is kept, and nobody is asked for them."""
+        self._asked.clear()
+        for task, tag in self._pending.items():
+            if tag in tags:
+                task.cancel()
 
     async def close(self) -> None:
         for task in self._pending:
             task.cancel()
         await self._redis.aclose()
 
-    def _is_new(self, name: tuple[str, What, bytes]) -> bool:
-        now = self._clock()
-        if now - self._asked.get(name, float("-inf")) < AGAIN_SECONDS:
-            return False
-        self._asked[name] = now
+    def _note(self, name: _Name) -> None:
+        self._asked[name] = self._clock()
         self._asked.move_to_end(name)
         if len(self._asked) > KNOWN_MAX:
             self._asked.popitem(last=False)
-        return True
 
-    async def _send(self, driver: str, what: What, raw: bytes) -> None:
-        key, fields = f"{RECALL_STREAM}driver:{driver}", dict[Any, Any]({FIELD: raw})
+    async def _send(self, name: _Name, what: What, raw: bytes) -> None:
+        key, fields = f"{RECALL_STREAM}driver:{name.driver}", dict[Any, Any]({FIELD: raw})
         try:
             await self._redis.xadd(key, fields, maxlen=STREAM_LENGTH_MAX, approximate=True)
         except (RedisError, OSError) as error:
             log.debug("Drivers are not asked to recall or borrow: %s", error)
+            self._asked.pop(name, None)  # nobody has been asked
             self._counts[what](Result.FAILED)
         else:
             self._counts[what](Result.ASKED)

@@ -12,7 +12,13 @@ from typing import Any, Final
 import redis
 
 from swdriver_shim.cache_map.codec import FIELD
-from swdriver_shim.cache_map.recalls import LATE_SECONDS_MAX, Allowances, Recalled, decode
+from swdriver_shim.cache_map.recalls import (
+    LATE_SECONDS_MAX,
+    STREAM_LENGTH_MAX,
+    Allowances,
+    Recalled,
+    decode,
+)
 from swdriver_shim.keys import KEY_BYTES
 from telemetry.decoder import Malformed
 from telemetry.records import RECALL_STREAM
@@ -20,6 +26,7 @@ from telemetry.redis_clients import client
 
 log = logging.getLogger(__name__)
 
+START: Final = b"0-0"
 BLOCK_MS: Final = 1000
 REDIS_SECONDS_MAX: Final = 3.0  # for an answer
 RETRY_SECONDS: Final = 3.0
@@ -49,7 +56,8 @@ class RecallReader:
         self._key = f"{RECALL_STREAM}{topic}"
         self._recall = recall
         self._wall_clock = wall_clock
-        self._last = b"%d-0" % int(wall_clock() * 1000)
+        self._last = START
+        self._has_begun = False
         self._has_failed = False
         self._redis = client(redis_url, answer_seconds=REDIS_SECONDS_MAX)
         self._stopped = threading.Event()
@@ -80,6 +88,9 @@ class RecallReader:
     def _run(self) -> None:
         while not self._stopped.is_set():
             try:
+                if not self._has_begun:
+                    self._pass_over()
+                    self._has_begun = True
                 self._read()
                 self._has_failed = False
             except redis.RedisError as error:
@@ -92,15 +103,32 @@ class RecallReader:
                 log.exception("A request to recall a prompt has failed")
                 self._stopped.wait(RETRY_SECONDS)
 
+    def _pass_over(self) -> None:
+        """What was asked before is for nobody any more. Which that is, no clock of ours may say."""
+        for _ in range(2 * STREAM_LENGTH_MAX // AT_ONCE):
+            if not (entries := self._entries(None)):
+                return
+            self._last = entries[-1][0]
+            self._remove()
+
     def _read(self) -> None:
-        """What was read is removed: keys of prompts have no business in Redis."""
-        answer: Any = self._redis.xread({self._key: self._last}, count=AT_ONCE, block=BLOCK_MS)
-        for _, entries in answer or ():
-            for entry, fields in entries:
-                self._last = entry
-                self._counts[self.take(fields.get(FIELD, b""))] += 1
-            self._redis.xtrim(self._key, minid=_after(self._last), approximate=False)
-            self._stopped.wait(len(entries) / A_SECOND)
+        if not (entries := self._entries(BLOCK_MS)):
+            self._last = START  # nothing is left there: names may begin anew, in another Redis
+            return
+        for entry, fields in entries:
+            self._last = entry
+            self._counts[self.take(fields.get(FIELD, b""))] += 1
+        self._remove()
+        self._stopped.wait(len(entries) / A_SECOND)
+
+    def _entries(self, block: int | None) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """What follows the last one that was read."""
+        answer: Any = self._redis.xread({self._key: self._last}, count=AT_ONCE, block=block)
+        return [entry for _, entries in answer or () for entry in entries]
+
+    def _remove(self) -> None:
+        """What was read: keys of prompts have no business in Redis."""
+        self._redis.xtrim(self._key, minid=_after(self._last), approximate=False)
 
 
 def _after(entry: bytes) -> str:

@@ -17,7 +17,7 @@ from console.stack import redis_users
 from console.stack.embedded import running as running_server
 from inference_brain.recalls import PENDING_MAX, Recalls, Result
 from swdriver_shim.cache_map.codec import FIELD, SPACE_BYTES
-from swdriver_shim.cache_map.recall_reader import AT_ONCE, RecallReader
+from swdriver_shim.cache_map.recall_reader import AT_ONCE, BLOCK_MS, RecallReader
 from swdriver_shim.cache_map.recalls import (
     LATE_SECONDS_MAX,
     OF_ORG_A_SECOND,
@@ -249,6 +249,120 @@ async def test_what_waits_for_redis_is_bounded_and_counted() -> None:
             await asyncio.sleep(0.01)
     await recalls.close()
     assert counted == {Result.TOO_MANY: 5, Result.FAILED: PENDING_MAX}
+
+
+class FakeRedis:
+    """Takes requests, or is away."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.has_answered = asyncio.Event()
+        self.has_answered.set()
+        self.taken: list[object] = []
+
+    async def xadd(self, *what: object, **_: object) -> None:
+        await self.has_answered.wait()
+        if self.is_away:
+            raise redis.ConnectionError
+        self.taken.append(what)
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.fixture
+def asking() -> tuple[Recalls, FakeRedis, list[Result]]:
+    results: list[Result] = []
+    recalls, fake = Recalls("redis://127.0.0.1:1", results.append), FakeRedis()
+    recalls._redis = fake  # type: ignore[assignment]
+    return recalls, fake, results
+
+
+async def settled(recalls: Recalls) -> None:
+    while recalls._pending:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_what_nobody_was_asked_for_may_be_asked_for_at_once(
+    asking: tuple[Recalls, FakeRedis, list[Result]],
+) -> None:
+    recalls, fake, results = asking
+    asked = prompt(tokens(*range(1, COLUMNS + 1)))
+    fake.is_away = True
+    recalls.ask("job", asked, 0, COLUMNS * C)
+    recalls.ask("job", asked, 0, COLUMNS * C)  # it is on its way
+    await settled(recalls)
+    fake.is_away = False
+    recalls.ask("job", asked, 0, COLUMNS * C)
+    await settled(recalls)
+    recalls.ask("job", asked, 0, COLUMNS * C)
+    assert results == [Result.REPEATED, Result.FAILED, Result.ASKED, Result.REPEATED]
+    results.clear()
+    fake.has_answered.clear()
+    for number in range(PENDING_MAX + 1):
+        recalls.ask(f"job{number}", asked, 0, COLUMNS * C)
+    assert results == [Result.TOO_MANY]
+    fake.has_answered.set()
+    await settled(recalls)
+    recalls.ask(f"job{PENDING_MAX}", asked, 0, COLUMNS * C)
+    await settled(recalls)
+    assert results[-1] == Result.ASKED
+    await recalls.close()
+
+
+async def test_of_another_sibling_a_prompt_may_be_borrowed_at_once(
+    asking: tuple[Recalls, FakeRedis, list[Result]],
+) -> None:
+    recalls, _, results = asking
+    asked = prompt(tokens(*range(1, COLUMNS + 1)))
+    for sibling in ("one", "other", "one"):
+        recalls.borrow("job", asked, 0, COLUMNS * C, sibling)
+    recalls.ask("job", asked, 0, COLUMNS * C)
+    await settled(recalls)
+    assert results == [Result.REPEATED, Result.ASKED, Result.ASKED, Result.ASKED]
+    await recalls.close()
+
+
+async def test_after_a_purge_nobody_is_asked_for_what_was_purged(
+    asking: tuple[Recalls, FakeRedis, list[Result]],
+) -> None:
+    recalls, fake, results = asking
+    fake.has_answered.clear()
+    purged, other = prompt(tokens(*range(1, COLUMNS + 1))), prompt(tokens(*range(COLUMNS)), "globex")
+    for asked in (purged, other):
+        recalls.ask("job", asked, 0, COLUMNS * C)
+    recalls.forget([purged.maker.tag])
+    assert not recalls._asked
+    await asyncio.sleep(0)
+    fake.has_answered.set()
+    await settled(recalls)
+    assert (len(fake.taken), results) == (1, [Result.ASKED])
+    await recalls.close()
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+def test_a_driver_whose_clock_is_wrong_reads_from_its_start_on(
+    server: redis_server.RedisServer, ahead: float
+) -> None:
+    stream, counts = f"{RECALL_STREAM}{TOPIC}", Counter[str]()
+    url = own_url(server.url_of("own", ""), TOPIC, TOKEN)
+    with redis.Redis.from_url(server.url) as admin:
+        for _ in range(2 * AT_ONCE + 1):
+            admin.xadd(stream, {FIELD: b"of an earlier life"})
+        reader = RecallReader(
+            *(url, TOPIC, lambda *_: Recalled.ASKED, counts), wall_clock=lambda: time.time() + ahead
+        ).start()
+        try:
+            wait_until("it has begun", lambda: reader._has_begun)
+            assert not admin.xlen(stream)
+            admin.xadd(stream, {FIELD: b"no request"})
+            wait_until("it has read", lambda: counts == {Recalled.MALFORMED: 1}, 5)
+            admin.delete(stream)  # as another Redis, whose clock is behind
+            time.sleep(1.2 * BLOCK_MS / 1000)
+            admin.xadd(stream, {FIELD: b"no request"}, id="1-1")
+            wait_until("it has read", lambda: counts == {Recalled.MALFORMED: 2}, 5)
+        finally:
+            reader.stop()
 
 
 def test_only_brains_ask_and_only_the_driver_reads(server: redis_server.RedisServer) -> None:
