@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -17,7 +17,7 @@ from inference_brain.desired import OrgSpec, ServedModel
 from inference_brain.tokens.turns import Tokens
 from inference_brain.upstream.fleet import Numbers, Replica, Roster
 from swdriver_shim.desired import ModelSpec
-from swdriver_shim.keys import COLUMN_TOKENS, Prompt, isolation_tag
+from swdriver_shim.keys import COLUMN_TOKENS, TAG_BYTES, Prompt, isolation_tag
 
 CHARACTERS_PER_TOKEN: Final = 4  # of a prompt that is not tokenized here, about
 MEDIUM_TOKENS: Final = 1024  # of an image or another medium, about
@@ -29,7 +29,7 @@ class NoReplica(Exception):
     """No replica can take the request. A sentence."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Asking:
     """A request on its way through the brain. `arrived` and all times of it are of a monotonic clock;
     `at` is in seconds since 1970. `tokens`: of its prompt, or of its first one; None where they are not
@@ -49,6 +49,16 @@ class Asking:
     guess: Prompt | None = None  # for replicas without a driver
     followed: Followed | None = None  # where its prefix was computed just now
     preview: Preview | None = None
+
+    def forget(self, tags: Collection[bytes]) -> None:
+        """Columns with these tags were purged. The request goes on, and nothing tells its prompt."""
+        prompts = [*self.prompts.values(), *([self.guess] if self.guess else [])]
+        if found := [prompt for prompt in prompts if prompt.maker.tag in tags]:
+            for prompt in found:
+                prompt.rewind(0)  # its keys are a request's ticket's, too
+            self.prompts, self.guess = {}, None
+        if found or self.affinity[:TAG_BYTES] in tags:
+            self.affinity, self.preview = self.id.encode(), None
 
 
 class Preview(NamedTuple):
@@ -92,7 +102,7 @@ def affinity_of_text(asking: Asking) -> bytes:
             text += str(message.get("content"))[:AFFINITY_CHARACTERS]
             if len(text) >= AFFINITY_CHARACTERS:
                 break
-    tag = _tag(asking.org.name, asking.org.secret)
+    tag = tag_of(asking.org.name, asking.org.secret)
     return tag + xxh3_128_digest(tag + text[:AFFINITY_CHARACTERS].encode(errors="replace"))
 
 
@@ -116,5 +126,6 @@ def about(request: Generation) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _tag(org: str, secret: bytes) -> bytes:
+def tag_of(org: str, secret: bytes) -> bytes:
+    """The isolation tag, as often as it is asked for. After a purge the cache has to be cleared."""
     return isolation_tag(org, secret)

@@ -141,11 +141,14 @@ class Brain:
             self._document = SealedDocument(state_dir / "desired.json", token, documents.parse)
         self._changing = asyncio.Lock()
         self._purged_tags = PurgedTags(state_dir / "purged_tags" if state_dir else None)
+        self._purged_scopes = PurgedTags(state_dir / "purged_scopes" if state_dir else None)
         self._reader: ReaderTask | None = None
         self._finding: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Follow the document that was stored last. Raises OSError."""
+        # Drivers may report what was purged before the last start. What is served again is known again.
+        self.maps.forget(map(_scope, (*self._purged_tags, *self._purged_scopes)))
         stored = self._document.read() if self._document else None
         if stored is None:
             return
@@ -298,11 +301,9 @@ class Brain:
             self._ban(whole)
         if still := next(self._still_served(question.scopes), None):
             raise NotConfirmedYet(still)
-        self.router.forget([bytes.fromhex(scope.tag) for scope in question.scopes])
-        forgotten = self.maps.forget(
-            (bytes.fromhex(one.tag), bytes.fromhex(one.namespace) if one.namespace else None)
-            for one in question.scopes
-        )
+        self._purged_scopes.add([_named(scope) for scope in question.scopes])
+        self.router.forget([bytes.fromhex(scope.tag) for scope in question.scopes], question.org or None)
+        forgotten = self.maps.forget(map(_scope, map(_named, question.scopes)))
         self.prompts.forget(question.org or None)  # what it keeps of prompts has no tags
         return BrainStatement(
             identity=f"brain:{self.name}",
@@ -409,3 +410,14 @@ class Brain:
 
     def _stream(self, change: int) -> None:
         self.counts.streams += change
+
+
+def _named(scope: Scope) -> str:
+    """As it is stored."""
+    return f"{scope.tag}/{scope.namespace}" if scope.namespace else scope.tag
+
+
+def _scope(named: str) -> tuple[bytes, bytes | None]:
+    """As cache maps have it."""
+    tag, _, namespace = named.partition("/")
+    return bytes.fromhex(tag), bytes.fromhex(namespace) or None

@@ -170,7 +170,9 @@ class Journey:
         """Choose a replica that has not failed yet for this request. Raises NoReplica."""
         routed = self._router.choose(self.asking, self._tried)
         model = self.asking.model.name
-        self.routed = routed
+        # Only the decision needs the affinity, and what is remembered of requests outlives purges.
+        asked = routed.choice.asked._replace(affinity=b"")
+        self.routed = routed = routed._replace(choice=routed.choice._replace(asked=asked))
         self.attempts += 1
         self._sent_at = self._clock()
         self._place.routed(routed.replica.name)

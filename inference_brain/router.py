@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
+from weakref import WeakSet
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from inference_brain.asking import (
     about,
     affinity,
     affinity_of_text,
+    tag_of,
 )
 from inference_brain.choice import Asked, Candidate, Choice, Flights, ModelRates, SentPrefixes, choose
 from inference_brain.choice.candidates import IDLE, Load, Path
@@ -89,6 +91,7 @@ class Router:
         self._siblings = Siblings({})
         self._standings: dict[str, Standing] = {}  # of models
         self.recalls: Recalls | None = None  # until there is a Redis
+        self._prepared: WeakSet[Asking] = WeakSet()  # and not over yet
         fleet.on_change(self._changed)
 
     def _changed(self) -> None:
@@ -156,8 +159,14 @@ class Router:
         found = await self.prompts.of(asking.org.name, model, request)
         asking.tokens = tokens = found.tokens
         asking.prompt_tokens = found.total or min(model.tokens_max, about(request))
-        if tokens is None:
+        self._prepared.add(asking)
+        specs = dict.fromkeys(one.driver.model for one in model.replicas if one.driver is not None)
+        is_purged = self._is_purged(asking.org, specs)
+        if is_purged:
+            asking.affinity = asking.id.encode()
+        elif tokens is None:
             asking.affinity = affinity_of_text(asking)
+        if tokens is None:
             return
         self.counts.time(metrics.TOKENIZE, self._clock() - started)
         self.counts.add(metrics.TOKENIZED, "reused", amount=tokens.reused)
@@ -166,15 +175,25 @@ class Router:
         if len(tokens) + answer > model.tokens_max:
             param = "messages" if isinstance(request, Chat) else "prompt"
             raise too_long(len(tokens), answer, model.tokens_max, param)
+        if is_purged:
+            return
         asking.prompts = {
-            spec: tokens.prompt(self._keys_of(asking.org, spec), asking.id)
-            for spec in dict.fromkeys(
-                one.driver.model for one in model.replicas if one.driver is not None
-            )
+            spec: tokens.prompt(self._keys_of(asking.org, spec), asking.id) for spec in specs
         }
         if any(one.driver is None for one in model.replicas):
             asking.guess = tokens.prompt(self._guess_keys_of(asking.org, model))
         asking.affinity = affinity(asking) or affinity_of_text(asking)
+
+    def _is_purged(self, org: OrgSpec, specs: Iterable[ModelSpec]) -> bool:
+        """Whether a request was let in by a document from before a purge: it is served without keys."""
+        maps = self.maps
+        return maps.has_forgotten and (
+            maps.is_forgotten(isolation_tag(org.name, org.secret))
+            or any(
+                maps.is_forgotten(isolation_tag(org.name, org.secret_of(one.name)), one.namespace())
+                for one in specs
+            )
+        )
 
     def _keys_of(self, org: OrgSpec, spec: ModelSpec) -> Keys:
         secret = org.secret_of(spec.name)
@@ -331,13 +350,20 @@ class Router:
             found = self._guessed[key] = GuessedMap()
         found.sent(asking.guess)
 
-    def forget(self, tags: Collection[bytes]) -> None:
-        """Nothing is guessed of columns with these tags."""
+    def forget(self, tags: Collection[bytes], org: str | None = None) -> None:
+        """Nothing is known of columns with these tags, which are of this org. Requests that wait or run
+        go on without keys."""
         self._keys.clear()
         self._sent.clear()
+        tag_of.cache_clear()
         for one in self._guessed.values():
             for tag in tags:
                 one.forget(tag)
+        for asking in self._prepared:
+            asking.forget(tags)
+        self.admission.forget(org)
+        if self.recalls:
+            self.recalls.forget(tags)
 
     def _chosen(self, asking: Asking, roster: Roster, usable: Numbers, found: Found) -> Choice:
         asked = Asked(

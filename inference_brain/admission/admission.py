@@ -96,6 +96,11 @@ class Admission:
             self._pump(pool)
         self._figures = figures(self.pools.values())
 
+    def forget(self, org: str | None) -> None:
+        """Keep no keys of an org's prompts; of any org's without one."""
+        for pool in self.pools.values():
+            pool.flights.forget(org)
+
     def collect(self, into: Sink) -> None:
         """Its metrics, a moment old. May be called from any thread."""
         self._figures.collect(into)

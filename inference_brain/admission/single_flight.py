@@ -34,6 +34,7 @@ class Flight(Generic[T]):
     """A prefix that is being computed, or was lately."""
 
     leader: T
+    org: str
     keys: list[tuple[str, bytes]]
     replica: str = ""
     landed_at: float | None = None
@@ -87,7 +88,7 @@ class Flights(Generic[T]):
         keys = [(ticket.org, key) for key in ticket.chain[first : first + KEYS_MAX]]
         if len(keys) * ticket.chain_tokens < TOKENS_MIN or len(self) >= FLIGHTS_MAX:
             return
-        flight = self._by_leader[leader] = Flight(leader, keys)
+        flight = self._by_leader[leader] = Flight(leader, ticket.org, keys)
         for key in keys:
             there = self._by_key.get(key)
             if there is None or there.landed_at is not None:
@@ -113,6 +114,14 @@ class Flights(Generic[T]):
             return set()
         self._drop(flight)
         return self._release(flight)
+
+    def forget(self, org: str | None) -> None:
+        """What an org's prompts have in common is not known any more; without one, of no org. Those who
+        wait for each other still do."""
+        for flight in (*self._by_leader.values(), *self._landed):
+            if org in (None, flight.org):
+                self._drop(flight)
+                flight.keys.clear()
 
     def _release(self, flight: Flight[T]) -> set[T]:
         followers, flight.followers = flight.followers, set()

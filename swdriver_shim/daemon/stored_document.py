@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -114,6 +114,9 @@ class PurgedTags:
 
     def __len__(self) -> int:
         return len(self._tags)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tags)
 
     def __contains__(self, tag: str) -> bool:
         return tag in self._tags

@@ -55,6 +55,22 @@ def test_a_leader_that_fails_is_followed_by_the_next_leader(pool: Pool) -> None:
     assert pool.next_pump() == pytest.approx(4096 / RATE)  # not once more from here on
 
 
+def test_after_a_purge_nothing_is_known_of_an_orgs_prompts(pool: Pool) -> None:
+    leaders = [entered(pool, 0.0, org=org) for org in ("acme", "globex")]
+    follower = entered(pool, 0.1, org="acme")
+    pool.flights.forget("acme")
+    assert {org for org, _ in pool.flights._by_key} == {"globex"}
+    pool.first_token(leaders[0], 1.0)
+    assert pool.pump(1.0) == [follower]
+    pool.flights.forget("acme")
+    assert entered(pool, 1.1, org="acme").state is State.PLACED
+    assert entered(pool, 1.1, org="globex").state is State.QUEUED
+    pool.first_token(leaders[1], 1.2)
+    pool.flights.forget(None)
+    assert not pool.flights._by_key
+    assert not any(flight.keys for flight in pool.flights._landed)
+
+
 def test_a_leader_that_fails_at_the_very_end_leaves_nobody_behind(pool: Pool) -> None:
     leader = entered(pool, 0.0)
     others = [entered(pool, 0.0) for _ in range(3)]
