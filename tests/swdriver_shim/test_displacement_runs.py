@@ -459,7 +459,7 @@ def test_a_share_that_becomes_smaller_counts_from_the_next_store_on() -> None:
         store(made, prompt(conversation(*range(columns)), org))
     store(made, prompt(conversation(1), "initech"), 1)
     assert [made.accounts[org].bytes // SIZE for org in ORGS] == [2, 2, 1]
-    made.set_policies({"globex": OrgPolicies(policy=Policy(share=0.1))}, 2)
+    made.set_policies({"globex": OrgPolicies(policy=Policy(share=1))}, 2)
     store(made, prompt(conversation(2), "initech"), 3)
     assert [made.accounts[org].bytes // SIZE for org in ORGS] == [2, 1, 2]
 
