@@ -212,6 +212,7 @@ class Chunks(Space):
                 fresh[column] = None
         self._add(fresh, dirty, at)
         touched.difference_update(fresh)
+        touched.update(one for one in again if one in fresh)  # its chunk may live longer now
         for column in (*touched, *fresh):
             dirty.update(dict.fromkeys(self._waiting.pop(column, ())))
         if touched:

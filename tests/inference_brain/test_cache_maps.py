@@ -20,6 +20,7 @@ from inference_brain.maps.holders import Indexes
 from inference_brain.maps.mirror import SCAN_SECONDS, SCAN_SHARE, Mirror, Spaces
 from inference_brain.maps.table import MapTable, Names, Run, Test
 from swdriver_shim.cache_map.codec import (
+    CHUNK,
     ENTRIES_MAX,
     IN_TIER2,
     SPACE_BYTES,
@@ -878,3 +879,20 @@ def test_a_driver_that_makes_up_spaces_leaves_numbers_to_others(monkeypatch: pyt
     assert (liar.entries, other.entries) == (8, 1)
     liar.read(message(sections=made_up, life=b"another8").encode(), AHEAD)  # what is known is no news
     assert liar.entries == 8
+
+
+@pytest.mark.parametrize("layout", [FULL, Layout((Group("target", (64,)), Group("draft", (16,))))])
+def test_a_column_that_expired_and_is_stored_again_before_anybody_looked_is_served_with_its_chunk(
+    layout: Layout,
+) -> None:
+    world = MapWorld(layout)
+    whole, first = world.prompt(tokens_of([1] * CHUNK)), world.prompt(tokens_of([1]))
+    world.store(whole)
+    world.ledger.set_ttl(first, 1)
+    world.catch_up()
+    world.now += 2
+    world.sweep()
+    assert world.truth(whole) == 0
+    world.store(first)
+    world.catch_up()
+    assert world.hit(whole).tokens == world.truth(whole) == CHUNK * COLUMN_TOKENS
