@@ -32,9 +32,7 @@ SWEPT_SECONDS: Final = 5.0  # the sweeper comes each second: a column that is re
 _ALLOWED: Final = Tier2Rule.ALLOWED  # looked up for every column
 BORROWED_MAX: Final = 1 << 16  # columns that nobody has used yet
 PURGED_AT_ONCE: Final = 256  # columns of one org
-IDLE_SECONDS: Final = (
-    120.0  # before an org that is not served is dropped: its metrics are read once more
-)
+IDLE_SECONDS: Final = 120.0  # before an org that is not served is dropped: its metrics are read first
 NAMESPACES_MAX: Final = 64  # of an org that are kept without columns, and searched for a reason
 _SCHEDULED_BY: Final = attrgetter("map", "priority", "ttl", "stored_at", "used_at")
 _CLEARED: Final = frozenset(

@@ -139,6 +139,22 @@ def learned(
     return made
 
 
+def learned_beside_strange_ones(
+    rates: ModelRates, strange: float, *, is_plain: bool = True
+) -> list[tuple[bool, float]]:
+    """Long prompts, most of which are cached somewhere, on replicas that are all alike."""
+    rng = random.Random(1)
+    return learned(
+        rates,
+        rng,
+        lambda missed, pairs: (0.02 + 1e-4 * missed + 1e-9 * pairs) * rng.uniform(0.9, 1.1),
+        tokens=lambda: rng.randint(4000, 16_000),
+        hit=0.9,
+        strange=strange,
+        is_plain=is_plain,
+    )
+
+
 def test_a_token_takes_time_though_first_tokens_vary_more_than_prompts_do() -> None:
     """Else hits were worth nothing, and a replica took any number of prompts at once."""
     rates, rng = ModelRates(), random.Random(2)
@@ -153,15 +169,7 @@ def test_a_token_takes_time_though_first_tokens_vary_more_than_prompts_do() -> N
 
 @pytest.mark.parametrize("strange", [0.05, 0.8])
 def test_slow_first_tokens_of_short_prompts_do_not_make_replicas_seem_fast(strange: float) -> None:
-    rates, rng = ModelRates(), random.Random(1)
-    made = learned(
-        rates,
-        rng,
-        lambda missed, pairs: (0.02 + 1e-4 * missed + 1e-9 * pairs) * rng.uniform(0.9, 1.1),
-        tokens=lambda: rng.randint(4000, 16_000),
-        hit=0.9,
-        strange=strange,
-    )
+    made = learned_beside_strange_ones(ModelRates(), strange)
     assert max(pace for _, pace in made) < 10 / 1e-4
 
 
@@ -177,16 +185,8 @@ def test_a_model_that_is_faster_than_any_that_is_expected_is_learned_to_be() -> 
 def test_requests_that_are_slow_by_themselves_send_no_others_away_from_their_cache(
     strange: float,
 ) -> None:
-    rates, rng = ModelRates(), random.Random(1)
-    made = learned(
-        rates,
-        rng,
-        lambda missed, pairs: (0.02 + 1e-4 * missed + 1e-9 * pairs) * rng.uniform(0.9, 1.1),
-        tokens=lambda: rng.randint(4000, 16_000),
-        hit=0.9,
-        strange=strange,
-        is_plain=False,
-    )
+    rates = ModelRates()
+    made = learned_beside_strange_ones(rates, strange, is_plain=False)
     assert sum(is_away for is_away, _ in made[1000:]) <= 5
     assert rates.mode is Mode.ESTIMATE
     for name in ("r0", "r1", "r2", "r3"):
