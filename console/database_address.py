@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from telemetry.redis_address import WrongAddress
+from telemetry.redis_address import ESCAPE, WRONG_PORT, WrongAddress
 
 HOSTS_MAX: Final = 8
 WRITES: Final = "read-write"
@@ -33,7 +33,7 @@ _NOTICE: Final = {
 def parse(url: str, target: str = WRITES) -> dict[str, str]:
     """The parameters of libpq. `target`: which of several hosts is meant. Raises WrongAddress."""
     if not url.startswith(("postgresql://", "postgres://")):
-        raise WrongAddress(f"It begins with {url[:20].partition(':')[0]!r}.")
+        raise WrongAddress("It does not begin with postgresql://.")
     try:
         given = conninfo_to_dict(url)
     except psycopg.Error as error:
@@ -52,7 +52,7 @@ def parse(url: str, target: str = WRITES) -> dict[str, str]:
         raise WrongAddress("It needs one port for each host, or one for all.")
     for port in ports:
         if port and not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
-            raise WrongAddress(f"{port[:20]!r} is no port.")
+            raise WrongAddress(f"{WRONG_PORT} {ESCAPE}")
     return {**_defaults(hosts, target), **found}
 
 

@@ -29,6 +29,9 @@ ALLOWED: Final = (
 )
 _SENTINEL: Final = "+sentinel"
 _SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
+# Where one of these is in a password as it is, a part of the password is taken for something else.
+ESCAPE: Final = "In a password write %2F for /, %3F for ?, %40 for @, %5B for [ and %5D for ]."
+WRONG_PORT: Final = "What follows the host is no port from 1 to 65535."
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _IPV6: Final = re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?")
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")  # what Sentinel takes for the name of a primary
@@ -95,14 +98,16 @@ def _query(options: list[tuple[str, str]]) -> str:
 
 
 def parse(text: str) -> RedisAddress:
-    """Raises WrongAddress with a sentence."""
+    """Raises WrongAddress with a sentence, which quotes nothing that may be a piece of the password."""
     try:
         parts = urlsplit(text)
-    except ValueError as error:
-        raise WrongAddress(f"It is no URL: {error}.") from None
+    except ValueError:
+        raise WrongAddress(f"It is no URL. {ESCAPE}") from None
     scheme, is_sentinel = parts.scheme.removesuffix(_SENTINEL), parts.scheme.endswith(_SENTINEL)
     if scheme not in ("redis", "rediss", "unix") or (is_sentinel and scheme == "unix"):
-        raise WrongAddress(f"It begins with {parts.scheme or 'no scheme'}://.")
+        raise WrongAddress("It begins with none of redis://, rediss://, redis+sentinel:// and unix://.")
+    if scheme != "unix" and "@" in parts.path:
+        raise WrongAddress(f"The host is missing: an @ comes after a slash. {ESCAPE}")
     if parts.fragment:
         raise WrongAddress("It has a part behind #; write %23 for a # in a password.")
     credentials, at, netloc = parts.netloc.rpartition("@")
@@ -192,11 +197,11 @@ def _place(text: str, port_if_none: int) -> Place:
     if not host:
         raise WrongAddress("A host is missing.")
     if not is_host:
-        raise WrongAddress(f"{host[:100]!r} is no host.")
+        raise WrongAddress(f"A host has characters that host names and addresses don't have. {ESCAPE}")
     if port is None:
         return host, port_if_none
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
-        raise WrongAddress(f"{port[:20]!r} is no port.")
+        raise WrongAddress(f"{WRONG_PORT} {ESCAPE}")
     return host, int(port)
 
 
@@ -204,5 +209,7 @@ def _database(text: str) -> int:
     if not text:
         return 0
     if not re.fullmatch(r"[0-9]{1,4}", text) or int(text) >= DATABASES_MAX:
-        raise WrongAddress(f"{text[:20]!r} is not the number of a database.")
+        raise WrongAddress(
+            f"What names the database is no number from 0 to {DATABASES_MAX - 1}. {ESCAPE}"
+        )
     return int(text)

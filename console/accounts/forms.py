@@ -5,10 +5,12 @@ from typing import Any
 from django import forms
 from django.contrib.auth.password_validation import password_validators_help_texts
 
+from console.accounts import throttle
 from console.accounts.models import NAME, User
 from console.accounts.names import USERNAME_MAX
 from console.accounts.roles import ON_THE_PLATFORM, Role, choices
 from console.orgs.models import SLUG_MAX, Org
+from console.shell.errors import NotNow
 
 EXPIRIES = [(30, "30 days"), (90, "90 days"), (366, "a year")]
 
@@ -44,14 +46,27 @@ class PasswordForm(forms.Form):
         "in any case.",
     )
 
-    def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, user: User, address: str | None, **kwargs: Any) -> None:
+        """`address`: where the form comes from."""
         super().__init__(*args, **kwargs)
         self.user = user
+        self.address = address
+        self.wait_seconds = 0  # until a current password is looked at again
 
     def clean_current(self) -> str:
-        current = str(self.cleaned_data["current"])
-        if not self.user.check_password(current):
+        """Throttled as a log-in is: who has somebody's session may not have their password."""
+        current, name = str(self.cleaned_data["current"]), self.user.username
+        self.wait_seconds = throttle.count_attempt(name, self.address)
+        if self.wait_seconds:
+            raise forms.ValidationError(throttle.sentence(self.wait_seconds))
+        try:
+            is_right = self.user.check_password(current)
+        except NotNow:  # nobody has looked at it
+            throttle.take_back(name, self.address)
+            raise
+        if not is_right:
             raise forms.ValidationError("That is not your current password.")
+        throttle.forgive(name, self.address)
         return current
 
     def clean(self) -> None:

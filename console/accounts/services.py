@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import Http404
@@ -175,12 +176,14 @@ def change_password(
     """Change one's own password, which ends their other browser sessions.
 
     With `revoke_credentials` it revokes their API tokens and JWTs as well. Raises ValidationError where
-    the password is too weak.
+    the password is too weak, or the one they have: somebody else may have generated that.
     """
     user = principal.user
     if user is None or principal.means is not Means.BROWSER:
         raise Refused("A password is changed by its owner, in the browser.")
     validate_password(new_password, user)
+    if user.check_password(new_password):
+        raise ValidationError("That is your current password.")
     user.set_password(new_password)
     user.must_change_password = False
     user.save(update_fields=["password", "must_change_password"])

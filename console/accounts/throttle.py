@@ -48,13 +48,13 @@ def count_attempt(username: str, address: str | None) -> int:
     """Count an attempt before it is looked at; the seconds until one is looked at again, 0 for now.
 
     Counting comes first, in one statement, so that attempts at the same time can't outrun the limit.
-    A window that has ended begins anew. An attempt that has to wait prolongs nothing.
+    A window that has ended begins anew. An attempt that has to wait prolongs nothing. The address comes
+    first: one that has to wait makes no rows for further names.
     """
     now = timezone.now()
     ends_at = now + timedelta(seconds=settings.ENVIRONMENT.login_window_seconds)
-    waits = [0]
     with connection.cursor() as cursor:
-        for limit in _limits(username, address):
+        for limit in reversed(_limits(username, address)):
             cursor.execute(
                 """
                 INSERT INTO accounts_failedlogin AS f (key_sha256, window_ends_at, count)
@@ -69,8 +69,12 @@ def count_attempt(username: str, address: str | None) -> int:
             )
             count, window_ends_at = cursor.fetchone()
             if count > limit.count_max:
-                waits.append(_seconds(window_ends_at - now))
-    return max(waits)
+                return _seconds(window_ends_at - now)
+    return 0
+
+
+def sentence(wait_seconds: int) -> str:
+    return f"Too many failed attempts. Try again in {wait_seconds} seconds."
 
 
 def forgive(username: str, address: str | None) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from django.contrib import auth, messages
@@ -49,7 +50,7 @@ def log_in(request: HttpRequest) -> HttpResponse:
         username, address = form.cleaned_data["username"], request_context.client_address(request)
         wait = throttle.count_attempt(username, address)
         if wait:
-            form.add_error(None, f"Too many failed attempts. Try again in {wait} seconds.")
+            form.add_error(None, throttle.sentence(wait))
             response = render(
                 request, "accounts/log_in.html", {"form": form, "next": target}, status=429
             )
@@ -87,7 +88,9 @@ def _safe_target(request: HttpRequest) -> str:
         target, allowed_hosts={request.get_host()}, require_https=request.is_secure()
     ):
         parts = urlsplit(target)
-        return f"{parts.path}?{parts.query}" if parts.query else parts.path
+        path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        # A browser takes what begins with two slashes for another host.
+        return "/" if path.startswith("//") else path
     return "/"
 
 
@@ -104,7 +107,8 @@ def password(request: SignedInRequest) -> HttpResponse:
     user = request.principal.user
     if user is None:  # a browser always has one
         return redirect("login")
-    form = PasswordForm(request.POST or None, user=user)
+    address = request_context.client_address(request)
+    form = PasswordForm(request.POST or None, user=user, address=address)
     if request.method == "POST" and form.is_valid():
         try:
             services.change_password(
@@ -118,7 +122,11 @@ def password(request: SignedInRequest) -> HttpResponse:
             auth.update_session_auth_hash(request, user)
             messages.success(request, "Your password is changed. Other browsers are logged out.")
             return redirect("account")
-    return render(request, "accounts/password.html", {"form": form})
+    response = render(request, "accounts/password.html", {"form": form})
+    if form.wait_seconds:
+        response.status_code = HTTPStatus.TOO_MANY_REQUESTS
+        response["Retry-After"] = str(form.wait_seconds)
+    return response
 
 
 @form_page

@@ -54,7 +54,7 @@ async def _failure(_request: Request, _error: Exception) -> Response:
 
 def is_private(request: Request) -> bool:
     """Whether it came over TLS."""
-    return request.url.scheme == "https"
+    return bool(request.scope["scheme"] == "https")
 
 
 def peer_of_request(request: Request) -> Peer | None:
@@ -76,7 +76,8 @@ def controller_of(request: Request, token: str) -> str | None:
     can tell more, and the token has to be enough. Raises Refused where the certificate is missing."""
     if not is_token(bearer(request), token):
         return None
-    if is_private(request) and request.url.path != METRICS:
+    # `request.url` is made of the Host header, and so of what the caller writes.
+    if is_private(request) and request.scope["path"] != METRICS:
         peer = peer_of_request(request)
         if peer is None or peer.role is not Role.CONSOLE:
             raise Refused(HTTPStatus.UNAUTHORIZED, CONSOLE_ONLY)

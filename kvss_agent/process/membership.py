@@ -12,8 +12,10 @@ import contextlib
 import hashlib
 import hmac
 import logging
+import math
 import random
 import ssl
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +44,7 @@ BEAT_SECONDS_MAX: Final = 60.0
 AGAIN_SECONDS: Final = 0.5  # after the first failure; then twice as long each time, up to
 AGAIN_SECONDS_MAX: Final = 10.0
 CERTIFIED_SECONDS: Final = 0.2  # after a new certificate: the console waits to hear of it
+RENEWAL_SECONDS: Final = 3600.0  # between certificates, unless there are other authorities
 REFUSED_SECONDS: Final = 15.0  # somebody has to do something first
 NO_USE: Final = "The join token does not work (any more): make a new one on the console's page “Join”."
 HOW_TO_JOIN: Final = "Start it once with a join token: --join-token, or `join` of an engine."
@@ -143,6 +146,7 @@ class Member:
         self._is_unknown = identity.is_new and bool(console.join_token)
         self._failures = 0
         self._why_unknown = ""  # as the console says
+        self._renewed_at = -math.inf
 
     async def run(self) -> None:
         self.status.state = "joining"
@@ -199,11 +203,14 @@ class Member:
         return {**facts, "trusts": us.trust.digest} if us.trust and us.trust.digest else facts
 
     async def _renew(self, client: httpx.AsyncClient, beat: httpx.Response) -> bool:
-        """Request a certificate if one is due. Returns whether there is a new one: the next heartbeat
-        reports it. Failures are retried after the next heartbeat."""
+        """Request a certificate if one is due. Returns whether other authorities are believed now: the
+        next heartbeat reports it. Failures are retried after the next heartbeat."""
         trust, digest = self.identity.trust, _decoded(beat).authorities
         if trust is None or not digest or not trust.is_due(digest):
             return False
+        is_renewal = digest == trust.digest
+        if is_renewal and time.monotonic() < self._renewed_at + RENEWAL_SECONDS:
+            return False  # one that has just come, and is old by our clock
         request = {"certificate_request": trust.identity.certificate_request()}
         try:
             answer = await self._ask(client, "certificate", self._credential, request)
@@ -220,8 +227,14 @@ class Member:
             log.warning("Certificate request failed: %s", problem)
             return False
         self.status.calls["certified"] += 1
+        self._renewed_at = time.monotonic()
         log.info("The console has issued a certificate")
-        return True
+        if trust.is_due(trust.digest):
+            log.warning(
+                "The certificate has just been issued, and is about to expire by the clock here: "
+                "this clock or the console's is wrong"
+            )
+        return not is_renewal
 
     async def _ask(
         self, client: httpx.AsyncClient, verb: str, bearer: str, body: Mapping[str, Any]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
+from kvss_agent.process.durable_file import write_durably
 from telemetry import redis_address
 from telemetry.service_links import HINT, is_service_link
 
@@ -62,19 +63,16 @@ class Options:
 
     def token(self, path: Path | None, state_dir: Path) -> str:
         """The token in this file; without one it is made in the state directory, for this user only."""
+        made = secrets.token_urlsafe(32)
         try:
             if path is None:
                 path = state_dir / "token"
                 state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-                try:
-                    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                except FileExistsError:
-                    pass
-                else:
-                    with os.fdopen(descriptor, "w") as kept:
-                        kept.write(secrets.token_urlsafe(32) + "\n")
-                    self.has_made_token = True
+                is_there = path.exists()
+                if not is_there or not path.stat().st_size:  # empty where the disk was full once
+                    write_durably(path, f"{made}\n".encode(), replace=is_there)
             token = path.read_text().strip()
+            self.has_made_token = token == made
         except (OSError, UnicodeDecodeError) as error:
             self.problems.append(f"Cannot write the token to {path}: {error}")
             return ""

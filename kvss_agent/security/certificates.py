@@ -106,7 +106,7 @@ def read_certificate(pem: str) -> x509.Certificate:
     """Raises Unusable."""
     try:
         return x509.load_pem_x509_certificate(pem.encode())
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise Unusable("This is not a PEM certificate.") from error
 
 
@@ -116,7 +116,7 @@ def read_authorities(bundle: str) -> list[x509.Certificate]:
         raise Unusable(f"A bundle of authorities has at most {BUNDLE_BYTES_MAX} bytes.")
     try:
         found = x509.load_pem_x509_certificates(bundle.encode())
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise Unusable("This is not a PEM bundle of certificates.") from error
     if not 0 < len(found) <= AUTHORITIES_MAX:
         raise Unusable(f"A bundle has 1 to {AUTHORITIES_MAX} authorities.")

@@ -92,7 +92,7 @@ def requested_key(certificate_request: str) -> str:
         request = x509.load_pem_x509_csr(certificate_request.encode())
         key = _p256(request.public_key())
         is_proven = request.is_signature_valid
-    except (UnsupportedAlgorithm, ValueError) as error:
+    except (UnsupportedAlgorithm, ValueError, x509.InvalidVersion) as error:
         raise Unusable("This is not a PEM certificate request for an EC P-256 key.") from error
     if not is_proven:
         raise Unusable("The certificate request is not signed with the key that it asks for.")

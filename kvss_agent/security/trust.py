@@ -26,6 +26,7 @@ from typing import Final
 
 import msgspec
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from kvss_agent.process.durable_file import write_durably
@@ -166,8 +167,13 @@ class Trust:
             read_certificate(stored.certificate),
             read_authorities(stored.authorities),
         )
-        _check(certificate, authorities, self.identity)
-        begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        try:  # keys, names and dates are read only now
+            _check(certificate, authorities, self.identity)
+            begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        except Unusable:
+            raise
+        except (UnsupportedAlgorithm, ValueError) as error:
+            raise Unusable(f"The certificate can't be read: {error}.") from error
         return _Credentials(
             stored,
             _context(ssl.PROTOCOL_TLS_SERVER, stored.certificate, key_pem, stored.authorities),

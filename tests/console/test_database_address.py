@@ -38,10 +38,12 @@ def test_connections_beside_djangos_are_made_in_the_same_way() -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("mysql://u:s3cret@h/x", "begins with 'mysql'"),
+        ("mysql://u:s3cret@h/x", "does not begin with postgresql://"),
+        ("s3cret", "does not begin with postgresql://"),
         ("postgresql://", "neither a host nor a database"),
-        ("postgresql://u:s3cret@h:port/x", "'port' is no port"),
-        ("postgresql://h:70000/x", "'70000' is no port"),
+        ("postgresql://u:s3cret@h:port/x", "no port from 1"),
+        ("postgresql://u:s3cret/x@h/x", "%2F for /"),
+        ("postgresql://h:70000/x", "no port from 1"),
         ("postgresql://h:1,h:2,h/x?port=1,2", "one port for each host"),
         ("postgresql://u:s3cret@a,,b/x", "A host is missing"),
         (f"postgresql://{','.join(f'h{n}' for n in range(9))}/x", f"{HOSTS_MAX} are the most"),

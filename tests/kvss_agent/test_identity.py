@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import multiprocessing
 import stat
 from pathlib import Path
@@ -100,6 +101,11 @@ def test_other_keys_and_requests_that_prove_nothing_are_refused(ours: ProcessIde
     forged = x509.load_der_x509_csr(der[:-1] + bytes([der[-1] ^ 1])).public_bytes(Encoding.PEM)
     with pytest.raises(Unusable, match="not signed"):
         requested_key(forged.decode())
+    version = der.index(b"\x02\x01\x00") + 2  # a version that there is none of
+    unknown = der[:version] + b"\x07" + der[version + 1 :]
+    body = base64.encodebytes(unknown).decode()
+    with pytest.raises(Unusable):
+        requested_key(f"-----BEGIN CERTIFICATE REQUEST-----\n{body}-----END CERTIFICATE REQUEST-----\n")
     for nonsense in ("", "x" * 5000, "-----BEGIN CERTIFICATE REQUEST-----\n", "\udc80"):
         with pytest.raises(Unusable):
             requested_key(nonsense)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,7 @@ from kvss_agent.process.membership import (
     BEAT_SECONDS,
     BEAT_SECONDS_MAX,
     BEAT_SECONDS_MIN,
+    CERTIFIED_SECONDS,
     REFUSED_SECONDS,
     Console,
     JoiningProcess,
@@ -186,6 +188,38 @@ async def test_it_asks_for_a_certificate_when_the_console_names_other_authoritie
     assert asked[-1] == "heartbeat", "a console of the version before"
     await beat({**issued, "digest": "d2"}, "d2")
     assert trust.digest == "d2"
+
+
+async def test_a_certificate_that_is_old_when_it_comes_is_not_asked_for_all_the_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the clock here is days ahead of the console's."""
+    long_ago = datetime.now(UTC) - timedelta(days=5)
+    root = make_root("one", long_ago)
+    trust = Trust.load(ProcessIdentity.load(tmp_path, "node:ax-1"))
+    pem = trust.identity.public_key_pem
+    peer = Peer(Role.NODE, "ax-1", fingerprint(pem))
+    certificate = Signer(root.certificate, root.key).issue(peer, pem, timedelta(days=7), long_ago)
+    issued = {"certificate": certificate, "authorities": root.certificate, "digest": "d1"}
+    asked: list[str] = []
+    transport = httpx.MockTransport(certifying(issued, "d1", asked))
+    member = Member(Console("http://console"), replace(IDENTITY, trust=trust), MembershipStatus())
+    async with httpx.AsyncClient(transport=transport, base_url="http://console") as client:
+        for _ in range(5):
+            seconds = await member.once(client)
+    assert asked.count("certificate") == 1
+    assert seconds > CERTIFIED_SECONDS
+    assert "this clock or the console's is wrong" in caplog.text
+
+
+def test_a_token_whose_file_is_empty_is_made_anew(tmp_path: Path) -> None:
+    """As where the disk was full at the first start."""
+    (tmp_path / "token").touch(mode=0o600)
+    options = ["--state-dir", str(tmp_path)]
+    made = parse(options, {})
+    assert made.is_new
+    assert parse(options, {}).token == made.token
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
 
 
 def test_a_console_is_believed_by_a_file(tmp_path: Path) -> None:

@@ -259,6 +259,17 @@ def test_a_certificate_that_is_not_ours_changes_nothing(tmp_path: Path, root: Ro
     assert ours.digest == root.fingerprint
 
 
+def test_a_certificate_with_a_wrong_byte_is_requested_anew(tmp_path: Path, root: Root) -> None:
+    ours = process(tmp_path, Role.NODE, "ax-1", root)
+    kept = tmp_path / "ax-1" / trusts.CERTIFICATE_FILE
+    stored = json.loads(kept.read_text())
+    der = ssl.PEM_cert_to_DER_cert(stored["certificate"])
+    for at in range(len(der)):
+        damaged = der[:at] + bytes([der[at] ^ 0x10]) + der[at + 1 :]
+        kept.write_text(json.dumps({**stored, "certificate": ssl.DER_cert_to_PEM_cert(damaged)}))
+        assert not Trust.load(ours.identity).has_certificate, at
+
+
 def test_it_is_renewed_after_two_thirds_of_its_life_or_when_authorities_change(
     tmp_path: Path, root: Root
 ) -> None:

@@ -50,9 +50,12 @@ def issue(
     workload: str = "",
 ) -> tuple[JoinToken, str]:
     """Create a join token; its text is returned once and never again. `name`, `workload`: see JoinToken.
-    Tokens of workloads are as many as there are instances, and don't count."""
+    Tokens of workloads are as many as there are instances, and don't count. Raises Refused for one that
+    would outlive the API token or JWT that asks for it."""
     principal.check_may_change()
     services.check_fleet(principal, Role.PLATFORM_ADMIN)
+    if principal.ends_at is not None and expires_at > principal.ends_at:
+        raise Refused("An API token or JWT can't make a join token that outlives it.")
     active = JoinToken.objects.filter(
         revoked_at=None, expires_at__gt=timezone.now(), uses_left__gt=0, workload=""
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import Client
 from django.utils import timezone
@@ -16,6 +17,7 @@ from django.utils import timezone
 from console.accounts import hashing, throttle
 from console.accounts.models import FailedLogin, User
 from console.accounts.roles import Role
+from console.audit.models import AuditEntry
 from tests.conftest import PASSWORD, People, make_user
 
 pytestmark = pytest.mark.django_db
@@ -39,7 +41,15 @@ def test_capitals_and_blanks_in_the_name_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["https://evil.example/", "//evil.example/x", "javascript:alert(1)", "\\\\evil.example"]
+    "target",
+    [
+        "https://evil.example/",
+        "//evil.example/x",
+        "//testserver//evil.example/x",
+        "//testserver//\u2100/x",
+        "javascript:alert(1)",
+        "\\\\evil.example",
+    ],
 )
 def test_log_in_never_leads_elsewhere(target: str) -> None:
     make_user("ada")
@@ -120,6 +130,14 @@ def test_an_address_that_guesses_many_names_waits(settings: Any) -> None:
     for number in range(settings.ENVIRONMENT.login_attempts_max * throttle.PER_ADDRESS_FACTOR):
         throttle.count_attempt(f"name-{number}", "127.0.0.1")
     assert log_in(Client()).status_code == 429
+
+
+def test_an_address_that_waits_makes_no_rows_for_further_names(settings: Any) -> None:
+    for number in range(settings.ENVIRONMENT.login_attempts_max * throttle.PER_ADDRESS_FACTOR):
+        throttle.count_attempt(f"name-{number}", "127.0.0.1")
+    before = FailedLogin.objects.count()
+    assert throttle.count_attempt("one-more", "127.0.0.1") > 0
+    assert FailedLogin.objects.count() == before
 
 
 def test_addresses_of_one_ipv6_network_wait_together(settings: Any) -> None:
@@ -224,6 +242,7 @@ def test_whoever_has_a_generated_password_must_change_it_first(
     ("values", "sentence"),
     [
         ({"current": "wrong"}, "That is not your current password."),
+        ({"new": PASSWORD, "again": PASSWORD}, "That is your current password."),
         ({"again": "something-else-entirely"}, "The two passwords are not the same."),
         ({"new": "short", "again": "short"}, "too short"),
         ({"new": "123456789012", "again": "123456789012"}, "entirely numeric"),
@@ -239,6 +258,44 @@ def test_a_bad_new_password_is_refused_with_its_reason(
     assert sentence in response.content.decode()
     user.refresh_from_db()
     assert user.check_password(PASSWORD)
+
+
+def test_the_current_password_is_not_guessed_without_a_wait(
+    settings: Any, browser_of: Callable[[User], Client]
+) -> None:
+    user, new = make_user("ada"), "another-long-passphrase"
+    browser = browser_of(user)
+
+    def change(current: str) -> Any:
+        return browser.post("/account/password/", {"current": current, "new": new, "again": new})
+
+    for _ in range(settings.ENVIRONMENT.login_attempts_max):
+        assert change("wrong").status_code == 200
+    refused = change(PASSWORD)
+    assert refused.status_code == 429
+    assert int(refused["Retry-After"]) > 0
+    assert b"Too many failed attempts" in refused.content
+    throttle.forgive("ada", None)
+    assert change(PASSWORD).status_code == 302
+
+
+def test_a_password_that_is_reset_on_the_machine_ends_all_credentials_and_leaves_a_trace(
+    browser_of: Callable[[User], Client], capsys: pytest.CaptureFixture[str]
+) -> None:
+    user = make_user("ada")
+    browser = browser_of(user)
+    page = browser.post("/tokens/", {"name": "bot", "scope": "read", "days": "30", "org": ""})
+    token = page.content.decode().split('id="made">')[1].split("<")[0]
+    call_command("changepassword", "Ada")
+    password = capsys.readouterr().out.split()[-1]
+    headers = {"authorization": f"Bearer {token}"}
+    assert Client().get("/api/v1/me", headers=headers).status_code == 401
+    assert browser.get("/").status_code == 302
+    assert log_in(Client(), password=password).status_code == 302
+    actions = AuditEntry.objects.values_list("action", flat=True)
+    assert "user.reset_password" in actions
+    with pytest.raises(CommandError, match="no user 'eve'"):
+        call_command("changepassword", "eve")
 
 
 def test_changing_the_password_logs_other_browsers_out(browser_of: Callable[[User], Client]) -> None:

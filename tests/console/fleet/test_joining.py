@@ -12,6 +12,7 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
+from console.accounts.principal import Refused
 from console.audit.models import AuditEntry
 from console.fleet import nodes, services
 from console.fleet.membership import joins, tokens
@@ -137,6 +138,14 @@ def test_a_token_that_is_used_up_expired_or_revoked_lets_nobody_in(world: World,
     actions = [entry.action for entry in AuditEntry.objects.filter(object_type="join_token")]
     assert actions.count("join_token.revoke") == 1
     assert text not in str([entry.after for entry in AuditEntry.objects.all()])
+
+
+def test_a_credential_makes_no_join_token_that_outlives_it(people: People) -> None:
+    now = timezone.now()
+    short = replace(people.principal("platform_admin"), expires_at=now + timedelta(minutes=5))
+    with pytest.raises(Refused, match="outlives"):
+        tokens.issue(short, kind="node", uses=1, expires_at=now + timedelta(hours=1))
+    assert tokens.issue(short, kind="node", uses=1, expires_at=now + timedelta(minutes=4))
 
 
 @pytest.mark.django_db(transaction=True)
