@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import transaction
-from django.db.models import Case, IntegerField, Max, Q, QuerySet, Value, When
+from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
 from django.utils import timezone
 
 from console.accounts.models import User
@@ -16,7 +16,7 @@ from console.accounts.principal import Principal
 from console.accounts.roles import Role
 from console.alerts.models import Alert, Comment, Evaluation
 from console.alerts.rules.catalogue import RULES
-from console.alerts.rules.rule import TICK_SECONDS, Severity
+from console.alerts.rules.rule import TICK_SECONDS, Rule, Severity
 from console.alerts.state.lifecycle import OPEN, State
 from console.audit.services import Subject, record
 from console.orgs.models import Org
@@ -214,20 +214,23 @@ def changed_before(principal: Principal, alert: Alert) -> list[Event]:
 class Evaluator:
     """Whether rules are evaluated. No alert can report a dead evaluator."""
 
-    at: datetime | None  # last evaluation of any rule
+    at: datetime | None  # the moment up to which all rules were; None if one never was
     late: bool
     problems: dict[str, str]  # by rule
 
     @classmethod
     def now(cls) -> Evaluator:
-        at = Evaluation.objects.aggregate(at=Max("at"))["at"]
-        known = [rule.slug for rule in RULES]
-        problems = Evaluation.objects.filter(rule__in=known).exclude(problem="")
-        return cls(
-            at,
-            at is None or abs(timezone.now() - at) > EVALUATOR_LATE,
-            dict(problems.values_list("rule", "problem")),
-        )
+        found = {one.rule: one for one in Evaluation.objects.all()}
+        known = [(rule, found[rule.slug]) for rule in RULES if rule.slug in found]
+        is_new = len(known) < len(RULES)
+        at = None if is_new else min(one.at + _slack(rule) for rule, one in known)
+        problems = {rule.slug: one.problem for rule, one in known if one.problem}
+        return cls(at, at is None or abs(timezone.now() - at) > EVALUATOR_LATE, problems)
+
+
+def _slack(rule: Rule) -> timedelta:
+    """How long a rule may have been evaluated before those of each tick."""
+    return timedelta(seconds=rule.every_seconds - TICK_SECONDS)
 
 
 @finder("alerts")

@@ -11,13 +11,16 @@ from console.alerts.state import evaluation
 
 @shared_task
 def tick() -> None:
-    """Evaluate rules. Planning before, too, ensures that no alert resolves before it was planned."""
+    """Evaluate rules. Planning before, too, ensures that no alert resolves before it was planned. Due
+    notifications are sent even if the evaluation fails."""
     notifications.plan(timezone.now())
-    evaluation.tick(timezone.now())
-    now = timezone.now()
-    notifications.plan(now)
-    for channel in notifications.due_channels(now):
-        deliver.apply_async((channel,), expires=60)
+    try:
+        evaluation.tick(timezone.now())
+    finally:
+        now = timezone.now()
+        notifications.plan(now)
+        for channel in notifications.due_channels(now):
+            deliver.apply_async((channel,), expires=60)
 
 
 @shared_task

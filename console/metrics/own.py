@@ -18,7 +18,7 @@ DEAD_LETTERS = METRICS.gauge(
 LINE_AGE = METRICS.gauge(
     "tidegate_line_age_seconds", "How far the watermark of a roll-up level is behind.", "level"
 )
-ALERTS_AGE = METRICS.gauge("tidegate_alerts_age_seconds", "Time since rules were last evaluated.")
+ALERTS_AGE = METRICS.gauge("tidegate_alerts_age_seconds", "Time since all rules were last evaluated.")
 ALERTS = METRICS.gauge("tidegate_alerts", "Open alerts.", "state", "severity")
 NOTIFICATIONS = METRICS.gauge(
     "tidegate_notifications",

@@ -9,10 +9,11 @@ from typing import Final
 import redis
 from django.conf import settings
 from django.db import connection
-from django.db.models import Count, F, Max
+from django.db.models import Count, F
 from django.utils import timezone
 
-from console.alerts.models import Alert, Evaluation, Notification
+from console.alerts.models import Alert, Notification
+from console.alerts.services import Evaluator
 from console.alerts.state.lifecycle import OPEN
 from console.control.models import BadAnswers, Target
 from console.metrics import own
@@ -65,7 +66,7 @@ def collect(into: Sink) -> None:
 def _collect_alerts(into: Sink) -> None:
     """Evaluation and notifications."""
     now = timezone.now()
-    at = Evaluation.objects.aggregate(at=Max("at"))["at"]
+    at = Evaluator.now().at
     into.put(own.ALERTS_AGE, [({}, (now - at).total_seconds())] if at else [])
     open_alerts = Alert.objects.filter(state__in=OPEN).order_by()
     counts = open_alerts.values_list("state", "severity").annotate(Count("pk"))

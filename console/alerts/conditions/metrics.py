@@ -186,7 +186,7 @@ def drop(part: str, whole: str, usual: str, sentence: str) -> Condition:
         for line in tables[usual]:
             thresholds, past = values(line.labels[TOPIC]), line.numbers
             total = wholes.get(_key(line), 0.0)
-            if len(past) < thresholds["least_hours"] or total < thresholds["least_tokens"]:
+            if total <= 0 or total < thresholds["least_tokens"] or len(past) < thresholds["least_hours"]:
                 continue
             before, now = median(past), parts.get(_key(line), 0.0) / total
             threshold = before * (1 - thresholds["fall_share"])

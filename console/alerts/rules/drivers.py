@@ -125,7 +125,10 @@ RULES: Final[tuple[Rule, ...]] = (
         own_thresholds=(
             Threshold("fall_share", 0.3, "Threshold: relative drop below the median.", low=0.01, high=1),
             Threshold(
-                "least_tokens", 10_000, "Orgs that request fewer tokens in 15 minutes are ignored."
+                "least_tokens",
+                10_000,
+                "Orgs that request fewer tokens in 15 minutes are ignored.",
+                low=1,
             ),
             Threshold(
                 "least_hours", 6, "Orgs with fewer hours of traffic are ignored.", low=1, high=168

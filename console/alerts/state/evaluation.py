@@ -1,7 +1,7 @@
 """One tick: each rule that is due is evaluated, and its alerts are updated.
 
-Several evaluators may run at the same time. An error in one rule is stored with that rule, and does not
-stop the others.
+Several evaluators may run at the same time. An error in one rule, whatever it is, is stored with that
+rule, and does not stop the others.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
+
+from django.db import InterfaceError, OperationalError
 
 from console.alerts.conditions.condition import Finding, Snapshot, name_of
 from console.alerts.conditions.reporting import is_silent, telemetry_late_seconds
@@ -87,10 +89,17 @@ def _evaluate(rule: Rule, now: Snapshot, stored: _Stored, done: list[Evaluation]
     began, count, problem = time.perf_counter(), 0, ""
     try:
         count, problem = _apply(rule, now, stored)
+        if problem:
+            log.warning("rule %s: %s", rule.slug, problem)
     except Unanswerable as error:
         problem = str(error)
-    if problem:
         log.warning("rule %s: %s", rule.slug, problem)
+    except (OperationalError, InterfaceError):
+        raise  # the database is away: for all rules
+    except Exception as error:  # whatever it is, it is this rule's, and others are evaluated
+        log.exception("rule %s can't be evaluated", rule.slug)
+        # Members of all orgs read it, so it has nothing of what was evaluated.
+        problem = f"It stopped with {type(error).__name__}: see the worker's log."
     took_ms = (time.perf_counter() - began) * 1000
     done.append(
         Evaluation(rule=rule.slug, at=now.at, took_ms=took_ms, problem=problem[:TEXT_CHARACTERS_MAX])

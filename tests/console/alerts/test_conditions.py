@@ -89,6 +89,16 @@ def test_a_hit_rate_is_held_against_its_own_past(
     )
 
 
+def test_an_org_without_tokens_has_no_hit_rate_whatever_its_thresholds() -> None:
+    tables = {
+        "hit": [line("org:acme", None)],
+        "requested": [line("org:acme", 0)],
+        "usual": [line("org:acme", *[0.8] * 9)],
+    }
+    thresholds = {"least_tokens": 0, "least_hours": 1}
+    assert judged(BY_SLUG["hit-rate-drop"], tables, thresholds=thresholds) == []
+
+
 def test_a_level_is_judged_of_each_shard() -> None:
     waiting = [line("node:ax-7", 5000, 3, shard="a"), line("node:ax-7", None, 1001, shard="b")]
     found = judged(BY_SLUG["queue-deep"], {"waiting": waiting})

@@ -15,7 +15,7 @@ from console.accounts.principal import SYSTEM
 from console.alerts.models import Alert, Evaluation
 from console.alerts.rules import thresholds
 from console.alerts.rules.catalogue import BY_SLUG, RULES
-from console.alerts.rules.rule import Rule
+from console.alerts.rules.rule import TICK_SECONDS, Rule
 from console.alerts.services import Evaluator
 from console.alerts.state import evaluation
 from console.alerts.state.lifecycle import Verdict
@@ -168,6 +168,17 @@ def test_a_rule_that_can_not_be_evaluated_says_so_and_stops_no_other() -> None:
     assert Evaluator.now().problems == {"evict-slow": "That is too much."}
 
 
+def test_a_rule_that_stops_with_an_exception_says_so_and_stops_no_other() -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("of acme's tokens")
+
+    heard("web:host")
+    assert tick(rule_of(broken, "evict-slow"), rule_of(StaticCondition(fleet=Verdict.BREACH))) == 1
+    assert Evaluator.now().problems == {
+        "evict-slow": "It stopped with ZeroDivisionError: see the worker's log."
+    }
+
+
 def test_too_many_breaches_are_told_as_a_rule_that_is_too_strict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -191,6 +202,8 @@ def test_rules_are_due_when_their_time_has_come_and_a_dead_evaluator_is_seen() -
     )
     assert Evaluator.now().late
     evaluation.tick(timezone.now(), [often, seldom])
+    assert Evaluator.now().late, "the others never were"
+    evaluation.tick(timezone.now())
     assert not Evaluator.now().late
     at = Evaluation.objects.get(rule="ttl-exceeded").at
     due = {
@@ -200,6 +213,19 @@ def test_rules_are_due_when_their_time_has_come_and_a_dead_evaluator_is_seen() -
     assert due == {4: [], 9: [often], 58: [often, seldom]}
     assert age() < 60
     Evaluation.objects.update(at=timezone.now() - timedelta(seconds=90))
+    assert Evaluator.now().late
+    assert age() >= 90
+
+
+def test_a_rule_that_is_left_out_is_seen() -> None:
+    """However often the others are evaluated."""
+    evaluation.tick(timezone.now())
+    seldom = [rule.slug for rule in RULES if rule.every_seconds == 60]
+    often = [rule.slug for rule in RULES if rule.every_seconds == TICK_SECONDS]
+    assert seldom
+    Evaluation.objects.filter(rule__in=seldom).update(at=timezone.now() - timedelta(seconds=70))
+    assert not Evaluator.now().late, "they are evaluated once a minute"
+    Evaluation.objects.filter(rule=often[-1]).update(at=timezone.now() - timedelta(seconds=90))
     assert Evaluator.now().late
     assert age() >= 90
 

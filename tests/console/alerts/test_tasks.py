@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 import redis
 from django.conf import settings
+from django.db import OperationalError
 from django.utils import timezone
 
 from console.alerts import tasks
 from console.alerts.delivery import notifications
 from console.alerts.models import Evaluation, Notification
 from console.alerts.rules.catalogue import RULES
+from console.alerts.state import evaluation
 from console.celery import app
 from tests.console.alerts.receivers import hook
 from tests.console.alerts.things import make_alert, make_channel
@@ -44,6 +46,22 @@ def test_a_tick_evaluates_all_rules_and_hands_out_what_is_due(broker: redis.Redi
     tasks.tick()
     assert broker.llen(QUEUE) == 1
     assert notifications.due_channels(timezone.now()) == [channel.pk]
+
+
+@pytest.mark.django_db
+def test_what_is_due_is_handed_out_although_the_evaluation_fails(
+    broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_at: datetime) -> int:
+        raise OperationalError("too long")
+
+    make_channel("hook", "http://127.0.0.1:9/x")
+    make_alert("queue-deep", "node:ax-7")
+    notifications.plan(timezone.now() - timedelta(minutes=1))
+    monkeypatch.setattr(evaluation, "tick", fails)
+    with pytest.raises(OperationalError):
+        tasks.tick()
+    assert broker.llen(QUEUE) == 1
 
 
 @pytest.mark.django_db

@@ -16,6 +16,7 @@ from django.utils import timezone
 from console.accounts.models import User
 from console.accounts.principal import SYSTEM
 from console.alerts.models import Evaluation
+from console.alerts.rules.catalogue import RULES
 from console.operations.services import start
 from console.orgs.models import Org
 from console.overview import services, trends
@@ -81,7 +82,9 @@ def source(kind: str, name: str) -> Source:
 
 def heard() -> None:
     source("driver", "job-7").save()
-    Evaluation.objects.create(rule="ttl-exceeded", at=timezone.now(), took_ms=1)
+    Evaluation.objects.bulk_create(
+        Evaluation(rule=rule.slug, at=timezone.now(), took_ms=1) for rule in RULES
+    )
 
 
 def test_a_line_is_drawn_from_nothing_to_the_most_and_broken_where_nothing_is_known() -> None:
