@@ -6,6 +6,7 @@ They come from the same rows as answers to questions do, so a figure is what a c
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,15 +19,18 @@ from telemetry.cells import Cell, Sparse, add_gauges, histogram_of
 from telemetry.ingest.folder import BUCKET_SECONDS, bucket_of
 from telemetry.metrics import Kind
 from telemetry.queries import rows_of
-from telemetry.shapes import Series
+from telemetry.shapes import Series, Shape
 from telemetry.store.merge import Part, merge
 from telemetry.store.storage import Shapes, cells_of
 from telemetry.topics import NODE, SESSION, kind_of
+
+log = logging.getLogger(__name__)
 
 LAG_SECONDS: Final = 0.5  # what has not been told yet, on average, less what was told of before
 MINUTE_SECONDS: Final = 60
 STEP_SECONDS_MIN: Final = 5.0  # of a step that is under way, before its rates mean something
 _SHAPES: Final = Shapes()
+_UNSOUND: Final = (ArithmeticError, LookupError, TypeError, ValueError)  # of cells that nobody checked
 _ROWS: Final = (
     "SELECT t.name, r.bucket, r.shape, r.cells FROM telemetry_{table} AS r "
     "JOIN telemetry_topic AS t ON t.id = r.topic "
@@ -106,7 +110,8 @@ class CurrentFigures:
 
 
 def figures_now(topics: Collection[str], now: float) -> dict[str, CurrentFigures]:
-    """Of the step that is under way and the one before it. Topics that told nothing are left out."""
+    """Of the step that is under way and the one before it. Topics that told nothing are left out, and
+    those whose rows make no sense."""
     start = bucket_of(now) - BUCKET_SECONDS
     with connection.cursor() as cursor:
         cursor.execute(_SELECT, {"topics": list(topics), "start": start})
@@ -114,28 +119,38 @@ def figures_now(topics: Collection[str], now: float) -> dict[str, CurrentFigures
     shapes = _SHAPES.of({shape for _, _, shape, _ in rows})
     found: dict[str, CurrentFigures] = {}
     for topic, its in groupby(rows, key=lambda row: row[0]):
-        steps = {
-            bucket: merge(
-                [
-                    (shapes[shape], cells_of(cells))
-                    for _, _, shape, cells in pieces
-                    if shape in shapes  # one that can't be read is left out, and not the topic
-                ]
-            )
-            for bucket, pieces in groupby(its, key=lambda row: row[1])
-        }
-        names, over = names_of(topic), now - LAG_SECONDS
-        whole = merge([part for step in steps.values() for part in step.parts])
-        found[topic] = CurrentFigures(
-            over - start,
-            _figures(whole.pairs(), names, over - start),
-            {
-                bucket: _figures(step.pairs(), names, min(BUCKET_SECONDS, over - bucket))
-                for bucket, step in steps.items()
-                if over - bucket >= STEP_SECONDS_MIN
-            },
-        )
+        try:
+            found[topic] = _current(topic, its, shapes, start, now - LAG_SECONDS)
+        except _UNSOUND:
+            log.exception("figures of %s can't be computed", topic)
     return found
+
+
+def _current(
+    topic: str, rows: Iterable[tuple[Any, ...]], shapes: Mapping[int, Shape], start: int, over: float
+) -> CurrentFigures:
+    """Of one topic, up to a moment."""
+    steps = {
+        bucket: merge(
+            [
+                (shapes[shape], cells_of(cells))
+                for _, _, shape, cells in pieces
+                if shape in shapes  # one that can't be read is left out, and not the topic
+            ]
+        )
+        for bucket, pieces in groupby(rows, key=lambda row: row[1])
+    }
+    names = names_of(topic)
+    whole = merge([part for step in steps.values() for part in step.parts])
+    return CurrentFigures(
+        over - start,
+        _figures(whole.pairs(), names, over - start),
+        {
+            bucket: _figures(step.pairs(), names, min(BUCKET_SECONDS, over - bucket))
+            for bucket, step in steps.items()
+            if over - bucket >= STEP_SECONDS_MIN
+        },
+    )
 
 
 def figures_past(topic: str, start: int, step: int, count: int) -> list[Figures]:
@@ -167,7 +182,11 @@ def _figures(pairs: Iterable[tuple[Series, Cell]], names: Names, seconds: float)
     made = dict(_bytes(listed, names, seconds)) | dict(_hits(listed, names))
     made.update(_paths(listed, names))
     for figure, name, its in names.latencies:
-        cells = [cell for one, cell in listed if one.name == name and its.items() <= set(one.labels)]
+        cells = [
+            cell
+            for one, cell in _of_kind(listed, name, Kind.HISTOGRAM)
+            if its.items() <= set(one.labels)
+        ]
         made.update(_latencies(figure, cells, seconds))
     return made
 
@@ -209,15 +228,21 @@ def _memory(
 ) -> Iterator[tuple[str, float]]:
     """Of all places together, on average of the minutes of which something is known. Over seconds that
     are not over yet it would waver: it is not told live."""
-    held = add_gauges([cell for one, cell in listed if one.name == names.memory])
+    held = add_gauges([cell for _, cell in _of_kind(listed, names.memory, Kind.GAUGE)])
     if held[1]:
         yield "memory", held[0] / seconds
 
 
 def _by_label(listed: list[tuple[Series, Cell]], name: str, label: str) -> dict[str, float]:
     sums: dict[str, float] = {}
-    for one, cell in listed:
-        if one.name == name and one.kind is Kind.COUNTER:
-            value = dict(one.labels).get(label, "")
-            sums[value] = sums.get(value, 0.0) + cell
+    for one, cell in _of_kind(listed, name, Kind.COUNTER):
+        value = dict(one.labels).get(label, "")
+        sums[value] = sums.get(value, 0.0) + cell
     return sums
+
+
+def _of_kind(
+    listed: Iterable[tuple[Series, Cell]], name: str, kind: Kind
+) -> Iterator[tuple[Series, Cell]]:
+    """The series of a metric. A process may tell one of its name that is of another kind."""
+    return ((one, cell) for one, cell in listed if one.name == name and one.kind is kind)
