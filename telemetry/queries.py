@@ -20,10 +20,11 @@ from django.db import connection
 from telemetry.cells import NO_GAUGE, Cells, Gauge, add_gauges
 from telemetry.histogram import BOUNDS, BUCKETS, Histogram
 from telemetry.metrics import Kind, Metric
+from telemetry.records import EARLY_SECONDS_MAX
 from telemetry.shapes import Shape
 from telemetry.store import history
 from telemetry.store.rollup import days_kept
-from telemetry.store.storage import LEVELS, Shapes, cells_of, cells_of_kind
+from telemetry.store.storage import LEVELS, Shapes, cells_of, cells_of_kind, day_of
 
 POINTS_WANTED: Final = 600  # at most, where the step is ours to choose
 POINTS_MAX: Final = 10_000
@@ -38,6 +39,7 @@ STEPS: Final = (
 )
 
 Value = float | list[int] | None
+_Asked = tuple[str, tuple[str, ...] | None, str, int, int]  # topic, which of them, level, start, end
 _Row = tuple[str, Shape, int, bytes]  # topic, of what, from when on, and how much
 
 
@@ -85,6 +87,7 @@ class Unanswerable(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     topic: str  # or the beginning of several, and a star: node:*
+    topics: tuple[str, ...] | None = None  # of those that begin so, only these
     metric: Metric
     fold: Fold
     start: float  # seconds since 1970
@@ -148,7 +151,7 @@ def ask_each(
     if points > POINTS_MAX:
         raise Unanswerable("step", f"That is {points} points; at most {POINTS_MAX} are given.")
     grids = [_Grid(question, start, step, points, groups_max) for question in questions]
-    rows = (cache or RowCache()).rows(first.topic, level, start, start + points * step)
+    rows = (cache or RowCache()).rows(first.topic, first.topics, level, start, start + points * step)
     for topic, shape, bucket, encoded in rows:
         for grid in grids:
             grid.add(topic, shape, bucket, encoded)
@@ -210,10 +213,10 @@ class RowCache:
     `is_history`: they may be read from a standby."""
 
     def __init__(self, *, is_history: bool = False) -> None:
-        self._rows: dict[tuple[str, str, int, int], list[_Row]] = {}
+        self._rows: dict[_Asked, list[_Row]] = {}
         self._is_history = is_history
 
-    def rows(self, *key: *tuple[str, str, int, int]) -> list[_Row]:
+    def rows(self, *key: *_Asked) -> list[_Row]:
         if key not in self._rows:
             self._rows[key] = list(_encoded(*key, is_history=self._is_history))
         return self._rows[key]
@@ -222,14 +225,20 @@ class RowCache:
 def rows_of(pattern: str, level: str, start: int, end: int) -> Iterator[tuple[str, Shape, int, Cells]]:
     """What is stored of these topics between two moments, in buckets of a level; of what is newer, in
     finer ones. Raises Unanswerable for more than can be added up."""
-    for topic, shape, bucket, encoded in _encoded(pattern, level, start, end):
+    for topic, shape, bucket, encoded in _encoded(pattern, None, level, start, end):
         yield topic, shape, bucket, cells_of(encoded)
 
 
 def _encoded(
-    pattern: str, level: str, start: int, end: int, *, is_history: bool = False
+    pattern: str,
+    among: tuple[str, ...] | None,
+    level: str,
+    start: int,
+    end: int,
+    *,
+    is_history: bool = False,
 ) -> Iterator[_Row]:
-    topics = _topics(pattern)
+    topics = _topics(pattern, among, start)
     if not topics:
         return
     asked: dict[str, Any] = {"topics": list(topics), "start": start, "end": end, "most": ROWS_MAX + 1}
@@ -244,12 +253,15 @@ def _encoded(
             yield topics[topic], shape, bucket, encoded
 
 
-def _topics(pattern: str) -> dict[int, str]:
+def _topics(pattern: str, among: tuple[str, ...] | None, start: int) -> dict[int, str]:
+    """Those of which something may be stored since: topics stay for as long as any of their rows."""
     with connection.cursor() as cursor:
         if pattern.endswith("*"):
+            since = day_of(start - EARLY_SECONDS_MAX)  # when what is ahead of its time came in
             cursor.execute(
-                "SELECT id, name FROM telemetry_topic WHERE starts_with(name, %s) LIMIT %s",
-                [pattern[:-1], TOPICS_MAX + 1],
+                "SELECT id, name FROM telemetry_topic WHERE starts_with(name, %s) AND seen_on >= %s "
+                "AND (%s::text[] IS NULL OR name = ANY(%s)) LIMIT %s",
+                [pattern[:-1], since, *[None if among is None else list(among)] * 2, TOPICS_MAX + 1],
             )
         else:
             cursor.execute("SELECT id, name FROM telemetry_topic WHERE name = %s", [pattern])

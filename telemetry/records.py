@@ -44,6 +44,7 @@ SHAPE_FIELD: Final = b"shape"  # in a stream of one's own: the shape comes with 
 FIELD_LIMITS: Final = Limits(1 << 20)
 # For how long a record is taken: as long as there are partitions, and sources are remembered.
 LATE_SECONDS_MAX: Final = 86_400
+EARLY_SECONDS_MAX: Final = 300  # a clock may be ahead by so much
 
 NO_NUL: Final = "^[^\\x00]*$"  # which PostgreSQL can't store
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=NO_NUL)]

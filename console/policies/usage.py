@@ -19,7 +19,7 @@ from console.visibility import Sight
 from swdriver_shim.daemon.metrics import HIT, ORG_BYTES, REQUESTED
 from swdriver_shim.policy import Tiers
 from telemetry.metrics import Metric
-from telemetry.queries import TOPIC, Fold
+from telemetry.queries import TOPIC, TOPICS_MAX, Fold, Unanswerable
 from telemetry.topics import of_org, of_source
 
 SPAN: Final = timedelta(hours=1)
@@ -37,7 +37,8 @@ class OfModel:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`bytes` is None where no driver has told of the org lately; `quota` where it has none."""
+    """`bytes` is None where no driver has told of the org lately; `quota` where it has none. `problem`:
+    why the other figures are not known."""
 
     at: datetime
     bytes: int | None
@@ -45,6 +46,7 @@ class Usage:
     requested: int
     hit_rate: float | None
     models: list[OfModel]
+    problem: str = ""
 
     @property
     def part(self) -> float | None:
@@ -55,17 +57,22 @@ def usage(principal: Principal, held: ActivePolicy) -> Usage:
     """Models that they don't know of are not told apart."""
     org, sight = held.org, Sight(principal)
     drivers = list(drivers_serving(org).filter(joined_at__isnull=False).only("name", "model"))
-    requested, hit = (_sum(org, metric) for metric in (REQUESTED, HIT))
     limits = [held.policies.of(driver.model_name).dram_bytes_max for driver in drivers]
     limited = [limit for limit in limits if limit is not None]
-    return Usage(
-        at=timezone.now(),
-        bytes=_bytes_now(org),
-        quota=sum(limited) if limited and len(limited) == len(limits) else None,
-        requested=requested,
-        hit_rate=hit / requested if requested else None,
-        models=_models(org, {of_source("driver", one.name): _named(sight, one) for one in drivers}),
-    )
+    quota = sum(limited) if limited and len(limited) == len(limits) else None
+    model_of = {of_source("driver", one.name): _named(sight, one) for one in drivers}
+    try:
+        requested, hit = (_sum(org, metric) for metric in (REQUESTED, HIT))
+        return Usage(
+            at=timezone.now(),
+            bytes=_bytes_now(org),
+            quota=quota,
+            requested=requested,
+            hit_rate=hit / requested if requested else None,
+            models=_models(org, model_of),
+        )
+    except Unanswerable as error:
+        return Usage(timezone.now(), None, quota, 0, None, [], problem=str(error))
 
 
 def restrictions(held: ActivePolicy) -> list[str]:
@@ -108,11 +115,22 @@ def _models(org: Org, model_of: Mapping[str, str]) -> list[OfModel]:
 def _by_model(org: Org, metric: Metric, model_of: Mapping[str, str]) -> dict[str, int]:
     sums: dict[str, int] = {}
     now = timezone.now()
-    where = {"org": org.slug}
-    for one in series("driver:*", metric, Fold.SUM, now - SPAN, now, STEP, where=where, by=(TOPIC,)):
-        model = model_of.get(one.labels[TOPIC], "")
+    found = series(
+        "driver:*",
+        metric,
+        Fold.SUM,
+        now - SPAN,
+        now,
+        STEP,
+        TOPICS_MAX,
+        topics=tuple(model_of),
+        where={"org": org.slug},
+        by=(TOPIC,),
+    )
+    for one in found:
+        model = model_of[one.labels[TOPIC]]
         sums[model] = sums.get(model, 0) + round(sum(one.numbers))
-    return {model: count for model, count in sums.items() if model}
+    return sums
 
 
 def _sum(org: Org, metric: Metric) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+from console.metrics.services import existing_topics
 from inference_brain import metrics as brain
 from telemetry.metrics import Metric
 from telemetry.queries import TOPIC, Fold, Question, ask
-from telemetry.topics import FLEET, ORG
+from telemetry.topics import FLEET, ORG, of_org
 
 MINUTES: Final = 5
 STEP: Final = 60
@@ -47,15 +49,15 @@ Key = tuple[str, ...]
 
 
 def by_org(orgs: Iterable[str] | None) -> list[OrgRow]:
-    """Those of these orgs, or of all, with most requests first."""
-    wanted = None if orgs is None else {f"{ORG}:{slug}" for slug in orgs}
-    topic = f"{ORG}:*"
-    requests = _sums(topic, brain.REQUESTS, TOPIC)
-    rejected = _sums(topic, brain.REJECTED, TOPIC)
-    queued = _worst(topic, brain.QUEUED, Fold.TOTAL, TOPIC)
-    waits = _worst(topic, brain.QUEUE, Fold.P99, TOPIC)
-    ttft = _worst(topic, brain.TTFT, Fold.P99, TOPIC)
-    found = {*requests, *queued} if wanted is None else {(one,) for one in wanted} & {*requests, *queued}
+    """Those of these orgs, or of all, with most requests first. Raises Unanswerable."""
+    every = f"{ORG}:*"
+    topics = existing_topics(every) if orgs is None else tuple(map(of_org, orgs))
+    of = partial(_asked, every, by=(TOPIC,), topics=topics)
+    requests = _sums(of(brain.REQUESTS, Fold.SUM))
+    rejected = _sums(of(brain.REJECTED, Fold.SUM))
+    queued = _worst(of(brain.QUEUED, Fold.TOTAL))
+    waits = _worst(of(brain.QUEUE, Fold.P99))
+    ttft = _worst(of(brain.TTFT, Fold.P99))
     rows = [
         OrgRow(
             org=key[0].removeprefix(f"{ORG}:"),
@@ -65,17 +67,18 @@ def by_org(orgs: Iterable[str] | None) -> list[OrgRow]:
             queue_seconds=waits.get(key),
             ttft_seconds=ttft.get(key),
         )
-        for key in found
+        for key in {*requests, *queued}
     ]
     return sorted(rows, key=lambda row: (-row.requests, row.org))[:ROWS_MAX]
 
 
 def by_replica() -> list[ReplicaRow]:
-    """Of all brains together, those that are not ready first."""
+    """Of all brains together, those that are not ready first. Raises Unanswerable."""
     labels = ("model", "replica")
-    requests = _sums(FLEET, brain.REQUESTS, *labels)
-    ttft = _worst(FLEET, brain.TTFT, Fold.P99, *labels)
-    errors = _worst(FLEET, brain.ESTIMATE_ERROR, Fold.P50, *labels)
+    of = partial(_asked, FLEET, by=labels)
+    requests = _sums(of(brain.REQUESTS, Fold.SUM))
+    ttft = _worst(of(brain.TTFT, Fold.P99))
+    errors = _worst(of(brain.ESTIMATE_ERROR, Fold.P50))
     states: dict[Key, list[tuple[str, str, int]]] = {}
     for (model, replica, state), brains in sorted(_now(brain.REPLICA_STATE, *labels, "state").items()):
         its = states.setdefault((model, replica), [])
@@ -98,17 +101,17 @@ def by_replica() -> list[ReplicaRow]:
 
 def expected_hits(org: str, seconds: int) -> dict[str, float]:
     """Prompt tokens of the org that brains expected in the caches of the replicas that they chose, by
-    what clients call the model, in the last so many seconds."""
-    found = _asked(f"{ORG}:{org}", brain.PREDICTED_HIT, Fold.SUM, ("model",), seconds)
+    what clients call the model, in the last so many seconds. Raises Unanswerable."""
+    found = _asked(of_org(org), brain.PREDICTED_HIT, Fold.SUM, ("model",), seconds)
     return {key[0]: sum(values) for key, values in found.items()}
 
 
-def _sums(topic: str, metric: Metric, *by: str) -> dict[Key, float]:
-    return {key: sum(values) for key, values in _asked(topic, metric, Fold.SUM, by).items()}
+def _sums(found: Mapping[Key, list[float]]) -> dict[Key, float]:
+    return {key: sum(values) for key, values in found.items()}
 
 
-def _worst(topic: str, metric: Metric, fold: Fold, *by: str) -> dict[Key, float]:
-    return {key: max(values) for key, values in _asked(topic, metric, fold, by).items() if values}
+def _worst(found: Mapping[Key, list[float]]) -> dict[Key, float]:
+    return {key: max(values) for key, values in found.items() if values}
 
 
 def _now(metric: Metric, *by: str) -> dict[Key, float]:
@@ -124,11 +127,19 @@ def _asked(
     by: tuple[str, ...],
     seconds: int = MINUTES * STEP,
     step: int = STEP,
+    topics: tuple[str, ...] | None = None,
 ) -> Mapping[Key, list[float]]:
     now = time.time()
     end = now // step * step
     question = Question(
-        topic=topic, metric=metric, fold=fold, start=end - seconds, end=end, step=step, by=by
+        topic=topic,
+        topics=topics,
+        metric=metric,
+        fold=fold,
+        start=end - seconds,
+        end=end,
+        step=step,
+        by=by,
     )
     lines = ask(question, now, SERIES_MAX).lines
     return {tuple(line.labels.get(name, "") for name in by): line.numbers for line in lines}

@@ -13,10 +13,17 @@ from telemetry.emit.transfers import Transfer
 from telemetry.ingest.dead_letters import Cause, DeadLetters
 from telemetry.ingest.known_shapes import KnownShapes
 from telemetry.ingest.streams import IDLE_MS_BEFORE_TAKEN_OVER, Entry
-from telemetry.records import FIELD, LATE_SECONDS_MAX, SHAPE_FIELD, TOLD_SECONDS, Record, decode
+from telemetry.records import (
+    EARLY_SECONDS_MAX,
+    FIELD,
+    LATE_SECONDS_MAX,
+    SHAPE_FIELD,
+    TOLD_SECONDS,
+    Record,
+    decode,
+)
 from telemetry.shapes import Shape
 
-EARLY_SECONDS_MAX: Final = 300  # a clock may be ahead by so much
 # In a stream of one's own the shape comes with the first of its records, which another member may be
 # writing just now, or which was lost with all that was in Redis: the others are read again after they
 # have been idle, up to so long after they came.

@@ -79,7 +79,8 @@ class Names:
             with connection.cursor() as cursor:
                 cursor.execute(
                     "INSERT INTO telemetry_topic (name, seen_on) SELECT unnest(%s::text[]), %s "
-                    "ON CONFLICT (name) DO UPDATE SET seen_on = EXCLUDED.seen_on RETURNING name, id",
+                    "ON CONFLICT (name) DO UPDATE SET "
+                    "seen_on = greatest(telemetry_topic.seen_on, EXCLUDED.seen_on) RETURNING name, id",
                     [unknown, today],
                 )
                 self._topics.update(cursor.fetchall())

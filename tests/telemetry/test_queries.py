@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from telemetry import queries
 from telemetry.histogram import BOUNDS, Histogram
 from telemetry.ingest.folder import Row
 from telemetry.metrics import Catalog, Kind
+from telemetry.models import Topic
 from telemetry.queries import Answer, Fold, Question, Unanswerable, as_csv, ask
 from telemetry.shapes import Series, Shape
 from telemetry.store.rollup import RollUp
@@ -88,6 +90,24 @@ def test_a_gauge_has_a_mean_a_highest_and_a_total_over_places(roll_up: RollUp) -
     assert answer(SLOTS, Fold.MAX, 10, topic="fleet").lines[0].values == [7]
     each = answer(SLOTS, Fold.MEAN, 10, topic="node:*", by=("topic",)).lines
     assert [line.labels for line in each] == [{"topic": "node:a"}, {"topic": "node:b"}]
+
+
+def test_of_too_many_topics_only_those_count_that_have_told_something_since(
+    roll_up: RollUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "TOPICS_MAX", 2)
+    put("node:a", HOUR, {FREE: (40, 10, 7)})
+    put("node:b", HOUR, {FREE: (40, 10, 7)})
+    before = day_of(HOUR - 86_400)
+    Topic.objects.bulk_create(Topic(name=f"node:old-{one}", seen_on=before) for one in range(3))
+    put("node:old-0", HOUR - 86_400, {FREE: (40, 10, 7)})
+    every = {"topic": "node:*", "by": ("topic",)}
+    assert len(answer(SLOTS, Fold.MEAN, 10, **every).lines) == 2
+    put("node:c", HOUR, {FREE: (40, 10, 7)})
+    with pytest.raises(Unanswerable, match="more than 2 topics"):
+        answer(SLOTS, Fold.MEAN, 10, **every)
+    chosen = answer(SLOTS, Fold.MEAN, 10, topics=("node:a", "node:c", "node:x"), **every).lines
+    assert [line.labels for line in chosen] == [{"topic": "node:a"}, {"topic": "node:c"}]
 
 
 def test_what_is_still_going_on_is_not_told_as_less(roll_up: RollUp) -> None:

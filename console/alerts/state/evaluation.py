@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Final
 
 from django.db import InterfaceError, OperationalError
@@ -25,6 +26,7 @@ from console.alerts.state import suppression
 from console.alerts.state.lifecycle import OPEN, Verdict
 from console.alerts.state.snapshot import tables, take_snapshot
 from console.alerts.state.transitions import fingerprint, first_seen, observe, retire
+from console.metrics.services import existing_topics
 from console.orgs.models import Org
 from console.sessions.models import Session
 from console.workloads.models import Workload
@@ -63,13 +65,14 @@ class _Stored:
 
     thresholds: Mapping[str, RuleThresholds]  # by rule, as `open`
     open: Mapping[str, list[Alert]]
+    topics: Callable[[str], tuple[str, ...]]  # `existing_topics`, each kind read once
 
 
 def _stored(rules: Sequence[Rule]) -> _Stored:
     found: dict[str, list[Alert]] = {rule.slug: [] for rule in rules}
     for alert in Alert.objects.filter(rule__in=found, state__in=OPEN).select_related("org"):
         found[alert.rule].append(alert)
-    return _Stored(thresholds_of(rules), found)
+    return _Stored(thresholds_of(rules), found, cache(existing_topics))
 
 
 def due(rules: Iterable[Rule], at: datetime) -> list[Rule]:
@@ -110,7 +113,8 @@ def _evaluate(rule: Rule, now: Snapshot, stored: _Stored, done: list[Evaluation]
 def _apply(rule: Rule, now: Snapshot, stored: _Stored) -> tuple[int, str]:
     """Evaluate a rule and update its alerts. Returns the number of transitions, and a problem if any."""
     thresholds = stored.thresholds[rule.slug]
-    findings = rule.condition(tables(rule, now.at.timestamp()), now, thresholds)
+    read = tables(rule, now.at.timestamp(), stored.topics)
+    findings = rule.condition(read, now, thresholds)
     found = {
         fingerprint(rule.slug, one.topic, one.labels): one
         for one in findings

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import starmap
 from typing import Final
@@ -193,9 +194,13 @@ def _rolled_up_to() -> datetime | None:
     return datetime.fromtimestamp(row[0], UTC) if row else None
 
 
-def tables(rule: Rule, now: float) -> Tables:
-    """The results of a rule's queries. Raises telemetry.queries.Unanswerable."""
-    return {
-        name: ask(query.question(METRICS, now), now, SERIES_MAX).lines
-        for name, query in rule.queries.items()
-    }
+def tables(rule: Rule, now: float, existing: Callable[[str], tuple[str, ...]]) -> Tables:
+    """The results of a rule's queries, about what exists: see `existing_topics`. Raises
+    telemetry.queries.Unanswerable."""
+    found = {}
+    for name, query in rule.queries.items():
+        question = query.question(METRICS, now)
+        if question.topic.endswith("*"):
+            question = replace(question, topics=existing(question.topic))
+        found[name] = ask(question, now, SERIES_MAX).lines
+    return found

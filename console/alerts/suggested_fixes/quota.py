@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import Final
 
@@ -19,9 +20,11 @@ from console.orgs.models import Org
 from console.policies import bulk
 from console.policies.services import active_policy
 from console.visibility import Sight
-from telemetry.queries import TOPIC, Fold
+from telemetry.queries import TOPIC, TOPICS_MAX, Fold, Unanswerable
 from telemetry.topics import kind_of
 from telemetry.units import exact_size, size
+
+log = logging.getLogger(__name__)
 
 FULL_SHARE: Final = 0.9  # of a quota: below it the quota is not the problem
 RAISE_BY: Final = 1.5
@@ -76,10 +79,24 @@ class RaiseQuota:
 
 
 def _fullest_driver(org: Org) -> tuple[str, int] | None:
-    """The driver that stores most of an org, and its bytes, over the last minute."""
+    """The driver that stores most of an org, and its bytes, over the last minute; None if there are too
+    many to ask about."""
     now = timezone.now()
-    since, where = now - timedelta(minutes=1), {"org": org.slug}
-    told = series("driver:*", METRICS[MEMORY], Fold.MAX, since, now, 60, where=where, by=(TOPIC,))
+    try:
+        told = series(
+            "driver:*",
+            METRICS[MEMORY],
+            Fold.MAX,
+            now - timedelta(minutes=1),
+            now,
+            60,
+            TOPICS_MAX,
+            where={"org": org.slug},
+            by=(TOPIC,),
+        )
+    except Unanswerable as error:
+        log.warning("Which driver stores most of %s is not known: %s", org.slug, error)
+        return None
     held = {one.labels[TOPIC]: max(one.numbers, default=0.0) for one in told}
     driver = max(held, key=lambda topic: held[topic], default="")
     return (driver.removeprefix(f"{kind_of(driver)}:"), int(held[driver])) if driver else None

@@ -7,6 +7,7 @@ expected tokens is taken to be absent: requests that brains would then send else
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +16,9 @@ from console.policies.preview.estimates import Foretold
 from console.routing import traffic
 from console.routing.models import Replica
 from swdriver_shim.policy import OrgPolicies
+from telemetry.queries import Unanswerable
+
+log = logging.getLogger(__name__)
 
 SECONDS: Final = 3600  # of routing that is looked at
 
@@ -34,12 +38,16 @@ def routed_hits(
     org: Org, told: Foretold, now: OrgPolicies, proposed: OrgPolicies, model: str = ""
 ) -> RoutedHits | None:
     """Of the models that the preview is of: see `foretell`. None if the preview or routing has no
-    hits."""
+    hits, or too many models to tell apart."""
     was, will = told.preview.now, told.preview.proposed
     if not was.hit_rate or will.hit_rate is None:
         return None
     served = _served(model, {*now.models, *proposed.models})
-    hits = traffic.expected_hits(org.slug, SECONDS)
+    try:
+        hits = traffic.expected_hits(org.slug, SECONDS)
+    except Unanswerable as error:
+        log.warning("Expected hits of %s are not known: %s", org.slug, error)
+        return None
     expected = sum(tokens for name, tokens in hits.items() if name in served)
     if expected < 1:
         return None

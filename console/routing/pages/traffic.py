@@ -11,6 +11,7 @@ from console.fleet.models import Brain
 from console.orgs.services import get_org, visible_orgs
 from console.routing import traffic
 from console.routing.models import ServedModel
+from telemetry.queries import Unanswerable
 from telemetry.topics import FLEET, of_org
 
 ORGS_MAX = 500
@@ -30,13 +31,20 @@ def show(request: SignedInRequest) -> HttpResponse:
     org = get_org(principal, slug) if slug else None
     if org is None and not sees_all:
         raise Http404("There is no such org.")
+    by_org, by_replica, problem = list[traffic.OrgRow](), list[traffic.ReplicaRow](), ""
+    try:
+        by_org = traffic.by_org([org.slug] if org else None)
+        by_replica = traffic.by_replica() if sees_all and org is None else []
+    except Unanswerable as error:
+        problem = str(error)
     context = {
         "org": org,
         "orgs": orgs,
         "sees_all": sees_all,
         "topic": of_org(org.slug) if org else FLEET,
-        "by_org": traffic.by_org([org.slug] if org else None),
-        "by_replica": traffic.by_replica() if sees_all and org is None else (),
+        "by_org": by_org,
+        "by_replica": by_replica,
+        "problem": problem,
         "minutes": traffic.MINUTES,
         "has_brains": Brain.objects.exists() if sees_all else True,
         "has_models": ServedModel.objects.exists() if sees_all else True,

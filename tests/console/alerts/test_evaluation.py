@@ -22,8 +22,9 @@ from console.alerts.state.lifecycle import Verdict
 from console.alerts.state.suppression import causes
 from console.metrics import prometheus
 from console.orgs.models import Org
+from telemetry import queries
 from telemetry.metrics import Kind
-from telemetry.models import Event
+from telemetry.models import Event, Topic
 from telemetry.shapes import Series
 from telemetry.store.rollup import RollUp
 from tests.console.alerts.evaluations import NOW, heard, put, tick
@@ -177,6 +178,22 @@ def test_a_rule_that_stops_with_an_exception_says_so_and_stops_no_other() -> Non
     assert Evaluator.now().problems == {
         "evict-slow": "It stopped with ZeroDivisionError: see the worker's log."
     }
+
+
+def test_numbers_of_orgs_and_nodes_that_there_are_not_stop_no_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A driver may report those of any number."""
+    monkeypatch.setattr(queries, "TOPICS_MAX", 2)
+    Org.objects.create(slug="acme", name="Acme")
+    heard("node:ax-7")
+    put("node:ax-7", {WAITING: (50_000.0, 10, 5000.0)})
+    today = NOW.date()
+    for kind in ("org", "session", "node"):
+        Topic.objects.bulk_create(Topic(name=f"{kind}:x{one}", seen_on=today) for one in range(3))
+    tick(*RULES)
+    assert Evaluator.now().problems == {}
+    assert states() == {"queue-deep node:ax-7": "pending"}
 
 
 def test_too_many_breaches_are_told_as_a_rule_that_is_too_strict(

@@ -19,6 +19,7 @@ from console.operations.models import Operation
 from console.placement.topology import State
 from console.policies.services import active_policy, set_policy
 from swdriver_shim.policy import OrgPolicies, Policy
+from telemetry import queries
 from telemetry.ingest.folder import Row
 from telemetry.metrics import Kind
 from telemetry.shapes import Series, Shape
@@ -104,6 +105,8 @@ def test_a_quota_that_a_driver_has_filled_is_raised_by_an_org_admin(
     set_policy(SYSTEM, people.acme, limited, reason="contract")
     hold("job-1", "acme", 100)
     assert [fix.action for fix in suggested_fixes.suggest(SYSTEM, alert)] == [""], "there is room"
+    for one in range(queries.GROUPS_MAX):
+        hold(f"other-{one}", "acme", 10)
     hold("job-7", "acme", 950)
     told = api_of(people.viewer).get(f"/api/v1/alerts/{alert.pk}/suggested-fixes").json()[0]
     assert "on a driver." in told["text"], "it is of no session of theirs"

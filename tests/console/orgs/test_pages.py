@@ -5,12 +5,53 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+import pytest
 from django.test import Client
+from django.utils import timezone
 
+from console.fleet.models import Driver
 from console.orgs.models import Org
+from console.sessions.models import DriverOrg
+from telemetry import queries
+from telemetry.ingest.folder import Row
+from telemetry.metrics import Kind
+from telemetry.shapes import Series, Shape
+from telemetry.store.rollup import RollUp
+from telemetry.store.storage import FRESH, Names, copy_in, day_of
 from tests.conftest import People
+from tests.html import compact
 
 EDIT: Final = "/orgs/acme/edit/"
+REQUESTED: Final = Series(Kind.COUNTER, "swdriver_requested_tokens_total", (("org", "acme"),))
+
+
+def test_usage_is_of_all_drivers_that_serve_an_org_or_its_page_says_why_not(
+    people: People, browser_of: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, names = timezone.now(), [f"job-{one}" for one in range(queries.GROUPS_MAX + 1)]
+    drivers = [
+        Driver(
+            name=one,
+            control_url="http://127.0.0.1:1",
+            control_token="c" * 40,
+            joined_at=now,
+            heartbeat_sha256=one.encode().ljust(32),
+            model={"name": "llama", "groups": []},
+        )
+        for one in names
+    ]
+    DriverOrg.objects.bulk_create(DriverOrg(driver=one) for one in Driver.objects.bulk_create(drivers))
+    RollUp().tend_days(now.timestamp())
+    shape, bucket = Shape([REQUESTED]), int(now.timestamp()) // 10 * 10 - 10
+    cells = shape.cells({REQUESTED: 5})
+    rows = [Row(f"driver:{one}", bucket, shape, cells) for one in [*names, "another"]]
+    copy_in(FRESH, Names().stored(rows, day_of(bucket)))
+    browser = browser_of(people.platform_viewer)
+    assert "1,005" in compact(browser.get("/orgs/acme/"))
+    monkeypatch.setattr(queries, "TOPICS_MAX", 200)
+    page = compact(browser.get("/orgs/acme/"))
+    assert "These figures are not known: These are more than 200 topics." in page
+    assert "No traffic." not in page
 
 
 def test_the_page_of_an_org_overwrites_nothing_unseen(

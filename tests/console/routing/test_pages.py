@@ -12,6 +12,8 @@ from django.test.utils import CaptureQueriesContext
 from console.accounts.models import User
 from console.fleet.models import Brain
 from console.routing.models import Replica, ServedModel
+from telemetry import queries
+from telemetry.models import Topic
 from telemetry.store.rollup import RollUp
 from tests.conftest import People
 from tests.console.alerts.evaluations import NOW
@@ -38,6 +40,19 @@ def test_empty_pages_say_what_to_do_next(admin: Client) -> None:
     assert "No replicas yet: requests for acme/chat get 503." in compact(
         admin.get("/routing/models/chat/")
     )
+
+
+def test_what_brains_do_is_told_of_orgs_that_there_are(
+    admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "TOPICS_MAX", 2)  # and there are two orgs
+    Topic.objects.bulk_create(Topic(name=f"org:x{one}", seen_on=NOW.date()) for one in range(3))
+    assert "No requests in the last 5 minutes." in compact(admin.get("/routing/"))
+    monkeypatch.setattr(queries, "TOPICS_MAX", 1)
+    Topic.objects.bulk_create(Topic(name=f"org:{one}", seen_on=NOW.date()) for one in ("acme", "globex"))
+    page = compact(admin.get("/routing/"))
+    assert "These tables are not complete: These are more than 1 topics." in page
+    assert "No requests" not in page
 
 
 def test_a_model_and_a_replica_are_added_edited_drained_and_removed(admin: Client) -> None:
