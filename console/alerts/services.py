@@ -100,11 +100,12 @@ class Filters:
 def gravest_first(alerts: QuerySet[Alert]) -> QuerySet[Alert]:
     """Ordered by state (firing first), severity, rule, then the newest first."""
     return alerts.order_by(
-        _place("state", _ORDER), _place("severity", list(Severity)), "rule", "-state_since", "-pk"
+        place_in(_ORDER, "state"), place_in(list(Severity), "severity"), "rule", "-state_since", "-pk"
     )
 
 
-def _place(field: str, values: Sequence[str]) -> Case:
+def place_in(values: Sequence[str], field: str) -> Case:
+    """To order by: the place of a field in these values, after all of them if it is none."""
     cases = [When(**{field: str(value)}, then=Value(place)) for place, value in enumerate(values)]
     return Case(*cases, default=Value(len(values)), output_field=IntegerField())
 

@@ -8,7 +8,7 @@ minute; if it dies, the notification is due again, and is sent again with the sa
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
@@ -21,8 +21,9 @@ from django.utils import timezone
 
 from console.alerts.delivery.messages import Message
 from console.alerts.delivery.senders import Outcome, send, takes_groups
-from console.alerts.models import Alert, Channel, Notification
+from console.alerts.models import Alert, Channel, Notification, Silence
 from console.alerts.rules.rule import Severity
+from console.alerts.services import place_in
 from console.alerts.state.lifecycle import NOTIFIED, State
 from console.alerts.state.matchers import match
 from console.alerts.state.silences import active_silences, silence_of
@@ -38,8 +39,8 @@ LEASE: Final = timedelta(seconds=60)
 BACK_OFF_SECONDS: Final = (10, 30, 60, 120, 300, 600, 1200, 3600, 3600, 3600, 3600)
 TRIES_MAX: Final = len(BACK_OFF_SECONDS) + 1
 GROUP_MAX: Final = 50
-ALERTS_MAX: Final = 5000
-GRAVITY: Final = {severity: place for place, severity in enumerate(reversed(Severity))}
+ALERTS_MAX: Final = 5000  # notifications of a channel that are planned at once
+SEVERITIES: Final = list(Severity)  # the most urgent first
 
 
 # Planning
@@ -59,10 +60,8 @@ def plan(now: datetime) -> int:
             what=What.FIRING,
             next_try_at=now + GROUPING,
         )
-        for alert in _firing()
-        if silence_of(alert, silences) is None
         for channel in channels
-        if wants(channel, alert)
+        for alert in islice(_firing_and_not_planned(channel, silences), ALERTS_MAX)
     ]
     resolved = [
         Notification(
@@ -79,9 +78,22 @@ def plan(now: datetime) -> int:
     return Notification.objects.count() - before
 
 
-def _firing() -> QuerySet[Alert]:
-    found = Alert.objects.filter(state__in=NOTIFIED, fired_at__isnull=False, suppressed_by=None)
-    return found.order_by("id")[:ALERTS_MAX]
+def _firing_and_not_planned(channel: Channel, silences: Sequence[Silence]) -> Iterator[Alert]:
+    """The alerts that a channel is yet to be notified of, gravest first."""
+    planned = Notification.objects.filter(
+        channel=channel, alert=OuterRef("pk"), episode=OuterRef("episode"), what=What.FIRING
+    )
+    found = Alert.objects.filter(
+        state__in=NOTIFIED,
+        fired_at__isnull=False,
+        suppressed_by=None,
+        severity__in=SEVERITIES[: SEVERITIES.index(Severity(channel.min_severity)) + 1],
+    )
+    if channel.org_id:
+        found = found.filter(org=channel.org_id)
+    for alert in found.exclude(Exists(planned)).order_by(place_in(SEVERITIES, "severity"), "id"):
+        if match(channel.parsed, alert.all_labels) and silence_of(alert, silences) is None:
+            yield alert
 
 
 def _resolved_and_not_planned() -> QuerySet[Notification]:
@@ -107,12 +119,6 @@ def _of_ended(notifications: QuerySet[Notification]) -> QuerySet[Notification]:
     return found.exclude(Exists(planned))
 
 
-def wants(channel: Channel, alert: Alert) -> bool:
-    severe_enough = GRAVITY[Severity(alert.severity)] >= GRAVITY[Severity(channel.min_severity)]
-    its_org = channel.org_id in (None, alert.org_id)
-    return severe_enough and its_org and match(channel.parsed, alert.all_labels)
-
-
 # Delivery
 
 
@@ -135,7 +141,8 @@ def deliver(channel_id: int, groups_max: int = 4) -> int:
 
 
 def _lease(channel: Channel, now: datetime) -> list[Notification]:
-    """Take the oldest notification that is due, and its group, for the length of the lease.
+    """Take the gravest notification that is due, the oldest of those, and its group, for the length of
+    the lease.
 
     A group that was tried is tried again as it was: with others in it, it would have another key.
     """
@@ -143,10 +150,13 @@ def _lease(channel: Channel, now: datetime) -> list[Notification]:
         if not Channel.objects.select_for_update(no_key=True).filter(pk=channel.pk).exists():
             return []
         waiting = channel.notifications.filter(state=Waiting, next_try_at__lte=now)
-        due = waiting.select_related("alert").select_for_update(no_key=True, of=("self",)).order_by("id")
-        rows = _still_wanted(list(due[:GROUP_MAX]), now)
-        if not rows:
-            return []
+        due = waiting.select_related("alert").select_for_update(no_key=True, of=("self",))
+        due = due.order_by(place_in(SEVERITIES, "alert__severity"), "id")
+        rows = list[Notification]()
+        while not rows:
+            if not (found := list(due[:GROUP_MAX])):
+                return []
+            rows = _still_wanted(found, now)
         first = rows[0]
         if first.tries:  # all of its group were due at the same moment since, and nothing else was
             rows = list(due.filter(tries=first.tries, next_try_at=first.next_try_at))

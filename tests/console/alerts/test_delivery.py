@@ -222,6 +222,42 @@ def test_who_is_told_is_chosen_by_org_severity_and_matchers(receiver: Hook) -> N
 
 
 @pytest.mark.django_db
+def test_however_many_are_told_or_silenced_what_fires_now_is_told(
+    receiver: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "ALERTS_MAX", 2)
+    channel = make_channel("hook", receiver.address)
+    for one in "abcd":
+        make_alert("queue-deep", "node:ax-7", labels={"shard": one}, severity="notice")
+    for one in "ef":
+        make_alert("queue-deep", "node:ax-8", labels={"shard": one})
+    make_silence(["node=ax-8"])
+    assert [notifications.plan(timezone.now()) for _ in range(3)] == [2, 2, 0]
+    grave = make_alert("ttl-exceeded", "driver:job7")
+    assert notifications.plan(timezone.now()) == 1
+    assert channel.notifications.get(alert=grave).state == "waiting"
+
+
+@pytest.mark.django_db
+def test_of_a_storm_the_gravest_is_told_first_and_what_is_explained_holds_up_nothing(
+    receiver: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "GROUP_MAX", 2)
+    channel = make_channel("hook", receiver.address)
+    for one in "abcdef":
+        make_alert("queue-deep", "node:ax-7", labels={"shard": one})
+    make_alert("hit-rate-drop", "org:acme", severity="ticket")
+    notifications.plan(timezone.now() - timedelta(minutes=1))
+    cause = make_alert("agent-not-reporting", "node:ax-7")
+    notifications.plan(timezone.now() - timedelta(minutes=1))
+    Alert.objects.filter(rule="queue-deep").update(suppressed_by=cause)
+    assert notifications.deliver(channel.pk) == 2
+    told = [body["alerts"][0]["rule"] for body in receiver.bodies]
+    assert told == ["agent-not-reporting", "hit-rate-drop"]
+    assert log(channel) == [("firing", "sent")] * 2
+
+
+@pytest.mark.django_db
 def test_of_what_is_silenced_or_explained_nobody_is_told_until_it_is_not(receiver: Hook) -> None:
     channel = make_channel("hook", receiver.address)
     cause = make_alert("agent-not-reporting", "node:ax-7")
