@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from django.db import connection
 
 from telemetry.cells import NO_GAUGE, Cells, Gauge, add_gauges
 from telemetry.histogram import BOUNDS, BUCKETS, Histogram
-from telemetry.metrics import Kind, Metric
+from telemetry.metrics import OTHER, Kind, Metric
 from telemetry.records import EARLY_SECONDS_MAX
 from telemetry.shapes import Shape
 from telemetry.store import history
@@ -128,9 +129,18 @@ class Answer:
         return range(self.start, self.start + count * self.step, self.step)
 
 
-def ask(question: Question, now: float, groups_max: int = GROUPS_MAX) -> Answer:
-    """Raises Unanswerable. More series than a chart can show are for who looks at each of them."""
-    [answer] = ask_each([question], now, groups_max)
+def ask(
+    question: Question,
+    now: float,
+    groups_max: int = GROUPS_MAX,
+    groups_of_topic_max: int | None = None,
+) -> Answer:
+    """Raises Unanswerable. More series than a chart can show are for who looks at each of them.
+
+    `groups_of_topic_max`: what a topic has more of is added up as `other`, so that it costs no other
+    topic the answer.
+    """
+    [answer] = ask_each([question], now, groups_max, groups_of_topic_max)
     return answer
 
 
@@ -138,6 +148,7 @@ def ask_each(
     questions: Sequence[Question],
     now: float,
     groups_max: int = GROUPS_MAX,
+    groups_of_topic_max: int | None = None,
     cache: RowCache | None = None,
 ) -> list[Answer]:
     """Answer questions about one topic and time, of the same step. Rows are read once for all, and
@@ -150,7 +161,8 @@ def ask_each(
     points = math.ceil((first.end - start) / step)
     if points > POINTS_MAX:
         raise Unanswerable("step", f"That is {points} points; at most {POINTS_MAX} are given.")
-    grids = [_Grid(question, start, step, points, groups_max) for question in questions]
+    most = (groups_max, groups_of_topic_max or math.inf)
+    grids = [_Grid(question, start, step, points, *most) for question in questions]
     rows = (cache or RowCache()).rows(first.topic, first.topics, level, start, start + points * step)
     for topic, shape, bucket, encoded in rows:
         for grid in grids:
@@ -301,9 +313,18 @@ _SHAPES: Final = Shapes()
 class _Grid:
     """Sums for each series of the answer and each step."""
 
-    def __init__(self, question: Question, start: int, step: int, points: int, groups_max: int) -> None:
+    def __init__(
+        self,
+        question: Question,
+        start: int,
+        step: int,
+        points: int,
+        groups_max: int,
+        groups_of_topic_max: float,
+    ) -> None:
         self._question = question
-        self._groups_max = groups_max
+        self._groups_max, self._groups_of_topic_max = groups_max, groups_of_topic_max
+        self._of_topic: Counter[str] = Counter()  # groups
         self._start, self._step, self._points = start, step, points
         self._groups: dict[tuple[str, ...], _Sums] = {}
         self._over: dict[tuple[str, ...], _Sums] = {}
@@ -337,13 +358,16 @@ class _Grid:
     def _group(
         self, groups: dict[tuple[str, ...], _Sums], labels: Mapping[str, str], by: Sequence[str]
     ) -> _Sums:
-        key = tuple(labels.get(name, "") for name in by)
+        key, topic = tuple(labels.get(name, "") for name in by), labels[TOPIC]
+        if key not in groups and TOPIC in by and self._of_topic[topic] >= self._groups_of_topic_max:
+            key = tuple(topic if name == TOPIC else OTHER for name in by)
         if key not in groups:
             if len(groups) >= self._groups_max:
                 raise Unanswerable(
                     "by", f"These are more than {self._groups_max} series. Ask for fewer."
                 )
             groups[key] = _KINDS[self._question.metric.kind](self._points)
+            self._of_topic[topic] += 1
         return groups[key]
 
     def lines(self, now: float) -> list[ResultSeries]:

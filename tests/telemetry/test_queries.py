@@ -110,6 +110,24 @@ def test_of_too_many_topics_only_those_count_that_have_told_something_since(
     assert [line.labels for line in chosen] == [{"topic": "node:a"}, {"topic": "node:c"}]
 
 
+def test_a_topic_with_too_many_series_costs_no_other_the_answer(roll_up: RollUp) -> None:
+    many = {Series(Kind.COUNTER, HIT.name, (("tier", f"t{one}"),)): 2 for one in range(9)}
+    put("node:flood", HOUR, many, Shape(many))
+    put("node:a", HOUR, {DRAM: 30, TIER2: 10})
+    end, by = HOUR + 10, ("topic", "tier")
+    asked = Question(topic="node:*", metric=HIT, fold=Fold.SUM, start=HOUR, end=end, step=10, by=by)
+    with pytest.raises(Unanswerable, match="more than 6 series"):
+        ask(asked, HOUR + 7200, 6)
+    found = ask(asked, HOUR + 7200, 6, 3).lines
+    sums = {(line.labels["topic"], line.labels["tier"]): line.values for line in found}
+    assert sums == {
+        ("node:a", "dram"): [30],
+        ("node:a", "tier2"): [10],
+        **{("node:flood", f"t{one}"): [2] for one in range(3)},
+        ("node:flood", "other"): [12],
+    }
+
+
 def test_what_is_still_going_on_is_not_told_as_less(roll_up: RollUp) -> None:
     put("org:acme", HOUR, {DRAM: 30, FREE: (40, 5, 8)})
     assert answer(HIT, Fold.RATE, 10, now=HOUR + 5).lines[0].values == [6.0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -30,6 +31,7 @@ from console.metrics.services import existing_topics
 from console.orgs.models import Org
 from console.sessions.models import Session
 from console.workloads.models import Workload
+from telemetry.metrics import OTHER
 from telemetry.queries import Unanswerable
 from telemetry.topics import ORG, SESSION, WORKLOAD, of_org, of_session
 
@@ -37,6 +39,7 @@ log = logging.getLogger(__name__)
 
 SILENT_SECONDS: Final = 30.0  # after which the metrics of a topic are no data
 TELEMETRY_LATE_SECONDS: Final = 60.0  # after which all metrics are
+INSTANCES_OF_TOPIC_MAX: Final = 200  # of a rule; further breaches of the topic are one alert
 INSTANCES_MAX: Final = 5000  # of a rule: more breaches are reported as one problem
 
 
@@ -120,14 +123,17 @@ def _apply(rule: Rule, now: Snapshot, stored: _Stored) -> tuple[int, str]:
         for one in findings
         if thresholds.enabled(one.topic)
     }
+    is_open = {alert.fingerprint for alert in stored.open[rule.slug]}
+    found = _bounded(rule, found, is_open)
     breaches = [mark for mark, one in found.items() if one.verdict is Verdict.BREACH]
     if len(breaches) > INSTANCES_MAX:
+        most = Counter(found[mark].topic for mark in breaches).most_common(5)
+        log.warning("rule %s: most breaches are of %s", rule.slug, most)
         return (
             0,
             f"{len(breaches)} breaches exceed the limit of {INSTANCES_MAX}: the rule is too strict.",
         )
-    count, is_open = 0, {alert.fingerprint for alert in stored.open[rule.slug]}
-    new = set(breaches) - is_open
+    count, new = 0, set(breaches) - is_open
     closed = Alert.objects.filter(fingerprint__in=new).select_related("org") if new else ()
     known = [*stored.open[rule.slug], *closed]
     orgs = _orgs(
@@ -154,6 +160,28 @@ def _apply(rule: Rule, now: Snapshot, stored: _Stored) -> tuple[int, str]:
         if alert_row := first_seen(rule, finding, org, now.at, episode):
             count += observe(alert_row, finding, delays(thresholds(finding.topic)), now.at)
     return count, ""
+
+
+def _bounded(rule: Rule, found: Mapping[str, Finding], is_open: set[str]) -> dict[str, Finding]:
+    """At most so many breaches of a topic: those that are open and then the worst. The others are one
+    finding together, so that the flood of one process leaves room for the alerts of others."""
+    bounded, by_topic = dict(found), defaultdict[str, list[str]](list)
+    for mark, one in found.items():
+        if one.verdict is Verdict.BREACH:
+            by_topic[one.topic].append(mark)
+    for topic, marks in by_topic.items():
+        if len(marks) <= INSTANCES_OF_TOPIC_MAX:
+            continue
+        ranked = sorted(marks, key=lambda mark: (mark not in is_open, -(found[mark].value or 0), mark))
+        others = ranked[max(INSTANCES_OF_TOPIC_MAX, len(is_open.intersection(marks))) :]
+        for mark in others:
+            del bounded[mark]
+        if others:
+            worst = found[others[0]]
+            sentence = f"{len(others):,} more at {name_of(topic)}, such as: {worst.sentence}"
+            rest = replace(worst, sentence=sentence, labels=dict.fromkeys(worst.labels, OTHER))
+            bounded[fingerprint(rule.slug, topic, rest.labels)] = rest
+    return bounded
 
 
 def _not_reported(alert: Alert) -> Finding:

@@ -44,6 +44,7 @@ from telemetry.queries import ask
 from telemetry.topics import of_source
 
 SERIES_MAX: Final = 100_000  # of a query
+SERIES_OF_TOPIC_MAX: Final = 5_000
 CROSSINGS_MAX: Final = 5_000
 INSTANCES_TOLD: Final = 10  # of a workload
 
@@ -202,5 +203,5 @@ def tables(rule: Rule, now: float, existing: Callable[[str], tuple[str, ...]]) -
         question = query.question(METRICS, now)
         if question.topic.endswith("*"):
             question = replace(question, topics=existing(question.topic))
-        found[name] = ask(question, now, SERIES_MAX).lines
+        found[name] = ask(question, now, SERIES_MAX, SERIES_OF_TOPIC_MAX).lines
     return found

@@ -196,6 +196,39 @@ def test_numbers_of_orgs_and_nodes_that_there_are_not_stop_no_rule(
     assert states() == {"queue-deep node:ax-7": "pending"}
 
 
+def test_the_breaches_of_a_flood_are_one_alert_beyond_the_worst(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(evaluation, "INSTANCES_OF_TOPIC_MAX", 2)
+    monkeypatch.setattr(evaluation, "INSTANCES_MAX", 5)
+    queue = hasty("queue-deep")
+    heard("node:ax-7")
+    heard("node:ax-8")
+    put("node:ax-7", {WAITING: (50_000.0, 10, 5000.0)}, ago=20)
+
+    def flood(depths: range, ago: int) -> None:
+        told = {
+            Series(Kind.GAUGE, WAITING.name, (("shard", f"s{depth}"),)): (10.0 * depth, 10, float(depth))
+            for depth in depths
+        }
+        put("node:ax-8", told, ago)
+
+    def firing() -> list[tuple[str, str]]:
+        rows = Alert.objects.filter(state="firing").order_by("topic", "labels__shard")
+        return [(row.topic, row.labels["shard"]) for row in rows]
+
+    flood(range(2000, 2010), ago=20)
+    assert tick(queue) == 4
+    of_flood = [("node:ax-8", one) for one in ("other", "s2008", "s2009")]
+    assert firing() == [("node:ax-7", "a"), *of_flood]
+    rest = Alert.objects.get(labels__shard="other")
+    assert rest.sentence == "8 more at ax-8, such as: 2,007 requests waiting at shard s2007 of ax-8"
+    flood(range(3000, 3010), ago=10)
+    tick(queue)
+    assert firing() == [("node:ax-7", "a"), *of_flood], "open ones are not displaced"
+    assert Evaluator.now().problems == {}
+
+
 def test_too_many_breaches_are_told_as_a_rule_that_is_too_strict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
