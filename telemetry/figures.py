@@ -34,7 +34,7 @@ _UNSOUND: Final = (ArithmeticError, LookupError, TypeError, ValueError)  # of ce
 _ROWS: Final = (
     "SELECT t.name, r.bucket, r.shape, r.cells FROM telemetry_{table} AS r "
     "JOIN telemetry_topic AS t ON t.id = r.topic "
-    "WHERE t.name = ANY(%(topics)s) AND r.bucket >= %(start)s"
+    "WHERE t.name = ANY(%(topics)s) AND r.bucket >= %(start)s AND r.bucket < %(end)s"
 )
 _SELECT: Final = " UNION ALL ".join(_ROWS.format(table=table) for table in ("fresh", "10s"))
 
@@ -111,10 +111,10 @@ class CurrentFigures:
 
 def figures_now(topics: Collection[str], now: float) -> dict[str, CurrentFigures]:
     """Of the step that is under way and the one before it. Topics that told nothing are left out, and
-    those whose rows make no sense."""
-    start = bucket_of(now) - BUCKET_SECONDS
+    those whose rows make no sense. What is ahead of its time, by the clock of who told it, waits."""
+    start, end = bucket_of(now) - BUCKET_SECONDS, bucket_of(now) + BUCKET_SECONDS
     with connection.cursor() as cursor:
-        cursor.execute(_SELECT, {"topics": list(topics), "start": start})
+        cursor.execute(_SELECT, {"topics": list(topics), "start": start, "end": end})
         rows = sorted(cursor.fetchall(), key=_topic_and_bucket)
     shapes = _SHAPES.of({shape for _, _, shape, _ in rows})
     found: dict[str, CurrentFigures] = {}

@@ -44,6 +44,20 @@ def test_a_series_that_has_the_name_of_a_metric_and_another_kind_is_none_of_it(
     assert "memory" not in figures_past("driver:other", int(now) // 60 * 60, 60, 1)[0]
 
 
+def test_what_a_clock_that_is_ahead_says_is_no_part_of_now(
+    client: redis.Redis, ingest: Ingest, roll_up: RollUp
+) -> None:
+    """It moves 100 bytes a second, and says so five minutes ahead."""
+    now = time.time() // 10 * 10 + 8
+    ahead = Writer(client, name="ahead")
+    for second in range(-30, 240):
+        ahead.tell({OUT: 100}, at=now + second)
+    ingest.step()
+    figures = figures_now(["driver:ahead", "fleet"], now)
+    for topic in ("driver:ahead", "fleet"):
+        assert 90 < figures[topic].figures["bytes.out"] < 120
+
+
 def test_a_topic_whose_rows_make_no_sense_is_left_out(roll_up: RollUp) -> None:
     """Such as those of an earlier version, which did not check them."""
     now = time.time()
