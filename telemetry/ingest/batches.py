@@ -12,6 +12,7 @@ from telemetry.emit import transfers
 from telemetry.emit.transfers import Transfer
 from telemetry.ingest.dead_letters import Cause, DeadLetters
 from telemetry.ingest.known_shapes import KnownShapes
+from telemetry.ingest.quotas import LIVES_MAX, Quotas
 from telemetry.ingest.streams import IDLE_MS_BEFORE_TAKEN_OVER, Entry
 from telemetry.records import (
     EARLY_SECONDS_MAX,
@@ -50,8 +51,9 @@ Told = tuple[Entry, Record]
 class Batch:
     """What is read of it, what is set aside, and which entries have to be read again later."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, quotas: Quotas) -> None:
         self.now = now
+        self._quotas = quotas
         self.outcomes: Counter[str] = Counter()  # of records
         self.aside = DeadLetters()
         self.done: list[Entry] = []
@@ -99,13 +101,19 @@ class Batch:
         else:
             if writer and not may_tell(writer, record.kind, _source(record)):
                 self.refuse(Cause.FOREIGN, writer, f"it says that it is {_source(record)}", raw)
-            elif not self.now - LATE_SECONDS_MAX < record.at < self.now + EARLY_SECONDS_MAX:
+            elif not self._is_timely(record.at):
                 reason = f"it is of {record.at:.0f}, read at {self.now:.0f}"
                 self.refuse(Cause.UNTIMELY, _source(record), reason, raw)
+            elif not self._quotas.admits_life(_source(record), record.source):
+                reason = f"it has been started {LIVES_MAX} times within the hour"
+                self.refuse(Cause.LIVES, _source(record), reason, raw)
             else:
                 return record
         self.done.append(entry)
         return None
+
+    def _is_timely(self, at: float) -> bool:
+        return self.now - LATE_SECONDS_MAX < at < self.now + EARLY_SECONDS_MAX
 
     def _refuse_without_shape(self, entry: Entry, source: str) -> None:
         reason = "nobody has told which series it has"
@@ -125,12 +133,17 @@ class Batch:
         """What else came with a record, which counts without it."""
         if transfers.FIELD not in entry.fields:
             return ()
+        raw = entry.fields[transfers.FIELD]
         try:
-            return transfers.decode(entry.fields)
+            told = transfers.decode(entry.fields)
         except ValueError as error:
-            raw = entry.fields[transfers.FIELD]
             self.refuse(Cause.MALFORMED_SLOWEST, _source(record), str(error), raw)
             return ()
+        timely = [one for one in told if self._is_timely(one.at)]
+        if len(timely) < len(told):
+            reason = f"{len(told) - len(timely)} of {len(told)} are of another time than {self.now:.0f}"
+            self.refuse(Cause.MALFORMED_SLOWEST, _source(record), reason, raw)
+        return timely
 
 
 def _find_shapes(told: Sequence[Told], shapes: KnownShapes) -> None:

@@ -48,6 +48,7 @@ class Cause(StrEnum):
     SHAPES = "over_quota_shapes"
     TOPICS = "over_quota_topics"
     SERIES = "over_quota_series"
+    LIVES = "over_quota_lives"
     FOLDED = "topic_full"
     CUT_OFF = "stream_cut_off"
 
@@ -63,6 +64,7 @@ MEANINGS: Final[dict[Cause, str]] = {
     Cause.SHAPES: "The process changes its series too often: its numbers are refused for this hour.",
     Cause.TOPICS: "The process adds to too many orgs, sessions or nodes: not counted for further ones.",
     Cause.SERIES: "The process has too many series for a topic: further ones are added to `other`.",
+    Cause.LIVES: "The process starts again too often: records of further starts are refused this hour.",
     Cause.FOLDED: "The topic has too many series: those told least often are added to `other`.",
     Cause.CUT_OFF: "The stream of the process was longer than it may be: the oldest records are gone.",
 }

@@ -20,6 +20,7 @@ SHAPE_SERIES_MAX: Final = 64 * SERIES_MAX  # of all of its shapes together
 SHARE_OF_TOPIC_MAX: Final = SERIES_MAX // 2  # series that one source may add to a topic
 TOPICS_OF_SOURCE_MAX: Final = 1024
 TOPICS_MAX: Final = 50_000  # of all sources together
+LIVES_MAX: Final = 60  # of a source in an hour: it may be started again each minute
 
 
 class Quotas:
@@ -42,6 +43,14 @@ class Quotas:
         self._known: dict[str, set[int]] = {}  # series of a topic
         self._brought: Counter[tuple[str, str]] = Counter()  # series by source and topic
         self._topics: dict[str, set[str]] = {}  # that a source adds to
+        self._lives: dict[str, set[str]] = {}  # of a source
+
+    def admits_life(self, source: str, life: str) -> bool:
+        """Whether the source may have this life, too: each is stored, and its beginning is an event."""
+        lives = self._lives.setdefault(source, set())
+        if life not in lives and len(lives) < LIVES_MAX:
+            lives.add(life)
+        return life in lives
 
     def may_tell_shape(self, source: str, digest: bytes) -> bool:
         """Whether it is worth while to look at this shape of the source, or at numbers of it."""

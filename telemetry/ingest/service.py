@@ -102,7 +102,7 @@ class Ingest:
         """Write what makes sense and set aside what does not; the entries that are done with then."""
         began = time.perf_counter()
         self._quotas.begin(now)
-        batch = Batch(now)
+        batch = Batch(now, self._quotas)
         records = batch.records(entries)
         while records:
             read, records = batch.read(records, self._shapes)
@@ -116,7 +116,7 @@ class Ingest:
         """In one transaction. Where the database refuses that, in halves, until it is known what it does
         not take. A database that is away raises, and nothing is lost."""
         try:
-            batch.outcomes += self._store_all(read, batch.now)
+            self._store_all(read, batch)
         except _REFUSALS as error:
             if len(read) > 1:
                 middle = len(read) // 2
@@ -127,19 +127,24 @@ class Ingest:
                 source = topics.of_source(one.record.kind, one.record.name)
                 batch.refuse(Cause.REFUSED, source, str(error), one.raw)
 
-    def _store_all(self, read: Sequence[Readable], now: float) -> Counter[str]:
+    def _store_all(self, read: Sequence[Readable], batch: Batch) -> None:
         slowest = {(one.record.source, one.record.sequence): one.slowest for one in read if one.slowest}
         try:
             with transaction.atomic():
-                fresh = admitted([(one.record, one.shape) for one in read])
-                rows = self._folder.fold([(record, shape) for record, shape in fresh if shape], now)
-                copy_in(FRESH, self._names.stored(rows, day_of(now)))
+                fresh, foreign = admitted([(one.record, one.shape) for one in read])
+                told = [(record, shape) for record, shape in fresh if shape]
+                rows = self._folder.fold(told, batch.now)
+                copy_in(FRESH, self._names.stored(rows, day_of(batch.now)))
                 for record, _ in fresh:
                     store_slowest(record.name, slowest.get((record.source, record.sequence), ()))
         except BaseException:
             self._names.clear()  # what this transaction added is not there
             raise
-        return Counter(written=len(fresh), repeated=len(read) - len(fresh))
+        batch.outcomes += Counter(written=len(fresh), repeated=len(read) - len(fresh) - len(foreign))
+        for record in foreign:
+            reason = f"it has the id of another's life, {record.source}"
+            source = topics.of_source(record.kind, record.name)
+            batch.refuse(Cause.FOREIGN, source, reason, record.encode())
 
     def _set_aside(self, batch: Batch) -> None:
         for (what, source), times in self._folder.over_quota.items():

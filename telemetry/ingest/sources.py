@@ -32,17 +32,21 @@ def forget_silent_sources(now: datetime) -> int:
     return deleted
 
 
-def admitted(told: Sequence[Telling]) -> list[Telling]:
-    """Those that were never written before. Within the transaction that writes them; it holds their
-    sources until its end."""
+def admitted(told: Sequence[Telling]) -> tuple[list[Telling], list[Record]]:
+    """Those that were never written before, and those that have the id of another's life. Within the
+    transaction that writes them; it holds their sources until its end."""
     by_source = {source: list(its) for source, its in groupby(sorted(told, key=_source), key=_source)}
     if not by_source:
-        return []
+        return [], []
     new: list[Telling] = []
+    foreign: list[Record] = []
     updates: list[tuple[Any, ...]] = []
     with connection.cursor() as cursor:
-        for source, ranges in _known_sources(cursor, by_source):
-            its = by_source[source]
+        for source, topic, ranges in _known_sources(cursor, by_source):
+            its = [one for one in by_source[source] if _topic(one[0]) == topic]
+            foreign += [record for record, _ in by_source[source] if _topic(record) != topic]
+            if not its:
+                continue
             fresh, joined = admit(ranges, [record.sequence for record, _ in its])
             for record, shape in its:
                 if record.sequence in fresh:
@@ -52,27 +56,33 @@ def admitted(told: Sequence[Telling]) -> list[Telling]:
             # Its clock may be ahead. Heard from it has been now, and others are compared with that.
             heard_at = _moment(min(last.at, time.time()))
             updates.append((source, write(joined), missing(joined), last.sequence, heard_at))
-        _update_sources(cursor, updates)
-    return new
+        if updates:
+            _update_sources(cursor, updates)
+    return new, foreign
 
 
 def _source(telling: Telling) -> str:
     return telling[0].source
 
 
+def _topic(record: Record) -> str:
+    return topics.of_source(record.kind, record.name)
+
+
 def _known_sources(
     cursor: CursorWrapper, by_source: dict[str, list[Telling]]
-) -> Iterable[tuple[str, Ranges]]:
-    """All of them, held, with what has arrived of each. In one order, so that two members never wait for
-    each other in a circle."""
+) -> Iterable[tuple[str, str, Ranges]]:
+    """All of them, held, with whose they are and what has arrived of each. In one order, so that two
+    members never wait for each other in a circle."""
     names = sorted(by_source)
     select = (
-        "SELECT name, received::text FROM telemetry_source WHERE name = ANY(%s) ORDER BY name FOR UPDATE"
+        "SELECT name, topic, received::text FROM telemetry_source WHERE name = ANY(%s) "
+        "ORDER BY name FOR UPDATE"
     )
     cursor.execute(select, [names])
     found = cursor.fetchall()
     if len(found) < len(names):
-        new = sorted(set(names) - {name for name, _ in found})
+        new = sorted(set(names) - {name for name, _, _ in found})
         firsts = [by_source[name][0][0] for name in new]
         cursor.execute(
             "INSERT INTO telemetry_source (name, kind, topic, version, host, process_id, started_at, "
@@ -83,18 +93,18 @@ def _known_sources(
                 _moment(0),
                 new,
                 [one.kind for one in firsts],
-                [topics.of_source(one.kind, one.name) for one in firsts],
+                [_topic(one) for one in firsts],
                 [one.version for one in firsts],
                 [one.host for one in firsts],
                 [one.process_id for one in firsts],
-                [_moment(one.started_at) for one in firsts],
+                [_started(one) for one in firsts],
             ],
         )
         began = [by_source[name][0][0] for (name,) in cursor.fetchall()]
         cursor.execute(select, [names])
         found = cursor.fetchall()
         _note_beginnings(began)
-    return [(name, parse(received)) for name, received in found]
+    return [(name, topic, parse(received)) for name, topic, received in found]
 
 
 def _note_beginnings(firsts: Iterable[Record]) -> None:
@@ -103,10 +113,10 @@ def _note_beginnings(firsts: Iterable[Record]) -> None:
         [
             NewEvent(
                 "node.started",
-                [topics.of_source(first.kind, first.name)],
+                [_topic(first)],
                 f"{first.kind.capitalize()} {first.name} was started, {first.version}.",
-                {"source": first.source, "host": first.host, "version": first.version},
-                _moment(first.started_at),
+                {"host": first.host, "version": first.version},
+                _started(first),
             )
             for first in firsts
             if first.kind in _NOTED
@@ -122,6 +132,11 @@ def _update_sources(cursor: CursorWrapper, updates: list[tuple[Any, ...]]) -> No
         "AS v (name, received, missing, sequence, seen_at) WHERE s.name = v.name",
         [list(column) for column in zip(*updates, strict=True)],
     )
+
+
+def _started(first: Record) -> datetime:
+    """By its clock, which may be ahead. What is of the future would never be old enough to delete."""
+    return _moment(min(first.started_at, time.time()))
 
 
 def _moment(seconds: float) -> datetime:

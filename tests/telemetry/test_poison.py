@@ -12,13 +12,17 @@ from django.db import connection
 from django.utils import timezone
 
 from telemetry.cells import SUM_MAX, Cells, add_cells
+from telemetry.emit import transfers
+from telemetry.emit.transfers import Transfer
+from telemetry.events import forget_old_events
 from telemetry.histogram import BUCKETS
 from telemetry.ingest import dead_letters
 from telemetry.ingest.folder import bucket_of
-from telemetry.ingest.quotas import SHARE_OF_TOPIC_MAX, TOPICS_OF_SOURCE_MAX
+from telemetry.ingest.quotas import LIVES_MAX, SHARE_OF_TOPIC_MAX, TOPICS_OF_SOURCE_MAX
 from telemetry.ingest.service import Ingest
+from telemetry.ingest.slowest import forget_old_transfers
 from telemetry.metrics import Kind
-from telemetry.models import DeadLetter, DeadLetterCount, Topic
+from telemetry.models import DeadLetter, DeadLetterCount, Event, SlowTransfer, Source, Topic
 from telemetry.records import FIELD, STREAM
 from telemetry.shapes import SERIES_MAX, Series, Shape
 from telemetry.store.rollup import RollUp
@@ -284,3 +288,73 @@ def test_sums_that_are_too_large_to_store_are_stored_as_nearly() -> None:
     kept = cells_of(encoded(huge))
     assert kept == Cells([2.0**70], [(2.0**70, SUM_MAX, 5)], [[0.5, 3, SUM_MAX, 2], []])
     assert encoded(add_cells([kept] * 5))
+
+
+def test_who_starts_again_and_again_costs_nobody_but_itself(client: redis.Redis, member: Ingest) -> None:
+    restless = Writer(client, name="restless")
+    for life in range(LIVES_MAX + 5):
+        restless.source = f"driver@host/{life}"
+        client.xadd(STREAM, {FIELD: restless.record()})
+    restless.source = "driver@host/0"
+    client.xadd(STREAM, {FIELD: restless.record()})
+    Writer(client, name="honest").tell({HONEST: 3})
+    member.step()
+    assert member.counts.records == {"written": LIVES_MAX + 2, "over_quota_lives": 5}
+    assert Source.objects.count() == LIVES_MAX + 1
+    assert Event.objects.filter(kind="node.started").count() == LIVES_MAX + 1
+
+
+def test_what_is_dated_ahead_is_not_stored_for_ever(
+    client: redis.Redis, member: Ingest, roll_up: RollUp
+) -> None:
+    writer, far = Writer(client), float(2**33 - 1)
+    told = [transfer(at=at) for at in (time.time(), far, 1.0)]
+    client.xadd(STREAM, {FIELD: writer.record(started_at=far), transfers.FIELD: transfers.encode(told)})
+    member.step()
+    assert member.counts.records == {"written": 1, "malformed_slowest": 1}
+    assert "2 of 3 are of another time" in DeadLetter.objects.get().reason
+    now = timezone.now() + timedelta(minutes=1)
+    assert SlowTransfer.objects.count() == 1
+    assert forget_old_transfers(now, 0) == 1
+    assert forget_old_events(now, 0) == 1
+    assert Source.objects.get().started_at < now
+
+
+def transfer(at: float) -> Transfer:
+    return Transfer(
+        at=at,
+        seconds=1.0,
+        direction="out",
+        org="acme",
+        request="",
+        stream="0.0",
+        slot_first=0,
+        slot_last=0,
+        columns=1,
+        bytes=1,
+        session="",
+        node="",
+        tier="",
+        nic_leaf="",
+        link="",
+    )
+
+
+def test_nobody_uses_the_life_of_another(client: redis.Redis, member: Ingest, roll_up: RollUp) -> None:
+    """Sequences that the other is still to use would be taken for repeated then."""
+    honest, thief = Writer(client, name="honest"), Writer(client, name="thief")
+    honest.tell({HONEST: 3})
+    member.step()
+    thief.source = honest.source
+    for _ in range(3):
+        thief.tell({HONEST: 100})
+    member.step()
+    assert member.counts.records == {"written": 1, "foreign": 3}
+    assert DeadLetter.objects.values_list("source", flat=True)[0] == "driver:thief"
+    honest.tell({HONEST: 4})
+    thief.tell({HONEST: 100})
+    member.step()
+    assert member.counts.records == {"written": 2, "foreign": 4}
+    assert total("driver:honest", HONEST.name, FRESH) == 7
+    assert total("fleet", HONEST.name, FRESH) == 7
+    assert all(honest.source not in str(event.data) for event in Event.objects.all()), "all may read it"
