@@ -7,7 +7,7 @@ import json
 import re
 import smtplib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import EmailMessage
 from email.utils import formatdate
@@ -26,6 +26,8 @@ from kvss_agent.http.exchange import PLAIN, run
 
 SECONDS_MAX: Final = 10.0  # for a request and its answer; for each step of an SMTP session
 ANSWER_BYTES_MAX: Final = 2048
+SECRET_CHARACTERS_MIN: Final = 8  # of a part of an address
+_BETWEEN: Final = re.compile("[/?&=#:;]")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 
@@ -146,10 +148,18 @@ def _smtp_host() -> str:
 def _without_secrets(channel: Channel, text: str) -> str:
     """Text that may be stored and shown: without the key and the address, which often is a secret."""
     text = _CONTROL.sub(" ", text)
-    for secret in (channel.secret, channel.address, urlsplit(channel.address).path.strip("/")):
-        if len(secret) > 3:
-            text = text.replace(secret, "…")
+    for secret in sorted(_secrets(channel), key=len, reverse=True):  # the whole before its parts
+        text = text.replace(secret, "…")
     return text[:TEXT_CHARACTERS_MAX]
+
+
+def _secrets(channel: Channel) -> Iterator[str]:
+    """The key, the address, and each part of the address but the host: any of them may be the secret."""
+    parts = urlsplit(channel.address)
+    yield from (one for one in (channel.secret, channel.address, parts.path.strip("/")) if len(one) > 3)
+    userinfo = parts.netloc.rpartition("@")[0]
+    for part in _BETWEEN.split(f"{userinfo}/{parts.path}/{parts.query}/{parts.fragment}"):
+        yield from (one for one in {part, unquote(part)} if len(one) >= SECRET_CHARACTERS_MIN)
 
 
 _SENDERS: Final[Mapping[Channel.Kind, Sender]] = {

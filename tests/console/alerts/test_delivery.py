@@ -24,7 +24,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
-from console.alerts.delivery import channels, notifications
+from console.alerts.delivery import channels, notifications, senders
 from console.alerts.delivery.senders import send
 from console.alerts.models import Alert, Channel, Notification
 from console.environment import PROJECT
@@ -366,6 +366,26 @@ def test_secrets_are_sealed_and_never_told_again(receiver: Hook) -> None:
     assert "s1gning" not in stored
     assert "s3cret" not in channel.shown
     assert channels.update_channel(SYSTEM, channel, name="same").secret == "s1gning"
+
+
+@pytest.mark.parametrize(
+    ("address", "answer", "shown"),
+    [
+        ("https://a.example.org/in?token=t0psecret", "no token t0psecret", "no token …"),
+        (
+            "https://a.example.org/in?token=t0p%2Fsecret",
+            "no t0p/secret at a.example.org",
+            "no … at a.example.org",
+        ),
+        ("https://a.example.org/in?token=t0p%2Fsecret", "no t0p%2Fsecret", "no …"),
+        ("https://a.example.org/T0/B0/t0psecret", "no hook t0psecret in T0", "no hook … in T0"),
+        ("https://ada:t0psecret@a.example.org/in", "no user ada:t0psecret", "no user ada:…"),
+    ],
+)
+def test_what_a_receiver_repeats_of_an_address_is_not_shown(
+    address: str, answer: str, shown: str
+) -> None:
+    assert senders._without_secrets(Channel(kind="webhook", address=address), answer) == shown
 
 
 # Killed
