@@ -77,7 +77,7 @@ TELEMETRY: Final = (
         (
             *(f"~{STREAM}", f"~{OWN_STREAM}*", f"~{SHAPE_KEY}*", "-@all", *_CONNECTED),
             *("+scan", "+xreadgroup", "+xautoclaim", "+xpending", "+xack", "+xdel", "+xlen"),
-            *("+xtrim", "+xgroup|create", "+mget"),
+            *("+xtrim", "+xgroup|create", "+xgroup|delconsumer", "+xinfo|consumers", "+mget"),
         ),
     ),
     User(

@@ -21,6 +21,8 @@ BLOCK_MS: Final = 500
 IDLE_MS_BEFORE_TAKEN_OVER: Final = 30_000
 LOOK_SECONDS: Final = 2.0  # between two looks for new streams, and for those that are too long
 LOOKS_FOR_LEFT_BEHIND: Final = 6  # in the time that a batch may be idle
+MEMBERS_SECONDS: Final = 600.0  # between two looks for members that are gone
+MEMBER_IDLE_MS_MAX: Final = 3_600_000  # those that are there look each few seconds
 STREAMS_MAX: Final = 5_000
 _SCANNED_AT_ONCE: Final = 1_000
 _FORGOTTEN_AT_ONCE: Final = 1_000
@@ -71,6 +73,7 @@ class Streams:
         self._lengths: dict[str, int] = {}  # of the streams that have the group
         self._look_at = 0.0
         self._claimed_at = 0.0
+        self._members_at = -MEMBERS_SECONDS
 
     @property
     def waiting(self) -> int:
@@ -118,6 +121,9 @@ class Streams:
                 self.cut_off[name.removeprefix(OWN_STREAM)] += cut
                 self._lengths[name] = OWN_STREAM_LENGTH_MAX
         self._forget_cut_off(names[1:])
+        if self._look_at >= self._members_at + MEMBERS_SECONDS:
+            self._members_at = self._look_at
+            self._forget_members(names)
 
     # Inside
 
@@ -141,6 +147,25 @@ class Streams:
             left = found["pending"] - self._lengths[name]
             while left > 0 and (gone := self._forget_some(name)):
                 left -= gone
+
+    def _forget_members(self, names: list[str]) -> None:
+        """Each start of ingest is another member, and Redis remembers them for ever in each stream. What
+        one has not finished is another's first: see `_left_behind`."""
+        pipe = self.client.pipeline(transaction=False)
+        for name in names:
+            pipe.xinfo_consumers(name, GROUP)
+        gone = [
+            (name, member["name"])
+            for name, found in zip(names, pipe.execute(raise_on_error=False), strict=True)
+            if not isinstance(found, redis.RedisError)  # the stream has just been removed
+            for member in found
+            if member["pending"] == 0
+            and member["idle"] > MEMBER_IDLE_MS_MAX
+            and member["name"] != self._consumer.encode()
+        ]
+        for name, member in gone:
+            pipe.xgroup_delconsumer(name, GROUP, member)
+        pipe.execute(raise_on_error=False)
 
     def _forget_some(self, name: str) -> int:
         """Of what was delivered to us and is not there any more, which was the oldest; how many."""

@@ -321,6 +321,30 @@ def test_a_node_that_was_started_is_an_event_once_in_each_of_its_lives(client: r
     assert told == [("node.started", ["node:ax-1", "fleet"], "Agent ax-1 was started, 0.1.0.")] * 2
 
 
+def test_members_that_are_gone_are_forgotten_with_nothing_that_they_left(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gone-1", "gone-2", "killed"):
+        member = joined(client, name)
+        emitter = emitter_of()
+        emitter.emit(time.time())
+        emitter._redis.close()
+        if name == "killed":
+            assert len(member.streams.read()) == 1
+        else:
+            assert member.step() == 1
+
+    def members() -> set[bytes]:
+        return {one["name"] for one in client.xinfo_consumers(STREAM, GROUP)}
+
+    assert members() == {b"gone-1", b"gone-2", b"killed"}
+    monkeypatch.setattr(streams, "MEMBER_IDLE_MS_MAX", -1)
+    heir = joined(client, "heir")
+    assert members() == {b"killed"}
+    monkeypatch.setattr(streams, "IDLE_MS_BEFORE_TAKEN_OVER", 0)
+    assert heir.step() == 1
+
+
 def test_the_group_may_be_joined_again(client: redis.Redis) -> None:
     joined(client)
     joined(client)
