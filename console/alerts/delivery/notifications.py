@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from console.alerts.delivery.messages import Message
 from console.alerts.delivery.senders import Outcome, send, takes_groups
-from console.alerts.models import Alert, Channel, Notification, Silence
+from console.alerts.models import Alert, Channel, Notification, Silence, Transition
 from console.alerts.rules.rule import Severity
 from console.alerts.services import place_in
 from console.alerts.state.lifecycle import NOTIFIED, State
@@ -208,24 +208,35 @@ def message_of(one: Notification) -> Message:
     alert = one.alert
     if alert is None:
         return _test_message(one)
-    rule = alert.definition
+    rule, past = alert.definition, _past(alert, one.episode)
     address = settings.PUBLIC_URL + reverse("alert", args=[alert.pk])
     return Message(
         what=one.what,
         dedup_key=one.dedup_key,
         title=alert.title,
         subject=alert.subject,
-        sentence=alert.sentence,
+        sentence=past[-1].sentence if past else alert.sentence,
         severity=alert.severity,
         rule=alert.rule,
         labels=alert.all_labels,
-        since=alert.begun_at,
-        value=alert.value,
-        threshold=alert.threshold,
+        since=past[0].at if past else alert.begun_at,
+        value=None if past else alert.value,
+        threshold=None if past else alert.threshold,
         suggested_fix=rule.suggested_fix if rule else "",
         address=address,
         runbook=f"{address}#runbook",
     )
+
+
+def _past(alert: Alert, episode: int) -> list[Transition]:
+    """The transitions of an episode that another one has followed, up to the last time that it fired.
+    None of the one that the alert has now."""
+    if episode == alert.episode:
+        return []
+    found = list(alert.transitions.filter(episode=episode).order_by("number"))
+    while found and found[-1].after != State.FIRING:
+        found.pop()
+    return found
 
 
 def _test_message(one: Notification) -> Message:

@@ -129,6 +129,28 @@ def test_an_end_that_is_told_late_does_not_end_what_began_meanwhile(receiver: Ho
 
 
 @pytest.mark.django_db
+def test_an_end_that_is_told_late_is_of_its_own_episode(receiver: Hook) -> None:
+    channel = make_channel("hook", receiver.address)
+    began = make_alert("queue-deep", "node:ax-7", sentence="5,000 wait", value=5000).begun_at
+    run(channel)
+    now = timezone.now()
+    again = {"begun_at": now, "sentence": "9,000 wait", "value": 9000}
+    Alert.objects.update(state="firing", episode=2, **again)
+    run(channel)
+    told = {body["what"]: body["alerts"][0] for body in receiver.bodies}
+    assert [told["resolved"][name] for name in ("sentence", "value", "since")] == [
+        "5,000 wait",
+        None,
+        began.isoformat(),
+    ]
+    assert [told["firing"][name] for name in ("sentence", "value", "since")] == [
+        "9,000 wait",
+        9000,
+        now.isoformat(),
+    ]
+
+
+@pytest.mark.django_db
 def test_what_is_tried_again_has_the_same_key_whatever_fired_meanwhile(receiver: Hook) -> None:
     channel = make_channel("hook", receiver.address)
     for number in range(2):
