@@ -125,8 +125,8 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             detail = f"A connection has at most {SUBSCRIPTIONS_MAX} topics. Unsubscribe from some first."
             self._refuse("TooManyTopics", detail, topic)
             return
-        if not hub().has_room(topic):
-            self._refuse("TooManyTopics", "This process is at its limit of topics.", topic)
+        if not hub().has_room(topic, self.owner):
+            self._refuse("TooManyTopics", "This process, or you, are at the limit of topics.", topic)
             return
         refused = await self._refused((topic,))
         if refused:

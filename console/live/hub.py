@@ -38,6 +38,7 @@ SPACING_SECONDS: Final = 0.25  # rounds are at least so far apart, however many 
 PAUSE_AFTER_FAULT_SECONDS: Final = 1.0
 UNKNOWN: Final = "unknown"  # kind of a change that we may have missed
 TOPICS_MAX: Final = 1000  # that are read in a round
+TOPICS_OF_ONE_MAX: Final = 400  # of those, of one person
 HINTS_MAX: Final = 10_000  # that wait for a round; beyond it they are only late
 
 
@@ -68,8 +69,13 @@ class Hub:
         self._openings: dict[str, list[tuple[Viewer, int | None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
-    def has_room(self, topic: str) -> bool:
-        return topic in self._viewers or len(self._viewers) < TOPICS_MAX
+    def has_room(self, topic: str, owner: str) -> bool:
+        """Whether this person may watch the topic. What others watch is read anyway."""
+        if topic in self._viewers:
+            return True
+        watched = self._viewers.values()
+        its = sum(any(viewer.owner == owner for viewer in viewers) for viewers in watched)
+        return len(self._viewers) < TOPICS_MAX and its < TOPICS_OF_ONE_MAX
 
     def watch(self, viewer: Viewer, topic: str, since: int | None) -> None:
         """Send the topic's opening, at once or after the next round, and then each of its frames. Doing

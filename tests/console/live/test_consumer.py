@@ -19,7 +19,7 @@ from django.db import connection, transaction
 from console.accounts import services as accounts
 from console.accounts import tokens
 from console.accounts.models import ApiToken, User
-from console.live import consumer, services
+from console.live import consumer, hub, services
 from console.live.consumer import PATH, websockets
 from console.live.outbox import WAITING_MAX
 from console.orgs import services as orgs
@@ -503,6 +503,22 @@ async def test_nobody_takes_the_places_of_others(
     assert (await (await connect("org_admin")).watch("org:acme"))["kind"] == "snapshot"
     await first.disconnect()
     assert (await (await connect("viewer")).watch("org:acme"))["kind"] == "snapshot"
+
+
+async def test_nobody_takes_the_topics_of_others(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as by watching nodes that there are not, over however many connections."""
+    monkeypatch.setattr(hub, "TOPICS_OF_ONE_MAX", 2)
+    first, second = await connect("platform_viewer"), await connect("platform_viewer")
+    assert (await first.watch("node:x-1"))["kind"] == "snapshot"
+    assert (await second.watch("node:x-2"))["kind"] == "snapshot"
+    assert (await second.watch("node:x-1"))["kind"] == "snapshot", "it is read anyway"
+    await second.say(type="subscribe", topic="node:x-3")
+    while (said := await second.hear())["kind"] != "error":
+        pass
+    assert said["data"]["reason"] == "TooManyTopics"
+    assert (await (await connect("platform_admin")).watch("node:x-3"))["kind"] == "snapshot"
 
 
 async def test_a_fault_of_ours_ends_connections_rather_than_leaving_them_silent(
