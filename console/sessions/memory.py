@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ from console.orgs.models import Org
 from console.orgs.services import visible_orgs
 from console.sessions.models import Session
 from swdriver_shim.daemon.metrics import ORG_BYTES
-from telemetry.queries import Answer, Fold, Question, ResultSeries, ask
+from telemetry.queries import Answer, Fold, Question, ResultSeries, Unanswerable, ask
 from telemetry.topics import of_source
+
+log = logging.getLogger(__name__)
 
 SPAN: Final = timedelta(minutes=2)  # what is older than that is not known to be so now
 STEP: Final = 10
 DRIVERS_MAX: Final = 32
+ORGS_MAX: Final = 5_000  # of a driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class OrgMemory:
 class Memory:
     at: datetime  # when what is told last ends
     by_org: tuple[OrgMemory, ...]  # those with most first
-    is_whole: bool  # all drivers were asked
+    is_whole: bool  # all drivers were asked, and had an answer
 
     @property
     def bytes(self) -> int:
@@ -46,9 +50,14 @@ def memory_of(principal: Principal, session: Session, now: datetime) -> Memory |
         session.jobs.order_by("name").values_list("driver__name", flat=True)[: DRIVERS_MAX + 1]
     )
     taken: Counter[str] = Counter()
-    until = 0
+    until, is_whole = 0, len(drivers) <= DRIVERS_MAX
     for driver in drivers[:DRIVERS_MAX]:
-        answer = _told_by(driver, now)
+        try:
+            answer = _told_by(driver, now)
+        except Unanswerable as error:
+            log.warning("What orgs take of driver %s is not known: %s", driver, error)
+            is_whole = False
+            continue
         for line in answer.lines:
             end, value = _last(answer, line)
             until = max(until, end)
@@ -57,7 +66,7 @@ def memory_of(principal: Principal, session: Session, now: datetime) -> Memory |
         return None
     at = min(now, datetime.fromtimestamp(until, UTC))
     rows = tuple(_by_org(taken, visible_orgs(principal).filter(slug__in=taken)))
-    return Memory(at, rows, is_whole=len(drivers) <= DRIVERS_MAX)
+    return Memory(at, rows, is_whole)
 
 
 def _told_by(driver: str, now: datetime) -> Answer:
@@ -72,6 +81,7 @@ def _told_by(driver: str, now: datetime) -> Answer:
             by=("org",),
         ),
         now.timestamp(),
+        ORGS_MAX,
     )
 
 

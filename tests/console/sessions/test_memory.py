@@ -9,7 +9,9 @@ import pytest
 from django.test import Client
 
 from console.accounts.models import User
+from console.sessions import memory
 from console.sessions.models import Job, Session
+from telemetry import queries
 from telemetry.ingest.folder import Row, bucket_of
 from telemetry.metrics import Kind
 from telemetry.shapes import Series, Shape
@@ -63,3 +65,20 @@ def test_memory_is_summed_up_over_drivers_and_strangers_are_others(
     assert "4 MiB" in page
     assert "others" in page
     assert "Globex" not in page
+
+
+@pytest.mark.usefixtures("session")
+def test_a_driver_of_very_many_orgs_leaves_the_others_to_be_seen(
+    people: People, api_of: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell("job-one", **{f"org-{one}": 1 for one in range(queries.GROUPS_MAX)}, acme=1 << 20)
+    tell("job-two", acme=1 << 20)
+    api = api_of(people.viewer)
+
+    def taken() -> dict[str | None, int]:
+        told = api.get("/api/v1/sessions/chat/memory").json()
+        return {one["org"]: one["bytes"] for one in told["by_org"]}
+
+    assert taken() == {"acme": 2 << 20, None: queries.GROUPS_MAX}
+    monkeypatch.setattr(memory, "ORGS_MAX", queries.GROUPS_MAX)
+    assert taken() == {"acme": 1 << 20}, "of the other nothing is known"
