@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import json
-import os
 import socket
 import sys
 import threading
@@ -34,7 +33,6 @@ from swdriver_shim.adapters.vllm.engine_driver import (
     GroupFacts,
     WorkerFacts,
     media_of,
-    weights_of,
 )
 from swdriver_shim.daemon import host
 from swdriver_shim.daemon.host import DriverHost, HostThread
@@ -472,50 +470,6 @@ class FakeAgent:
         self.directory = directory
         (directory / "token").write_text("t" * 20)
         self.http = SimpleNamespace(base_url="http://127.0.0.1:9")
-
-
-def test_weights_that_are_changed_in_place_are_others(tmp_path: Path) -> None:
-    directory = tmp_path / "llama"
-    directory.mkdir()
-    file = directory / "model.safetensors"
-    file.write_bytes(b"old weights")
-    before = weights_of(str(directory), None, None)
-    assert before == weights_of(str(directory), None, None), "the next start finds what is there"
-    assert before.name == "llama"
-    file.write_bytes(b"new weights")  # as many bytes
-    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
-    assert weights_of(str(directory), None, None) != before
-    assert weights_of("org/llama", None, "c0ffee") == NameSpec(name="org/llama", revision="c0ffee")
-    assert weights_of("org/llama", "v1", None) == NameSpec(name="org/llama", revision="v1")
-
-
-@pytest.mark.parametrize(
-    "changed", ["llama-00001-of-00002.gguf", "llama-00002-of-00002.gguf", "mmproj-llama.gguf"]
-)
-def test_weights_in_a_file_that_is_replaced_are_others(tmp_path: Path, changed: str) -> None:
-    file = tmp_path / "llama-00001-of-00002.gguf"
-    for one in (file.name, "llama-00002-of-00002.gguf", "mmproj-llama.gguf", "qwen.gguf"):
-        (tmp_path / one).write_bytes(b"old weights")
-    before = weights_of(str(file), None, None)
-    assert before.name == file.name
-    assert before == weights_of(str(file), None, "c0ffee"), "a commit is of the configuration only"
-    (tmp_path / "qwen.gguf").write_bytes(b"another model")
-    assert before == weights_of(str(file), None, None)
-    (tmp_path / changed).write_bytes(b"new weights")  # as many bytes
-    os.utime(tmp_path / changed, ns=(0, file.stat().st_mtime_ns + 1))
-    assert weights_of(str(file), None, None) != before
-
-
-def test_a_link_to_another_file_is_to_other_weights(tmp_path: Path) -> None:
-    link = tmp_path / "model.gguf"
-    found = set[NameSpec]()
-    for name in ("a.gguf", "b.gguf"):
-        (tmp_path / name).write_bytes(b"weights of " + name[:1].encode())
-        os.utime(tmp_path / name, ns=(0, 0))  # as in images that are built reproducibly
-        link.unlink(missing_ok=True)
-        link.symlink_to(name)
-        found.add(weights_of(str(link), None, None))
-    assert len(found) == 2
 
 
 def test_weights_without_a_name_are_not_cached() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +21,13 @@ from msgspec.structs import replace
 from kvss_agent.documents import Invalid
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, mint
 from swdriver_shim.adapters.join_config import NameSpec
+from swdriver_shim.adapters.model_config import deciding as deciding_facts
+from swdriver_shim.adapters.model_config import depend_on_length
 from swdriver_shim.adapters.vllm.__main__ import main
 from swdriver_shim.adapters.vllm.blocks import Blocks, Layer, Unsupported
 from swdriver_shim.adapters.vllm.config import AgentSpec, ApiSpec, EngineConfig, file_of, fresh, read
 from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts, model_spec
-from swdriver_shim.adapters.vllm.positions import deciding as deciding_facts
-from swdriver_shim.adapters.vllm.positions import depend_on_length
+from swdriver_shim.adapters.vllm.lora import TICK_NS
 from swdriver_shim.adapters.vllm.worker import Worker
 from swdriver_shim.data_plane.grants import NotGranted
 from swdriver_shim.data_plane.worker.protocol import WorkerAddress
@@ -249,6 +251,8 @@ def test_an_adapter_is_its_weights_and_not_its_path(tmp_path: Path) -> None:
 
     def name(home: str, asked: Any = lora) -> str | None:
         (tmp_path / home).mkdir()
+        last = weights.stat().st_ctime_ns
+        wait_until("the engine is started after the change", lambda: time.time_ns() - TICK_NS > last)
         with deciding_at(tmp_path / home) as (deciding, told, _):
             claim = mint(told.claims_key, "job7", "acme")
             found = deciding.who(asking(claim, lora_request=asked))

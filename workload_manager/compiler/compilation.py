@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from swdriver_shim.adapters.model_config import depend_on_length
 from swdriver_shim.adapters.vllm.blocks import Unsupported, unit_tokens
-from swdriver_shim.adapters.vllm.positions import depend_on_length
 from swdriver_shim.desired import GroupSpec
 from telemetry.units import size as shown_size
 from workload_manager import kv_layout

@@ -43,20 +43,17 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from kvss_agent import native
+from swdriver_shim.adapters.join_config import NameSpec
+from swdriver_shim.adapters.model_config import deciding, depend_on_length
 from swdriver_shim.adapters.vllm.blocks import BlockGroup, Blocks, Layer, Unsupported, unit_tokens
 from swdriver_shim.adapters.vllm.config import config_of
 from swdriver_shim.adapters.vllm.device import DeviceBlocks, DeviceLayer, rows_of
-from swdriver_shim.adapters.vllm.engine_driver import (
-    EngineDriver,
-    GroupFacts,
-    WorkerFacts,
-    weights_of,
-)
+from swdriver_shim.adapters.vllm.engine_driver import EngineDriver, GroupFacts, WorkerFacts
 from swdriver_shim.adapters.vllm.orders import Step, WorkerReport
-from swdriver_shim.adapters.vllm.positions import deciding, depend_on_length
 from swdriver_shim.adapters.vllm.scheduling import goes_on_from_blocks
 from swdriver_shim.adapters.vllm.stats import MEANING, Counts, StatsSource, added
 from swdriver_shim.adapters.vllm.worker import Result, Worker
+from swdriver_shim.adapters.weights import process_began, weights_of
 from swdriver_shim.data_plane.worker.server import WorkerServer
 from swdriver_shim.keys import COLUMN_TOKENS
 
@@ -310,19 +307,22 @@ class TidegateConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Handshake]) -> None:
         """All workers are there: the driver begins."""
         workers = [metadata[rank].facts for rank in sorted(metadata)]
-        loaded = self._vllm_config.model_config
         self._deciding = EngineDriver(
             self._config,
             workers,
             self._hash_tokens(workers[0]),
-            weights=weights_of(
-                loaded.model, loaded.revision, getattr(loaded.hf_config, "_commit_hash", None)
-            ),
+            weights=None if self._config.model else self._weights(),
             engine=f"vllm {vllm.__version__}",
             pins=self._pins(),
             has_media_hashes=_has_media_hashes(self._vllm_config),
         )
         self._numbers = StatsSource(self._deciding)
+
+    def _weights(self) -> NameSpec:
+        """vLLM makes this connector when its workers, which are younger, have loaded them."""
+        loaded = self._vllm_config.model_config
+        commit = getattr(loaded.hf_config, "_commit_hash", None)
+        return weights_of(loaded.model, loaded.revision, commit, loaded_after=process_began())
 
     def _pins(self) -> PoolPins | None:
         """Only where vLLM writes to new blocks before it tells the connector of the step: it fills them

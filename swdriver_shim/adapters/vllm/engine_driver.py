@@ -23,7 +23,7 @@ from swdriver_shim.adapters.joining import JoinedDriver, RemoteShards
 from swdriver_shim.adapters.vllm.blocks import Unsupported
 from swdriver_shim.adapters.vllm.config import EngineConfig, GovernedConfig
 from swdriver_shim.adapters.vllm.events import UnitEvents
-from swdriver_shim.adapters.vllm.lora import AdapterNames, digest_of, digest_of_file
+from swdriver_shim.adapters.vllm.lora import AdapterNames
 from swdriver_shim.adapters.vllm.orders import SaveResult
 from swdriver_shim.adapters.vllm.scheduling import (
     BlockPins,
@@ -136,21 +136,6 @@ def media_of(request: Any) -> list[Media]:
         )
         for one in request.mm_features
     ]
-
-
-def weights_of(model: str, revision: str | None, commit: str | None) -> NameSpec:
-    """The name of weights that vLLM has loaded. Other weights must never have an equal one.
-
-    `commit`: of a repository. A directory, or a file such as a GGUF, may be filled anew under the same
-    path, so that files are in the name, by size and time: a copy that does not keep times shares
-    nothing, and misses.
-    """
-    path = Path(model)
-    if path.is_dir():
-        return NameSpec(name=path.resolve().name, revision=f"files:{digest_of(path)}")
-    if path.is_file():
-        return NameSpec(name=path.resolve().name, revision=f"files:{digest_of_file(path)}")
-    return NameSpec(name=model, revision=commit or revision or "")
 
 
 class EngineDriver:
