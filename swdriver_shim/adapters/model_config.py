@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 # By which way of telling positions they are told otherwise by an engine for longer prompts.
@@ -22,14 +22,16 @@ def depend_on_length(config: object) -> bool:
     return isinstance(config, list | tuple) and any(depend_on_length(each) for each in config)
 
 
-def deciding(config: object) -> object:
-    """The configuration without what says only where it came from. Its keys are text."""
+def deciding(config: object, besides: Collection[str] = ()) -> object:
+    """The configuration without what says only where it came from, and without the fields `besides`. Its
+    keys are text."""
     if isinstance(config, Mapping):
-        return {str(key): deciding(each) for key, each in config.items() if key not in _NAMES}
+        kept = {key: each for key, each in config.items() if key not in _NAMES and key not in besides}
+        return {str(key): deciding(each, besides) for key, each in kept.items()}
     if isinstance(config, list | tuple):
-        return [deciding(each) for each in config]
+        return [deciding(each, besides) for each in config]
     if isinstance(config, set | frozenset):  # in another order in each process
-        return sorted(str(deciding(each)) for each in config)
+        return sorted(str(deciding(each, besides)) for each in config)
     if config is None or isinstance(config, str | int | float):
         return config
     # A type of numbers says its name; what other objects say may be another text in each process.

@@ -25,6 +25,7 @@ Prompts come one at a time. Needs the extra `transformers`.
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from transformers.cache_utils import (
 )
 
 from swdriver_shim.adapters import transformers_states
+from swdriver_shim.adapters.model_config import deciding
 from swdriver_shim.adapters.transformers_states import cached, check_continues, state_group
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.driver import Stored
@@ -51,7 +53,14 @@ if TYPE_CHECKING:
     from swdriver_shim.adapters.remote import Prefixes
 
 CHUNK_TOKENS: Final = 512
-FORMAT: Final = "transformers.1"  # of what is in a column
+FORMAT: Final = "transformers.2"  # of what is in a column
+# Told beside the configuration, set when weights are loaded or by who asks a model; KV is the same.
+NOT_DECIDING: Final = frozenset(
+    {
+        *("architectures", "dtype", "torch_dtype", "use_cache"),
+        *("bos_token_id", "eos_token_id", "pad_token_id"),
+    }
+)
 ROPE_BY_LENGTH: Final = frozenset({"dynamic", "longrope"})
 
 Tokens: TypeAlias = Sequence[int] | torch.Tensor
@@ -111,13 +120,15 @@ def model_spec(
 ) -> ModelSpec:
     """What a driver has to know of a model: the shape of its KV, and what makes it different.
 
-    `name` and `revision` stand for the weights: KV is shared by all that say the same ones. Of a window
+    `name` and `revision` stand for the weights: KV is shared by all that say the same ones, and have the
+    same configuration, which decides how positions are told. Of a window
     there is one token more than its layers keep, so that a prompt that is wholly there can be taken back
     by its last token, whose logits have to be computed. `tokens_per_state`: of so many tokens one slot
     for a state is granted. Raises ValueError.
     """
     groups, states = layer_groups(config), state_group(config, dtype)
-    shape = repr([(group.window, group.layers, group.heads) for group in groups])
+    facts = json.dumps(deciding(config.to_dict(), NOT_DECIDING), sort_keys=True)
+    shape = repr([facts, *((group.window, group.layers, group.heads) for group in groups)])
     more: tuple[GroupSpec, ...] = ()
     if states:
         shape += repr(states.tensors)

@@ -22,7 +22,7 @@ import torch
 from transformers import LlamaConfig, MistralConfig
 
 from console.environment import PROJECT
-from swdriver_shim.adapters.transformers import layer_groups
+from swdriver_shim.adapters.transformers import layer_groups, model_spec
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
 from swdriver_shim.policy import Rules
@@ -243,6 +243,30 @@ def test_models_whose_kv_has_no_columns_are_refused() -> None:
         layer_groups(LlamaConfig(rope_parameters=rope))
     with pytest.raises(ValueError, match="DynamicSlidingWindowLayer"):
         layer_groups(MistralConfig(sliding_window=1))
+
+
+def test_models_that_tell_positions_in_another_way_share_nothing() -> None:
+    def spec_with(**rope: Any) -> ModelSpec:
+        config = LlamaConfig(num_hidden_layers=1, rope_parameters={"rope_theta": 10_000.0, **rope})
+        return model_spec(config, torch.float32, "llama", "r1")
+
+    usual = spec_with(rope_type="default")
+    others = [
+        spec_with(rope_type="linear", factor=4.0),
+        spec_with(rope_type="yarn", factor=4.0, original_max_position_embeddings=128),
+        spec_with(rope_type="default", rope_theta=500_000.0),
+    ]
+    assert len({one.namespace() for one in (usual, *others)}) == 4
+    assert usual == spec_with(rope_type="default")
+
+
+def test_a_model_that_is_loaded_from_files_is_the_one_that_was_stored(tmp_path: Path) -> None:
+    made = mistral()
+    made.save_pretrained(tmp_path)
+    found = type(made).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    found.config.pad_token_id = 3
+    specs = [model_spec(one.config, torch.float32, "llama", "r1") for one in (made, found)]
+    assert specs[0] == specs[1]
 
 
 def test_prefixes_of_another_model_are_refused(worlds: Worlds) -> None:
