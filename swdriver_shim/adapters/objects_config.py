@@ -76,6 +76,17 @@ def open_objects(told: Mapping[str, Any], rank: int = 0, value_bytes: int = 0) -
     return made
 
 
+def variant_of(told: Mapping[str, Any], what: str) -> str:
+    """The `variant` of an engine, which distinguishes what it does not tell an adapter. Raises
+    Misconfigured."""
+    if not (variant := str(told.get("variant") or "")):
+        raise Misconfigured(
+            f'Configure `variant`, a text of yours such as "llama-3 r2 fp8_e4m3": {what}, and engines '
+            "whose KV differs would share it."
+        )
+    return variant
+
+
 def _remote(given: Mapping[str, str]) -> RemoteObjects:
     token, expected = _token(Path(given["token_file"])), None
     if "driver" in given:

@@ -14,12 +14,16 @@ go from the host pool to a slot and back without a copy between. Made for SGLang
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorage,
     HiCacheStorageConfig,
@@ -34,12 +38,13 @@ from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.srt.runtime_context import get_server_args
 
 from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
+from swdriver_shim.adapters.weights import DIGITS, process_began, weights_of
 from swdriver_shim.object_store import too_large
 from swdriver_shim.objects import count_leading
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = "sglang.1"  # of names, and of what is under them
+FORMAT: Final = "sglang.2"  # of names, and of what is under them
 IN_ONE_PIECE: Final = ("page_first", "page_first_direct", "page_head")
 MEASURED_MAX: Final = 1024  # batches, between two times that the numbers are fetched
 
@@ -56,7 +61,7 @@ class Pages:
         else:
             sizes = [_bytes(pool.get_dummy_flat_data_page()).nbytes]
         self.sizes: list[int] = list(map(int, sizes))  # of the pieces of a page: key, value, …
-        form = (pool.layout, pool.dtype, _kv_dtype(), pool.storage_format_tag, *self.sizes, FORMAT)
+        form = (pool.layout, pool.dtype, pool.storage_format_tag, *self.sizes, FORMAT)
         self._suffix = "|".join(map(str, (suffix, *form)))
 
     def names(self, keys: Sequence[str]) -> list[bytes]:
@@ -112,6 +117,7 @@ class KvssStorage(HiCacheStorage):
         self._wait_seconds = self._opened.wait_seconds
         self._in_place = bool(told.get("interface_v1", 0))
         self._config = storage_config
+        self._served = _served()
         self._pages: dict[str, Pages] = {}
         self._measures = storage_config.enable_storage_metrics
         self._metrics = StorageMetrics()
@@ -139,10 +145,10 @@ class KvssStorage(HiCacheStorage):
         self._pages[str(name)] = pages
 
     def _suffix(self, name: str) -> str:
-        """Names the rank whose part of a page it is. MLA's is the same on all tensor ranks, Mamba's
-        not."""
+        """Names the model, and the rank whose part of a page it is. MLA's is the same on all tensor
+        ranks, Mamba's not."""
         of = self._config
-        parts = [str(name), of.model_name or ""]
+        parts = [str(name), of.model_name or "", self._served]
         if not of.is_mla_model or name == PoolName.MAMBA:
             parts.append(f"tp{of.tp_rank}.{of.tp_size}")
         parts.append(f"pp{of.pp_rank}.{of.pp_size}")
@@ -318,12 +324,30 @@ def rank_of(of: HiCacheStorageConfig) -> int:
     return int((rank * of.pp_size + of.pp_rank) * of.tp_size + of.tp_rank)
 
 
-def _kv_dtype() -> str:
-    """The KV dtype of the server, if there is one: a pool calls all 8-bit dtypes bytes."""
+def _served() -> str:
+    """A digest of what decides a page's bytes for given tokens. The name that a model is served by does
+    not say which it is, and a pool calls all 8-bit dtypes bytes."""
+    told = get_server_args()
+    weights = weights_of(
+        told.model_path,
+        told.revision,
+        _commit(told.model_path, told.revision),
+        loaded_after=process_began(),
+    )
+    facts = (
+        *(weights.name, weights.revision),
+        *(told.dtype, told.quantization, told.kv_cache_dtype, told.json_model_override_args),
+    )
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:DIGITS]
+
+
+def _commit(repository: str, revision: str | None) -> str | None:
+    """Of what SGLang has loaded from the Hugging Face hub; None if that is somewhere else."""
     try:
-        return str(get_server_args().kv_cache_dtype)
-    except ValueError:  # as SGLang says that there is none
-        return ""
+        file = try_to_load_from_cache(repository, "config.json", revision=revision)
+    except HFValidationError:  # a path
+        return None
+    return Path(file).parent.name if isinstance(file, str) else None
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

@@ -3,7 +3,11 @@
     ucm_connectors:
       - ucm_connector_name: KvssStore
         ucm_connector_module_path: swdriver_shim.adapters.ucm
-        ucm_connector_config: {url: "http://127.0.0.1:8420", token_file: /etc/tidegate/acme.token}
+        ucm_connector_config: {url: "http://127.0.0.1:8420", token_file: /etc/tidegate/acme.token,
+                               variant: "llama-3 r2 fp8_e4m3"}
+
+UCM's names of blocks have the model's last name and dtype: not which weights these are, nor which of the
+8-bit types. `variant` says that, and stores with different ones share nothing.
 
 The scheduler's store and the workers' are in different processes and need the same data, so the driver
 is always a daemon. Blocks are copied from and to host memory: on a machine with an accelerator, whose
@@ -14,7 +18,8 @@ cdd4406.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
@@ -23,10 +28,11 @@ from typing import Any, Final
 import torch
 from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 
-from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
+from swdriver_shim.adapters.objects_config import Misconfigured, open_objects, variant_of
+from swdriver_shim.adapters.weights import DIGITS
 from swdriver_shim.objects import count_leading
 
-FORMAT: Final = "ucm.1"  # of names, and of what is under them
+FORMAT: Final = "ucm.2"  # of names, and of what is under them
 THREADS: Final = 4
 
 Places = list[list[memoryview]]  # of each block and shard: pieces, one after the other in its value
@@ -49,6 +55,8 @@ class KvssStore(UcmKVStoreBaseV1):
             raise Misconfigured("UCM uses several processes: configure the url of a daemon.")
         if config.get("device_id", -1) >= 0 and torch.accelerator.is_available():
             raise Misconfigured("This store copies blocks in host memory, not in an accelerator's.")
+        variant = variant_of(config, "UCM names blocks by neither the weights nor the type of KV")
+        self._form = f"{FORMAT}|{hashlib.sha256(variant.encode()).hexdigest()[:DIGITS]}".encode()
         self._sizes: list[int] = list(config.get("tensor_size_list", []))
         self._opened = open_objects(config, value_bytes=sum(self._sizes))
         self._objects = self._opened.objects
@@ -61,7 +69,7 @@ class KvssStore(UcmKVStoreBaseV1):
     # Looking. A block is there if its first shard is: shards are stored in order, and leave in order.
 
     def lookup(self, block_ids: list[bytes]) -> list[bool]:
-        return self._objects.exists(_names(block_ids, repeat(0)), self._wait_seconds)
+        return self._objects.exists(self._names(block_ids, repeat(0)), self._wait_seconds)
 
     def lookup_on_prefix(self, block_ids: list[bytes]) -> int:
         return count_leading(self.lookup(block_ids)) - 1
@@ -70,7 +78,7 @@ class KvssStore(UcmKVStoreBaseV1):
         return max((place for place, found in enumerate(self.lookup(block_ids)) if found), default=-1)
 
     def prefetch(self, block_ids: list[bytes]) -> None:
-        self._threads.submit(self._objects.exists, _names(block_ids, repeat(0)))
+        self._threads.submit(self._objects.exists, self._names(block_ids, repeat(0)))
 
     # Moving
 
@@ -118,7 +126,7 @@ class KvssStore(UcmKVStoreBaseV1):
         shards: Sequence[int],
         places: Places,
     ) -> Transfer:
-        return Transfer(self._threads.submit(work, _names(blocks, shards), places))
+        return Transfer(self._threads.submit(work, self._names(blocks, shards), places))
 
     def _load(self, names: list[bytes], places: Places) -> None:
         rooms = [memoryview(bytearray(sum(map(len, pieces)))) for pieces in places]
@@ -152,12 +160,11 @@ class KvssStore(UcmKVStoreBaseV1):
             for row in addresses
         ]
 
-
-def _names(blocks: Sequence[bytes], shards: Any) -> list[bytes]:
-    return [
-        b"%s|%d|%s" % (block, shard, FORMAT.encode())
-        for block, shard in zip(blocks, shards, strict=False)
-    ]
+    def _names(self, blocks: Sequence[bytes], shards: Iterable[int]) -> list[bytes]:
+        return [
+            b"%s|%d|%s" % (block, shard, self._form)
+            for block, shard in zip(blocks, shards, strict=False)
+        ]
 
 
 def _in_tensors(tensors: Sequence[Sequence[torch.Tensor]]) -> Places:

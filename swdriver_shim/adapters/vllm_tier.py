@@ -3,16 +3,20 @@
     --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
       "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 8589934592,
         "secondary_tiers": [{"type": "KvssTier",
-          "state_dir": "/etc/tidegate/engine", "org": "acme"}]}}'
+          "state_dir": "/etc/tidegate/engine", "org": "acme", "variant": "r1"}]}}'
 
 All requests are served as the configured org. With `claims_key_file` and `driver` they are served as the
 org that a signed claim in `kv_transfer_params` names (`claims`), and requests without one are not
 cached. vLLM's CPU tier does not distinguish orgs: a gateway that serves several has to give each its own
-`cache_salt`. Made for vLLM 0.32 and 0.33.
+`cache_salt`.
+
+`variant` stands for what vLLM does not tell a tier, such as the revision of a repository: engines with
+different ones share nothing. Made for vLLM 0.32 and 0.33.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -21,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import vllm
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
@@ -36,8 +41,9 @@ from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
-from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
+from swdriver_shim.adapters.objects_config import Misconfigured, open_objects, variant_of
 from swdriver_shim.adapters.remote import Objects
+from swdriver_shim.adapters.weights import DIGITS, process_began, weights_of
 from swdriver_shim.policy import AS_USUAL, Rules
 
 log = logging.getLogger(__name__)
@@ -93,13 +99,15 @@ class KvssTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(locality) if locality else None
         self._verifier = _verifier(told)
+        # vLLM's own names of files tell apart models by name, types, block sizes and groups, but neither
+        # weights nor the order of a block's bytes.
+        root = repr((self.block_size_bytes, *_form(offloading_spec, told)))
         self._opened = open_objects(told, value_bytes=self.block_size_bytes)
         self._org = str(told.get("org", ""))
         self._wait_seconds = self._opened.wait_seconds
         self._rows = primary_kv_view.cast("B")
-        # vLLM's own names of files tell apart all that makes bytes different, but for their number.
         self._namer = FileMapper.from_offloading_spec(
-            root_dir=str(self.block_size_bytes),
+            root_dir=hashlib.sha256(root.encode()).hexdigest()[:DIGITS],
             offloading_spec=offloading_spec,
             blocks_per_file=offloading_spec.blocks_per_chunk,
             parallel_agnostic=True,
@@ -223,6 +231,21 @@ class KvssTier(SecondaryTierManager):
     def _at(self, rows: Sequence[int]) -> list[memoryview]:
         size = self.block_size_bytes
         return [self._rows[int(row) * size : (int(row) + 1) * size] for row in rows]
+
+
+def _form(spec: OffloadingSpec, told: dict[str, Any]) -> tuple[str, ...]:
+    """What vLLM's names of files do not say, and other bytes come of. Raises Misconfigured."""
+    model, variant = spec.config.model.name, told.get("variant")
+    try:
+        weights = weights_of(model, None, None, loaded_after=process_began())
+    except OSError as error:
+        raise Misconfigured(f"The weights in {model} can't be told apart: {error}.") from error
+    if not weights.revision:  # of a repository
+        variant = variant_of(told, f"vLLM does not tell its tiers which revision of {model} it serves")
+    return (
+        *(weights.name, weights.revision, str(variant or "")),
+        *(vllm.__version__, str(spec.config.kv_cache_layout)),
+    )
 
 
 def _verifier(told: dict[str, Any]) -> ClaimVerifier | None:

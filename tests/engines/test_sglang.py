@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,6 +167,26 @@ def kept(tmp_path: Path) -> Iterator[Store]:
         yield made
 
 
+def server(**more: Any) -> SimpleNamespace:
+    """What is looked at of a server's arguments."""
+    usual = dict.fromkeys(("revision", "quantization", "json_model_override_args"))
+    return SimpleNamespace(
+        **{**usual, "model_path": "org/llama", "kv_cache_dtype": "auto", "dtype": "bfloat16", **more}
+    )
+
+
+@pytest.fixture(autouse=True)
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """As if a server with these arguments were in this process, from here on."""
+
+    def begin(**more: Any) -> None:
+        of = server(**more)
+        monkeypatch.setattr("swdriver_shim.adapters.sglang.get_server_args", lambda: of)
+
+    begin()
+    return begin
+
+
 LAYOUTS = [
     *[(mha, layout) for layout in ("layer_first", "page_first", "page_first_direct", "page_head")],
     *[(mla, layout) for layout in ("layer_first", "page_first", "page_first_direct")],
@@ -172,18 +194,39 @@ LAYOUTS = [
 
 
 def test_servers_that_understand_bytes_in_another_way_share_nothing(
-    kept: Store, monkeypatch: pytest.MonkeyPatch
+    kept: Store, serve: Callable[..., None]
 ) -> None:
     """A pool of 8-bit numbers says of all kinds that they are bytes."""
     told, found = kept.at_daemon(), []
     for kind in ("fp8_e4m3", "fp8_e5m2", "fp8_e4m3"):
-        server = SimpleNamespace(kv_cache_dtype=kind)
-        monkeypatch.setattr("swdriver_shim.adapters.sglang.get_server_args", lambda of=server: of)
+        serve(kv_cache_dtype=kind)
         pool = mha("page_first", torch.uint8)
         with backend(pool, told) as one:
             found.append(one.batch_exists(PAGES[:1]))
             assert one.batch_set_v1(PAGES[:1], at(0)) == [True]
     assert found == [0, 0, 1]
+
+
+def test_servers_of_other_weights_share_nothing_under_one_name(
+    kept: Store, serve: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are served as one `model_name`."""
+    monkeypatch.setattr("swdriver_shim.adapters.sglang.process_began", time.time_ns)  # later than files
+    served: list[dict[str, Any]] = [{"revision": "r1"}, {"revision": "r2"}]
+    for name in ("base", "tuned"):
+        (tmp_path / name / "llama").mkdir(parents=True)
+        file = tmp_path / name / "llama" / "model.safetensors"
+        file.write_bytes(name.encode().ljust(8))
+        os.utime(file, ns=(0, 0))
+        served.append({"model_path": str(file.parent)})
+    served.append({**served[-1], "json_model_override_args": '{"rope_theta": 1}'})
+    found = []
+    for one in [*served, *served]:
+        serve(**one)
+        with backend(mha("page_first"), kept.at_daemon()) as storage:
+            found.append(storage.batch_exists(PAGES[:1]))
+            assert storage.batch_set_v1(PAGES[:1], at(0)) == [True]
+    assert found == [0] * len(served) + [1] * len(served)
 
 
 def test_no_two_ranks_are_in_the_same_directory() -> None:

@@ -27,7 +27,7 @@ BLOCKS = [bytes([number]) * 16 for number in range(10)]
 def made(told: dict[str, Any], **more: Any) -> Iterator[Any]:
     found = UcmConnectorFactoryV1.create_connector(
         "KvssStore",
-        {"wait_seconds": 5, "unique_id": "engine", **told, **more},
+        {"wait_seconds": 5, "unique_id": "engine", "variant": "r1", **told, **more},
         "swdriver_shim.adapters.ucm",
     )
     try:
@@ -123,8 +123,20 @@ def test_an_org_has_nothing_of_another(kept: Store) -> None:
         assert other.lookup(BLOCKS[:1]) == [False]
 
 
+def test_stores_of_another_variant_share_nothing(kept: Store) -> None:
+    """UCM's names are equal for other weights in folders of one name, and for all 8-bit types."""
+    found = []
+    for variant in ("llama fp8_e4m3", "llama fp8_e5m2", "llama fp8_e4m3"):
+        with made(kept.at_daemon(), tensor_size_list=SIZES, variant=variant) as worker:
+            found += worker.lookup(BLOCKS[:1])
+            worker.wait(worker.dump(BLOCKS[:1], [0], tensors(1)))
+    assert found == [False, False, True]
+
+
 def test_what_can_not_be_stops_the_start(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Misconfigured, match="url of a daemon"), made(kept.in_process()):
+        raise AssertionError("it began")
+    with pytest.raises(Misconfigured, match="Configure `variant`"), made(kept.at_daemon(), variant=""):
         raise AssertionError("it began")
     too_large = [*SIZES, 4096]
     with (

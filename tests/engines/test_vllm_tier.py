@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,8 +46,13 @@ CLAIMS_KEY = b"a key that the gateway and the engine share!"
 DRIVER = "job7"
 
 
-def config(told: dict[str, Any], chunks: int, model: str) -> OffloadingConfig:
-    tier = {"type": "KvssTier", "module_path": "swdriver_shim.adapters.vllm_tier", "wait_seconds": 5}
+def config(told: dict[str, Any], chunks: int, model: str, layout: str) -> OffloadingConfig:
+    tier = {
+        "type": "KvssTier",
+        "module_path": "swdriver_shim.adapters.vllm_tier",
+        "wait_seconds": 5,
+        "variant": "r1",
+    }
     return OffloadingConfig(
         groups=(OffloadingGroupConfig(16, ("layer.0", "layer.1"), 0),),
         worker_kv_bytes_per_block=CHUNK_BYTES,
@@ -58,6 +65,7 @@ def config(told: dict[str, Any], chunks: int, model: str) -> OffloadingConfig:
         model=OffloadingModelConfig(model, "bfloat16"),
         cache=OffloadingCacheConfig(16, 1),
         parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, True),
+        kv_cache_layout=layout,
     )
 
 
@@ -72,8 +80,8 @@ def content(one: bytes) -> bytes:
 class Engine:
     """The scheduler's side: a manager, and requests that ask it."""
 
-    def __init__(self, told: dict[str, Any], chunks: int, model: str) -> None:
-        self.manager: Any = TieringOffloadingSpec(config(told, chunks, model)).get_manager()
+    def __init__(self, told: dict[str, Any], chunks: int, model: str, layout: str) -> None:
+        self.manager: Any = TieringOffloadingSpec(config(told, chunks, model, layout)).get_manager()
         self.tier = self.manager.secondary_tiers[0]
         self.rows = self.manager.primary_tier.get_kv_memoryview()
         self._requests = 0
@@ -133,8 +141,10 @@ class Engine:
 
 
 @contextlib.contextmanager
-def serving(told: dict[str, Any], chunks: int = CHUNKS, model: str = "org/llama") -> Iterator[Engine]:
-    engine = Engine(told, chunks, model)
+def serving(
+    told: dict[str, Any], chunks: int = CHUNKS, model: str = "org/llama", layout: str = "NHD"
+) -> Iterator[Engine]:
+    engine = Engine(told, chunks, model, layout)
     try:
         yield engine
     finally:
@@ -180,6 +190,30 @@ def test_another_engine_finds_what_one_has_left_and_another_model_does_not(kept:
         assert engine.fetch(KEYS[:1]) == [False]
     with serving(kept.at_daemon("globex")) as engine:
         assert engine.fetch(KEYS[:3]) == [False] * 3
+
+
+def test_engines_whose_bytes_differ_share_nothing(
+    kept: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's names of files are equal for all of these."""
+    monkeypatch.setattr("swdriver_shim.adapters.vllm_tier.process_began", time.time_ns)  # after files
+    tuned, told = tmp_path / "llama", kept.at_daemon()
+    tuned.mkdir()
+    engines: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        ({}, {"layout": "HND"}),
+        ({"variant": "r2"}, {}),
+        ({"variant": ""}, {"model": str(tuned)}),
+        ({"variant": ""}, {"model": str(tuned)}),
+    ]
+    for number, (more, of) in enumerate(engines):
+        (tuned / "model.safetensors").write_bytes(bytes([number]) * 100)
+        os.utime(tuned / "model.safetensors", ns=(0, 0))
+        with serving({**told, **more}, **of) as engine:
+            assert engine.fetch(KEYS[:1]) == [False], number
+            engine.offload(KEYS[:1])
+        with serving({**told, **more}, **of) as engine:
+            assert engine.fetch(KEYS[:1]) == [True], number
 
 
 def test_a_claim_says_whose_a_request_is(claims: dict[str, Any]) -> None:
@@ -253,6 +287,7 @@ def test_what_is_configured_wrong_stops_the_start(kept: Store, claims: dict[str,
     (Path(claims["claims_key_file"]).parent / "short").write_bytes(b"short")
     for wrong, because in (
         ({}, "none of these"),
+        ({**kept.at_daemon(), "variant": ""}, "Configure `variant`"),
         ({**claims, "driver": ""}, "also configure `driver`"),
         ({**claims, "claims_key_file": "/nowhere"}, "can't be used"),
         ({**claims, "claims_key_file": claims["claims_key_file"][:-10] + "short"}, "can't be used"),
