@@ -31,6 +31,7 @@ from swdriver_shim.daemon.binary import (
     KV_BYTES_MAX,
     OCTETS,
     Kv,
+    LoadHead,
     ObjectsHead,
     bytes_of,
     cut,
@@ -208,17 +209,22 @@ class RemotePrefixes(DaemonClient):
         found = self._call(verbs.LOAD, body, seconds=seconds, answer_bytes=most)
         if found is None:
             return Loaded(0, len(tokens))
-        head, raw = found
-        first = [group.first_needed(head.tokens) * COLUMN_TOKENS for group in self.layout.groups]
         try:
-            kv = Kv(self.layout, head.tokens, raw, first, [head.tokens] if head.tokens else [])
+            kv = self._kv(len(asked), *found)
         except Invalid as problem:
-            raise Refused(f"Its answer is not what was asked for: {problem}") from problem
-        if head.parts != run_heads(self.layout, head.tokens) or head.tokens > len(tokens):
-            raise Refused("Its answer is not what was asked for: it has other groups, shards or tokens")
+            self._lose(f"its answer is not what was asked for: {problem}")
+            return Loaded(0, len(tokens))
         for part in kv.parts():
             into(*part)[:] = kv.part(*part)
-        return Loaded(head.tokens, len(tokens))
+        return Loaded(found[0].tokens, len(tokens))
+
+    def _kv(self, asked: int, head: LoadHead, raw: memoryview) -> Kv:
+        """The KV of a load's answer. Raises Invalid if it is not of so many tokens at most."""
+        count = head.tokens
+        if not 0 <= count <= asked or head.parts != run_heads(self.layout, count):
+            raise Invalid("It has other groups, shards or tokens.")
+        first = [group.first_needed(count) * COLUMN_TOKENS for group in self.layout.groups]
+        return Kv(self.layout, count, raw, first, [count] if count else [])
 
     def store(
         self,

@@ -222,7 +222,7 @@ class ObjectVerbs:
         """A caller without keys asks only for how large a value may be."""
         objects = self._shim.objects(call.org)
         found = objects.exists(self._keys(call), call.body.seconds)
-        return verbs.ExistAnswer(found, objects.value_bytes_max)
+        return verbs.ExistAnswer(found, min(objects.value_bytes_max, binary.KV_BYTES_MAX))
 
     def get(self, call: Call[verbs.FindBody]) -> Response:
         """Returns only as many as go at once; the others are missed, and may be asked for again."""

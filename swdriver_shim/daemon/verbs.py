@@ -15,7 +15,7 @@ from msgspec import Meta, Struct, field
 from kvss_agent.documents import decode
 from swdriver_shim.cache.misses import ColumnState
 from swdriver_shim.daemon import binary
-from swdriver_shim.daemon.binary import LoadHead, ObjectsHead
+from swdriver_shim.daemon.binary import KV_BYTES_MAX, LoadHead, ObjectsHead
 from swdriver_shim.decider.removals import Receipt
 from swdriver_shim.decider.statistics import BreakEvenTokens
 from swdriver_shim.driver import Stored
@@ -165,7 +165,7 @@ class ExistAnswer(Struct, frozen=True):
     """Which of the objects a get would return, and how large a value may be."""
 
     exists: list[bool]
-    value_bytes_max: int
+    value_bytes_max: Annotated[int, Meta(ge=1, le=KV_BYTES_MAX)]
 
 
 class PutAnswer(Struct, frozen=True):

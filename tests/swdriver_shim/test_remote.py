@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import pytest
 
 from swdriver_shim.adapters import remote
 from swdriver_shim.adapters.remote import Refused, RemotePrefixes
-from swdriver_shim.daemon import verbs
+from swdriver_shim.daemon import binary, verbs
 from swdriver_shim.desired import GroupSpec, ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.policy import Rules
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
+from tests.swdriver_shim.answers import headed, saying
 from tests.swdriver_shim.daemons import ACME, GLOBEX, Daemon, told
 
 pytestmark = pytest.mark.slow  # each starts a process
@@ -226,6 +228,19 @@ def test_a_token_that_is_not_known_yet_is_a_miss_and_it_is_said_why(
         assert stranger.load(list(range(C))) == 0
         assert stranger.store(list(range(C))) == (0, 1 + 1 + 1)
         assert "It answered 401. A bearer token is required" in (stranger.remote.lost_because or "")
+
+
+@pytest.mark.parametrize("count", [-C, 5, C, 3 * C, 1 << 40])
+def test_an_answer_that_is_not_what_was_asked_for_is_a_miss(count: int) -> None:
+    """With its parts left out, and with those of so many tokens."""
+    some = [msgspec.to_builtins(one) for one in binary.run_heads(SHAPE, count)]
+    for parts in ([], some):
+        head = json.dumps({"tokens": count, "parts": parts}).encode()
+        with saying(headed(head, b"")) as url:
+            mine = RemotePrefixes(url, ACME, MODEL)
+            assert Engine(mine).load(list(range(2 * C))) == 0
+            assert "what was asked for" in (mine.lost_because or "")
+            mine.close()
 
 
 def test_what_it_refuses_is_raised_with_its_sentence(engine: Engine, daemon: Daemon) -> None:

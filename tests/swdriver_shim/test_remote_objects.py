@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from swdriver_shim.objects import object_model
 from swdriver_shim.policy import Rules
 from tests.kvss_agent.process import AgentProcess, agent, document, spec
 from tests.live import wait_until
+from tests.swdriver_shim.answers import headed, saying
 from tests.swdriver_shim.daemons import ACME, GLOBEX, Daemon, told
 from tests.swdriver_shim.keeping import BYTES_MAX, Keeper, names, value
 
@@ -107,10 +106,6 @@ def test_a_daemon_that_is_away_is_a_miss_and_so_is_one_that_refuses(daemon: Daem
         assert not mine.objects.clear()
 
 
-def headed(head: bytes, data: bytes) -> bytes:
-    return struct.pack("<I", len(head)) + head + data
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -123,6 +118,9 @@ def headed(head: bytes, data: bytes) -> bytes:
         headed(b'{"lengths": [9]}', b"abc"),
         headed(b'{"lengths": [2]}', b"abc"),
         headed(b'{"lengths": [-1]}', b"abc"),
+        b'{"exists": [true, true], "value_bytes_max": 0}',
+        b'{"exists": [true, true], "value_bytes_max": -1}',
+        b'{"exists": [true, true], "value_bytes_max": 1180591620717411303424}',
     ],
 )
 def test_an_answer_that_is_not_one_is_a_miss(answer: bytes) -> None:
@@ -138,30 +136,6 @@ def test_an_answer_that_is_not_one_is_a_miss(answer: bytes) -> None:
         assert mine.value_bytes_max > 0
         assert mine.lost_because
         mine.close()
-
-
-@contextlib.contextmanager
-def saying(answer: bytes) -> Iterator[str]:
-    """A server that says the same to everybody."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(200)
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_: object) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.slow
