@@ -53,6 +53,7 @@ class ClaimRefusal(StrEnum):
     MALFORMED = "malformed"
     SIGNATURE = "bad_signature"
     EXPIRED = "expired"
+    EARLY = "not_yet_valid"
     TOO_LONG = "too_long"  # it is valid for longer than a claim may be
     AUDIENCE = "other_audience"
     RULES = "bad_rules"
@@ -140,6 +141,8 @@ class ClaimVerifier:
             return ClaimRefusal.SIGNATURE
         except jwt.ExpiredSignatureError:
             return ClaimRefusal.EXPIRED
+        except jwt.ImmatureSignatureError:  # the gateway's clock is ahead
+            return ClaimRefusal.EARLY
         except jwt.InvalidAudienceError:
             return ClaimRefusal.AUDIENCE
         # JSON may carry what is no text, has no end, or nests too deeply: not every version of PyJWT

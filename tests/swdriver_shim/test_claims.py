@@ -62,7 +62,7 @@ def test_a_claim_says_whose_a_request_is_and_what_it_wishes() -> None:
         (lambda: signed(sub=""), ClaimRefusal.MALFORMED),
         (lambda: signed(exp=None), ClaimRefusal.MALFORMED),
         (lambda: signed(iat=None), ClaimRefusal.MALFORMED),
-        (lambda: signed(age=-100), ClaimRefusal.MALFORMED),
+        (lambda: signed(age=-100), ClaimRefusal.EARLY),
         (lambda: signed(iat=str(int(time.time()))), ClaimRefusal.MALFORMED),
         (lambda: signed(exp=str(int(time.time()) + 60)), ClaimRefusal.MALFORMED),
         (lambda: signed(good_for=SECONDS_MAX + 10), ClaimRefusal.TOO_LONG),
