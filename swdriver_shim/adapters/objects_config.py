@@ -12,6 +12,7 @@ rank, since each worker then has its own driver and shards.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,7 @@ from typing import Any, Final
 from kvss_agent.process.daemon import software
 from swdriver_shim.adapters.remote import ExpectedDriver, Objects, RemoteObjects
 from swdriver_shim.daemon.shim import Shim
+from swdriver_shim.daemon.verbs import LOAD_SECONDS_MAX
 from swdriver_shim.object_store import too_large
 
 DAEMON: Final = frozenset({"url", "token_file"})
@@ -36,9 +38,9 @@ class Misconfigured(ValueError):
 class OpenObjects:
     """The objects of an org, or of the orgs that signed claims name. Has to be closed."""
 
-    def __init__(self, objects: Objects, shim: Shim | None = None) -> None:
+    def __init__(self, objects: Objects, wait_seconds: float, shim: Shim | None = None) -> None:
         self.objects = objects
-        self.wait_seconds = WAIT_SECONDS
+        self.wait_seconds = wait_seconds
         self._shim = shim
 
     def of(self, org: str) -> Objects | None:
@@ -57,23 +59,35 @@ def open_objects(told: Mapping[str, Any], rank: int = 0, value_bytes: int = 0) -
     """Read the keys that are named above, and `wait_seconds`; ignore all others. `value_bytes`: the size
     of the engine's values, which a daemon that does not answer yet can't check: they are misses then,
     see `RemoteObjects.put`. Raises Misconfigured."""
+    wait_seconds = _wait_seconds(told.get("wait_seconds", WAIT_SECONDS))
     given = {name: str(told[name]) for name in DAEMON_OF_FLEET | IN_PROCESS if told.get(name)}
     if given.keys() in (DAEMON, DAEMON_OF_FLEET):
-        made = OpenObjects(_remote(given))
+        made = OpenObjects(_remote(given), wait_seconds)
     elif given.keys() - {"driver"} == IN_PROCESS:  # beside a key for claims it is their audience
-        made = _in_process(Path(given["state_dir"].replace("{rank}", str(rank))), given["org"], rank)
+        state_dir = Path(given["state_dir"].replace("{rank}", str(rank)))
+        made = _in_process(state_dir, given["org"], rank, wait_seconds)
     else:
         said = ", ".join(sorted(given)) or "none of these"
         raise Misconfigured(
             "Configure the driver: url and token_file for a daemon, with driver and authorities if it "
             f"has joined a console; or state_dir and org for one in this process. Found {said}."
         )
-    made.wait_seconds = float(told.get("wait_seconds", WAIT_SECONDS))
     most = made.objects.value_bytes_max
     if value_bytes > most:
         made.close()
         raise Misconfigured(too_large("A value of this engine", value_bytes, most))
     return made
+
+
+def _wait_seconds(told: Any) -> float:
+    """Raises Misconfigured."""
+    try:
+        seconds = float(told)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 <= seconds <= LOAD_SECONDS_MAX:
+        raise Misconfigured(f"`wait_seconds` is {told}: set 0 to {LOAD_SECONDS_MAX:g} seconds.")
+    return seconds
 
 
 def variant_of(told: Mapping[str, Any], what: str) -> str:
@@ -104,7 +118,7 @@ def _token(path: Path) -> str:
         raise Misconfigured(f"The token can't be read from {path}: {error.strerror}.") from error
 
 
-def _in_process(state_dir: Path, org: str, rank: int) -> OpenObjects:
+def _in_process(state_dir: Path, org: str, rank: int, wait_seconds: float) -> OpenObjects:
     shim = Shim(f"engine-{rank}", state_dir, software())
     shim.start()
     objects = shim.objects_of(org)
@@ -116,4 +130,4 @@ def _in_process(state_dir: Path, org: str, rank: int) -> OpenObjects:
             if is_told
             else f"There is no valid document {state_dir / 'desired.json'}."
         )
-    return OpenObjects(objects, shim)
+    return OpenObjects(objects, wait_seconds, shim)

@@ -242,10 +242,14 @@ def test_documents_of_objects_that_can_not_be_are_refused(agents: list[AgentProc
         ({}, "none of these"),
         ({"url": "http://x"}, "token_file for a daemon.*Found url"),
         ({"url": "http://x", "token_file": "/nowhere"}, "can't be read"),
+        ({"url": "http://x", "wait_seconds": 61}, "`wait_seconds` is 61: set 0 to 60 seconds"),
+        ({"url": "http://x", "wait_seconds": -1}, "`wait_seconds` is -1"),
+        ({"url": "http://x", "wait_seconds": "nan"}, "`wait_seconds` is nan"),
+        ({"url": "http://x", "wait_seconds": "1 s"}, "`wait_seconds` is 1 s"),
         ({"state_dir": "/nowhere/at/all", "org": "acme", "url": "http://x"}, "Found org, state_dir"),
     ],
 )
-def test_what_an_operator_says_wrong_is_told(told: dict[str, str], because: str) -> None:
+def test_what_an_operator_says_wrong_is_told(told: dict[str, Any], because: str) -> None:
     with pytest.raises(Misconfigured, match=because):
         open_objects(told)
 
