@@ -65,6 +65,9 @@ def test_a_file_is_made_and_its_claims_are_good(
     assert main(made) == 1
     assert "start the agent with --state-dir" in capsys.readouterr().err
     (tmp_path / "token").write_text("the token of the agent\n")
+    assert main([*made, "--agent-url", "127.0.0.1:8410"]) == 1
+    assert "Expected `str` matching regex '^https?://'" in capsys.readouterr().err
+    assert not file.exists(), "what is not valid is not written"
     assert main([*made, "--org", "acme", "--tier2", str(tmp_path / "disk")]) == 0
     assert file.stat().st_mode & 0o077 == 0, "there are secrets in it"
     found = read(file)

@@ -14,7 +14,7 @@ from kvss_agent.documents import Invalid
 from kvss_agent.process.durable_file import write_durably
 from swdriver_shim.adapters.claims import SECONDS, mint
 from swdriver_shim.adapters.join_config import NameSpec
-from swdriver_shim.adapters.vllm.config import AgentSpec, fresh, read
+from swdriver_shim.adapters.vllm.config import AgentSpec, fresh, parse_file, read
 from swdriver_shim.policy import Rules, Tier2Rule
 from telemetry.units import Unreadable, parse_seconds, parse_size
 
@@ -123,8 +123,9 @@ def _prepare(given: argparse.Namespace) -> None:
     setting = fresh(
         NameSpec(name=given.model, revision=given.revision), driver, given.org or ["default"], agent
     )
-    write_durably(given.file, msgspec.json.format(msgspec.json.encode(setting)) + b"\n")
-    read(given.file)
+    raw = msgspec.json.format(msgspec.json.encode(setting)) + b"\n"
+    parse_file(raw, given.file)  # what is not valid is not written
+    write_durably(given.file, raw)
 
 
 def _tier2(given: argparse.Namespace) -> dict[str, object] | None:

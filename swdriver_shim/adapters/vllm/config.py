@@ -159,6 +159,11 @@ def read(path: Path) -> EngineConfig:
         raw = path.read_bytes()
     except OSError as error:
         raise Invalid(f"{path} can't be read: {error.strerror}.") from error
+    return parse_file(raw, path)
+
+
+def parse_file(raw: bytes, path: Path) -> EngineConfig:
+    """The content of this file. Raises Invalid as `read` does."""
     try:
         found = decode(raw, _DECODER)
     except Invalid as error:
