@@ -81,6 +81,49 @@ def test_nothing_to_land_is_nothing() -> None:
     assert all(torch.equal(one, other) for one, other in zip(rows, before, strict=True))
 
 
+class FakeStream:
+    """Knows what is queued on it. Torch allocates a tensor on the stream that is current."""
+
+    def __init__(self) -> None:
+        self.is_current = False
+
+    def __enter__(self) -> None:
+        self.is_current = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_current = False
+
+    def record_event(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def test_what_is_allocated_on_the_device_is_allocated_on_the_stream_that_reads_it() -> None:
+    """Else torch gives its memory to others once it is dropped, while copies that read it are queued."""
+    from torch.overrides import TorchFunctionMode
+
+    device, _, _ = banks(16, 2, 1)
+    stream = device._stream = FakeStream()
+    moved: list[bool] = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if func is torch.Tensor.to or kwargs.get("device") is not None:
+                moved.append(stream.is_current)
+            return func(*args, **kwargs)
+
+    with Watch():
+        landing = device.landing([1, 2, 3, 4], None)
+        for layer in range(2):
+            landing.flush(layer)
+        with device.near([1, 2], None):
+            pass
+    assert moved == [True] * 4  # two indices, and the rows of two layers
+
+
 def test_rows_are_found_in_every_layout_that_kernels_have() -> None:
     from swdriver_shim.adapters.vllm.device import rows_of
 

@@ -94,8 +94,7 @@ class DeviceBlocks:
     def near(self, blocks: Sequence[int], mark: Mark) -> Iterator[tuple[Blocks, dict[int, int]]]:
         """These blocks, as they are behind `mark`, in the host's memory; and where each is there."""
         wanted = sorted(set(blocks))
-        there = torch.tensor(wanted, dtype=torch.int64, device=self._device)
-        parts = []
+        there, parts = self.index(wanted), []
         with self._behind(mark):
             for layer in self.layers:
                 rows = self._rows(len(wanted), layer.size)
@@ -131,7 +130,12 @@ class DeviceBlocks:
             return self._stream.record_event() if self._stream is not None else None
 
     def index(self, blocks: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(blocks, dtype=torch.int64, device=self._device)
+        """On the device, for copies on our stream. It is allocated on that, too: once it is dropped, its
+        memory is used again behind the copies that are queued, and not while they read it."""
+        pinned = self._device.type == PINNED_FROM
+        made = torch.tensor(blocks, dtype=torch.int64, pin_memory=pinned)
+        with self._behind(None):
+            return made.to(self._device, non_blocking=True)
 
     def staged(self, rows: Sequence[torch.Tensor]) -> Blocks:
         """Some blocks of this group in the host's memory, as rows of each layer."""
