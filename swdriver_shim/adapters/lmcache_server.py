@@ -223,6 +223,11 @@ def _notice_death(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
 
 
+def _time(seconds: float) -> bytes:
+    """For the kernel, to which 0 means forever."""
+    return _TIME.pack(*divmod(max(1, int(seconds * 1e6)), 1_000_000))
+
+
 class _Connection:
     """Between frames a client may be silent for as long as its machine lives; within one there is a
     deadline.
@@ -233,8 +238,9 @@ class _Connection:
 
     def __init__(self, sock: socket.socket, frame_seconds: float) -> None:
         self._sock = sock
-        self._limit = _TIME.pack(*divmod(int(frame_seconds * 1e6), 1_000_000))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, self._limit)
+        self._frame_seconds = frame_seconds
+        self._until = 0.0  # of the frame that is received
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _time(frame_seconds))
         self._head = bytearray(REQUEST_BYTES)
         self._room = bytearray()
 
@@ -243,7 +249,7 @@ class _Connection:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _FOREVER)
         head = memoryview(self._head)
         count = self._sock.recv_into(head)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, self._limit)
+        self._until = time.monotonic() + self._frame_seconds
         if 0 < count < len(head):
             self.receive_into(head[count:])
         return self._head if count else None
@@ -255,6 +261,11 @@ class _Connection:
         return memoryview(self._room)[:size]
 
     def receive_into(self, place: memoryview) -> None:
+        """Within what is left of the frame's time."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise BlockingIOError
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _time(left))
         count = self._sock.recv_into(place, len(place), socket.MSG_WAITALL)
         if count < len(place):
             raise BlockingIOError if count else ConnectionResetError

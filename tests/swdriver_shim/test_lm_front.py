@@ -27,7 +27,7 @@ from swdriver_shim.adapters.lmcache_frames import (
     answer,
     parse,
 )
-from swdriver_shim.adapters.lmcache_server import SILENT_PER_ORIGIN, LmcacheServer
+from swdriver_shim.adapters.lmcache_server import SCRAP_BYTES, SILENT_PER_ORIGIN, LmcacheServer
 from swdriver_shim.adapters.remote import Objects
 from swdriver_shim.driver import Driver
 from swdriver_shim.objects import LocalObjects
@@ -221,6 +221,21 @@ def test_who_sends_a_little_now_and_then_is_cut_off_as_well(world: World) -> Non
             sent += 1
             time.sleep(0.01)
     assert sent < 900
+    assert client.is_cut_off()
+    assert world.counts("connections_stalled") == 1
+
+
+def test_a_frame_has_one_deadline_also_for_a_value_that_is_dropped(world: World) -> None:
+    """It comes in pieces, each of which is within the limit."""
+    client = Client(world.front(frame_seconds=0.3))
+    sent = 0
+    with contextlib.suppress(OSError):
+        client.socket.sendall(request(Command.PUT, KEY, 100 * SCRAP_BYTES))
+        for _ in range(100):
+            client.socket.sendall(bytes(SCRAP_BYTES))
+            sent += 1
+            time.sleep(0.1)
+    assert sent < 100
     assert client.is_cut_off()
     assert world.counts("connections_stalled") == 1
 
