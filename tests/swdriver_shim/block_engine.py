@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -111,6 +112,7 @@ class Engine:
         """`writes_early`: to new blocks, before workers are told of the step."""
         self.groups, self.plane = groups, plane
         self.speculates, self.writes_early = speculates, writes_early
+        self.later = 0.0  # so many seconds are over that nobody has waited for
         self.unit = unit_tokens([one.block_tokens for one in groups])
         self.halves = [WorkerServer() for _ in range(workers)]
         names = [str(at) for at in range(len(groups))]
@@ -131,7 +133,7 @@ class Engine:
         self.driver.ledger.add_listener(self.events)
         pins = self if writes_early else None
         self.scheduling = ConnectorScheduler(
-            shapes, self.unit, workers, self._who, events=self.events, pins=pins
+            shapes, self.unit, workers, self._who, events=self.events, pins=pins, clock=self.clock
         )
         self.scheduling.use(self.driver, is_far=is_far)
         self.free = list(range(1, COUNT))  # the last one is the next that somebody gets
@@ -139,6 +141,9 @@ class Engine:
         self.short = 0
         self.bad: set[int] = set()
         self.saved: list[SaveResult] = []
+
+    def clock(self) -> float:
+        return time.monotonic() + self.later
 
     def _blocks(self, group: GroupOf, at: int) -> Blocks:
         layers = []

@@ -441,6 +441,34 @@ def test_blocks_of_a_request_that_ends_are_kept_until_they_are_saved(tmp_path: P
         assert one.serve(request(some(1, 300))) == 256
 
 
+@pytest.mark.parametrize("writes_early", [False, True])
+def test_a_save_whose_result_is_lost_on_the_way_ends_as_failed(
+    tmp_path: Path, *, writes_early: bool
+) -> None:
+    """Until then nobody else may have its blocks, and no other driver may begin."""
+    with engine(tmp_path, FULL, writes_early=writes_early) as one:
+        stuck = one.halves[0].shards["0.0"]
+        stuck._homes.writing.acquire()
+        asked = request(some(1, 300))
+        one.begin(asked)
+        one.run({asked: 300})
+        assert one.end(asked), "its blocks are kept"
+        one.lines[0]._end()  # the line is lost, and the worker is not
+        stuck._homes.writing.release()
+        wait_until("the worker has ended its save", lambda: not one.workers[0]._saves)
+        ended = set[str]()
+        for later, is_quiet in ((0.0, False), (USE_SECONDS_MAX, True), (USE_SECONDS_MAX, True)):
+            one.later = later
+            one.run({})
+            ended |= one.results[0].ended
+            assert one.scheduling.is_quiet() == is_quiet
+        assert ended == {asked.request_id}
+        one.give_back(asked)
+        assert one.scheduling.counts["not_saved_columns"] == 4
+        if writes_early:
+            assert not +one.holders, "no block is pinned any more"
+
+
 def test_a_save_whose_blocks_are_given_away_is_given_up_and_nothing_of_it_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ from swdriver_shim.adapters.vllm.orders import (
 from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.cache.stores import Store
 from swdriver_shim.decider.decider import Decider, Load
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Media, Prompt
@@ -460,6 +461,7 @@ class ConnectorScheduler:
                 for number, storing in self._stores.items()
                 if (late is not None and storing.is_pinned and storing.ordered_at <= late)
                 or not wanted.isdisjoint(storing.blocks)
+                or self._is_lost(storing)
             ]
         self._given_up.append(made.over_first)
         self._doubt(scheduled, blocks_of)
@@ -487,6 +489,10 @@ class ConnectorScheduler:
                 continue
             made.ending.append(one.id)
         return made
+
+    def _is_lost(self, storing: PendingStore) -> bool:
+        """Whether a worker's result of it will not come any more: the line to it was lost in between."""
+        return self._clock() >= storing.ordered_at + USE_SECONDS_MAX
 
     def _is_saving(self, one: TrackedRequest) -> bool:
         with self._lock:
@@ -532,12 +538,21 @@ class ConnectorScheduler:
         began, org, tokens = self._steps.popleft()
         if tokens:
             self._driver.computed(org, tokens, self._clock() - began)
+        lost = []
         with self._lock:  # what was given up with it reads no block any more
             for number in self._given_up.popleft():
-                storing = self._stores.get(number)
-                if storing and storing.is_pinned:
+                if (storing := self._stores.get(number)) is None:
+                    continue
+                if storing.is_pinned:
                     storing.is_pinned = False
                     self._to_unpin.append(storing.blocks)
+                if self._is_lost(storing):
+                    lost.append(self._stores.pop(number))
+        for storing in lost:
+            failed = {column: Reason.AGENT_LOST for column, _ in storing.store.places}
+            self.counts["saves"] += 1
+            self.counts["not_saved_columns"] += len(failed)
+            self._driver.end_store(storing.store, failed)
         self._unpin()
 
     def _store(
