@@ -6,34 +6,40 @@
       remote_storage_plugin.kvss.class_name: KvssConnector
       remote_storage_plugin.kvss.url: http://127.0.0.1:8420
       remote_storage_plugin.kvss.token_file: /etc/tidegate/acme.token
+      remote_storage_plugin.kvss.variant: r1
 
 Engines that should not be touched at all use `lm://` instead (`lmcache_server`). Many chunks go in one
 call. With `save_chunk_meta: false` they go without a copy between; otherwise shape and dtype go with
-each. Made for LMCache 0.5.6.
+each. `variant` says what LMCache's keys do not: engines with different ones share nothing. Made for
+LMCache 0.5.6.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
+import torch
 from lmcache.utils import CacheEngineKey
 from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.memory_management import MemoryObj
+from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.protocol import RemoteMetadata
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
-from swdriver_shim.adapters.objects_config import open_objects
+from swdriver_shim.adapters.objects_config import of_weights, open_objects
+from swdriver_shim.adapters.weights import DIGITS
 from swdriver_shim.objects import count_leading
 
 log = logging.getLogger(__name__)
 
 PREFIX: Final = "remote_storage_plugin.kvss."
-FORMAT: Final = "lmcache.1"  # of what is under a name
+FORMAT: Final = "lmcache.2"  # of what is under a name
 THREADS: Final = 4
 COPIED_BYTES: Final = 256 << 20  # of chunks that go with their shape, at once
 
@@ -55,6 +61,7 @@ class KvssConnector(RemoteConnector):
             for name, value in (config.extra_config or {}).items()
             if name.startswith(PREFIX)
         }
+        self._form = _form(told, local_cpu_backend.metadata)
         self._head_bytes = self.remote_metadata_bytes if self.save_chunk_meta else 0
         rank = local_cpu_backend.metadata.worker_id
         self._opened = open_objects(told, rank, self._head_bytes + self.full_chunk_size_bytes)
@@ -205,7 +212,7 @@ class KvssConnector(RemoteConnector):
 
     def _names(self, keys: Sequence[CacheEngineKey]) -> list[bytes]:
         """Chunks of another format have other names."""
-        return [f"{key.to_string()}|{FORMAT}|{self._head_bytes}".encode() for key in keys]
+        return [f"{key.to_string()}|{self._form}|{self._head_bytes}".encode() for key in keys]
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await self._loop.run_in_executor(self._threads, work, *arguments)
@@ -213,6 +220,13 @@ class KvssConnector(RemoteConnector):
     async def list(self) -> list[str]:  # the last: it hides the type
         """Keys are stored only as hashes with the org's secret, so they can't be listed."""
         return []
+
+
+def _form(told: dict[str, Any], of: LMCacheMetadata) -> str:
+    """What LMCache's keys do not say, and other bytes come of. Raises Misconfigured."""
+    why = f"LMCache tells neither the revision of {of.model_name} nor which 8-bit type its KV has"
+    said = of_weights(of.model_name, told, why, is_known=of.kv_dtype is not torch.uint8)
+    return f"{FORMAT}|{hashlib.sha256(repr(said).encode()).hexdigest()[:DIGITS]}"
 
 
 def _bytes(chunk: MemoryObj) -> memoryview:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from kvss_agent.process.daemon import software
 from swdriver_shim.adapters.remote import ExpectedDriver, Objects, RemoteObjects
+from swdriver_shim.adapters.weights import process_began, weights_of
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.daemon.verbs import LOAD_SECONDS_MAX
 from swdriver_shim.object_store import too_large
@@ -99,6 +100,21 @@ def variant_of(told: Mapping[str, Any], what: str) -> str:
             "whose KV differs would share it."
         )
     return variant
+
+
+def of_weights(
+    model: str, told: Mapping[str, Any], why: str, *, is_known: bool = True
+) -> tuple[str, str, str]:
+    """What distinguishes weights, given the engine's name of its model, and its `variant`. That is
+    required of a repository, whose revision the engine does not tell, and if something else `is_known`
+    not to be; `why` says which. Raises Misconfigured."""
+    try:
+        weights = weights_of(model, None, None, loaded_after=process_began())
+    except OSError as error:
+        raise Misconfigured(f"The weights in {model} can't be told apart: {error}.") from error
+    is_needed = not weights.revision or not is_known
+    variant = variant_of(told, why) if is_needed else str(told.get("variant") or "")
+    return weights.name, weights.revision, variant
 
 
 def _remote(given: Mapping[str, str]) -> RemoteObjects:

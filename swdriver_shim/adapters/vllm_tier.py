@@ -41,9 +41,9 @@ from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from swdriver_shim.adapters.claims import Claim, ClaimVerifier, carried_by
-from swdriver_shim.adapters.objects_config import Misconfigured, open_objects, variant_of
+from swdriver_shim.adapters.objects_config import Misconfigured, of_weights, open_objects
 from swdriver_shim.adapters.remote import Objects
-from swdriver_shim.adapters.weights import DIGITS, process_began, weights_of
+from swdriver_shim.adapters.weights import DIGITS
 from swdriver_shim.policy import AS_USUAL, Rules
 
 log = logging.getLogger(__name__)
@@ -235,17 +235,9 @@ class KvssTier(SecondaryTierManager):
 
 def _form(spec: OffloadingSpec, told: dict[str, Any]) -> tuple[str, ...]:
     """What vLLM's names of files do not say, and other bytes come of. Raises Misconfigured."""
-    model, variant = spec.config.model.name, told.get("variant")
-    try:
-        weights = weights_of(model, None, None, loaded_after=process_began())
-    except OSError as error:
-        raise Misconfigured(f"The weights in {model} can't be told apart: {error}.") from error
-    if not weights.revision:  # of a repository
-        variant = variant_of(told, f"vLLM does not tell its tiers which revision of {model} it serves")
-    return (
-        *(weights.name, weights.revision, str(variant or "")),
-        *(vllm.__version__, str(spec.config.kv_cache_layout)),
-    )
+    model = spec.config.model.name
+    why = f"vLLM does not tell its tiers which revision of {model} it serves"
+    return (*of_weights(model, told, why), vllm.__version__, str(spec.config.kv_cache_layout))
 
 
 def _verifier(told: dict[str, Any]) -> ClaimVerifier | None:

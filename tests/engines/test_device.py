@@ -106,7 +106,7 @@ def test_what_is_allocated_on_the_device_is_allocated_on_the_stream_that_reads_i
     stream = device._stream = FakeStream()
     moved: list[bool] = []
 
-    class Watch(TorchFunctionMode):
+    class Watch(TorchFunctionMode):  # type: ignore[misc]  # which mypy does not see
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
         ) -> Any:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 import torch
 
 from kvss_agent.process import daemon as daemons
+from swdriver_shim.adapters.objects_config import Misconfigured
 from tests.engines import importing
 from tests.engines.store import Store, store
 from tests.live import wait_until
@@ -48,14 +52,20 @@ METADATA = LMCacheMetadata(
 class Engine:
     """What of LMCache is around a connector: its loop in a thread, and its memory."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, url: str, **told: Any) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        url: str,
+        metadata: LMCacheMetadata = METADATA,
+        **told: Any,
+    ) -> None:
         self.loop = loop
         plugins = ["kvss"] if url.startswith("plugin") else []
         self.config = LMCacheEngineConfig.from_defaults(
             chunk_size=TOKENS, max_local_cpu_size=0.05, remote_storage_plugins=plugins, extra_config=told
         )
-        self.memory = LocalCPUBackend(self.config, METADATA, "cpu")
-        self.connector = CreateConnector(url, loop, self.memory, self.config, METADATA, "kvss")
+        self.memory = LocalCPUBackend(self.config, metadata, "cpu")
+        self.connector = CreateConnector(url, loop, self.memory, self.config, metadata, "kvss")
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
@@ -136,6 +146,7 @@ def plugin(told: dict[str, Any], **more: Any) -> dict[str, Any]:
         "module_path": "swdriver_shim.adapters.lmcache",
         "class_name": "KvssConnector",
         "wait_seconds": 5,
+        "variant": "r1",
         **told,
     }
     return {**{prefix + name: value for name, value in told.items()}, **more}
@@ -160,6 +171,38 @@ def test_the_client_of_lmcache_finds_at_our_front_what_it_has_put(kept: Store, m
     assert kept.daemon is not None
     text = kept.daemon.http.get("/metrics", headers={"authorization": "Bearer " + "c" * 40}).text
     assert 'swdriver_lmcache_total{org="acme",what="puts"} 4' in text
+
+
+def test_engines_whose_bytes_differ_share_nothing(
+    kept: Store, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMCache's keys are equal for all of these."""
+    monkeypatch.setattr("swdriver_shim.adapters.objects_config.process_began", time.time_ns)
+    local = replace(METADATA, model_name=str(tmp_path / "llama"))
+    (tmp_path / "llama").mkdir()
+    told, found = kept.at_daemon(), []
+    for variant, metadata, weights in (
+        ("r1", METADATA, b""),
+        ("r2", METADATA, b""),
+        ("", local, b"one"),
+        ("", local, b"two"),
+    ):
+        (tmp_path / "llama" / "model.safetensors").write_bytes(weights)
+        os.utime(tmp_path / "llama" / "model.safetensors", ns=(0, 0))
+        for _ in range(2):
+            engine = make("plugin://kvss", metadata=metadata, **plugin({**told, "variant": variant}))
+            found.append(engine.is_there(key(0), 0))
+            engine.put(key(0), 0)
+    assert found == [False, True] * 4
+
+
+def test_what_the_keys_do_not_tell_has_to_be_configured(kept: Store, make: Make, tmp_path: Path) -> None:
+    """Which revision of a repository it is, and which of the 8-bit types."""
+    told = plugin({**kept.at_daemon(), "variant": ""})
+    in_bytes = replace(METADATA, model_name=str(tmp_path), kv_dtype=torch.uint8)
+    for metadata in (METADATA, in_bytes):
+        with pytest.raises(Misconfigured, match="Configure `variant`"):
+            make("plugin://kvss", metadata=metadata, **told)
 
 
 @pytest.mark.parametrize("where", ["process", "daemon"])

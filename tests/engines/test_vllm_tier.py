@@ -196,7 +196,7 @@ def test_engines_whose_bytes_differ_share_nothing(
     kept: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM's names of files are equal for all of these."""
-    monkeypatch.setattr("swdriver_shim.adapters.vllm_tier.process_began", time.time_ns)  # after files
+    monkeypatch.setattr("swdriver_shim.adapters.objects_config.process_began", time.time_ns)
     tuned, told = tmp_path / "llama", kept.at_daemon()
     tuned.mkdir()
     engines: list[tuple[dict[str, Any], dict[str, Any]]] = [
