@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Client
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -242,6 +243,27 @@ def test_a_worker_that_is_gone_is_a_lost_shard_and_nothing_raises(tmp_path: Path
         assert far.recall([]) == []
         assert (far.open(), far.clear([1], scrub=False), far.purge(b"t" * 16)) == (False, False, None)
         wait_until("nothing is served", lambda: both.driver.query(asked) == 0)
+
+
+def test_a_shard_is_found_while_others_are_opened() -> None:
+    half = WorkerServer()
+
+    class Name(str):
+        """One more shard is opened when it is looked at."""
+
+        __slots__ = ()
+
+        def rpartition(self, _: str, /) -> tuple[str, str, str]:
+            half.shards[f"new.{len(half.shards)}"] = mine
+            return "one", ".", "0"
+
+    mine: Any = SimpleNamespace(close=lambda: None)
+    try:
+        half.shards |= {Name("one.0"): mine, "two.0": mine}
+        assert half.shard_of("two") is mine
+        assert half.shard_of("three") is None
+    finally:
+        half.close()
 
 
 def test_many_ask_at_once_and_each_gets_its_own_answer(tmp_path: Path) -> None:

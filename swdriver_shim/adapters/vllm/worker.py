@@ -128,9 +128,7 @@ class Worker:
 
     def shard(self, group: int) -> Shard | None:
         """None until it was opened for the first time."""
-        name = self._names[group]
-        mine = (shard for of, shard in self._half.shards.items() if of.rpartition(".")[0] == name)
-        return next(mine, None)
+        return self._half.shard_of(self._names[group])
 
     # A step
 

@@ -106,6 +106,14 @@ class WorkerServer:
             shard.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
+    def shard_of(self, group: str) -> Shard | None:
+        """The shard of a group, if it was opened. Steps wait for it, so it waits for nobody: it looks
+        through a copy, since shards are opened and released meanwhile."""
+        for name, shard in tuple(self.shards.items()):
+            if name.rpartition(".")[0] == group:
+                return shard
+        return None
+
     def send(self, message: object) -> bool:
         """Send the decider a message. Returns whether it is connected."""
         return self._send(WorkerMessage(Raw(pack(message))))
