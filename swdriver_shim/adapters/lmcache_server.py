@@ -47,6 +47,7 @@ SILENT_MAX: Final = 256  # that have not; engines connect long before they ask
 SILENT_PER_ORIGIN: Final = 128
 FRAME_SECONDS_MAX: Final = 30.0  # to send a request with its value, or to take an answer
 TIER2_SECONDS: Final = 0.1  # a client waits for its answer, and its engine with it
+REST_SECONDS: Final = 60.0  # then a connection without requests has no memory for values any more
 SCRAP_BYTES: Final = 1 << 16
 STOP_SECONDS: Final = 5.0
 SILENCE_SECONDS: Final = 60  # then the kernel asks every 10 whether a client's machine is still there
@@ -141,7 +142,7 @@ class LmcacheServer:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _notice_death(sock)
-            connection = _Connection(sock, self._frame_seconds)
+            connection = Connection(sock, self._frame_seconds)
             while (raw := connection.request()) is not None:
                 request = parse(raw)
                 if not self._admission.prove(sock, origin):
@@ -165,7 +166,7 @@ class LmcacheServer:
         self._admission.leave(sock)
         sock.close()
 
-    def _answer(self, connection: _Connection, request: Request) -> None:
+    def _answer(self, connection: Connection, request: Request) -> None:
         match request.command:
             case Command.PUT:
                 self._count("puts", is_done=self._put(connection, request))
@@ -187,7 +188,7 @@ class LmcacheServer:
         with self._lock:
             self.counts[what if is_done else f"{what}_missed"] += 1
 
-    def _put(self, connection: _Connection, request: Request) -> bool:
+    def _put(self, connection: Connection, request: Request) -> bool:
         """Returns whether the value is stored. It is received in any case."""
         objects = self._objects()
         size = SHAPE_BYTES + request.length
@@ -201,7 +202,7 @@ class LmcacheServer:
         connection.receive_into(room[SHAPE_BYTES:])
         return all(objects.put([request.key], [room]))
 
-    def _get(self, connection: _Connection, request: Request) -> bool:
+    def _get(self, connection: Connection, request: Request) -> bool:
         objects = self._objects()
         if objects is not None:
             room = connection.room(objects.value_bytes_max)
@@ -228,7 +229,7 @@ def _time(seconds: float) -> bytes:
     return _TIME.pack(*divmod(max(1, int(seconds * 1e6)), 1_000_000))
 
 
-class _Connection:
+class Connection:
     """Between frames a client may be silent for as long as its machine lives; within one there is a
     deadline.
 
@@ -236,8 +237,11 @@ class _Connection:
     piece that has come or gone.
     """
 
-    def __init__(self, sock: socket.socket, frame_seconds: float) -> None:
+    def __init__(
+        self, sock: socket.socket, frame_seconds: float, rest_seconds: float = REST_SECONDS
+    ) -> None:
         self._sock = sock
+        self._rest_seconds = rest_seconds
         self._frame_seconds = frame_seconds
         self._until = 0.0  # of the frame that is received
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _time(frame_seconds))
@@ -245,10 +249,16 @@ class _Connection:
         self._room = bytearray()
 
     def request(self) -> bytearray | None:
-        """The next one; None if the client has left."""
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _FOREVER)
+        """The next one; None if the client has left. In a long silence the memory for values is freed:
+        each connection may have as much as the largest value."""
         head = memoryview(self._head)
-        count = self._sock.recv_into(head)
+        rest = _time(self._rest_seconds) if self._room else _FOREVER
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, rest)
+        try:
+            count = self._sock.recv_into(head)
+        except BlockingIOError:
+            self._room = bytearray()
+            return self.request()
         self._until = time.monotonic() + self._frame_seconds
         if 0 < count < len(head):
             self.receive_into(head[count:])

@@ -27,7 +27,12 @@ from swdriver_shim.adapters.lmcache_frames import (
     answer,
     parse,
 )
-from swdriver_shim.adapters.lmcache_server import SCRAP_BYTES, SILENT_PER_ORIGIN, LmcacheServer
+from swdriver_shim.adapters.lmcache_server import (
+    SCRAP_BYTES,
+    SILENT_PER_ORIGIN,
+    Connection,
+    LmcacheServer,
+)
 from swdriver_shim.adapters.remote import Objects
 from swdriver_shim.driver import Driver
 from swdriver_shim.objects import LocalObjects
@@ -238,6 +243,19 @@ def test_a_frame_has_one_deadline_also_for_a_value_that_is_dropped(world: World)
     assert sent < 100
     assert client.is_cut_off()
     assert world.counts("connections_stalled") == 1
+
+
+def test_a_connection_that_is_silent_for_long_holds_no_memory_for_values() -> None:
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        connection, got = Connection(mine, 30.0, rest_seconds=0.05), list[object]()
+        connection.room(1 << 20)
+        asking = threading.Thread(target=lambda: got.append(connection.request()))
+        asking.start()
+        wait_until("its memory is freed", lambda: not connection._room)
+        theirs.sendall(request(Command.GET))
+        asking.join()
+        assert got == [request(Command.GET)]
 
 
 def _ask_without_listening(client: Client) -> None:
