@@ -329,7 +329,10 @@ class RemoteObjects(DaemonClient):
         self, keys: Sequence[bytes], into: Sequence[memoryview], seconds: float = 0.0
     ) -> list[int | None]:
         lengths: list[int | None] = []
+        until = _latest(into, seconds)
         for some in _split(keys, self._values_at_once):
+            if self._is_late(until):
+                return [*lengths, *[None] * (len(keys) - len(lengths))]
             body = verbs.FindBody(keys=_hex(some), seconds=seconds)
             most = sum(map(len, into[len(lengths) : len(lengths) + len(some)]))
             answer = self._try(verbs.GET_OBJECTS, body, seconds=seconds, answer_bytes=most)
@@ -358,7 +361,10 @@ class RemoteObjects(DaemonClient):
             self._miss_too_large(str(error))
             return [False] * len(keys)
         stored: list[bool] = []
+        until = _latest(values)
         for some in _split(keys, self._values_at_once):
+            if self._is_late(until):
+                return [*stored, *[False] * (len(keys) - len(stored))]
             mine = values[len(stored) : len(stored) + len(some)]
             body = verbs.PutBody(keys=_hex(some), lengths=[len(value) for value in mine], rules=rules)
             answer = self._try(verbs.PUT_OBJECTS, body, *mine)
@@ -375,6 +381,12 @@ class RemoteObjects(DaemonClient):
     def clear(self) -> bool:
         answer = self._try(verbs.PURGE, verbs.PurgeBody(adapter=""), seconds=PURGE_SECONDS)
         return answer is not None and answer[0].done
+
+    def _is_late(self, until: float) -> bool:
+        """Whether the next part would begin after this: the others are misses then."""
+        if is_late := time.monotonic() > until:
+            self._lose("it has not answered in time for all values")
+        return is_late
 
     def _miss_too_large(self, because: str) -> None:
         """Log it once: all of the engine's values may be of this size."""
@@ -419,6 +431,12 @@ class RemoteObjects(DaemonClient):
 
 Prefixes: TypeAlias = LocalPrefixes | RemotePrefixes
 Objects: TypeAlias = LocalObjects | RemoteObjects
+
+
+def _latest(values: Sequence[memoryview], seconds: float = 0.0) -> float:
+    """Until when a request of the engine waits for these values, in however many parts they go."""
+    moving = sum(map(len, values)) / BYTES_PER_SECOND_MIN
+    return time.monotonic() + ANSWER_SECONDS + seconds + moving
 
 
 def _hex(keys: Sequence[bytes]) -> list[str]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from kvss_agent.documents import Invalid
+from swdriver_shim.adapters import remote
 from swdriver_shim.adapters.objects_config import Misconfigured, OpenObjects, open_objects
 from swdriver_shim.adapters.remote import Objects, RemoteObjects
+from swdriver_shim.daemon.binary import KV_BYTES_MAX
 from swdriver_shim.desired import parse
 from swdriver_shim.object_store import TooLarge
 from swdriver_shim.objects import object_model
@@ -135,6 +139,28 @@ def test_an_answer_that_is_not_one_is_a_miss(answer: bytes) -> None:
         assert not mine.clear()
         assert mine.value_bytes_max > 0
         assert mine.lost_because
+        mine.close()
+
+
+@pytest.mark.parametrize(
+    ("verb", "answer"),
+    [("get", headed(b'{"lengths": [null]}', b"")), ("put", b'{"stored": [true]}')],
+)
+def test_values_that_go_one_by_one_have_one_deadline(
+    monkeypatch: pytest.MonkeyPatch, verb: str, answer: bytes
+) -> None:
+    """So they do at a daemon that says that its values are as large as a request may be."""
+    ticks = itertools.count()
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: next(ticks) * 0.5))
+    with saying(answer) as url:
+        mine = RemoteObjects(url, ACME)
+        mine._value_bytes_max = KV_BYTES_MAX
+        many = names(*range(200))
+        found = getattr(mine, verb)(many, [memoryview(bytearray(10)) for _ in many])
+        assert len(found) == len(many)
+        assert not found[-1]
+        assert "in time for all values" in (mine.lost_because or "")
+        assert next(ticks) < len(many)
         mine.close()
 
 
