@@ -34,6 +34,16 @@ def names_from_now(folder: Path) -> AdapterNames:
     return AdapterNames()
 
 
+def test_an_adapter_that_comes_later_has_a_name_where_files_are_never_changed(tmp_path: Path) -> None:
+    names = AdapterNames(are_fixed=True)
+    one = adapter(tmp_path / "a", b"one")
+    name = names.name(one)
+    assert name
+    assert AdapterNames().name(adapter(tmp_path / "b", b"two")) is None
+    adapter(tmp_path / "a", b"two")
+    assert names.name(one) is None, "it was said otherwise, and is seen"
+
+
 def test_weights_that_are_changed_in_place_are_others(tmp_path: Path) -> None:
     directory = tmp_path / "llama"
     directory.mkdir()

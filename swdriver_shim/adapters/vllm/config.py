@@ -88,6 +88,8 @@ class EngineConfig(Document, frozen=True):
     wait_seconds: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = WAIT_SECONDS
     # Compute what takes longer to load than to compute, as measured.
     only_if_faster: bool = True
+    # Files of a LoRA adapter are never changed in place: see `AdapterNames`.
+    fixed_adapters: bool = False
     api: ApiSpec | None = None
     # URL of the Redis that receives telemetry, as the daemon's `--telemetry`.
     telemetry: Text | None = None
@@ -123,6 +125,7 @@ class GovernedConfig(JoinConfig, frozen=True):
     unsigned_org: Name | None = None
     wait_seconds: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = WAIT_SECONDS
     only_if_faster: bool = True
+    fixed_adapters: bool = False
 
 
 def config_of(given: object, rank: int, engines: int) -> EngineConfig | GovernedConfig:

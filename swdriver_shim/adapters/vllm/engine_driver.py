@@ -160,7 +160,7 @@ class EngineDriver:
         self.refused: Counter[str] = Counter()  # requests that are cached for nobody, by reason
         self._config = config
         self._has_media_hashes = has_media_hashes
-        self._adapters = AdapterNames()
+        self._adapters = AdapterNames(are_fixed=config.fixed_adapters)
         self._document: Desired | None = None
         self._orgs: dict[str, OrgSpec] = {}  # of what was told
         self._used: Decider | None = None

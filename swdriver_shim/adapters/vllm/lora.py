@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Protocol
@@ -25,8 +26,10 @@ class AdapterNames:
     nobody knows which of them a request is computed with, so it has no name until the engine is started
     again."""
 
-    def __init__(self) -> None:
-        self._since_ns = time.time_ns() - TICK_NS
+    def __init__(self, *, are_fixed: bool = False) -> None:
+        """`are_fixed`: somebody answers for it that other weights always have another path. Then those
+        that are put there and loaded while vLLM runs have names, too."""
+        self._since_ns = math.inf if are_fixed else time.time_ns() - TICK_NS
         self._known: dict[tuple[str, str], tuple[list[FileState], str]] = {}
 
     def name(self, lora: Lora) -> str | None:
