@@ -78,7 +78,10 @@ class EndpointWriter:
         self._redis.close()
 
     def read(self, models: Sequence[str]) -> None:
-        """What the leader before has written. Raises RedisError."""
+        """What the leader before has written; what was known of these models counts no more. Raises
+        RedisError."""
+        for model in models:
+            self._known.pop(model, None)
         with self._noting("PING"):
             self._redis.ping()
         for start in range(0, len(models), KEYS_AT_ONCE):
@@ -100,13 +103,23 @@ class EndpointWriter:
             for one in (known.endpoints if known else ())
         }
 
-    def write(self, model: str, endpoints: Iterable[tuple[str, Endpoint]], decided_at: float) -> bool:
-        """Tell brains of all endpoints of a model, by the names of replicas, if they do not know.
-        `decided_at`: by the same clock, a time before it was last known that we lead. Returns whether
-        that was news. Raises RedisError."""
+    def write(
+        self, model: str, endpoints: Iterable[tuple[str, Endpoint]] | None, decided_at: float
+    ) -> bool:
+        """Tell brains of all endpoints of a model, by the names of replicas, if they do not know. None:
+        those that they were told last, so that these live on. `decided_at`: by the same clock, a time
+        before it was last known that we lead. Returns whether that was news. Raises RedisError."""
         now, known = self._clock(), self._known.get(model)
+        if endpoints is None and known is None:
+            self.read([model])  # Redis may have been away when it was read
+            known = self._known.get(model)
+            if known is None:
+                return False
         before = {one.replica: one for one in known.endpoints} if known else {}
-        made = tuple(_written(name, one, before.get(name), now) for name, one in endpoints)
+        if endpoints is None:
+            made = tuple(before.values())
+        else:
+            made = tuple(_written(name, one, before.get(name), now) for name, one in endpoints)
         is_new = known is None or known.endpoints != made
         is_old = (
             known is None
@@ -139,7 +152,6 @@ class EndpointWriter:
         if is_ours:
             self._known[model] = document
         else:
-            self._known.pop(model, None)
             self.read([model])  # somebody has written a newer one: the next is newer than that
 
     @contextlib.contextmanager

@@ -158,7 +158,8 @@ class Orchestrator:
         self._artifacts: dict[str, Any] = {}  # the layouts of those that were made, by their address
         self._poll_at = self._refresh_at = 0.0
         self._round_at = 0.0
-        self._last: dict[str, tuple[str, list[tuple[str, Any]]]] = {}
+        # What brains of a workload's model were told; None: by whoever led before.
+        self._last: dict[str, tuple[str, list[tuple[str, Any]] | None]] = {}
         self._was_stale = True
 
     # Rounds
@@ -216,6 +217,7 @@ class Orchestrator:
         self._due, self._due_at = [], {}
         self._looked_at.clear()
         self._generations.clear()
+        self._last.clear()
         self._poll_at = self._refresh_at = 0.0
         models = list(Workload.objects.exclude(served=None).values_list("model", flat=True))
         try:
@@ -372,7 +374,7 @@ class Orchestrator:
                 changes.tell(workload, changes.OBSERVED)
             # Late: who adds to the log holds it until the end of the transaction.
             note_all([NewEvent(kind, [workload.topic], said) for kind, said in loaded.news])
-        self._publish(loaded, decision, decided_at)
+        self._publish(loaded, decision, decided_at, is_stale=is_stale)
         self._apply(loaded)
         self._cancel_superseded(loaded)
         self._act(loaded, decision)
@@ -384,7 +386,8 @@ class Orchestrator:
             self._soon(name, self._clock() + UNSETTLED_SECONDS)
         self.figures.decisions.record(time.perf_counter() - began)
 
-    def _publish(self, loaded: Loaded, decision: Decision, decided_at: float) -> None:
+    def _publish(self, loaded: Loaded, decision: Decision, decided_at: float, *, is_stale: bool) -> None:
+        """Tell brains. While nobody has heard of the cluster they are told again what they were told."""
         workload = loaded.workload
         if workload.served is None and self._is_of_another(workload):
             self._last.pop(workload.name, None)
@@ -392,10 +395,10 @@ class Orchestrator:
         told = [
             (rendering.replica_name(workload, one.ordinal), one) for one in decision.endpoints if one.url
         ]
-        self._last[workload.name] = (workload.model, told)
+        last = self._last[workload.name] = (workload.model, None if is_stale else told)
         before = self._writer.published(workload.model)
         try:
-            is_news = self._writer.write(workload.model, told, decided_at)
+            is_news = self._writer.write(*last, decided_at)
         except redis.RedisError as error:
             self._fault("redis", error)
             self._again(workload.name)

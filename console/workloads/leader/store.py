@@ -86,14 +86,16 @@ class Loaded:
         can_publish: bool,
         refusal: str,
     ) -> Seen:
-        """`known`: of the cluster. An instance that it has been told of and does not list is gone."""
+        """`known`: of the cluster. An instance that it has been told of and does not list is gone. As
+        long as nothing is known, an instance is as the database has it."""
         names = {
             rendering.replica_name(self.workload, ordinal): ordinal
             for ordinal in {one.ordinal for one in self.rows.values()} | set(range(self.intent.replicas))
         }
         return Seen(
             instances=tuple(
-                instance_of(row, known, is_lost=self._is_lost(row, known)) for row in self.rows.values()
+                instance_of(row, known, is_stale=is_stale, is_lost=self._is_lost(row, known))
+                for row in self.rows.values()
             ),
             failures=tuple(self.ended),
             homes=self.homes,
@@ -350,7 +352,7 @@ def _ordinal(workload: Workload, name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def instance_of(row: Instance, known: Known, *, is_lost: bool) -> world.Instance:
+def instance_of(row: Instance, known: Known, *, is_stale: bool, is_lost: bool) -> world.Instance:
     status, now = known.statuses.get(row.name), timezone.now()
     made = world.Instance(
         name=row.name,
@@ -365,6 +367,8 @@ def instance_of(row: Instance, known: Known, *, is_lost: bool) -> world.Instance
         is_outdated=rendering.is_outdated(row),
         was_ready=row.ready_at is not None,
     )
+    if status is None and is_stale:
+        return _as_stored(made, row)
     if status is None and is_lost:
         return _with(made, state=State.GONE)
     if status is None:
@@ -382,6 +386,21 @@ def instance_of(row: Instance, known: Known, *, is_lost: bool) -> world.Instance
         restarts=status.restarts,
         reason=status.reason,
         sentence=status.sentence,
+    )
+
+
+def _as_stored(made: world.Instance, row: Instance) -> world.Instance:
+    """As the cluster had it when it was last seen."""
+    return _with(
+        made,
+        room_at=row.room_at.timestamp() if row.room_at else world.NEVER,
+        state=State(row.state),
+        acknowledged=Goal(row.acknowledged_goal or Goal.RUN),
+        cache=world.Cache(row.cache),
+        url=row.url,
+        restarts=row.engine_restarts,
+        reason=row.reason,
+        sentence=row.sentence,
     )
 
 

@@ -381,6 +381,36 @@ def test_another_leader_goes_on_where_the_first_was_killed(
         other.orchestrator.stop()
 
 
+def test_who_leads_next_without_a_cluster_server_tells_brains_what_they_were_told(
+    leader: Leader, cluster: FakeCluster, redis_url: str
+) -> None:
+    make_workload(replicas=2, **WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    before, events_before = told(redis_url), events("talk")
+    leader.orchestrator.stop()
+    other = Leader(cluster, redis_url)
+    other.orchestrator._make_link = lambda changed: ClusterLink(
+        grpc.insecure_channel("127.0.0.1:1"), changed
+    )
+    try:
+        other.orchestrator.round()
+        assert other.orchestrator.figures.leads
+        assert told(redis_url) == before
+        with redis.Redis.from_url(redis_url) as client:
+            client.delete(f"{ENDPOINTS}example/chat-8b")
+        other.ahead += 60.0
+        other.orchestrator.round()
+        assert told(redis_url) == before, "they are written again, as before their 90 s are over"
+    finally:
+        other.orchestrator.stop()
+    assert Instance.objects.filter(serving=True).count() == 2
+    assert (condition("Ready"), condition("EndpointsPublished")) == (
+        ("True", "Ready"),
+        ("Unknown", "ClusterUnknown"),
+    )
+    assert events("talk") == events_before
+
+
 def test_after_lost_changes_what_runs_is_kept_and_the_cluster_is_told_at_once(
     leader: Leader, cluster: FakeCluster, redis_url: str
 ) -> None:
@@ -459,7 +489,7 @@ LIES: tuple[dict[str, Any], ...] = (
     {"sentence": "busy", "running_requests": (1 << 32) - 1},
     {"sentence": "a\0b", "reason": "c\0d"},
     {"sentence": "x" * 5000, "reason": "y" * 5000, "host": "z" * 5000},
-    {"host": "\0"},
+    {"sentence": "h", "host": "\0"},
     *({"sentence": str(at), "since": at} for at in (1e300, -1e300, float("nan"), float("inf"))),
     *({"sentence": str(at), "seen_at": at} for at in (1e18, -1e18, float("-inf"))),
     {"sentence": "p", "progress": pb.Progress(done=(1 << 64) - 1, unit="\0" * 99, seconds=1e400)},
