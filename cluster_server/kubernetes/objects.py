@@ -289,8 +289,8 @@ def instance_pod_document(one: Known, about: About, owner_uid: str, settings: Po
     if limits := _limits(about):
         # What the template says of others stays: a GPU, for example.
         resources = container.setdefault("resources", {})
-        for name in ("limits", "requests"):
-            resources[name] = {**resources.get(name, {}), **limits}
+        for kind in ("limits", "requests"):
+            resources[kind] = {**resources.get(kind, {}), **limits}
     return {
         "metadata": {
             "name": one.name,

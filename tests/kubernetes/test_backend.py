@@ -33,7 +33,8 @@ from tests.kubernetes.server import server as served
 from tests.kubernetes.world import QUICK, Kubernetes
 
 pytestmark = [pytest.mark.slow, pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes")]
-Pod, Service, Secret = resource("Pod"), resource("Service"), resource("Secret")
+ConfigMap, Pod = resource("ConfigMap"), resource("Pod")
+Secret, Service = resource("Secret"), resource("Service")
 Budget = resource("PodDisruptionBudget")
 
 
@@ -75,10 +76,15 @@ async def test_the_choice_of_boxes_reaches_the_cluster(world: Kubernetes) -> Non
 
 
 async def test_ready_instances_are_endpoints_of_the_workload(world: Kubernetes) -> None:
-    await world.backend.apply(workload("chat", 1, instance("chat-0-a")))
+    one = instance("chat-0-a")
+    one.resources.memory_bytes = 64 << 20
+    await world.backend.apply(workload("chat", 1, one))
     await world.until_state("chat", "chat-0-a", pb.READY)
-    pod = found(world, Pod, "chat-0-a")
+    pod, record = found(world, Pod, "chat-0-a"), found(world, ConfigMap, "instance-chat-0-a")
     assert pod
+    assert record
+    (owner,) = pod["metadata"]["ownerReferences"]  # else it is deleted as garbage
+    assert (owner["name"], owner["uid"]) == ("instance-chat-0-a", record["metadata"]["uid"])
 
     def is_endpoint() -> bool:
         there = found(world, resource("Endpoints"), "chat") or {}

@@ -201,6 +201,8 @@ def test_the_pod_of_an_instance() -> None:
     pod = objects.instance_pod_document(objects.known_of(one, settings), about, "u", settings)
     spec = pod["spec"]
     assert pod["metadata"]["name"] == "chat-0-a"
+    (owner,) = pod["metadata"]["ownerReferences"]
+    assert (owner["name"], owner["uid"]) == ("instance-chat-0-a", "u")
     assert (spec["restartPolicy"], spec["terminationGracePeriodSeconds"]) == ("OnFailure", 77)
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"] == {"runAsNonRoot": True}
