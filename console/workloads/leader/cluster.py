@@ -67,6 +67,14 @@ REFUSES: Final = frozenset(
 )
 _GOALS_TOLD: Final = {number: goal for goal, number in GOALS.items()}
 RUNNING: Final = (pb.JOB_PENDING, pb.JOB_RUNNING)  # states of jobs that have not ended
+# Why a job has ended that says nothing of what it was told: its node, its pod or its bucket went away,
+# it found no place, or somebody has cancelled it.
+INTERRUPTED: Final = frozenset(
+    {
+        *("Cancelled", "DeadlineExceeded", "Evicted", "NotStarted", "PodGone", "Preempting"),
+        *("NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Unreachable"),
+    }
+)
 _STATES: Final = {getattr(pb, one.name): one for one in State}
 _CACHES: Final = {
     pb.NO_CACHE: Cache.NONE,
@@ -133,6 +141,11 @@ class Compiled(msgspec.Struct, frozen=True):
 
     sha256: Sha256
     layout: dict[str, Any] | None = None
+
+
+def was_interrupted(job: pb.Job) -> bool:
+    """Whether a job that has ended may go well another time."""
+    return job.state == pb.JOB_CANCELLED or (job.state == pb.JOB_FAILED and job.reason in INTERRUPTED)
 
 
 def compiled(result: bytes) -> Compiled:

@@ -63,6 +63,9 @@ def _compiled(intent: Intent, seen: Seen) -> Condition:
     match seen.compile.state:
         case CompileState.FAILED:
             return Condition(COMPILED, False, "CompileFailed", seen.compile.sentence)
+        case CompileState.RUNNING if seen.compile.sentence:
+            why = f"Revision {number} is compiled again in a moment: {seen.compile.sentence}"
+            return Condition(COMPILED, None, "Waiting", why)
         case CompileState.RUNNING:
             return Condition(COMPILED, None, "Compiling", f"Revision {number} is being compiled.")
         case _:

@@ -47,7 +47,7 @@ from console.sessions.plans.proposals import CannotPlan
 from console.workloads import changes, lifecycle, plans
 from console.workloads import services as workloads
 from console.workloads.leader import health, rendering, store
-from console.workloads.leader.cluster import RUNNING, ClusterLink, compiled
+from console.workloads.leader.cluster import RUNNING, ClusterLink, compiled, was_interrupted
 from console.workloads.leader.decisions import decide
 from console.workloads.leader.election import ORCHESTRATORS, TRY_SECONDS, Election, NotLeader
 from console.workloads.leader.endpoints import EndpointWriter
@@ -93,6 +93,8 @@ AGAIN_SECONDS: Final = 1.0  # until something is tried again, or asked for again
 HEALTH_SECONDS: Final = 10.0
 BROKEN_SECONDS: Final = 30.0  # until one is looked at again with which something is wrong
 COMPILE_SECONDS_MAX: Final = 3600
+COMPILE_ATTEMPTS_MAX: Final = 5  # of jobs that others have ended; after that the revision counts as bad
+COMPILE_AGAIN_SECONDS: Final = 15.0  # before the second attempt; then twice as long each time
 ORPHANS_AT_ONCE: Final = 20  # workloads of the cluster that nobody knows, ended in one look
 ARTIFACTS_MAX: Final = 1000  # remembered
 KEY_BYTES: Final = 32
@@ -437,7 +439,7 @@ class Orchestrator:
         known, wanted = self._compiling.setdefault(workload.name, []), ""
         assert self._link is not None  # noqa: S101 - the leader has one
         if revision is not None and not workload.deleting and not loaded.intent.revision.is_compiled:
-            wanted = rendering.compile_name(revision)
+            wanted = rendering.compile_name(revision, self._attempt(workload, revision))
             if wanted not in known:
                 known.append(wanted)
         known[:] = [one for one in known if one == wanted or not self._link.cancel(workload.name, one)]
@@ -483,7 +485,8 @@ class Orchestrator:
         assert self._link is not None  # noqa: S101 - the leader has one
         match action:
             case Compile() if workload.revision is not None:
-                self._link.submit(workload.name, _compile_job(workload, workload.revision))
+                attempt = self._attempt(workload, workload.revision)
+                self._link.submit(workload.name, _compile_job(workload, workload.revision, attempt))
             case Forget() if workload.name in self._link.names():
                 self._link.delete(workload.name)
             case _:
@@ -534,9 +537,10 @@ class Orchestrator:
             self._soon(loaded.workload.name)
             return CompileSeen(state=CompileState.RUNNING)
         assert self._link is not None  # noqa: S101 - the leader has one
-        job = self._link.job(loaded.workload.name, rendering.compile_name(revision))
+        attempt = self._attempt(loaded.workload, revision)
+        job = self._link.job(loaded.workload.name, rendering.compile_name(revision, attempt))
         if job is None:
-            return CompileSeen()
+            return self._before_compiling(loaded.workload, revision, attempt)
         if job.state in RUNNING:
             self._soon(loaded.workload.name, self._clock() + AGAIN_SECONDS / 4)
             return CompileSeen(state=CompileState.RUNNING)
@@ -552,6 +556,28 @@ class Orchestrator:
             self._remember(address, result.layout)
         self._soon(loaded.workload.name)
         return CompileSeen(state=CompileState.RUNNING)
+
+    def _attempt(self, workload: Workload, revision: Revision) -> int:
+        """Which compile job of a revision counts: those before it were ended by others."""
+        assert self._link is not None  # noqa: S101 - the leader has one
+        for attempt in range(1, COMPILE_ATTEMPTS_MAX):
+            job = self._link.job(workload.name, rendering.compile_name(revision, attempt))
+            if job is None or not was_interrupted(job):
+                return attempt
+        return COMPILE_ATTEMPTS_MAX
+
+    def _before_compiling(self, workload: Workload, revision: Revision, attempt: int) -> CompileSeen:
+        """Nothing, unless a job was ended just before: a node or a bucket may be away for a while."""
+        assert self._link is not None  # noqa: S101 - the leader has one
+        name = rendering.compile_name(revision, attempt - 1)
+        before = self._link.job(workload.name, name) if attempt > 1 else None
+        seconds = COMPILE_AGAIN_SECONDS * 2 ** max(attempt - 2, 0)
+        # The clock of another machine that is ahead says nothing of when it ended.
+        if before is None or not 0 <= self._clock() - before.ended_at < seconds:
+            return CompileSeen()
+        self._soon(workload.name, before.ended_at + seconds)
+        said = excerpt(before.sentence or before.reason, SENTENCE_MAX)
+        return CompileSeen(state=CompileState.RUNNING, sentence=said)
 
     def _remember(self, address: str | None, layout: Any) -> None:
         if address is not None:
@@ -704,9 +730,9 @@ def _pause(loaded: Loaded, reason: str, sentence: str) -> None:
     changes.pause(SYSTEM, workload, reason=sentence)
 
 
-def _compile_job(workload: Workload, revision: Revision) -> pb.JobSpec:
+def _compile_job(workload: Workload, revision: Revision, attempt: int) -> pb.JobSpec:
     return pb.JobSpec(
-        name=rendering.compile_name(revision),
+        name=rendering.compile_name(revision, attempt),
         kind=pb.COMPILE,
         spec=rendering.compile_spec(workload, revision),
         secrets=rendering.compile_secrets(revision),

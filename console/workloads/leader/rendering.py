@@ -139,12 +139,14 @@ def _plain(secrets: str) -> dict[str, Any]:
     return decode(secrets, dict[str, Any]) if secrets else {}
 
 
-def compile_name(revision: Revision) -> str:
-    """Of its job. What has failed is compiled again for another revision, also for one that is equal,
-    when the workload is restarted, and with other credentials for the bucket of its weights. A database
-    that was restored gives numbers and keys again: so when it was made is in the name."""
+def compile_name(revision: Revision, attempt: int = 1) -> str:
+    """Of its job; one that others have ended is followed by the next attempt. What has failed is
+    compiled again for another revision, also for one that is equal, when the workload is restarted, and
+    with other credentials for the bucket of its weights. A database that was restored gives numbers and
+    keys again: so when it was made is in the name."""
     workload, made_at = revision.workload, int(1000 * revision.made_at.timestamp())
     name = f"compile-{workload.name}-r{revision.number}-{made_at}-{workload.restarts}"
+    name += f"-a{attempt}" if attempt > 1 else ""
     bucket = buckets.bucket_for(workload.org_id, revision.template_read().weights)
     return f"{name}-b{bucket.pk}-{bucket.version}" if bucket is not None else name
 

@@ -224,7 +224,8 @@ class CompileState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileSeen:
-    """The compile job of the target revision, while it has no artifact."""
+    """The compile job of the target revision, while it has no artifact. `sentence`: why it has failed,
+    or why the one before it has, which nobody takes for a fault of the revision."""
 
     state: CompileState = CompileState.NONE
     sentence: str = ""

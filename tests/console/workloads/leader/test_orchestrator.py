@@ -935,6 +935,51 @@ def test_a_compile_job_is_told_what_the_largest_box_has_once_all_boxes_say_it(db
     assert job.inputs({}) == asked.inputs({}), "a manager looks where the compile job has put it"
 
 
+INTERRUPTIONS: tuple[dict[str, Any], ...] = (
+    {"state": pb.JOB_FAILED, "reason": "PodGone", "sentence": "Its pod was deleted by others."},
+    {"state": pb.JOB_CANCELLED, "reason": "Cancelled", "sentence": "It was cancelled."},
+    {"state": pb.JOB_FAILED, "reason": "Unreachable", "sentence": "s3://b can't be reached."},
+)
+
+
+def test_a_compile_job_that_others_have_ended_is_no_fault_of_the_revision(
+    leader: Leader, cluster: FakeCluster
+) -> None:
+    make_workload(**WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    cluster.is_slow = True
+    changes.update(SYSTEM, locked(SYSTEM), wanted(tokens_max=1000, **WITHOUT_CACHE, **QUICK))
+    for count, interruption in enumerate(INTERRUPTIONS, 2):
+        leader.until("it is compiled", lambda count=count: len(cluster.jobs) == count)  # type: ignore[misc]
+        job = list(cluster.jobs.values())[-1]
+        for name, value in {**interruption, "ended_at": time.time() + leader.ahead}.items():
+            setattr(job, name, value)
+        again = f"Revision 2 is compiled again in a moment: {interruption['sentence']}"
+        leader.until("it is said", Condition.objects.filter(type="Compiled", message=again).exists)
+        assert len(cluster.jobs) == count, "not before a while"
+        leader.ahead += 60.0
+    cluster.is_slow = False
+    leader.until("it is rolled out", lambda: Workload.objects.get().stable.number == 2)  # type: ignore[union-attr]
+    assert not Rollout.objects.filter(phase="undone").exists()
+
+
+def test_a_compile_job_that_is_ended_time_and_again_is_given_up(
+    leader: Leader, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orchestrator, "COMPILE_ATTEMPTS_MAX", 2)
+    make_workload(**WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    cluster.is_slow = True
+    changes.update(SYSTEM, locked(SYSTEM), wanted(tokens_max=1000, **WITHOUT_CACHE, **QUICK))
+    for count in (2, 3):
+        leader.until("it is compiled", lambda count=count: len(cluster.jobs) == count)  # type: ignore[misc]
+        job = list(cluster.jobs.values())[-1]
+        job.state, job.reason, job.sentence = pb.JOB_FAILED, "Evicted", "Its node has no memory left."
+    leader.until("it is rolled back", lambda: Workload.objects.get().revision.number == 3)  # type: ignore[union-attr]
+    undone = Rollout.objects.get(phase="undone")
+    assert undone.sentence == "It could not be compiled: Its node has no memory left."
+
+
 def test_a_compile_job_that_nobody_waits_for_is_cancelled(leader: Leader, cluster: FakeCluster) -> None:
     cluster.is_slow = True
     workload = make_workload(**WITHOUT_CACHE, **QUICK)
