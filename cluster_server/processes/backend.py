@@ -44,6 +44,8 @@ COMMAND: Final[tuple[str, ...]] = (sys.executable, "-P", "-m", "workload_manager
 INSTANCES_MAX: Final = 5000
 ADOPT_SECONDS: Final = 5.0  # for managers to say how they are, before anybody else is told
 TIDY_SECONDS: Final = 5.0
+BEAT_SECONDS: Final = 1.0
+STOOD_STILL_SECONDS: Final = 5.0  # between two beats: the server was stopped, or its machine was
 LEFT_DRIVERS_SECONDS: Final = 60.0
 # Of the server, and not of what it starts.
 NOT_INHERITED: Final = (
@@ -89,7 +91,7 @@ class ProcessBackend:
         self._of_workload: dict[str, dict[str, InstanceWorker]] = {}
         self._publisher = Publisher(0, self._all, self.workload)
         self._changing = asyncio.Lock()
-        self._tidying: asyncio.Task[None] | None = None
+        self._chores: list[asyncio.Task[None]] = []
         self._gone = asyncio.Event()
         self._is_ending = False
         self._spares = spares
@@ -116,13 +118,13 @@ class ProcessBackend:
         await self._jobs.start()
         await self._adopted()
         self._publisher.start()
-        self._tidying = asyncio.create_task(self._tidy())
+        self._chores = [asyncio.create_task(self._tidy()), asyncio.create_task(self._beat())]
 
     async def stop(self) -> None:
         await self._publisher.stop()
-        if self._tidying:
-            self._tidying.cancel()
-            await asyncio.gather(self._tidying, return_exceptions=True)
+        for chore in self._chores:
+            chore.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
         if self._tidier:
             await asyncio.to_thread(_end, self._tidier)
         if self._spares:
@@ -281,6 +283,18 @@ class ProcessBackend:
             self._of_workload.pop(workload, None)
             if workload not in self._desired:
                 self._publisher.deleted(workload)
+
+    async def _beat(self) -> None:
+        """Of a server that stood still no manager has been silent, whatever the time is."""
+        clock = self._around.clock
+        at = clock.now()
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            before, at = at, clock.now()
+            if at - before > STOOD_STILL_SECONDS:
+                log.warning("The server stood still for %.0f s", at - before)
+                for worker in self._workers.values():
+                    worker.give_time()
 
     async def _tidy(self) -> None:
         while True:

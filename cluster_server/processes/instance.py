@@ -85,6 +85,10 @@ class InstanceWorker(Worker):
         self._grace_seconds = min(self._grace_seconds, seconds_max)
         self.want(None)
 
+    def give_time(self) -> None:
+        """It could not be heard until now: this server stood still."""
+        self._asked_since = self._now()
+
     @property
     def is_done(self) -> bool:
         return self._is_gone

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cluster_server.processes import backend
 from cluster_server.processes.core import Limits, Running, Seen, Step
 from cluster_server.processes.folder import Folder
 from cluster_server.processes.instance import STATUS_FILE, InstanceWorker
@@ -21,7 +22,9 @@ from cluster_server.processes.keeper import Keeper, Launch
 from cluster_server.processes.kernel import LinuxKernel
 from cluster_server.processes.surroundings import Clock, Surroundings
 from cluster_server.processes.worker import Worker
-from tests.cluster_server.requests import instance, job
+from cluster_server.proto import cluster_pb2 as pb
+from tests.cluster_server.conformance.worlds import Processes
+from tests.cluster_server.requests import instance, job, workload
 from tests.live import wait_until
 
 SILENT_SECONDS = 60.0
@@ -155,6 +158,24 @@ async def test_a_silent_manager_is_noticed_although_the_next_server_s_clock_is_b
         clock.seconds += SILENT_SECONDS
         assert step(after) is Step.KILL
         await after.let_go()
+
+
+async def test_a_server_that_stood_still_takes_no_manager_for_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SetClock
+) -> None:
+    monkeypatch.setattr(backend, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(Clock, "now", lambda _: clock.seconds)
+    world = Processes(tmp_path, has_cgroups=False, spares=0)
+    await world.open()
+    try:
+        await world.backend.apply(workload("chat", 1, instance("chat-0")))
+        await world.until_state("chat", "chat-0", pb.READY)
+        clock.seconds += HOUR
+        worker = world.worker("chat-0")
+        await world.until("it has its time", lambda: worker.last_seen() == clock.seconds)
+        assert step(worker) is Step.WAIT
+    finally:
+        await world.close()
 
 
 def test_what_was_recorded_later_than_now_counts_from_now(tmp_path: Path, clock: SetClock) -> None:

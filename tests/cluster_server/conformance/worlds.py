@@ -13,6 +13,7 @@ from cluster_server.backend import Backend
 from cluster_server.processes import cgroups
 from cluster_server.processes.backend import ProcessBackend, ProcessOptions
 from cluster_server.processes.core import Limits
+from cluster_server.processes.instance import InstanceWorker
 from cluster_server.processes.kernel import MARK, LinuxKernel
 from cluster_server.processes.spares import Spares
 from cluster_server.proto import cluster_pb2 as pb
@@ -94,6 +95,10 @@ class Processes(World):
     async def restart(self) -> None:
         await self.backend.stop()
         await self.open()
+
+    def worker(self, name: str) -> InstanceWorker:
+        assert isinstance(self.backend, ProcessBackend)
+        return self.backend._workers[name]
 
     def folder(self, name: str) -> Path:
         state_dir = self._options.state_dir
