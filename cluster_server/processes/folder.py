@@ -91,10 +91,10 @@ class Folder:
         """It is gone at once: what is left of it by a crash has a name that `sweep` knows."""
         if self.exists():
             gone = self.path.with_name(f".{self.name}.gone")
-            shutil.rmtree(gone, ignore_errors=True)
+            _delete(gone)
             self.path.rename(gone)
             sync_directory(gone.parent)
-            shutil.rmtree(gone)
+            _delete(gone)
 
     def about(self) -> About:
         return self._read("about.json", About) or About()
@@ -158,8 +158,24 @@ class Folder:
             raise OSError(f"{self.path / name} is damaged: {error}") from None
 
 
+def _delete(path: Path) -> None:
+    """Also what its process has locked against entering. Nothing of it runs any more."""
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except PermissionError:
+        path.chmod(0o700)
+        for parent, folders, _ in os.walk(path):  # which enters them after that
+            for folder in folders:
+                if not (one := Path(parent, folder)).is_symlink():
+                    one.chmod(0o700)
+        shutil.rmtree(path)
+
+
 def sweep(parent: Path) -> None:
     """Remove what a crash has left of folders that were being made or removed."""
     for one in parent.iterdir():
         if one.name.startswith("."):
-            shutil.rmtree(one, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                _delete(one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Final
@@ -12,9 +13,11 @@ from cluster_server.processes.folder import Folder, sweep
 from cluster_server.processes.job import CANCELLED_FILE, JobWorker, about_job, is_same
 from cluster_server.processes.keeper import Keeper
 from cluster_server.processes.surroundings import Surroundings
-from cluster_server.processes.worker import rotate
+from cluster_server.processes.worker import in_thread, rotate
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.turns import may_run
+
+log = logging.getLogger(__name__)
 
 WAITING_MAX: Final = 1000  # jobs that have not ended
 
@@ -30,7 +33,9 @@ class Jobs:
         self._kept = kept
         self._workers: dict[str, JobWorker] = {}
         self._changed = asyncio.Event()
-        self._submitting = asyncio.Lock()
+        self._submitting = asyncio.Lock()  # and forgetting: each changes what there is on disk
+        self._forgetting: asyncio.Task[None] | None = None
+        self._has_ended = asyncio.Event()
 
     async def start(self) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -40,8 +45,12 @@ class Jobs:
             self._workers[worker.name] = worker
         for worker in list(self._workers.values()):
             worker.begin()
+        self._forgetting = asyncio.create_task(self._forget_old())
 
     async def stop(self) -> None:
+        if self._forgetting:
+            self._forgetting.cancel()
+            await asyncio.gather(self._forgetting, return_exceptions=True)
         await asyncio.gather(*(worker.let_go() for worker in self._workers.values()))
 
     async def submit(self, spec: pb.JobSpec) -> pb.Job:
@@ -122,16 +131,25 @@ class Jobs:
         self._changed.set()
         self._changed = asyncio.Event()
         if worker.has_ended:
-            self._forget_old()
+            self._has_ended.set()
             for waiting in self._turns():
                 waiting.wake()
 
-    def _forget_old(self) -> None:
-        ended = [worker for worker in self._workers.values() if worker.has_ended]
-        ended.sort(key=lambda worker: worker.keeper.memory.ended_at)
-        for worker in ended[: max(len(ended) - self._kept, 0)]:
-            del self._workers[worker.name]
-            worker.keeper.forget()
+    async def _forget_old(self) -> None:
+        """One whose folder can't be deleted stays, and is tried again when the next one has ended."""
+        while True:
+            await self._has_ended.wait()
+            self._has_ended.clear()
+            async with self._submitting:
+                ended = [worker for worker in self._workers.values() if worker.has_ended]
+                ended.sort(key=lambda worker: worker.keeper.memory.ended_at)
+                for worker in ended[: max(len(ended) - self._kept, 0)]:
+                    try:
+                        await in_thread(worker.keeper.forget)
+                    except OSError as error:
+                        log.warning("Job %s can't be forgotten: %s", worker.name, error)
+                    else:
+                        del self._workers[worker.name]
 
     def _of(self, name: str) -> JobWorker:
         if worker := self._workers.get(name):

@@ -45,8 +45,9 @@ class Worker(ABC):
         """Do nothing more for it; what runs goes on. A step that has begun is finished."""
         if self._task:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
+            if not self._task.cancelled() and (error := self._task.exception()):
+                log.error("%s: its worker had failed", self.name, exc_info=error)
         self._end.close()
 
     @abstractmethod
