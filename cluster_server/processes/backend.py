@@ -32,7 +32,7 @@ from cluster_server.processes.keeper import Keeper
 from cluster_server.processes.kernel import Kernel, LinuxKernel
 from cluster_server.processes.spares import Spares
 from cluster_server.processes.surroundings import Surroundings
-from cluster_server.processes.worker import in_thread, rotate
+from cluster_server.processes.worker import as_a_whole, in_thread, rotate
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.publisher import Publisher
 from kvss_agent.process.durable_file import sync_directory, write_durably
@@ -142,6 +142,9 @@ class ProcessBackend:
             await self._gone.wait()
 
     async def apply(self, request: pb.ApplyRequest) -> pb.Workload:
+        return await as_a_whole(self._apply(request))
+
+    async def _apply(self, request: pb.ApplyRequest) -> pb.Workload:
         async with self._changing:
             asked = _in_order(request)
             current = self._desired.get(asked.workload)
@@ -156,6 +159,9 @@ class ProcessBackend:
             return self.workload(asked.workload)
 
     async def delete(self, workload: str) -> None:
+        await as_a_whole(self._delete(workload))
+
+    async def _delete(self, workload: str) -> None:
         async with self._changing:
             if workload not in self._desired:
                 self.workload(workload)  # or NotFound

@@ -13,7 +13,7 @@ from cluster_server.processes.folder import Folder, sweep
 from cluster_server.processes.job import CANCELLED_FILE, JobWorker, about_job, is_same
 from cluster_server.processes.keeper import Keeper
 from cluster_server.processes.surroundings import Surroundings
-from cluster_server.processes.worker import in_thread, rotate
+from cluster_server.processes.worker import as_a_whole, in_thread, rotate
 from cluster_server.proto import cluster_pb2 as pb
 from cluster_server.turns import may_run
 
@@ -54,11 +54,14 @@ class Jobs:
         await asyncio.gather(*(worker.let_go() for worker in self._workers.values()))
 
     async def submit(self, spec: pb.JobSpec) -> pb.Job:
+        return await as_a_whole(self._submit(spec))
+
+    async def _submit(self, spec: pb.JobSpec) -> pb.Job:
         async with self._submitting:
             if known := self._workers.get(spec.name):
                 if is_same(spec, known.about):
                     return known.job
-                raise Exists(f"There is a job {spec.name} with other contents.")
+                raise _other(spec)
             if len(self._running()) >= WAITING_MAX:
                 raise Exhausted(f"There are {WAITING_MAX} jobs that have not ended. Try again later.")
             folder = Folder(self._folder / spec.name)
@@ -66,15 +69,21 @@ class Jobs:
             await asyncio.to_thread(folder.make, about, spec.spec, dict(spec.secrets))
             worker = self._workers[spec.name] = self._worker(folder)
         worker.begin()
+        if not is_same(spec, worker.about):  # its folder was there, after an error of the disk
+            raise _other(spec)
         return worker.job
 
     async def cancel(self, name: str) -> pb.Job:
         worker = self._of(name)
         if not worker.has_ended and not worker.is_cancelled:
-            await asyncio.to_thread(worker.keeper.folder.write, CANCELLED_FILE, b"")
-            worker.is_cancelled = True
-            worker.wake()
+            await as_a_whole(self._cancel(worker))
         return worker.job
+
+    @staticmethod
+    async def _cancel(worker: JobWorker) -> None:
+        await asyncio.to_thread(worker.keeper.folder.write, CANCELLED_FILE, b"")
+        worker.is_cancelled = True
+        worker.wake()
 
     async def cancel_all(self) -> None:
         """And wait until all have ended."""
@@ -155,3 +164,7 @@ class Jobs:
         if worker := self._workers.get(name):
             return worker
         raise NotFound(f"There is no job {name}.")
+
+
+def _other(spec: pb.JobSpec) -> Exists:
+    return Exists(f"There is a job {spec.name} with other contents.")

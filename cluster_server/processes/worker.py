@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 from cluster_server.processes.core import FOREVER, Next, Seen, Step
 from cluster_server.processes.keeper import Keeper
@@ -114,12 +114,17 @@ def rotate(worker: Worker) -> None:
 
 
 async def in_thread(function: Callable[..., T], *arguments: object) -> T:
-    """As `asyncio.to_thread`; but who is cancelled waits for its end: a step is done as a whole."""
-    doing = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    """As `asyncio.to_thread`, as a whole."""
+    return await as_a_whole(asyncio.to_thread(function, *arguments))
+
+
+async def as_a_whole(step: Coroutine[Any, Any, T]) -> T:
+    """Do all of it: who is cancelled, as a client is that leaves, waits for its end."""
+    doing = asyncio.ensure_future(step)
     try:
         return await asyncio.shield(doing)
     except asyncio.CancelledError:
         await asyncio.wait([doing])
-        if error := doing.exception():
+        if not doing.cancelled() and (error := doing.exception()):
             log.warning("The last step failed: %s", error)
         raise

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster_server.backend import Exists, NotFound
+from cluster_server.processes import backend, folder
 from cluster_server.processes.folder import About, Folder
 from cluster_server.proto import cluster_pb2 as pb
 from tests.cluster_server.conformance.worlds import Processes
-from tests.cluster_server.requests import job
+from tests.cluster_server.requests import instance, job, workload
 
 
 @pytest.fixture
@@ -58,3 +63,67 @@ def test_a_folder_that_nobody_may_enter_is_deleted(tmp_path: Path) -> None:
     folder.remove()
     assert [one.name for one in tmp_path.iterdir()] == ["outside"]
     assert outside.stat().st_mode & 0o777 == 0o500
+
+
+class SlowDisk:
+    """Which does nothing until it `goes_on`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_asked, self.goes_on = threading.Event(), threading.Event()
+        for module, name in (
+            (folder, "write_durably"),
+            (backend, "write_durably"),
+            (backend, "_unlink"),
+        ):
+            monkeypatch.setattr(module, name, partial(self._late, getattr(module, name)))
+
+    def _late(self, function: Callable[..., None], *arguments: Any) -> None:
+        self.is_asked.set()
+        self.goes_on.wait()
+        function(*arguments)
+
+    async def leave(self, asking: Coroutine[Any, Any, object]) -> None:
+        """A client that leaves while it writes."""
+        task = asyncio.ensure_future(asking)
+        await asyncio.to_thread(self.is_asked.wait)
+        task.cancel()
+        self.goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_what_a_client_has_submitted_before_it_left_is_there(
+    world: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await SlowDisk(monkeypatch).leave(world.backend.submit(job("compile-x", result="old")))
+    assert [one.name for one in world.backend.jobs()] == ["compile-x"]
+    with pytest.raises(Exists):
+        await world.backend.submit(job("compile-x", result="new"))
+
+
+async def test_a_job_never_runs_what_another_one_of_its_name_has_left(
+    world: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(folder, "sync_directory", lambda _: (_ for _ in ()).throw(OSError("full")))
+        with pytest.raises(OSError, match="full"):
+            await world.backend.submit(job("compile-x", result="old"))
+    with pytest.raises(Exists):
+        await world.backend.submit(job("compile-x", result="new"))
+
+
+async def test_what_a_client_has_applied_before_it_left_is_desired(
+    world: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await SlowDisk(monkeypatch).leave(world.backend.apply(workload("chat", 7, instance("chat-0"))))
+    assert world.backend.workload("chat").generation == 7
+    await world.until_state("chat", "chat-0", pb.READY)
+
+
+async def test_what_a_client_has_deleted_before_it_left_is_gone(
+    world: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.backend.apply(workload("chat", 1))
+    await SlowDisk(monkeypatch).leave(world.backend.delete("chat"))
+    with pytest.raises(NotFound):
+        world.backend.workload("chat")
