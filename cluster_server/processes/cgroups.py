@@ -1,7 +1,7 @@
 """Control groups (v2): one for each instance or job, which all its processes are in whatever they do.
 Limits are set where the controllers may be used; to know and to end what belongs together needs none.
 
-    <where the server is>/tidegate-<state directory>/<instance>
+    <where the server is>/tidegate-<state directory>/instances-<instance>, or jobs-<job>
 """
 
 from __future__ import annotations

@@ -114,7 +114,8 @@ class LinuxKernel:
         try:
             group = None
             if self._cgroups:
-                group = self._cgroups.place(order.folder.name, pid, order.memory_bytes, order.cpu_millis)
+                name = group_name(order.folder)
+                group = self._cgroups.place(name, pid, order.memory_bytes, order.cpu_millis)
             return _Waiting(identity_of(pid, str(group or "")), pipe, line)
         except BaseException:
             _end_waiting(pid, pipe)
@@ -164,7 +165,12 @@ class LinuxKernel:
         """The one that the process was put into, perhaps by a server that was elsewhere."""
         if process:
             return Path(process.group) if process.group else None
-        return self._cgroups.folder / folder.name if self._cgroups else None
+        return self._cgroups.folder / group_name(folder) if self._cgroups else None
+
+
+def group_name(folder: Path) -> str:
+    """An instance and a job may have the same name."""
+    return f"{folder.parent.name}-{folder.name}"
 
 
 def _shell(order: Order, environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cluster_server.processes.cgroups import Cgroups
 from cluster_server.processes.core import Running
 from cluster_server.processes.folder import Folder, ProcessIdentity
 from cluster_server.processes.keeper import Keeper, Launch
@@ -110,3 +111,16 @@ def test_a_manager_is_collected_once_all_that_it_started_has_ended(tmp_path: Pat
         wait_until("nothing runs", lambda: not keeper.look(0.0).has_others, 10)
         assert not runs(child)
         assert keeper.look(0.0).exit_status == -signal.SIGKILL
+
+
+def test_an_instance_and_a_job_of_one_name_have_control_groups_of_their_own(tmp_path: Path) -> None:
+    groups = tmp_path / "groups"
+    groups.mkdir()
+    kernel, found = LinuxKernel(Cgroups(groups, frozenset())), set()
+    for kind in ("instances", "jobs"):
+        folder = tmp_path / kind / "x"
+        folder.mkdir(parents=True)
+        started = kernel.start(Order(folder, SLEEPS, {}))
+        found.add(started.identity.group)
+        started.abandon()
+    assert found == {str(groups / "instances-x"), str(groups / "jobs-x")}
