@@ -20,6 +20,7 @@ import msgspec
 from kvss_agent.process.durable_file import write_durably
 from telemetry.decoder import Malformed, decode
 from workload_manager.engines.base import Launch
+from workload_manager.listeners import listeners
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,13 @@ class EngineProcess:
     def forget_start(self) -> None:
         """It answers: what it has said so far does not tell why it ends later."""
         self._lines.clear()
+
+    def has_port(self, port: int) -> bool:
+        """Whether nobody else is known to listen there. In a thread."""
+        known = listeners(port)
+        return not known or known <= set(
+            _left(self._folder, _last_started(self._folder), led_until=_ticks_now())
+        )
 
     def end(self, *, kill: bool) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from kvss_agent.http.client import Client, Timeouts, UpstreamFailed
 from kvss_agent.http.server import HttpPolicy
@@ -302,11 +303,14 @@ class Manager:
         )
 
     async def _probe(self, run: int, launch: Launch, process: EngineProcess) -> None:
-        """Ask again and again whether it answers."""
+        """Ask again and again whether it answers, and not somebody else who has got its port."""
         client = Client(Timeouts(CONNECT_SECONDS, PROBE_SECONDS, PROBE_SECONDS), unix=launch.socket)
+        port = None if launch.socket else urlsplit(launch.origin).port
         try:
             while True:
                 is_there = await _answers(client, launch.origin + launch.probe)
+                if is_there and port and not self.instance.answers:
+                    is_there = await asyncio.to_thread(process.has_port, port)
                 if is_there and not self.instance.answers:
                     process.forget_start()
                 self._take(state.EngineAnswers(run) if is_there else state.EngineSilent(run))

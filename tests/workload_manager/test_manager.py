@@ -202,6 +202,24 @@ def test_an_engine_that_is_too_slow_is_killed(tmp_path: Path) -> None:
         assert not any(map(is_alive, one.engines))
 
 
+def test_a_stranger_who_has_got_the_port_of_an_engine_is_not_taken_for_it(tmp_path: Path) -> None:
+    stranger = (
+        f"cd / && exec env -i PYTHONPATH={PROJECT} setsid {sys.executable}"
+        f" -m tests.workload_manager.tiny_engine {{port}} {tmp_path}"
+    )
+    command = ["/bin/sh", "-c", f"({stranger}) & exec sleep 600"]
+    engine = {"kind": "command", "start_seconds": 5.0, "command": command}
+    seen = tmp_path / "seen"
+    try:
+        with manager(tmp_path, engine=engine) as one:
+            wait_until("it listens", lambda: seen.exists() and "started" in seen.read_text(), 20)
+            one.wait_for("starting", "StartTooSlow")
+    finally:
+        for line in seen.read_text().splitlines() if seen.exists() else ():
+            if line.startswith("started"):
+                os.kill(int(line.split()[1]), signal.SIGKILL)
+
+
 def test_what_is_missing_is_said_and_found_later(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     with manager(tmp_path, weights={"source": str(weights)}) as one:
