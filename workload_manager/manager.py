@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 SOCKET: Final = "manager.sock"
 GOAL: Final = "goal"
+PLAIN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # an engine can write there
 JOIN: Final = "join"
 HANDOVER: Final = "driver"
 DRIVERS: Final = "drivers"
@@ -347,11 +348,18 @@ class Manager:
         """Of instances that ran here before."""
         while True:
             await asyncio.sleep(left_drivers.EVERY_SECONDS)
-            await asyncio.to_thread(left_drivers.delete_left, self.settings.state_dir / DRIVERS)
+            try:
+                await asyncio.to_thread(left_drivers.delete_left, self.settings.state_dir / DRIVERS)
+            except OSError as error:
+                log.warning("What drivers have left can't be looked at: %s", error)
 
     async def _follow_goal(self) -> None:
         async for _ in _changes(self.settings.folder):
-            goal = _read_goal()
+            try:
+                goal = _read_goal()
+            except OSError as error:  # as while no more files may be open
+                log.warning("The goal can't be read; it is tried again: %s", error)
+                continue
             if goal and goal is not self.instance.goal:
                 self._take(state.GoalSet(goal))
 
@@ -404,9 +412,9 @@ async def _changes(folder: Path) -> AsyncIterator[None]:
 
 
 def _read_goal() -> Goal | None:
-    """None while there is none, or one that nobody knows."""
+    """None while there is none, or one that nobody knows. Raises OSError."""
     try:
-        with Path(GOAL).open("rb") as file:
+        with os.fdopen(os.open(GOAL, PLAIN), "rb") as file:
             said = file.read(GOAL_BYTES_MAX).decode(errors="replace").strip()
     except FileNotFoundError:
         return None

@@ -220,6 +220,17 @@ def test_a_stranger_who_has_got_the_port_of_an_engine_is_not_taken_for_it(tmp_pa
                 os.kill(int(line.split()[1]), signal.SIGKILL)
 
 
+def test_a_goal_that_can_not_be_read_once_is_read_again(tmp_path: Path) -> None:
+    with manager(tmp_path) as one:
+        one.wait_for("ready")
+        goal = one.folder / "goal"
+        goal.mkdir()
+        wait_until("it is tried", lambda: "The goal can't be read" in one.log, 20)
+        goal.rmdir()
+        one.set_goal("DRAIN")
+        assert one.ends() == 0
+
+
 def test_what_is_missing_is_said_and_found_later(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     with manager(tmp_path, weights={"source": str(weights)}) as one:
