@@ -91,15 +91,17 @@ class Mirror:
 
     async def _follow(self) -> None:
         pause = BACKOFF_FIRST_SECONDS
+        is_alive = False  # whether the API server has reported something since the list
         while True:
             try:
                 if not self._version:
+                    is_alive = False
                     await self._list()
                 self.is_current = True
                 events = self._api.watch(self._kind, self._labels, self._version)
                 async with contextlib.aclosing(events):
                     async for what, one in events:
-                        pause = BACKOFF_FIRST_SECONDS
+                        pause, is_alive = BACKOFF_FIRST_SECONDS, True
                         self._version = one["metadata"]["resourceVersion"]
                         if what == "DELETED":
                             self._remove(one["metadata"]["name"], one)
@@ -108,7 +110,8 @@ class Mirror:
             except TooOld:
                 self._version = ""
                 self.is_current = False
-                continue
+                if is_alive:
+                    continue
             except (Unavailable, Refused) as error:
                 if self.is_current:
                     log.warning("The watch of %s has ended: %s", self._kind.plural, error)

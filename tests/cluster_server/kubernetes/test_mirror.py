@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from cluster_server.kubernetes.api import CONFIG_MAP, Api, Document
+from cluster_server.kubernetes.api import CONFIG_MAP, SECRET, Api, Document
 from cluster_server.kubernetes.mirror import Mirror
 from tests.cluster_server.kubernetes.api_server import ApiServer, until
 from tests.cluster_server.kubernetes.unconnected import stored
@@ -67,6 +67,19 @@ async def test_what_has_gone_while_nobody_watched_is_removed(
     del server.refusals["GET", "configmaps"]
     await until("it is removed", lambda: ("goes", False) in seen.changes)
     assert set(mirror.objects) == {"old"}
+
+
+async def test_an_api_server_that_forgets_all_at_once_is_asked_with_pauses(
+    server: ApiServer, api: Api, mirror: Mirror, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.put("configmaps", "new", {})
+    await until("it follows", lambda: ("new", True) in seen.changes)
+    monkeypatch.setattr(asyncio, "sleep", lambda _: asyncio.Event().wait())  # until it is stopped
+    asked = server.count("GET", "configmaps")
+    server.forget_all_changes()
+    for _ in range(50):
+        await api.list(SECRET, {})
+    assert server.count("GET", "configmaps") - asked == 2, "a list, and a watch that failed at once"
 
 
 async def test_what_we_have_deleted_does_not_come_back_with_an_older_list(
