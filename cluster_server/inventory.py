@@ -29,7 +29,7 @@ class Inventory:
         holders: dict[str, str],
         store: Callable[[dict[str, str]], Awaitable[None]],
     ) -> None:
-        self._boxes = sorted(set(boxes))
+        self._boxes = dict.fromkeys(sorted(set(boxes)))  # in this order, and known by name at once
         self._holders = holders
         self._store = store
         self._changing = asyncio.Lock()
