@@ -72,13 +72,13 @@ def delete_left(drivers: Path) -> list[str]:
                     continue
             if is_deleted:
                 deleted.append(directory.name)
-        except (OSError, Malformed) as error:
+        except (OSError, Malformed, UnicodeDecodeError) as error:
             log.warning("What driver %s has left can't be deleted: %s", directory.name, error)
     return deleted
 
 
 def _known(directory: Path) -> tuple[Address, str] | None:
-    """Raises OSError, and Malformed."""
+    """Raises OSError, Malformed, and UnicodeDecodeError."""
     try:
         address = decode((directory / ADDRESS).read_bytes(), Address)
         return address, (directory / TOKEN).read_text().strip()

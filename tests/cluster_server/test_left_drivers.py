@@ -7,8 +7,11 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from cluster_server.processes.backend import ProcessBackend, ProcessOptions
 from tests.live import wait_until
+from workload_manager import left_drivers
 
 TIDY = """
 import os, pathlib, sys
@@ -45,3 +48,13 @@ async def test_it_ends_with_its_server(tmp_path: Path) -> None:
         await backend.stop()
     assert backend._tidier
     assert backend._tidier.returncode == -signal.SIGKILL
+
+
+def test_a_driver_whose_token_is_no_text_keeps_no_other_from_being_looked_at(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("chat-1-0", "chat-1-1"):
+        left_drivers.note_console(tmp_path / name, "http://127.0.0.1:1", None)
+        (tmp_path / name / "token").write_bytes(b"\xff")
+    assert left_drivers.delete_left(tmp_path) == []
+    assert caplog.text.count("has left can't be deleted") == 2
