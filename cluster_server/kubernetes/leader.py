@@ -134,7 +134,7 @@ class Leadership:
             return None
 
     def _is_free(self, lease: Document, unchanged_seconds: float) -> bool:
-        spec = lease["spec"]
+        spec = lease.get("spec", {})  # one that was made by hand may have none
         if not spec.get("holderIdentity") or spec["holderIdentity"] == self._identity:
             return True
         seconds: float = spec.get("leaseDurationSeconds", self._times.lease_seconds)
@@ -142,7 +142,7 @@ class Leadership:
 
     def _document(self, before: Document | None) -> Document:
         now = _now()
-        spec = before["spec"] if before else {}
+        spec = before.get("spec", {}) if before else {}
         metadata: Document = {"name": NAME}
         if before:
             metadata["resourceVersion"] = before["metadata"]["resourceVersion"]

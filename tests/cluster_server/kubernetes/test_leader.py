@@ -69,3 +69,10 @@ async def test_a_lease_is_released_though_a_renewal_was_under_way(server: ApiSer
     server.put("leases", NAME, server.objects["leases", NAME])
     await leadership.release()
     assert holder(server) == ""
+
+
+async def test_a_lease_that_says_nothing_is_free(server: ApiServer, api: Api) -> None:
+    server.put("leases", NAME, {})
+    leadership = await lead(api)
+    assert holder(server) == "server-a"
+    await leadership.release()
