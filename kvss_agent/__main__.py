@@ -36,7 +36,7 @@ async def _serve(settings: Settings) -> int:
     trust = Trust.load(own)
     tls = trust.for_control if settings.serves_tls else None
     settings.warn_of_plain_control()
-    agent = Agent(settings, daemon.software(), trust)
+    agent = Agent(settings, daemon.software(), trust, end=stop.set)
     memory_bytes = settings.memory_bytes or available_bytes()
     await agent.start()
     status, collect = agent.membership_status, partial(metrics.collect, agent)
@@ -56,7 +56,7 @@ async def _serve(settings: Settings) -> int:
         log.info("Draining, at most %g s", settings.drain_seconds)
         gone = await agent.stop(settings.drain_seconds)
     log.info("Stopped; %s", "all connections had ended" if gone else "closed the remaining connections")
-    return 0
+    return 1 if agent.is_broken else 0
 
 
 def _identity(agent: Agent, trust: Trust, url: str, memory_bytes: int) -> JoiningProcess:

@@ -8,7 +8,7 @@ import logging
 import secrets
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -64,8 +64,16 @@ class Unknown(Exception):
 class Agent:
     """Lives on one event loop. The data plane has threads of its own and does not wait for it."""
 
-    def __init__(self, settings: Settings, software: str, trust: Trust | None = None) -> None:
-        """Without `trust` it has no certificate and believes no capabilities."""
+    def __init__(
+        self,
+        settings: Settings,
+        software: str,
+        trust: Trust | None = None,
+        *,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Without `trust` it has no certificate and believes no capabilities. `end` is called if the
+        agent has to be started anew (`is_broken`)."""
         self.settings = settings
         self.trust = trust
         self.software = software
@@ -98,6 +106,8 @@ class Agent:
             self.redundant,
         )
         self.draining = False
+        self.is_broken = False  # what runs for as long as the agent has ended
+        self._end = end
         self.membership_status = MembershipStatus()  # with the console
         self.progress: dict[str, Progress] = {}
         self.pulls: dict[str, Pull] = {}
@@ -131,6 +141,17 @@ class Agent:
             self.tcp_port = self.plane.listen_tcp(host, port, self._tls_for_drivers())
         self._work = asyncio.create_task(self._reconcile_forever(), name="reconcile")
         self._expiry = asyncio.create_task(self._expire_forever(), name="expiry")
+        for task in (self._work, self._expiry):
+            task.add_done_callback(self._break)
+
+    def _break(self, task: asyncio.Task[None]) -> None:
+        """An agent that goes on without this looks well, and follows no document or expires nothing."""
+        if not task.cancelled():
+            log.critical(
+                "The task %s has ended; the agent stops", task.get_name(), exc_info=task.exception()
+            )
+            self.is_broken = True
+            self._end()
 
     async def stop(self, seconds: float) -> bool:
         """Drain for so many seconds at most, then release all. Whether all connections had ended."""

@@ -73,6 +73,13 @@ def _translated() -> Iterator[None]:
         raise Failed(fault, _sentence(error)) from error
     except (exceptions.BaseError, OSError) as error:
         raise Failed(Fault.OTHER, _sentence(error)) from error
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception):
+            raise
+        # The library has panicked over an answer. That is no Exception: nobody else would expect it.
+        raise Failed(Fault.OTHER, f"the library has panicked: {_sentence(error)}") from error
 
 
 def _answer(call: Callable[..., _T], *arguments: object) -> _T | Failed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,13 @@ from kvss_agent.desired import ShardSpec
 from kvss_agent.settings import Settings
 from kvss_agent.tier2.backend import Failed, Fault
 from kvss_agent.tier2.store import Tier2
+from kvss_agent.tier2.stores import Stores
 from tests.kvss_agent.process import document, spec
 from tests.kvss_agent.stores import tier2
 from tests.live import wait_until
 
 
-def made(directory: Path) -> Agent:
+def made(directory: Path, end: Callable[[], None] = lambda: None) -> Agent:
     settings = Settings(
         name="a",
         state_dir=directory,
@@ -27,7 +29,7 @@ def made(directory: Path) -> Agent:
         control=("127.0.0.1", 0),
         token="t" * 20,
     )
-    return Agent(settings, "test")
+    return Agent(settings, "test", end=end)
 
 
 async def test_a_document_that_cannot_be_followed_is_tried_again(
@@ -103,3 +105,26 @@ async def test_what_is_too_old_is_looked_for_again_whatever_happened_before(
     finally:
         await agent.stop(0)
     assert caplog.text.count("Cannot remove expired columns") == 1
+
+
+async def test_an_agent_whose_expiry_ends_stops_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would look well and expire nothing any more."""
+
+    class Panic(BaseException):
+        """As compiled libraries raise it."""
+
+    async def panic(_: Stores) -> None:
+        raise Panic
+
+    monkeypatch.setattr(agents, "EXPIRE_SECONDS", 0.01)
+    monkeypatch.setattr(Stores, "expire", panic)
+    ended = asyncio.Event()
+    agent = made(tmp_path, end=ended.set)
+    await agent.start()
+    assert not agent.is_broken
+    await asyncio.wait_for(ended.wait(), 30)
+    await agent.stop(0)
+    assert agent.is_broken
+    assert "The task expiry has ended" in caplog.text

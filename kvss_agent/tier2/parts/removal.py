@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvss_agent.tier2.address import Address, Scope
-from kvss_agent.tier2.backend import Failed, Removed
+from kvss_agent.tier2.backend import Removed
 from kvss_agent.tier2.parts.state import StoreState
 
 
@@ -90,7 +90,7 @@ class Remover:
         """Columns whose removal has begun leave the index at the end of this; they stay if it fails."""
         try:
             yield
-        except Failed:
+        except BaseException:  # whatever it is: what leaves for ever is waited for, for ever
             for address in reversed(addresses):
                 self._state.index.cancel_removal(address)
             raise

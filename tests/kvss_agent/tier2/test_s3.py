@@ -232,6 +232,26 @@ async def test_an_object_whose_answer_was_lost_is_not_left_uncounted(prefix: str
         await store.close()
 
 
+async def test_an_answer_that_the_library_panics_over_is_a_reason(prefix: str) -> None:
+    """That is no Exception. A column whose removal never ends would keep its store from purging."""
+    error = b"<Error><Key>of another</Key><Code>X</Code><Message>no</Message></Error>"
+    body = b"<DeleteResult>%s</DeleteResult>" % error
+    with dying_server(ok(b""), ok(body)) as (endpoint, _):
+        store = make(Tier2Settings("s3", 1 << 30, bucket=BUCKET, prefix=prefix, endpoint=endpoint))
+        assert await put(store, address_of(1)) == "stored"
+        with pytest.raises(Failed, match="panicked"):
+            await store.delete([address_of(1)])
+        assert store.knows(address_of(1))
+        async with asyncio.timeout(30):
+            with pytest.raises(Failed):  # as its answers are
+                await store.purge(tag=ACME)
+            await store.close()
+
+
+def ok(body: bytes) -> bytes:
+    return b'HTTP/1.1 200 OK\r\netag: "e"\r\ncontent-length: %d\r\n\r\n' % len(body) + body
+
+
 @contextlib.contextmanager
 def dying_server(answer: bytes, to_deletes: bytes = b"") -> Iterator[tuple[str, list[bytes]]]:
     """Gives every request the start of an answer, and hangs up. Its endpoint, and what it was asked."""
@@ -275,8 +295,7 @@ def test_a_page_that_is_no_listing_confirms_no_purge(prefix: str) -> None:
         b"<html>Down for maintenance.</html>",
         b"<DeleteResult><Deleted><Key>x</Key></Deleted></DeleteResult>",
     )
-    head = b'HTTP/1.1 200 OK\r\netag: "e"\r\ncontent-length: %d\r\n\r\n'
-    with dying_server(head % len(page) + page, head % len(done) + done) as (endpoint, asked):
+    with dying_server(ok(page), ok(done)) as (endpoint, asked):
         backend = S3("tier2", prefix=prefix, endpoint=endpoint)
         for scope in (Scope(tag=bytes(16)), Scope(namespace=NAMESPACE), Scope(ACME, NAMESPACE)):
             with pytest.raises(Failed) as failed:

@@ -985,3 +985,19 @@ async def test_the_age_of_a_file_outlives_its_agent(tmp_path: Path) -> None:
         store.limits = Limits(3600)
         assert await store.expire() == 1
         assert not files_in(tmp_path)
+
+
+async def test_whatever_stops_a_removal_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panic(BaseException):
+        pass
+
+    def panic(*_: object) -> None:
+        raise Panic
+
+    async with opened(tmp_path) as store:
+        await put(store, address_of(1))
+        with monkeypatch.context() as patched:
+            patched.setattr(Posix, "delete", panic)
+            with pytest.raises(Panic):
+                await store.delete([address_of(1)])
+        assert (await store.purge(tag=ACME)).columns == 1
