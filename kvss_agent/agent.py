@@ -26,6 +26,7 @@ from kvss_agent.data_plane.server import DataPlane
 from kvss_agent.data_plane.tier_requests import TierRequests
 from kvss_agent.desired import Desired, Progress, ShardSpec
 from kvss_agent.documents import Conflict, Invalid
+from kvss_agent.follower import Follower
 from kvss_agent.http.api import CONTROLLER
 from kvss_agent.http.server import HttpPolicy
 from kvss_agent.limits.background import Background, Totals
@@ -47,7 +48,6 @@ from telemetry.metrics import LabelLimits
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 10.0  # between attempts at what could not be done
 EXPIRE_SECONDS: Final = 1.0  # between looks at what is too old in tier 2
 PULLS_LISTED: Final = 256
 PULLS_AT_ONCE: Final = 4
@@ -96,7 +96,6 @@ class Agent:
             stall_seconds=10,
         )
         self.desired: Desired | None = None
-        self.observed_generation = 0
         self.tcp_port = 0  # where it really listens
         self.purges = Purges(
             f"node:{settings.name}",
@@ -115,11 +114,13 @@ class Agent:
         self._background: dict[str, Background] = {}  # by the shard that comes
         self.limits = LabelLimits()  # of its metrics
         self.http = HttpPolicy(owners=lambda: (CONTROLLER,))
-        self._has_failed = False
-        self._changed = asyncio.Event()
+        # A store may take minutes to open, or never answer: shards do not wait for it.
+        self._followers = (
+            Follower(lambda: self.desired, self._follow, lambda: self._is_refused),
+            Follower(lambda: self.desired, self._follow_tier2, lambda: not self.stores.is_settled),
+        )
         self._document_lock = asyncio.Lock()  # documents are checked, stored and applied one at a time
-        self._work: asyncio.Task[None] | None = None
-        self._expiry: asyncio.Task[None] | None = None
+        self._work: list[asyncio.Task[None]] = []
         self._pulling = asyncio.Semaphore(PULLS_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -134,15 +135,21 @@ class Agent:
                 log.warning("The stored desired document is invalid and is ignored: %s", problem)
         before = self.desired.tier2 if self.desired else None
         await asyncio.to_thread(self.stores.remember, [before] if before else [])
-        self._changed.set()
+        for one in self._followers:
+            one.wake()
         self.plane.listen_unix(self.settings.unix)
         if self.settings.tcp:
             host, port = self.settings.tcp
             self.tcp_port = self.plane.listen_tcp(host, port, self._tls_for_drivers())
-        self._work = asyncio.create_task(self._reconcile_forever(), name="reconcile")
-        self._expiry = asyncio.create_task(self._expire_forever(), name="expiry")
-        for task in (self._work, self._expiry):
+        shards, tier2 = self._followers
+        for name, work in (
+            ("shards", shards.run()),
+            ("tier 2", tier2.run()),
+            ("expiry", self._expire_forever()),
+        ):
+            task = asyncio.create_task(work, name=name)
             task.add_done_callback(self._break)
+            self._work.append(task)
 
     def _break(self, task: asyncio.Task[None]) -> None:
         """An agent that goes on without this looks well, and follows no document or expires nothing."""
@@ -156,9 +163,9 @@ class Agent:
     async def stop(self, seconds: float) -> bool:
         """Drain for so many seconds at most, then release all. Whether all connections had ended."""
         self.drain()
-        for task in (self._work, self._expiry):
-            if task:
-                task.cancel()
+        self.stores.call_off(None)
+        for task in self._work:
+            task.cancel()
         for pull in self.pulls.values():
             pull.cancel()
         gone = await asyncio.to_thread(self.plane.stop, seconds)
@@ -199,7 +206,14 @@ class Agent:
         self.desired = desired
         self.plane.secrets = {peer.name: peer.secret for peer in desired.peers}
         self.plane.keys = {peer.name: peer.key for peer in desired.peers if peer.key}
-        self._changed.set()
+        self.stores.call_off(desired.tier2)
+        for one in self._followers:
+            one.wake()
+
+    @property
+    def observed_generation(self) -> int:
+        """Of the last document of which all was tried."""
+        return min(one.observed_generation for one in self._followers)
 
     @property
     def _document(self) -> Path:
@@ -207,32 +221,19 @@ class Agent:
 
     # Reconciling
 
-    async def _reconcile_forever(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), RETRY_SECONDS if self._unfinished else None)
-            self._changed.clear()
-            desired = self.desired
-            try:
-                if desired:
-                    await self._follow(desired)
-                else:  # files that an earlier run left in tier 2 still expire and are purged
-                    await self.stores.retire(())
-                    self.redundant.follow((), Limits())
-            except Exception:
-                log.exception("Cannot apply the desired document; retrying soon")
-                self._has_failed = True
-            else:
-                self._has_failed = False
-                self.observed_generation = desired.generation if desired else 0
-
     @property
-    def _unfinished(self) -> bool:
-        is_refused = any(progress.state == "refused" for progress in self.progress.values())
-        return self._has_failed or is_refused or not self.stores.is_settled
+    def _is_refused(self) -> bool:
+        return any(progress.state == "refused" for progress in self.progress.values())
 
-    async def _follow(self, desired: Desired) -> None:
-        """First what gives memory back, then tier 2, then what takes memory."""
+    async def _follow(self, desired: Desired | None) -> None:
+        """First what gives memory back, then what takes memory."""
+        if desired is None:
+            self.redundant.follow((), Limits())
+            return
+        tags = desired.orgs.tags
+        live = None if tags is None else frozenset(map(bytes.fromhex, tags))
+        self.stores.serve_only(live)
+        self.redundant.serve_only(live)
         wanted = {spec.name: spec for spec in desired.shards}
         # First, so that nobody is told of a shard that it is absent while columns of it wait.
         identities = [spec.identity() for spec in desired.shards]
@@ -252,7 +253,6 @@ class Agent:
             if spec.name in self.shards and spec.slots < self.shards[spec.name].core.slots
         ]
         await asyncio.gather(*(self._provide(spec) for spec in smaller))
-        await self._follow_tier2(desired)
         for spec in desired.shards:
             if self.desired is not desired:
                 return  # there is a newer document: begin anew
@@ -308,12 +308,11 @@ class Agent:
     def granted_bytes(self) -> int:
         return sum(shard.arena.bytes for shard in list(self.shards.values()))
 
-    async def _follow_tier2(self, desired: Desired) -> None:
+    async def _follow_tier2(self, desired: Desired | None) -> None:
+        if desired is None:  # files that an earlier run left in tier 2 still expire and are purged
+            await self.stores.retire(())
+            return
         self.tier_requests.is_off = self.tier_requests.is_off and desired.tier2 is None
-        tags = desired.orgs.tags
-        live = None if tags is None else frozenset(map(bytes.fromhex, tags))
-        self.stores.serve_only(live)
-        self.redundant.serve_only(live)
         await self.stores.use(desired.tier2)
         self.tier_requests.is_off = desired.tier2 is None
         await self.stores.retire(desired.retiring)

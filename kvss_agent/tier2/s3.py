@@ -235,15 +235,17 @@ class S3:
         """A listing of a folder, which has to show what was put there just before. A proxy may answer
         with a page of its own, such as that it is down, and the library takes that for an empty listing.
 
-        Gives a function that takes each page and returns what others have put there. Raises Failed at
-        the end."""
+        Gives a function that takes each page and returns what others have put there. It raises Failed
+        for a listing that has no end; what it was not shown is told at the end."""
         begins = f"{folder}/{_PROBE}-" if folder else f"{_PROBE}-"
         name = begins + secrets.token_hex(8)
         is_shown = False
+        circle = _Circle()
 
         def check(page: Iterable[ObjectMeta]) -> list[ObjectMeta]:
             nonlocal is_shown
             listed = list(page)
+            circle.check(listed)
             is_shown = is_shown or any(item["path"] == name for item in listed)
             # What an agent has put there that is under way; of one that was killed it goes as all else.
             recent = datetime.now(UTC) - PROBE_KEPT
@@ -273,6 +275,26 @@ class S3:
         if scope.tag is None:
             return namespaces
         return [f"{namespace}/{scope.tag.hex()}" for namespace in namespaces]
+
+
+class _Circle:
+    """Finds out that a listing goes round in circles: each item is compared with one of those before,
+    which is replaced ever more rarely, so that any circle is found within a few rounds."""
+
+    def __init__(self) -> None:
+        self._seen = ""
+        self._left = self._rounds = 1
+
+    def check(self, items: Iterable[ObjectMeta]) -> None:
+        """Raises Failed."""
+        for item in items:
+            if item["path"] == self._seen:
+                raise Failed(Fault.UNREACHABLE, f"the service lists {self._seen} again and again")
+            self._left -= 1
+            if not self._left:
+                self._seen = item["path"]
+                self._rounds *= 2
+                self._left = self._rounds
 
 
 def _scatter(chunks: Iterable[bytes], parts: Sequence[memoryview]) -> int:

@@ -77,7 +77,6 @@ class Tier2:
         self._lister = Lister(self._state, self._remover)
         self.limits = Limits()
         self.write_rate, self.written = Rate(), Totals()  # of a bucket or shared directory
-        self._is_closing = False
         self.use_mover = self._state.use_mover
         self.closed_to = self._state.closed_to
 
@@ -93,7 +92,8 @@ class Tier2:
     # Start and end
 
     async def open(self, progress: Progress = ignore_progress) -> None:
-        """Learn what is there. Raises Failed if the backend cannot be used; may be tried again."""
+        """Learn what is there. Raises Failed if the backend cannot be used; may be tried again, unless
+        it was called off."""
         await self._work.uninterrupted(self._work.run(self._work.writes, self._state.backend.open))
         await self.rebuild(progress)
 
@@ -109,9 +109,13 @@ class Tier2:
         with self._state.counts.measured("rebuild"):
             return await self._work.uninterrupted(self._lister.rebuild(progress))
 
+    def call_off(self) -> None:
+        """It is closed soon: what lists files does not go on to the end."""
+        self._state.is_closing = True
+
     async def close(self) -> None:
         """Wait for what is under way, then let go of everything."""
-        self._is_closing = True
+        self.call_off()
         await self._work.close()
         await asyncio.to_thread(self._state.backend.close)
 
@@ -284,7 +288,7 @@ class Tier2:
         backend does what it has left undone. Raises Failed. Ends as soon as the store is being closed,
         which would else wait for all of it."""
         count = 0
-        while not self._is_closing:
+        while not self._state.is_closing:
             expired = self._state.index.expire(self.limits, self._state.clock(), _EXPIRE_AT_ONCE)
             if not expired:
                 break
@@ -293,7 +297,7 @@ class Tier2:
             count += len(expired)
             self._state.counts.expired += len(expired)
             self._state.counts.overstay_max = max(self._state.counts.overstay_max, *expired.values())
-        if not self._is_closing:
+        if not self._state.is_closing:
             await self._work.run(self._work.writes, self._state.backend.tidy)
         return count
 

@@ -92,6 +92,7 @@ class Stores:
         self._named: frozenset[str] = frozenset()  # places of those that the document says are retiring
         self._live: frozenset[bytes] | None = None
         self._attended: frozenset[Part] | None = None
+        self._opening: dict[str, Tier2] = {}  # by place
         self._is_closing = False
 
     def remember(self, before: Iterable[Tier2Settings] = ()) -> None:
@@ -169,6 +170,16 @@ class Stores:
         return [one.shown() for one in self._retiring.values()]
 
     # Following a document
+
+    def call_off(self, told: Tier2Settings | None) -> None:
+        """A document with these settings is on its way: another store is not opened to the end for what
+        the document before said. That may take long."""
+        if self._settings and (told is None or told.place != self._settings.place):
+            self._call_off(self._settings.place)
+
+    def _call_off(self, place: str) -> None:
+        if store := self._opening.get(place):
+            store.call_off()
 
     async def use(self, told: Tier2Settings | None) -> None:
         """Make this the store in use, or none; the one before is retiring."""
@@ -304,11 +315,14 @@ class Stores:
         store.live = self._live
         if self._attended is not None:
             store.attend(self._attended)
+        self._opening[settings.place] = store
         try:
             await store.open(progress.report)
         except BaseException:
             await store.close()  # what it does by itself ends before another one looks at these files
             raise
+        finally:
+            self._opening.pop(settings.place, None)
         return store
 
     async def _let_go(self, one: Retiring) -> None:
@@ -355,6 +369,8 @@ class Stores:
 
     async def close(self) -> None:
         self._is_closing = True
+        for place in self._opening:
+            self._call_off(place)
         for one in list(self._retiring.values()):
             await _ended(one.task)
         stores = self.opened

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kvss_agent import agent as agents
+from kvss_agent import follower
 from kvss_agent.agent import Agent
 from kvss_agent.desired import ShardSpec
 from kvss_agent.settings import Settings
-from kvss_agent.tier2.backend import Failed, Fault
+from kvss_agent.tier2.backend import Failed, Fault, Progress
+from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Tier2
 from kvss_agent.tier2.stores import Stores
 from tests.kvss_agent.process import document, spec
@@ -35,7 +38,7 @@ def made(directory: Path, end: Callable[[], None] = lambda: None) -> Agent:
 async def test_a_document_that_cannot_be_followed_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(agents, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(follower, "RETRY_SECONDS", 0.01)
     provide, failures = Agent._provide, [RuntimeError("can't start new thread")] * 2
 
     async def fail_at_first(self: Agent, told: ShardSpec) -> None:
@@ -81,6 +84,41 @@ async def test_tier_2_is_off_only_if_a_document_that_is_followed_says_so(tmp_pat
         await agent.stop(0)
 
 
+async def test_shards_and_newer_documents_do_not_wait_for_a_store_that_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take minutes, or never end."""
+    pause = threading.Event()
+
+    def list_for_ever(_: Posix, progress: Progress) -> None:
+        while True:
+            progress(0, None)
+            pause.wait(0.01)
+
+    agent = made(tmp_path)
+    await agent.start()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(Posix, "files", list_for_ever)
+            told = document(1, spec(), tier2=tier2(tmp_path / "a"))
+            await agent.set_desired(json.dumps(told).encode())
+            await asyncio.to_thread(wait_until, "the shard is there", lambda: "s" in agent.shards)
+            await asyncio.to_thread(
+                wait_until, "it is listed", lambda: agent.stores.progress.state == "indexing"
+            )
+            assert agent.observed_generation == 0, "not all of the document was tried"
+            await agent.set_desired(json.dumps(document(2, spec())).encode())
+            await asyncio.to_thread(wait_until, "it is followed", lambda: agent.observed_generation == 2)
+            assert agent.stores.progress.state == "off"
+            again = document(3, spec(), tier2=tier2(tmp_path / "a"))
+            await agent.set_desired(json.dumps(again).encode())
+            await asyncio.to_thread(
+                wait_until, "it is listed again", lambda: agent.stores.progress.state == "indexing"
+            )
+    finally:
+        await asyncio.wait_for(agent.stop(0), 30)
+
+
 async def test_what_is_too_old_is_looked_for_again_whatever_happened_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -123,7 +161,6 @@ async def test_an_agent_whose_expiry_ends_stops_and_says_so(
     ended = asyncio.Event()
     agent = made(tmp_path, end=ended.set)
     await agent.start()
-    assert not agent.is_broken
     await asyncio.wait_for(ended.wait(), 30)
     await agent.stop(0)
     assert agent.is_broken

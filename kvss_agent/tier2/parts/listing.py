@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvss_agent.tier2.address import Address
-from kvss_agent.tier2.backend import Failed, Found, Progress, Seen
+from kvss_agent.tier2.backend import Failed, Fault, Found, Progress, Seen
 from kvss_agent.tier2.column_file import plausible
 from kvss_agent.tier2.parts.removal import Remover
 from kvss_agent.tier2.parts.state import StoreState
@@ -75,6 +75,8 @@ class Lister:
         loop = asyncio.get_running_loop()
 
         def report(done: int, total: int | None) -> None:
+            if self._state.is_closing:  # a listing may take long, and one that makes no sense for ever
+                raise Failed(Fault.OTHER, "the store is being closed")
             loop.call_soon_threadsafe(progress, done, total)
 
         return await self._work.run(self._work.writes, lambda: list(self._state.backend.files(report)))

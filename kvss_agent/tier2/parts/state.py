@@ -46,6 +46,7 @@ class StoreState:
         self.live: Collection[bytes] | None = None  # tags of known orgs; None: all tags are served
         self.purging: list[Scope] = []
         self.resting: set[RestingSpill] = set()
+        self.is_closing = False  # any thread may ask
         self.use_mover(mover)
 
     def use_mover(self, mover: Mover) -> None:

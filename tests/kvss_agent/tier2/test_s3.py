@@ -248,6 +248,22 @@ async def test_an_answer_that_the_library_panics_over_is_a_reason(prefix: str) -
             await store.close()
 
 
+def test_a_listing_that_never_ends_is_a_reason(prefix: str) -> None:
+    """Each page says that another one follows, and it is always the same one."""
+    facts = b"<LastModified>2026-01-01T00:00:00Z</LastModified><Size>4096</Size>"
+    item = b"<Contents><Key>%s</Key>" + facts + b"</Contents>"
+    items = b"".join(item % f"{prefix}/{address_of(number).name}".encode() for number in range(3))
+    more = b"<IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>"
+    page = b"<ListBucketResult><Name>tier2</Name>%s%s</ListBucketResult>" % (more, items)
+    done = b"<DeleteResult><Deleted><Key>x</Key></Deleted></DeleteResult>"
+    with dying_server(ok(page), ok(done)) as (endpoint, _):
+        backend = S3("tier2", prefix=prefix, endpoint=endpoint)
+        with pytest.raises(Failed, match="again and again"):
+            list(backend.files())
+        with pytest.raises(Failed, match="again and again"):
+            backend.purge(Scope(namespace=NAMESPACE))
+
+
 def ok(body: bytes) -> bytes:
     return b'HTTP/1.1 200 OK\r\netag: "e"\r\ncontent-length: %d\r\n\r\n' % len(body) + body
 
