@@ -29,7 +29,7 @@ class Lister:
         found: list[Seen | Failed | None] = []
         for there in having:
             if len(there) >= self._code.data:
-                found.append(Seen(self._state.file_bytes_max // PAGE * PAGE, time.time()))
+                found.append(Seen(self._bytes_max, time.time()))
             elif failures and len(there) + len(failures) >= self._code.data:
                 found.append(next(iter(failures.values())))
             else:
@@ -56,7 +56,10 @@ class Lister:
             for place in set(every) - places.keys() - away:
                 missing.setdefault(place, []).append(address)
             sizes, seconds = zip(*places.values(), strict=True)
-            yield Found(address, sum(sizes), min(seconds))
+            # With parity they are more than a file can have, and a holder may say anything. As a size that
+            # no file has it would be taken for damage, and all fragments would be removed.
+            size = max(PAGE, min(sum(sizes) // PAGE * PAGE, self._bytes_max))
+            yield Found(address, size, min(seconds))
         for place, addresses in missing.items():
             # What a holder displaces now and then is not stored there again, which would displace other
             # fragments in its place.
@@ -72,6 +75,10 @@ class Lister:
             self._listed.add(place)
             # Of another one, if it was started anew meanwhile: then it is listed once more.
             self._holders[place].note_listed(incarnations[place])
+
+    @property
+    def _bytes_max(self) -> int:
+        return self._state.file_bytes_max // PAGE * PAGE
 
     def _fragments_at(
         self, place: int, away: set[int], older: list[Column]

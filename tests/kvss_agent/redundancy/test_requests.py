@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from kvss_agent.data_plane.wire import ListedColumn
 from kvss_agent.redundancy.erasure_code import ErasureCode
 from kvss_agent.redundancy.fragments import Fragments
 from kvss_agent.shard.core import BATCH_MAX
@@ -89,3 +90,20 @@ async def test_a_list_asks_each_holder_once_for_all_that_is_not_in_it() -> None:
             {(place, what): 1 for place in range(3) for what in ("open", "list", "exists")}
         )
         assert scene.asked == expected
+
+
+async def test_what_fragments_add_up_to_is_not_taken_for_damage() -> None:
+    """With parity that is more than a file can have, and a holder may say anything of its own."""
+
+    class Listing(SimulatedHolder):
+        size = 0
+
+        def listed(self) -> Iterator[ListedColumn]:
+            return (one._replace(bytes=self.size) for one in super().listed())
+
+    holders = [Listing(str(place)) for place in range(3)]
+    scene = Scene(holders=[*holders])
+    async with scene.store() as store:
+        for holders[0].size in (-1, 0, 1, SLOT + 5, 1 << 40):
+            await store.rebuild()
+            assert (store.stats().columns, store.stats().damaged) == (len(STORED), 0)
