@@ -56,8 +56,8 @@ class Lister:
             for place in set(every) - places.keys() - away:
                 missing.setdefault(place, []).append(address)
             sizes, seconds = zip(*places.values(), strict=True)
-            # With parity they are more than a file can have, and a holder may say anything. As a size that
-            # no file has it would be taken for damage, and all fragments would be removed.
+            # With parity they are more than a file can have, and a holder may say anything. A size that
+            # no file has would be taken for damage, and all fragments removed.
             size = max(PAGE, min(sum(sizes) // PAGE * PAGE, self._bytes_max))
             yield Found(address, size, min(seconds))
         for place, addresses in missing.items():

@@ -18,6 +18,7 @@ from kvss_agent.redundancy.layout import fragment_span
 from kvss_agent.redundancy.parts.memory import note_of, noted_bytes
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed, Fault
+from kvss_agent.tier2.column_file import plausible
 
 _UNREAD: Final = (Miss.LOST, Miss.REFUSED)  # a holder's disk may give it another time
 
@@ -105,6 +106,9 @@ class Reading:
     def agree(self, file_bytes_max: int) -> None:
         """Only fragments of one write make a file. Where there are others, all are looked at before
         those of one write are chosen."""
+        for place, (_, its) in self.numbers.items():
+            if not plausible(noted_bytes(its)) or noted_bytes(its) > file_bytes_max:
+                self.lacks.setdefault(place, Miss.STALE)
         usable = [place for place in self.numbers if place not in self.lacks]
         notes = Counter(self.numbers[place][1] for place in usable)
         before, self.note = self.note, None
@@ -116,11 +120,12 @@ class Reading:
                 return
         note = max(notes, key=lambda one: notes[one])
         for place in usable:
-            if self.numbers[place][1] != note or not 0 < noted_bytes(note) <= file_bytes_max:
+            if self.numbers[place][1] != note:
                 self.lacks[place] = Miss.STALE
         if note != before:
             self.there.clear()
-        if all(place in self.numbers for place in self.chosen):
+        chosen = self.chosen
+        if len(chosen) == self.code.data and all(place in self.numbers for place in chosen):
             self.note = note
 
     def conclude(self) -> bool:

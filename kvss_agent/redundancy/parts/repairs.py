@@ -10,7 +10,7 @@ from kvss_agent.redundancy.parts.gatherer import Gatherer
 from kvss_agent.redundancy.parts.holders import columns_of
 from kvss_agent.redundancy.parts.readings import Reading
 from kvss_agent.redundancy.parts.state import AT_ONCE, State
-from kvss_agent.tier2.address import address_of
+from kvss_agent.tier2.address import Address, address_of
 from kvss_agent.tier2.backend import Failed
 
 
@@ -22,6 +22,14 @@ class Repairer:
         """Make the fragments that these files lack, where holders can be reached, at most AT_ONCE files.
         How many bytes were moved. Nobody else writes or removes these files meanwhile."""
         some = [address_of(name) for name in names[:AT_ONCE]]
+        try:
+            return self._repair_some(some)
+        except Exception:
+            for address in some:  # whatever it is, it must not keep the others from being repaired
+                self._state.incomplete.put_off(address)
+            raise
+
+    def _repair_some(self, some: Sequence[Address]) -> int:
         having, failures = self._state.holders.having(some)
         with self._state.slots.taken(len(some)) as slots:
             readings, lacking = [], []

@@ -7,12 +7,18 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import pytest
+
 from kvss_agent.data_plane.wire import ListedColumn
 from kvss_agent.redundancy.erasure_code import ErasureCode
 from kvss_agent.redundancy.fragments import Fragments
+from kvss_agent.redundancy.parts.gatherer import Gatherer
+from kvss_agent.redundancy.parts.readings import Reading
 from kvss_agent.shard.core import BATCH_MAX
+from kvss_agent.shard.seal import Miss
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Outgoing
+from kvss_agent.tier2.column_file import PAGE
 from kvss_agent.tier2.index import Caps
 from kvss_agent.tier2.store import Tier2
 from tests.kvss_agent.redundancy.holders import NAMESPACE, PART, SLOT
@@ -107,3 +113,39 @@ async def test_what_fragments_add_up_to_is_not_taken_for_damage() -> None:
         for holders[0].size in (-1, 0, 1, SLOT + 5, 1 << 40):
             await store.rebuild()
             assert (store.stats().columns, store.stats().damaged) == (len(STORED), 0)
+
+
+@pytest.mark.parametrize("length", [0, 1, SLOT + 5, (1 << 32) - 1])
+def test_a_length_that_no_file_has_makes_no_file(length: int) -> None:
+    """Whichever answer comes first."""
+    good, lie = 7 << 32 | SLOT, 8 << 32 | length
+    for order in ((1, 0), (0, 1)):
+        reading = Reading(ADDRESSES[0], 0, ErasureCode(2, 1), range(3), lacks={2: Miss.ABSENT})
+        reading.numbers = {place: (1, lie if place == 1 else good) for place in order}
+        reading.agree(SLOT + PAGE)
+        reading.agree(SLOT + PAGE)
+        assert (reading.note, reading.lacks[1]) == (None, Miss.STALE)
+        reading.lacks.pop(2)
+        reading.numbers[2] = 1, good
+        reading.agree(SLOT + PAGE)
+        assert (reading.note, reading.file_bytes) == (good, SLOT)
+
+
+async def test_what_keeps_files_from_being_repaired_comes_after_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene()
+    async with scene.store():
+        fragments = scene.fragments()
+        scene.lose(2, STORED[0])
+        list(fragments.files())
+
+        def fail(*_: object) -> None:
+            raise ValueError("negative count")
+
+        monkeypatch.setattr(Gatherer, "gather", fail)
+        assert fragments.some_incomplete(9) == STORED[:1]
+        with pytest.raises(ValueError, match="negative"):
+            fragments.repair([STORED[0].name])
+        assert fragments.some_incomplete(9) == []
+        fragments.close()
