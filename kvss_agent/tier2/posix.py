@@ -63,6 +63,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | _AS_IT_IS
 _HEX: Final = re.compile(r"[0-9a-f]{2}|[0-9a-f]{32}")
 _NO_SUCH: Final = (errno.ENOENT, errno.ESTALE)  # ESTALE: another client of the share removed it
 _SWEPT: Final = (FileNotFoundError, BlockingIOError)  # by another agent, before we had locked it
+_NOT_NOW: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # such a disk is read, and emptied
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _T = TypeVar("_T")
 _FAULTS: Final = {
@@ -112,6 +113,7 @@ class Posix:
         self._direct = 0
         self._local = threading.local()
         self._locks = False
+        self._is_probed = False
         self._strangers = 0
         self._swept = 0
 
@@ -127,13 +129,7 @@ class Posix:
     def open(self) -> None:
         with translated():
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for attempt in range(_ATTEMPTS):
-                try:
-                    self._probe(self._temporary(str(self._root)))
-                    break
-                except _SWEPT:
-                    if attempt == _ATTEMPTS - 1:
-                        raise
+            self._probe_if_it_can()
 
     def properties(self) -> Mapping[str, bool | int]:
         return {
@@ -259,12 +255,32 @@ class Posix:
         """It has no copies."""
 
     def tidy(self) -> None:
-        """Nothing is left undone."""
+        """Find out what can be done with files here, if there was no room for one at the start."""
+        if not self._is_probed:
+            with translated():
+                self._probe_if_it_can()
 
     def close(self) -> None:
         """It holds nothing open."""
 
     # Inside
+
+    def _probe_if_it_can(self) -> None:
+        """A disk that is full, or read-only, is used as one that can do least. Else it could not even be
+        emptied."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._probe(self._temporary(str(self._root)))
+            except _SWEPT:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+            except OSError as error:
+                if error.errno not in _NOT_NOW:
+                    raise
+                break
+            else:
+                self._is_probed = True
+                break
 
     def _probe(self, path: str) -> None:
         """What can be done with a file here."""

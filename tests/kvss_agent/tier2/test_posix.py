@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -37,6 +38,7 @@ from tests.kvss_agent.tier2.columns import (
     get,
     opened,
     put,
+    put_many,
 )
 from tests.kvss_agent.tier2.crashing import LENGTH
 from tests.kvss_agent.tier2.faulty import Held
@@ -146,6 +148,41 @@ async def test_a_disk_that_is_fuller_than_the_cap_says_is_lived_with(small_disk:
 
 
 # What a mount can do
+
+
+async def test_a_disk_that_is_full_at_the_start_is_read_and_emptied_and_then_written_to(
+    small_disk: Path,
+) -> None:
+    async with opened(small_disk / "files") as store:
+        assert await put_many(store, [address_of(number) for number in range(9)]) == ["stored"] * 9
+        expected = store.stats().properties
+    other = small_disk / "of others"
+    with contextlib.suppress(OSError), other.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    async with opened(small_disk / "files") as store:
+        assert await get(store, address_of(1)) == "hit"
+        assert await put(store, address_of(9)) == Outcome.FAILED
+        assert set(store.stats().faults) == {"no-space"}
+        assert (await store.purge(tag=ACME)).columns == 8, "one made room for the next"
+        other.unlink()
+        await store.expire()
+        assert store.stats().properties == expected
+        assert await put(store, address_of(9)) == "stored"
+
+
+async def test_a_disk_that_is_read_only_at_the_start_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as store:
+        assert await put(store, address_of(1)) == "stored"
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Posix, "_probe", refuse)
+    async with opened(tmp_path) as store:
+        assert await get(store, address_of(1)) == "hit"
 
 
 async def test_without_direct_io_it_works_and_says_so(
