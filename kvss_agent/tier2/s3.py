@@ -45,6 +45,7 @@ _T = TypeVar("_T")
 _PROBE: Final = ".probe"
 PROBE_KEPT: Final = timedelta(hours=1)
 _STATUS: Final = re.compile(r"status code: (\d{3})\b")
+_FULL: Final = re.compile(r"status code: 507\b|<Code>\w*(?:Quota|Full)\w*</Code>")
 _FAULTS: Final = {"401": Fault.DENIED, "403": Fault.DENIED, "404": Fault.VANISHED}
 _ATTEMPTS: Final = 5  # against another agent that writes what is being purged
 _RETRY: Final[RetryConfig] = {
@@ -63,16 +64,8 @@ def _translated() -> Iterator[None]:
     """What the service refuses is a fault with a name."""
     try:
         yield
-    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        raise Failed(Fault.DENIED, _sentence(error)) from error
-    except FileNotFoundError as error:  # for whoever wants to write or to list: there is no such bucket
-        raise Failed(Fault.VANISHED, _sentence(error)) from error
-    except exceptions.GenericError as error:  # of listings the library says so whatever it is
-        status = _STATUS.search(str(error))
-        fault = _FAULTS.get(status[1], Fault.UNREACHABLE) if status else Fault.UNREACHABLE
-        raise Failed(fault, _sentence(error)) from error
     except (exceptions.BaseError, OSError) as error:
-        raise Failed(Fault.OTHER, _sentence(error)) from error
+        raise Failed(_fault_of(error), _sentence(error)) from error
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
@@ -80,6 +73,20 @@ def _translated() -> Iterator[None]:
             raise
         # The library has panicked over an answer. That is no Exception: nobody else would expect it.
         raise Failed(Fault.OTHER, f"the library has panicked: {_sentence(error)}") from error
+
+
+def _fault_of(error: Exception) -> Fault:
+    text = str(error)
+    if _FULL.search(text):
+        return Fault.NO_SPACE
+    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+        return Fault.DENIED
+    if isinstance(error, FileNotFoundError):  # for who wants to write or list: there is no such bucket
+        return Fault.VANISHED
+    if isinstance(error, exceptions.GenericError):  # of listings the library says so whatever it is
+        status = _STATUS.search(text)
+        return _FAULTS.get(status[1], Fault.UNREACHABLE) if status else Fault.UNREACHABLE
+    return Fault.OTHER
 
 
 def _answer(call: Callable[..., _T], *arguments: object) -> _T | Failed:
@@ -127,12 +134,13 @@ class S3:
         self._strangers = 0
 
     def open(self) -> None:
-        """Refuses a bucket that keeps old versions: a purge would leave all of them behind."""
-        with _translated():
-            versioned = obstore.put(self._store, _PROBE, b"probe")["version"] not in (None, "null")
-            obstore.delete(self._store, _PROBE)
-        if versioned:
-            raise Failed(Fault.DENIED, "the bucket keeps old versions, which a purge cannot remove")
+        try:
+            self._put(_PROBE, b"probe")
+        except Failed as failed:
+            if failed.fault is not Fault.NO_SPACE:  # what is full is read, and emptied
+                raise
+        else:
+            self.delete([_PROBE])
 
     def properties(self) -> Mapping[str, bool | int]:
         return {"unknown_files": self._strangers}
@@ -148,14 +156,21 @@ class S3:
         if not file.intact():
             return False
         try:
-            with _translated():
-                obstore.put(self._store, file.name, body, use_multipart=False)
+            self._put(file.name, body)
         except Failed as failed:
             if failed.fault is Fault.UNREACHABLE:  # the object may be there, and only the answer is lost
                 with contextlib.suppress(Failed):  # the first fault is the one to tell
                     self.delete([file.name])
             raise
         return True
+
+    def _put(self, name: str, body: bytes) -> None:
+        """Refuses a bucket that keeps old versions: a purge would leave all of them behind."""
+        with _translated():
+            put = obstore.put(self._store, name, body, use_multipart=False)
+            if put["version"] not in (None, "null"):
+                obstore.delete(self._store, name)
+                raise Failed(Fault.DENIED, "the bucket keeps old versions, which a purge cannot remove")
 
     def _read(self, name: str, parts: Sequence[memoryview]) -> int | None:
         with _translated():
@@ -234,19 +249,20 @@ class S3:
     def _checked(self, folder: str = "") -> Iterator[Callable[[Iterable[ObjectMeta]], list[ObjectMeta]]]:
         """A listing of a folder, which has to show what was put there just before. A proxy may answer
         with a page of its own, such as that it is down, and the library takes that for an empty listing.
+        Where the bucket is too full for that, it has to show anything at all, there or elsewhere.
 
         Gives a function that takes each page and returns what others have put there. It raises Failed
         for a listing that has no end; what it was not shown is told at the end."""
         begins = f"{folder}/{_PROBE}-" if folder else f"{_PROBE}-"
         name = begins + secrets.token_hex(8)
-        is_shown = False
+        is_shown = is_full = False
         circle = _Circle()
 
         def check(page: Iterable[ObjectMeta]) -> list[ObjectMeta]:
             nonlocal is_shown
             listed = list(page)
             circle.check(listed)
-            is_shown = is_shown or any(item["path"] == name for item in listed)
+            is_shown = is_shown or any(is_full or item["path"] == name for item in listed)
             # What an agent has put there that is under way; of one that was killed it goes as all else.
             recent = datetime.now(UTC) - PROBE_KEPT
             return [
@@ -256,12 +272,20 @@ class S3:
                 and (not item["path"].startswith(begins) or item["last_modified"] < recent)
             ]
 
-        obstore.put(self._store, name, b"probe")
+        try:
+            self._put(name, b"probe")
+        except Failed as failed:
+            if failed.fault is not Fault.NO_SPACE:
+                raise
+            is_full = True
         try:
             yield check
         finally:
-            obstore.delete(self._store, name)
-        if not is_shown:
+            if not is_full:
+                obstore.delete(self._store, name)
+        if is_full and not is_shown and not any(obstore.list(self._store, chunk_size=1)):
+            raise Failed(Fault.NO_SPACE, "the bucket is full, so nobody can tell if it lists all it has")
+        if not is_full and not is_shown:
             raise Failed(Fault.UNREACHABLE, "the service does not list what was written just before")
 
     def _folders_of(self, scope: Scope) -> Sequence[str]:

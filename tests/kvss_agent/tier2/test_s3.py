@@ -41,6 +41,7 @@ from tests.kvss_agent.tier2.columns import (
 )
 
 COLUMN_BYTES = 12_288
+DELETED = b"<DeleteResult><Deleted><Key>x</Key></Deleted></DeleteResult>"
 _prefixes = (f"store-{number}" for number in itertools.count())
 
 
@@ -250,13 +251,9 @@ async def test_an_answer_that_the_library_panics_over_is_a_reason(prefix: str) -
 
 def test_a_listing_that_never_ends_is_a_reason(prefix: str) -> None:
     """Each page says that another one follows, and it is always the same one."""
-    facts = b"<LastModified>2026-01-01T00:00:00Z</LastModified><Size>4096</Size>"
-    item = b"<Contents><Key>%s</Key>" + facts + b"</Contents>"
-    items = b"".join(item % f"{prefix}/{address_of(number).name}".encode() for number in range(3))
+    names = [f"{prefix}/{address_of(number).name}" for number in range(3)]
     more = b"<IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>"
-    page = b"<ListBucketResult><Name>tier2</Name>%s%s</ListBucketResult>" % (more, items)
-    done = b"<DeleteResult><Deleted><Key>x</Key></Deleted></DeleteResult>"
-    with dying_server(ok(page), ok(done)) as (endpoint, _):
+    with dying_server(ok(listing(*names, more=more)), ok(DELETED)) as (endpoint, _):
         backend = S3("tier2", prefix=prefix, endpoint=endpoint)
         with pytest.raises(Failed, match="again and again"):
             list(backend.files())
@@ -264,12 +261,58 @@ def test_a_listing_that_never_ends_is_a_reason(prefix: str) -> None:
             backend.purge(Scope(namespace=NAMESPACE))
 
 
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        ("403 Forbidden", "QuotaExceeded"),
+        ("507 Insufficient Storage", "XMinioStorageFull"),
+        ("400 Bad Request", "XMinioAdminBucketQuotaExceeded"),
+    ],
+)
+def test_a_bucket_that_is_full_is_listed_and_purged(prefix: str, status: str, code: str) -> None:
+    items = listing(f"{prefix}/{address_of(1).name}")
+    full = refused(status, code)
+    with dying_server(ok(items), ok(DELETED), full) as (endpoint, asked):
+        backend = S3("tier2", prefix=prefix, endpoint=endpoint)
+        backend.open()
+        assert [one.address for one in backend.files()] == [address_of(1)]
+        with pytest.raises(Failed, match="others keep writing"):  # as it goes on showing it
+            backend.purge(Scope(namespace=NAMESPACE))
+        assert any(one.startswith(b"POST") for one in asked)
+        (answer,) = backend.write([Outgoing(address_of(2).name, [memoryview(b"x")], lambda: True)])
+        assert isinstance(answer, Failed)
+        assert answer.fault is Fault.NO_SPACE
+
+
+def test_a_bucket_that_is_full_and_shows_nothing_confirms_no_purge(prefix: str) -> None:
+    full = refused("507 Insufficient Storage", "XMinioStorageFull")
+    with dying_server(ok(b"<html>Down.</html>"), to_puts=full) as (endpoint, _):
+        backend = S3("tier2", prefix=prefix, endpoint=endpoint)
+        backend.open()
+        with pytest.raises(Failed) as failed:
+            backend.purge(Scope(namespace=NAMESPACE))
+        assert failed.value.fault is Fault.NO_SPACE
+
+
 def ok(body: bytes) -> bytes:
     return b'HTTP/1.1 200 OK\r\netag: "e"\r\ncontent-length: %d\r\n\r\n' % len(body) + body
 
 
+def refused(status: str, code: str = "X") -> bytes:
+    body = f"<Error><Code>{code}</Code></Error>".encode()
+    return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n" % (status.encode(), len(body)) + body
+
+
+def listing(*names: str, more: bytes = b"", size: int = COLUMN_BYTES) -> bytes:
+    facts = f"<LastModified>2026-01-01T00:00:00Z</LastModified><Size>{size}</Size>"
+    items = "".join(f"<Contents><Key>{name}</Key>{facts}</Contents>" for name in names)
+    return b"<ListBucketResult><Name>tier2</Name>%s%s</ListBucketResult>" % (more, items.encode())
+
+
 @contextlib.contextmanager
-def dying_server(answer: bytes, to_deletes: bytes = b"") -> Iterator[tuple[str, list[bytes]]]:
+def dying_server(
+    answer: bytes, to_deletes: bytes = b"", to_puts: bytes = b""
+) -> Iterator[tuple[str, list[bytes]]]:
     """Gives every request the start of an answer, and hangs up. Its endpoint, and what it was asked."""
     requests: list[bytes] = []
 
@@ -279,8 +322,8 @@ def dying_server(answer: bytes, to_deletes: bytes = b"") -> Iterator[tuple[str, 
                 connection, _ = listener.accept()
                 with connection:
                     requests.append(connection.recv(65_536))
-                    is_delete = requests[-1].startswith(b"POST")
-                    connection.sendall(to_deletes if to_deletes and is_delete else answer)
+                    method = requests[-1].partition(b" ")[0]
+                    connection.sendall({b"POST": to_deletes, b"PUT": to_puts}.get(method) or answer)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve)
@@ -297,9 +340,7 @@ def dying_server(answer: bytes, to_deletes: bytes = b"") -> Iterator[tuple[str, 
 )
 def test_a_listing_that_is_refused_says_why(prefix: str, status: str, fault: Fault) -> None:
     """Credentials without the right to list are no matter of the network."""
-    body = b"<Error><Code>X</Code></Error>"
-    answer = b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n" % (status.encode(), len(body)) + body
-    with dying_server(answer) as (endpoint, _):
+    with dying_server(refused(status)) as (endpoint, _):
         with pytest.raises(Failed) as failed:
             S3("tier2", prefix=prefix, endpoint=endpoint).purge(Scope(tag=bytes(16)))
         assert failed.value.fault is fault
@@ -307,11 +348,7 @@ def test_a_listing_that_is_refused_says_why(prefix: str, status: str, fault: Fau
 
 def test_a_page_that_is_no_listing_confirms_no_purge(prefix: str) -> None:
     """As a proxy before the service has it, and says that it is down."""
-    page, done = (
-        b"<html>Down for maintenance.</html>",
-        b"<DeleteResult><Deleted><Key>x</Key></Deleted></DeleteResult>",
-    )
-    with dying_server(ok(page), ok(done)) as (endpoint, asked):
+    with dying_server(ok(b"<html>Down for maintenance.</html>"), ok(DELETED)) as (endpoint, asked):
         backend = S3("tier2", prefix=prefix, endpoint=endpoint)
         for scope in (Scope(tag=bytes(16)), Scope(namespace=NAMESPACE), Scope(ACME, NAMESPACE)):
             with pytest.raises(Failed) as failed:
