@@ -45,6 +45,7 @@ _T = TypeVar("_T")
 _PROBE: Final = ".probe"
 PROBE_KEPT: Final = timedelta(hours=1)
 _STATUS: Final = re.compile(r"status code: (\d{3})\b")
+_NO_PATH: Final = "object with invalid path"
 _FULL: Final = re.compile(r"status code: 507\b|<Code>\w*(?:Quota|Full)\w*</Code>")
 _FAULTS: Final = {"401": Fault.DENIED, "403": Fault.DENIED, "404": Fault.VANISHED}
 _ATTEMPTS: Final = 5  # against another agent that writes what is being purged
@@ -98,7 +99,10 @@ def _answer(call: Callable[..., _T], *arguments: object) -> _T | Failed:
 
 def _sentence(error: BaseException) -> str:
     """What the library says, without the dump of its structures behind it."""
-    return str(error).partition("\n\nDebug source:")[0][:500]
+    said = str(error).partition("\n\nDebug source:")[0][:500]
+    if _NO_PATH in said:
+        said += ". It is not of tier 2, and nothing can be listed beside it: remove it from the bucket"
+    return said
 
 
 class S3:
@@ -217,21 +221,22 @@ class S3:
 
     def purge(self, scope: Scope) -> Removed:
         columns = size = 0
+        found = ""
         with _translated():
             for _ in range(_ATTEMPTS):
-                found = False
+                found = ""
                 for folder in self._folders_of(scope):
                     with self._checked(folder) as check:
                         for page in obstore.list(self._store, folder, chunk_size=PAGE_OBJECTS):
                             if not (gone := check(page)):
                                 continue
-                            found = True
                             obstore.delete(self._store, [item["path"] for item in gone])
                             columns += sum(parse(item["path"]) is not None for item in gone)
                             size += sum(item["size"] for item in gone)
+                            found = next((item["path"] for item in gone if _counts(item)), found)
                 if not found:
                     return Removed(columns, size)
-        raise Failed(Fault.OTHER, "others keep writing what is being purged")
+        raise Failed(Fault.OTHER, f"others keep writing what is being purged: {found} is there again")
 
     def own_faults(self) -> Mapping[str, int]:
         return {}  # it does nothing by itself
@@ -299,6 +304,12 @@ class S3:
         if scope.tag is None:
             return namespaces
         return [f"{namespace}/{scope.tag.hex()}" for namespace in namespaces]
+
+
+def _counts(item: ObjectMeta) -> bool:
+    """Whether a purge is not over while this is there. The mark of a folder, as other tools make them, is
+    empty, and the library can't remove it: it knows no name that ends with a slash."""
+    return item["size"] > 0 or parse(item["path"]) is not None
 
 
 class _Circle:

@@ -45,6 +45,9 @@ class Server:
     def make_bucket(self, name: str = BUCKET) -> None:
         assert self._put(f"/{name}") == 200
 
+    def put_object(self, key: str, content: bytes) -> None:
+        assert self._put(f"/{BUCKET}/{key}", content.decode()) == 200
+
     def keep_versions(self, name: str) -> None:
         enabled = "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
         assert self._put(f"/{name}?versioning", enabled) == 200

@@ -261,6 +261,23 @@ def test_a_listing_that_never_ends_is_a_reason(prefix: str) -> None:
             backend.purge(Scope(namespace=NAMESPACE))
 
 
+def test_the_mark_of_a_folder_is_not_what_a_purge_leaves(server: Server, prefix: str) -> None:
+    """Consoles of buckets make them, and the library can't remove them."""
+    folder = f"{NAMESPACE.hex()}/{ACME.hex()}/"
+    server.put_object(f"{prefix}/{folder}", b"")
+    backend = bucket_at(server, prefix)
+    backend.write([Outgoing(address_of(1).name, [memoryview(bytes(4096))], lambda: True)])
+    assert [one.address for one in backend.files()] == [address_of(1)]
+    assert backend.purge(Scope(ACME, NAMESPACE)) == Removed(1, 4096)
+    assert backend.purge(Scope(tag=ACME)) == Removed(0, 0)
+
+
+def test_an_object_that_the_library_cannot_list_is_named(server: Server, prefix: str) -> None:
+    server.put_object(f"{prefix}/a//b", b"x")
+    with pytest.raises(Failed, match=f"{prefix}/a//b.*remove it from the bucket"):
+        list(bucket_at(server, prefix).files())
+
+
 @pytest.mark.parametrize(
     ("status", "code"),
     [
