@@ -147,6 +147,7 @@ class Fronted:
         self._is_failing = False  # what was copied behind last,
         self._are_looks_failing = False  # and what was looked for there
         self._said: dict[tuple[str, str], float] = {}  # when the log had a fault last
+        self._has_strays = False  # copies that could not be listed when it was opened
         self._originals: Iterator[Address] = iter(())  # still to be looked for in this round
         self._looking: set[Address] = set()
         self._counts: Counter[str] = Counter()
@@ -158,21 +159,35 @@ class Fronted:
         self._waiting.use_mover(mover)
 
     def open(self) -> None:
-        """What waits is copied behind once it has been listed what lies there."""
+        """What waits is copied behind once it has been listed what lies there. Nothing else in front has
+        to be there."""
         self._behind.open()
-        for root in (self._waiting, self._copies):
-            root.open()
-            for found in sorted(root.files(), key=lambda one: one.modified):
-                with self._lock:
-                    is_new = self._index.adopt(
-                        found.address, found.bytes, written=found.modified, beyond_caps=True
-                    )
-                    if is_new and root is self._waiting:
-                        self._lone_bytes[found.address.tag] += found.bytes
-                        self._wait(found.address, Lone(found.modified, found.bytes))
+        try:
+            self._waiting.open()
+        except Failed as failed:
+            if failed.fault is not Fault.NO_SPACE:
+                raise
+            self._count_fault(failed)  # there is no such directory, so nothing waits in it
+        self._adopt(self._waiting)
+        try:
+            self._copies.open()
+            self._adopt(self._copies)
+        except Failed as failed:
+            self._count_fault(failed)
+            self._has_strays = True
         with self._lock:
             self._find_left()
         self._trim()
+
+    def _adopt(self, root: Posix) -> None:
+        for found in sorted(root.files(), key=lambda one: one.modified):
+            with self._lock:
+                is_new = self._index.adopt(
+                    found.address, found.bytes, written=found.modified, beyond_caps=True
+                )
+                if is_new and root is self._waiting:
+                    self._lone_bytes[found.address.tag] += found.bytes
+                    self._wait(found.address, Lone(found.modified, found.bytes))
 
     def set_caps(self, caps: Caps) -> None:
         with self._lock:
@@ -422,6 +437,10 @@ class Fronted:
     def tidy(self) -> None:
         """Copy behind what is left waiting; hold the cap; look whether originals are still there."""
         self._trim()
+        try:
+            self._mend()
+        except Failed as failed:
+            self._count_fault(failed)
         with self._lock:
             orphaned = sorted(self._orphaned())
         for part in orphaned:
@@ -433,6 +452,21 @@ class Fronted:
         if self._is_shared and not self._looking:
             self._begin_looks(1 if self._are_looks_failing else LOOKS)
         self._behind.tidy()
+
+    def _mend(self) -> None:
+        """Do what the front's disk did not when this was opened. Copies that were not listed then go:
+        nobody knows what has become of their originals since. Raises Failed."""
+        self._waiting.tidy()
+        self._copies.tidy()
+        if self._has_strays:
+            for found in self._copies.files():
+                if self._claims.take([found.address]):
+                    try:
+                        if not self._index.knows(found.address):
+                            self._copies.delete([found.address.name])
+                    finally:
+                        self._claims.release([found.address])
+            self._has_strays = False
 
     def _begin_flushes(self, addresses: Iterable[Address]) -> None:
         for address in addresses:

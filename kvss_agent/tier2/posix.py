@@ -257,8 +257,7 @@ class Posix:
     def tidy(self) -> None:
         """Find out what can be done with files here, if there was no room for one at the start."""
         if not self._is_probed:
-            with translated():
-                self._probe_if_it_can()
+            self.open()
 
     def close(self) -> None:
         """It holds nothing open."""

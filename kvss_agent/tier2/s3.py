@@ -307,7 +307,7 @@ class S3:
 
 
 def _counts(item: ObjectMeta) -> bool:
-    """Whether a purge is not over while this is there. The mark of a folder, as other tools make them, is
+    """Whether a purge is not over while this is there. The mark of a folder, as other tools make it, is
     empty, and the library can't remove it: it knows no name that ends with a slash."""
     return item["size"] > 0 or parse(item["path"]) is not None
 

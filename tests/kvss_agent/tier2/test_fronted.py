@@ -273,6 +273,49 @@ async def test_a_broken_front_costs_speed_alone(place: Place, monkeypatch: pytes
         assert other.name in place.stored
 
 
+@EACH
+async def test_a_front_whose_disk_is_full_at_the_start_is_used_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch, writes: Writes
+) -> None:
+    mkdir = Path.mkdir
+
+    def refuse_in_front(path: Path, *arguments: object, **named: object) -> None:
+        if path.is_relative_to(place.front):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        mkdir(path, *arguments, **named)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", refuse_in_front)
+        async with opened(place.backend(writes)) as store:
+            assert await put(store, address_of(1)) == "stored"
+            assert await get(store, address_of(1)) == "hit"
+            assert set(store.stats().faults) == {"no-space"}
+            patched.undo()
+            await store.expire()
+            assert await put(store, address_of(2)) == "stored"
+            assert address_of(2).name in place.copies | place.waiting
+
+
+async def test_a_front_whose_copies_cannot_be_listed_is_done_without_them(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go when they can be: nobody has looked whether their originals are still there."""
+    async with opened(place.backend(Writes.THROUGH)) as store:
+        assert await put(store, address_of(1)) == "stored"
+    backend, broken = place.backend(Writes.THROUGH), Faulty(place.front / COPIES)
+    broken.fail_with(errno.EIO, only="files")
+    monkeypatch.setattr(backend, "_copies", broken)
+    async with opened(backend) as store:
+        await store.expire()
+        assert store.stats().faults == {"io-error": 2}
+        assert await get(store, address_of(1)) == "hit"
+        assert await put(store, address_of(2)) == "stored"
+        await store.delete([address_of(1)])
+        broken.fail_with(0)
+        await store.expire()
+        assert place.copies == {address_of(2).name}
+
+
 async def test_a_damaged_copy_does_not_take_its_original_along(place: Place) -> None:
     address = address_of(1)
     async with opened(place.backend(Writes.THROUGH)) as store:
