@@ -16,7 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -36,19 +36,21 @@ def build() -> Path:
     """Compile the mover, unless that has been done. Returns where it is. Raises Unavailable.
 
     Any number of processes may call this at once: one compiles, the others wait for it. The file
-    is moved into place when it is complete.
+    is moved into place when it is complete. Its name ends with a checksum: one that a power cut has
+    left half of would kill each process that loads it.
     """
     compiler, version, includes = _toolchain()
-    digest = hashlib.sha256(f"{compiler} {version}".encode()).hexdigest()[:8]
+    name = f"{_name_for_python()}-{_digest(f'{compiler} {version}'.encode())[:8]}"
+    directory = _directory()
     try:
-        path = _directory() / f"{_name_for_python()}-{digest}.so"
-        if path.exists():
+        if path := _newest(f"{name}-*.so"):
             return path
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _only_builder(path.parent):
-            if not path.exists():
-                _compile(compiler, includes, path)
-            for old in sorted(path.parent.glob("*.so"), key=_age_rank)[:-BUILDS_MAX]:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _only_builder(directory):
+            path = _newest(f"{name}-*.so") or _compile(
+                compiler, includes, directory, lambda made: f"{name}-{_digest(made)}.so"
+            )
+            for old in sorted(directory.glob("*.so"), key=_age_rank)[:-BUILDS_MAX]:
                 old.unlink(missing_ok=True)
     except OSError as error:
         raise Unavailable(f"{error.filename}: {error.strerror}") from error
@@ -58,9 +60,7 @@ def build() -> Path:
 def build_for_wheel(directory: Path) -> Path:
     """Compile the mover into this directory, as `packaged_build` looks for it. Raises Unavailable."""
     compiler, _, includes = _toolchain()
-    path = directory / f"{_name_for_python()}{_PACKAGED}"
-    _compile(compiler, includes, path)
-    return path
+    return _compile(compiler, includes, directory, lambda _: f"{_name_for_python()}{_PACKAGED}")
 
 
 def packaged_build() -> Path | None:
@@ -74,13 +74,45 @@ def packaged_build() -> Path | None:
 
 
 def newest_build() -> Path | None:
-    """The latest build of these sources that fits this Python, of those that this user has made."""
-    return max(_directory().glob(f"{_name_for_python()}-*.so"), key=_age_rank, default=None)
+    """The latest build of these sources that fits this Python, of those that this user has made. Raises
+    Unavailable where others may have put something there."""
+    return _newest(f"{_name_for_python()}-*.so")
+
+
+def _newest(pattern: str) -> Path | None:
+    """Of the builds that are as they were made. Raises Unavailable."""
+    directory = _directory()
+    if not _is_ours(directory):
+        raise Unavailable(f"{directory} belongs to another user, and what is in it would be executed")
+    newest_first = sorted(directory.glob(pattern), key=_age_rank, reverse=True)
+    return next(filter(_is_whole, newest_first), None)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return _is_ours(path) and path.stem.endswith(f"-{_digest(path.read_bytes())}")
+    except OSError:  # another process has just removed it
+        return False
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nobody has made it who could not change this program as well."""
+    try:
+        return path.stat().st_uid in (0, os.geteuid(), SOURCES.stat().st_uid)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _toolchain() -> tuple[list[str], str, list[str]]:
     """The compiler, what it says of itself, and where Python's headers are. Raises Unavailable."""
-    compiler = shlex.split(os.environ.get("CC") or "cc")
+    try:
+        compiler = shlex.split(os.environ.get("CC") or "cc")
+    except ValueError as error:
+        raise Unavailable(f"CC is no command: {error}") from error
     version = _run([*compiler, "--version"])
     includes = dict.fromkeys(sysconfig.get_path(name) for name in ("include", "platinclude"))
     if not any((Path(directory) / "Python.h").exists() for directory in includes):
@@ -139,11 +171,16 @@ def _only_builder(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _compile(compiler: list[str], includes: list[str], path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_SCRATCH) as scratch:
-        made = Path(scratch) / path.name
+def _compile(
+    compiler: list[str], includes: list[str], directory: Path, name_of: Callable[[bytes], str]
+) -> Path:
+    """Where it is. `name_of` is told what was made."""
+    with tempfile.TemporaryDirectory(dir=directory, prefix=_SCRATCH) as scratch:
+        made = Path(scratch) / "made.so"
         _run([*compiler, *FLAGS, *includes, *map(str, _sources()), "-o", str(made)])
+        path = directory / name_of(made.read_bytes())
         made.replace(path)
+    return path
 
 
 def _run(command: list[str]) -> str:

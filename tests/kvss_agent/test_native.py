@@ -510,11 +510,36 @@ def test_a_mover_that_is_wrong_is_not_used(
 
 
 @pytest.mark.slow
-def test_what_cannot_be_loaded_is_a_reason(fresh: Path) -> None:
+@pytest.mark.parametrize("left", [0, 4096, 0.5])
+def test_a_build_that_was_cut_off_is_not_loaded_and_made_anew(fresh: Path, left: float) -> None:
+    """To load one kills the process. A power cut may leave it so, in its place."""
     path = native.build()
-    path.write_bytes(b"no machine code")
-    with pytest.raises(Unavailable, match="cannot be loaded"):
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(left * len(whole)) if left < 1 else int(left)])
+    with pytest.raises(Unavailable, match="has not been built yet"):
         native.require()
+    assert native.require(build=True).__file__ == str(path)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.slow
+def test_a_build_of_another_user_is_not_loaded(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = native.build()
+    if os.geteuid() != 0:
+        pytest.skip("only root may give a file to somebody else")
+    os.chown(path, 12_345, -1)
+    with pytest.raises(Unavailable, match="has not been built yet"):
+        native.require()
+    os.chown(path.parent, 12_345, -1)
+    for build in (False, True):
+        with pytest.raises(Unavailable, match="belongs to another user"):
+            native.require(build=build)
+
+
+def test_a_compiler_that_is_no_command_is_a_reason(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", '"')
+    with pytest.raises(Unavailable, match="CC is no command"):
+        native.require(build=True)
 
 
 def test_a_state_directory_that_cannot_be_made_is_a_reason(
