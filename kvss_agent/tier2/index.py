@@ -143,6 +143,7 @@ class Index:
         self._reading: dict[Address, _Reading] = {}
         self._writing: dict[Address, Ticket] = {}
         self._leaving: dict[Address, int] = {}
+        self.gone: set[Address] | None = None  # what has left, while somebody wants to know
 
     # What is there
 
@@ -344,6 +345,8 @@ class Index:
         self._free(address.tag, size)
 
     def _unnote(self, address: Address) -> None:
+        if self.gone is not None:
+            self.gone.add(address)
         if org := self._orgs.get(address.tag):
             org.unnote(address)
 

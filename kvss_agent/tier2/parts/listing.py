@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvss_agent.tier2.address import Address
@@ -48,6 +48,10 @@ class Lister:
             return [None] * len(addresses)
 
     async def rebuild(self, progress: Progress) -> int:
+        with self._state.listing() as is_gone:
+            return await self._rebuild(progress, is_gone)
+
+    async def _rebuild(self, progress: Progress, is_gone: Callable[[Address], bool]) -> int:
         before = list(self._state.index.idle())
         found = await self.files(progress)
         found.sort(key=lambda file: file.modified)
@@ -56,6 +60,8 @@ class Lister:
         for count, file in enumerate(found):
             if not count % _STEP:
                 await asyncio.sleep(0)
+            if is_gone(file.address):
+                continue
             if not plausible(file.bytes):
                 damaged.append(file.address)
             elif self._state.is_purging(file.address):

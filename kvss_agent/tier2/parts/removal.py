@@ -63,7 +63,9 @@ class Remover:
             for address in known:
                 self._state.index.begin_removal(address)
             with self._leaving(known):
-                return await self._work.run(self._work.writes, self._state.backend.purge, scope)
+                removed = await self._work.run(self._work.writes, self._state.backend.purge, scope)
+            self._state.note_purged(scope)
+            return removed
 
     async def trim(self) -> None:
         """Evict until all caps hold, as far as nobody is using what would have to go."""

@@ -46,6 +46,8 @@ class StoreState:
         self.live: Collection[bytes] | None = None  # tags of known orgs; None: all tags are served
         self.purging: list[Scope] = []
         self.resting: set[RestingSpill] = set()
+        self._listings = 0  # under way
+        self._purged: list[Scope] = []  # since the first of them began
         self.is_closing = False  # any thread may ask
         self.use_mover(mover)
 
@@ -75,6 +77,30 @@ class StoreState:
         for spill in self.resting:
             if covers(spill.address):
                 spill.outcome = Miss.REFUSED
+
+    @contextlib.contextmanager
+    def listing(self) -> Iterator[Callable[[Address], bool]]:
+        """While files are listed. Gives a function that says whether a file was removed since, though it
+        was listed."""
+        if not self._listings:
+            self.index.gone = set()
+            self._purged.clear()
+        self._listings += 1
+        try:
+            yield self._is_gone
+        finally:
+            self._listings -= 1
+            if not self._listings:
+                self.index.gone = None
+
+    def _is_gone(self, address: Address) -> bool:
+        is_purged = any(scope.covers(address) for scope in self._purged)
+        return is_purged or (self.index.gone is not None and address in self.index.gone)
+
+    def note_purged(self, scope: Scope) -> None:
+        """All of it was removed, also what the index did not know."""
+        if self._listings:
+            self._purged.append(scope)
 
     def may_be_elsewhere(self, address: Address) -> bool:
         """Whether only the backend can tell if this column is there."""

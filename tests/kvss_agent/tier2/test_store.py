@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from kvss_agent.shard import seal
 from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.tier2 import store as store_module
 from kvss_agent.tier2.address import Address
-from kvss_agent.tier2.backend import Failed, Outgoing, Removed
+from kvss_agent.tier2.backend import Failed, Found, Outgoing, Progress, Removed, ignore_progress
 from kvss_agent.tier2.index import Caps, Limits
 from kvss_agent.tier2.parts import execution
 from kvss_agent.tier2.posix import Posix
@@ -664,6 +664,43 @@ async def test_what_does_not_fit_is_read_without_being_adopted(tmp_path: Path) -
         assert await get(two, address_of(2)) == "hit"
         assert (await two.exists([address_of(1), address_of(2)])) == [True, True]
         assert two.stats().bytes == COLUMN_BYTES
+
+
+@pytest.mark.parametrize("how", ["purge", "delete", "evict"])
+async def test_what_is_removed_while_files_are_listed_is_not_known_again(
+    tmp_path: Path, how: str
+) -> None:
+    class Listed(Posix):
+        listed, go = threading.Event(), threading.Event()
+
+        def files(self, progress: Progress = ignore_progress) -> Iterator[Found]:
+            found = list(super().files(progress))
+            self.listed.set()
+            assert self.go.wait(30)
+            yield from found
+
+    async with opened(tmp_path) as other:
+        assert await put(other, address_of(0)) == "stored"
+    backend = Listed(tmp_path)
+    backend.go.set()
+    async with opened(backend, Caps(4 * COLUMN_BYTES, 4 * COLUMN_BYTES)) as store:
+        removed = [address_of(number) for number in range(3)]
+        assert await put_many(store, removed[1:]) == ["stored"] * 2
+        backend.listed.clear()
+        backend.go.clear()
+        listing = asyncio.create_task(store.rebuild())
+        assert await asyncio.to_thread(backend.listed.wait, 30)
+        if how == "purge":
+            assert (await store.purge(tag=ACME)).columns == 3
+        elif how == "delete":
+            assert (await store.delete(removed)).columns == 3
+        else:
+            others = [address_of(number) for number in range(3, 7)]
+            assert [await put(store, one) for one in others] == ["stored"] * 4
+        backend.go.set()
+        await listing
+        assert (await differences(store)).missing == ()
+        assert await store.exists(removed) == [False] * 3
 
 
 async def test_rebuilding_finds_what_others_wrote_and_removed(tmp_path: Path) -> None:
