@@ -362,6 +362,10 @@ class Fronted:
 
     # Reading
 
+    def is_in_front(self, address: Address) -> bool:
+        """Whether it is read without the store behind, as far as one knows now. Waits for nobody."""
+        return self._index.knows(address) or address in self._lone
+
     def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
         answers: list[int | Failed | None] = [None] * len(files)
         there: dict[int, bool] = {}  # by place: whether it is waiting

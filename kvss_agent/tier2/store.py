@@ -33,6 +33,7 @@ from kvss_agent.tier2.fronted import Fronted, Part
 from kvss_agent.tier2.index import Caps, Index, Limits
 from kvss_agent.tier2.parts.execution import Execution
 from kvss_agent.tier2.parts.listing import Lister
+from kvss_agent.tier2.parts.looks import Looker
 from kvss_agent.tier2.parts.recalls import Recall, Recaller
 from kvss_agent.tier2.parts.removal import Remover
 from kvss_agent.tier2.parts.spills import Spill, Spiller
@@ -71,10 +72,12 @@ class Tier2:
         self._state = StoreState(
             backend, Index(caps), self._work, mover, clock or WallClock(), shared=shared
         )
+        if self._front:
+            self._state.is_in_front = self._front.is_in_front
         self._remover = Remover(self._state)
         self._spiller = Spiller(self._state, self._remover, background, share)
         self._recaller = Recaller(self._state, self._remover)
-        self._lister = Lister(self._state, self._remover)
+        self._lister = Lister(self._state, self._remover, Looker(self._state))
         self.limits = Limits()
         self.write_rate, self.written = Rate(), Totals()  # of a bucket or shared directory
         self.use_mover = self._state.use_mover

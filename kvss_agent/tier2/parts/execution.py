@@ -28,20 +28,28 @@ _Item = TypeVar("_Item", bound=SlotItem)
 
 
 class Execution:
-    """Two pools of threads, and an event for whatever changes. Belongs to one event loop."""
+    """Pools of threads, and an event for whatever changes. Belongs to one event loop."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         # Recalls, which somebody waits for, do not queue behind spills, which nobody does.
         self.reads = ThreadPoolExecutor(threads, "tier2-read")
         self.writes = ThreadPoolExecutor(threads, "tier2-write")
+        # Nor does what is in front of the store, or is only looked for, wait for what the store reads.
+        self.front_reads = ThreadPoolExecutor(threads, "tier2-front-read")
+        self.looks = ThreadPoolExecutor(threads, "tier2-look")
         self.in_flight = 0
         self.change = asyncio.Event()
 
     async def close(self) -> None:
         """Wait for what is running, then end the threads."""
         await self.until(lambda: not self.in_flight)
-        for pool in (self.reads, self.writes):  # not here: a thread may be at it that nobody waits for
+        for pool in (
+            self.reads,
+            self.writes,
+            self.front_reads,
+            self.looks,
+        ):  # not here: a thread may be at it that nobody waits for
             await asyncio.to_thread(pool.shutdown)
 
     async def run(self, pool: ThreadPoolExecutor, call: Callable[..., _T], *arguments: object) -> _T:

@@ -9,6 +9,7 @@ from typing import Final
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Failed, Fault, Found, Progress, Seen
 from kvss_agent.tier2.column_file import plausible
+from kvss_agent.tier2.parts.looks import Looker
 from kvss_agent.tier2.parts.removal import Remover
 from kvss_agent.tier2.parts.state import StoreState
 
@@ -18,34 +19,23 @@ _STEP: Final = 10_000  # columns that a rebuild enters before others have their 
 class Lister:
     """Looks for files, and enters in the index what it finds."""
 
-    def __init__(self, state: StoreState, remover: Remover) -> None:
+    def __init__(self, state: StoreState, remover: Remover, looker: Looker) -> None:
         self._state, self._work, self._remover = state, state.execution, remover
+        self._looker = looker
 
     async def adopt(self, addresses: Sequence[Address]) -> set[Address]:
         """Ask the backend for these, and enter those that are there."""
-        threads = 1 if self._state.backend.looks_together else self._work.threads
-        step = -(-len(addresses) // threads) or 1
-        batches = [addresses[start : start + step] for start in range(0, len(addresses), step)]
         there = set()
         now = self._state.clock()  # none is younger: one of a clock that is ahead would overstay
-        for batch, looks in zip(batches, await self._gathered(batches), strict=True):
-            for address, seen in zip(batch, looks, strict=True):
-                if isinstance(seen, Failed):
-                    self._state.counts.count_fault(seen)
-                elif seen and plausible(seen.bytes) and self._state.may_be_elsewhere(address):
-                    self._state.index.adopt(address, seen.bytes, written=min(seen.modified, now))
-                    there.add(address)
+        for address, seen in (await self._looker.look(addresses)).items():
+            if (
+                isinstance(seen, Seen)
+                and plausible(seen.bytes)
+                and self._state.may_be_elsewhere(address)
+            ):
+                self._state.index.adopt(address, seen.bytes, written=min(seen.modified, now))
+                there.add(address)
         return there
-
-    async def _gathered(self, batches: Sequence[Sequence[Address]]) -> list[list[Seen | Failed | None]]:
-        return await asyncio.gather(*(self._look_or_none(batch) for batch in batches))
-
-    async def _look_or_none(self, addresses: Sequence[Address]) -> list[Seen | Failed | None]:
-        try:
-            return await self._work.run(self._work.reads, self._state.look_at, addresses)
-        except Failed as failed:
-            self._state.counts.count_fault(failed)
-            return [None] * len(addresses)
 
     async def rebuild(self, progress: Progress) -> int:
         with self._state.listing() as is_gone:

@@ -12,6 +12,7 @@ from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.backend import Arriving, Failed
 from kvss_agent.tier2.column_file import Form
+from kvss_agent.tier2.parts.execution import gather_whole
 from kvss_agent.tier2.parts.removal import Remover
 from kvss_agent.tier2.parts.state import StoreState
 from kvss_agent.tier2.parts.statistics import Work
@@ -61,7 +62,17 @@ class Recaller:
         """Read, seal, and let the index know what there was. `again`: read another copy where there is
         one and this one is damaged."""
         try:
-            await self._work.run_in_threads(self._work.reads, self._load, self._work.runs(recalls))
+            far: list[Recall] = []
+            front: list[Recall] = []
+            for recall in recalls:
+                (front if self._state.is_in_front(recall.address) else far).append(recall)
+            await gather_whole(
+                *(
+                    self._work.run_in_threads(pool, self._load, self._work.runs(some))
+                    for pool, some in ((self._work.front_reads, front), (self._work.reads, far))
+                    if some
+                )
+            )
             for recall in recalls:
                 self._conclude(recall, work)
         finally:

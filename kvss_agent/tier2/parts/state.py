@@ -42,6 +42,7 @@ class StoreState:
         self.execution = execution
         self.clock = clock
         self.shared = shared
+        self.is_in_front: Callable[[Address], bool] = lambda _: False  # where somebody knows
         self.counts = Counts()
         self.live: Collection[bytes] | None = None  # tags of known orgs; None: all tags are served
         self.purging: list[Scope] = []

@@ -11,9 +11,10 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -21,7 +22,16 @@ import pytest
 from kvss_agent.limits.background import Background
 from kvss_agent.shard.seal import Miss
 from kvss_agent.tier2 import fronted
-from kvss_agent.tier2.backend import Backend, Failed, Found, Outgoing, Progress, ignore_progress
+from kvss_agent.tier2.backend import (
+    Backend,
+    Failed,
+    Found,
+    Incoming,
+    Outgoing,
+    Progress,
+    Seen,
+    ignore_progress,
+)
 from kvss_agent.tier2.fronted import (
     COPIES,
     LOOKS,
@@ -271,6 +281,33 @@ async def test_a_broken_front_costs_speed_alone(place: Place, monkeypatch: pytes
         monkeypatch.setattr(backend, "_waiting", full)
         assert await put(store, other) == Outcome.STORED
         assert other.name in place.stored
+
+
+async def test_what_is_in_front_is_read_while_the_store_hangs(place: Place) -> None:
+    class Hanging(Posix):
+        go = threading.Event()
+
+        def look(self, names: Sequence[str]) -> list[Seen | Failed | None]:
+            assert not names or self.go.wait(30)
+            return super().look(names)
+
+        def read(self, files: Sequence[Incoming]) -> list[int | Failed | None]:
+            assert self.go.wait(30)
+            return super().read(files)
+
+    backend = place.backend(Writes.THROUGH, behind=Hanging(place.behind))
+    async with opened(backend, threads=2) as store:
+        assert await put(store, address_of(1)) == "stored"
+        elsewhere = [address_of(number) for number in range(2, 12)]
+        waiting: list[asyncio.Task[Any]] = []
+        waiting += [asyncio.create_task(store.exists([one])) for one in elsewhere]
+        waiting += [asyncio.create_task(get(store, one)) for one in elsewhere]
+        await asyncio.sleep(0)  # they have begun
+        async with asyncio.timeout(20):
+            assert await get(store, address_of(1)) == "hit"
+        assert not any(one.done() for one in waiting)
+        Hanging.go.set()
+        assert await asyncio.gather(*waiting) == [[False]] * 10 + [Miss.ABSENT] * 10
 
 
 @EACH

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import shutil
@@ -664,6 +665,19 @@ async def test_what_does_not_fit_is_read_without_being_adopted(tmp_path: Path) -
         assert await get(two, address_of(2)) == "hit"
         assert (await two.exists([address_of(1), address_of(2)])) == [True, True]
         assert two.stats().bytes == COLUMN_BYTES
+
+
+async def test_a_store_that_did_not_answer_is_not_looked_at_for_a_moment(tmp_path: Path) -> None:
+    backend = Faulty(tmp_path)
+    async with opened(tmp_path) as other, opened(backend) as store:
+        assert await put(other, address_of(1)) == "stored"
+        backend.fail_with(errno.ETIMEDOUT)
+        assert await store.exists([address_of(1)]) == [False]
+        backend.fail_with(0)
+        assert await store.exists([address_of(1)]) == [False]
+        assert store.stats().faults == {"unreachable": 1}
+        store._lister._looker._unreachable_until = 0.0
+        assert await store.exists([address_of(1)]) == [True]
 
 
 @pytest.mark.parametrize("how", ["purge", "delete", "evict"])
