@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 import ssl
 import time
@@ -49,6 +50,7 @@ from telemetry.metrics import LabelLimits
 log = logging.getLogger(__name__)
 
 EXPIRE_SECONDS: Final = 1.0  # between looks at what is too old in tier 2
+REFRESH_SECONDS: Final = 3600.0  # between listings of a store that is shared, more or less
 PULLS_LISTED: Final = 256
 PULLS_AT_ONCE: Final = 4
 
@@ -146,6 +148,7 @@ class Agent:
             ("shards", shards.run()),
             ("tier 2", tier2.run()),
             ("expiry", self._expire_forever()),
+            ("listing", self._refresh_forever()),
         ):
             task = asyncio.create_task(work, name=name)
             task.add_done_callback(self._break)
@@ -330,6 +333,17 @@ class Agent:
                 pass  # counted by the store; there is a next time
             except Exception:
                 log.exception("Cannot remove expired columns from tier 2; retrying soon")
+
+    async def _refresh_forever(self) -> None:
+        """Agents that share a store should not all list it at once."""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+            try:
+                await self.stores.refresh()
+            except Failed:
+                pass  # counted by the store; there is a next time
+            except Exception:
+                log.exception("Cannot list tier 2; retrying in about an hour")
 
     def _tls_for_drivers(self) -> ssl.SSLContext | None:
         if self.settings.has_tls_of_console and self.trust:

@@ -75,9 +75,10 @@ class Tier2:
         if self._front:
             self._state.is_in_front = self._front.is_in_front
         self._remover = Remover(self._state)
-        self._spiller = Spiller(self._state, self._remover, background, share)
+        looker = Looker(self._state)
+        self._spiller = Spiller(self._state, self._remover, looker, background, share)
         self._recaller = Recaller(self._state, self._remover)
-        self._lister = Lister(self._state, self._remover, Looker(self._state))
+        self._lister = Lister(self._state, self._remover, looker)
         self.limits = Limits()
         self.write_rate, self.written = Rate(), Totals()  # of a bucket or shared directory
         self.use_mover = self._state.use_mover
@@ -111,6 +112,14 @@ class Tier2:
         """
         with self._state.counts.measured("rebuild"):
             return await self._work.uninterrupted(self._lister.rebuild(progress))
+
+    async def refresh(self) -> None:
+        """In a store that is shared, learn what others wrote and removed since, and remove what is too
+        old of agents that are gone. Raises Failed."""
+        if self._state.shared:
+            with self._state.counts.measured("refresh"):
+                expired = await self._work.uninterrupted(self._lister.refresh(self.limits))
+                self._state.counts.expired += expired
 
     def call_off(self) -> None:
         """It is closed soon: what lists files does not go on to the end."""

@@ -351,6 +351,11 @@ class Stores:
         if failed:
             raise failed
 
+    async def refresh(self) -> None:
+        """Look what others have done in the store in use. Raises Failed."""
+        if self.current:
+            await self.current.refresh()
+
     async def _let_go_if_empty(self, one: Retiring, store: Tier2) -> None:
         """A listing says so, and not only what we remember: others may have written there."""
         place = one.settings.place

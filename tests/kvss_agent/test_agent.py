@@ -165,3 +165,27 @@ async def test_an_agent_whose_expiry_ends_stops_and_says_so(
     await agent.stop(0)
     assert agent.is_broken
     assert "The task expiry has ended" in caplog.text
+
+
+async def test_what_others_do_in_a_shared_store_is_looked_at_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = asyncio.Event()
+
+    async def fail_at_first(_: Tier2) -> None:
+        monkeypatch.setattr(Tier2, "refresh", look)
+        raise RuntimeError("after shutdown")
+
+    async def look(_: Tier2) -> None:
+        looked.set()
+
+    monkeypatch.setattr(agents, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(Tier2, "refresh", fail_at_first)
+    agent = made(tmp_path)
+    await agent.start()
+    try:
+        told = document(1, tier2=tier2(tmp_path / "files"))
+        await agent.set_desired(json.dumps(told).encode())
+        await asyncio.wait_for(looked.wait(), 30)
+    finally:
+        await agent.stop(0)

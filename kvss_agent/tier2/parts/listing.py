@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kvss_agent.shard.core import batches
 from kvss_agent.tier2.address import Address
-from kvss_agent.tier2.backend import Failed, Fault, Found, Progress, Seen
+from kvss_agent.tier2.backend import Failed, Fault, Found, Progress, Seen, ignore_progress
 from kvss_agent.tier2.column_file import plausible
+from kvss_agent.tier2.index import Limits
 from kvss_agent.tier2.parts.looks import Looker
 from kvss_agent.tier2.parts.removal import Remover
 from kvss_agent.tier2.parts.state import StoreState
@@ -40,6 +42,31 @@ class Lister:
     async def rebuild(self, progress: Progress) -> int:
         with self._state.listing() as is_gone:
             return await self._rebuild(progress, is_gone)
+
+    async def refresh(self, limits: Limits) -> int:
+        """Learn what others wrote and removed, as far as the caps have room: nothing is evicted for it.
+        What lies there for longer than its org allows goes, whoever wrote it. How many those were."""
+        with self._state.listing() as is_gone:
+            before = list(self._state.index.idle())
+            found = await self.files(ignore_progress)
+            await self._remove_missing(before, {file.address for file in found})
+            overdue, now = list[Address](), self._state.clock()
+            for count, file in enumerate(found):
+                if not count % _STEP:
+                    await asyncio.sleep(0)
+                address, written = file.address, min(file.modified, now)
+                if is_gone(address) or not plausible(file.bytes) or self._state.is_purging(address):
+                    continue
+                if not self._state.may_be_elsewhere(address):
+                    continue
+                seconds = limits.of(address.tag)
+                if seconds is not None and written + seconds < now:
+                    overdue.append(address)
+                else:
+                    self._state.index.adopt(address, file.bytes, written=written)
+        for some in batches(overdue, _STEP):
+            await self._remover.delete(some)
+        return len(overdue)
 
     async def _rebuild(self, progress: Progress, is_gone: Callable[[Address], bool]) -> int:
         before = list(self._state.index.idle())

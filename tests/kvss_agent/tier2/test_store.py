@@ -734,6 +734,39 @@ async def test_rebuilding_finds_what_others_wrote_and_removed(tmp_path: Path) ->
         assert (difference.missing, difference.unknown) == ((), ())
 
 
+async def test_what_others_removed_is_stored_again_and_not_said_to_be_there(tmp_path: Path) -> None:
+    async with opened(tmp_path) as one, opened(tmp_path) as two:
+        assert await put(one, address_of(1)) == "stored"
+        assert await put(one, address_of(1)) == "already"
+        await two.delete([address_of(1)])
+        assert await put(one, address_of(1)) == "stored"
+        assert one.stats().faults == {}
+
+
+async def test_a_refresh_learns_what_others_did_evicts_nothing_and_expires_what_is_nobodys(
+    tmp_path: Path,
+) -> None:
+    now = time.time()
+    few = Caps(2 * COLUMN_BYTES, 2 * COLUMN_BYTES)
+    store = Tier2(Posix(tmp_path), few, clock=lambda: now)
+    await store.open()
+    async with opened(tmp_path) as others:
+        assert await put_many(others, [address_of(number) for number in range(5)]) == ["stored"] * 5
+        assert await put(store, address_of(9)) == "stored"
+        await others.delete([address_of(9)])
+        await store.refresh()
+        assert (store.stats().columns, len(files_in(tmp_path))) == (2, 5)
+        assert (await differences(store)).missing == ()
+        store.limits = Limits(60)
+        await store.refresh()
+        assert len(files_in(tmp_path)) == 5
+        now += 120
+        await store.refresh()
+        await store.expire()
+        assert (store.stats().expired, len(files_in(tmp_path))) == (5, 0)
+    await store.close()
+
+
 # The start
 
 
