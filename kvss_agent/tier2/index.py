@@ -51,7 +51,7 @@ class Limits:
     orgs: Mapping[bytes, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if min([*self.orgs.values(), self.org or 1]) <= 0:
+        if min([*self.orgs.values(), 1 if self.org is None else self.org]) <= 0:
             raise ValueError("a time to live is a second or more")
 
     def of(self, tag: bytes) -> int | None:

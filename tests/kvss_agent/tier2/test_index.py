@@ -166,6 +166,12 @@ def test_a_negative_cap_is_refused() -> None:
         Caps(1, 1, {ACME: -1})
 
 
+@pytest.mark.parametrize("limits", [(0, {}), (-1, {}), (None, {ACME: 0}), (60, {ACME: 0})])
+def test_a_time_to_live_of_nothing_is_refused(limits: tuple[int | None, dict[bytes, int]]) -> None:
+    with pytest.raises(ValueError, match="a second or more"):
+        Limits(*limits)
+
+
 def test_what_is_learnt_of_late_is_as_old_as_it_is() -> None:
     index = Index(Caps(100, 100))
     for number, written in enumerate([50.0, 10.0, 30.0, 90.0, 10.0]):
