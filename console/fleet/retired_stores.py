@@ -118,15 +118,20 @@ def _being_emptied(
 
 
 def others_at(node: Node, stores: Collection[RetiringStore]) -> dict[int, list[str]]:
-    """By key of a store of this node, the other nodes whose tier 2 is described to be in the same place:
-    what they have there would be removed like the node's own. Joined or not: they may be about to."""
+    """By key of a store of this node, the nodes whose tier 2 is described to be in the same place: what
+    they have there would be removed like the node's own. Joined or not: they may be about to. The node
+    itself is one of them if it uses a bucket of the same name at another endpoint, which may be another
+    name of the same server."""
     found: dict[int, list[str]] = {store.pk: [] for store in stores}
     if not found:
         return found
-    nodes = Node.objects.exclude(pk=node.pk).filter(declared__has_key="tier2").order_by("name")
-    for name, declared in nodes.values_list("name", "declared"):
+    nodes = Node.objects.filter(declared__has_key="tier2").order_by("name")
+    for pk, name, declared in nodes.values_list("pk", "name", "declared"):
+        said = declared["tier2"]
+        if pk == node.pk and said.get("kind") != "s3":
+            continue
         for store in stores:
-            if tier2.may_share_files(store.said, declared["tier2"]):
+            if tier2.may_share_files(store.said, said, by_any_endpoint=True):
                 found[store.pk].append(name)
     return found
 

@@ -114,12 +114,15 @@ def is_local(said: _Said) -> bool:
     return said.get("kind") == "posix" and not said.get("shared", True)
 
 
-def may_share_files(one: _Said, other: _Said) -> bool:
+def may_share_files(one: _Said, other: _Said, *, by_any_endpoint: bool = False) -> bool:
     """Whether what one node stores may be where another one does: their places are the same, or one lies
     within the other. Paths of disks that both nodes have for themselves are two places, whatever they
-    are called; a bucket is the same from everywhere."""
+    are called; a bucket is the same from everywhere. `by_any_endpoint`: so may be buckets
+    of one name, since a server may have several names."""
     if one.get("kind") != "s3" and not one.get("shared", True) and not other.get("shared", True):
         return False
+    if by_any_endpoint and one.get("kind") == other.get("kind") == "s3":
+        one, other = {**one, "endpoint": ""}, {**other, "endpoint": ""}
     (root, parts), (other_root, other_parts) = _where(one), _where(other)
     length = min(len(parts), len(other_parts))
     return root == other_root and parts[:length] == other_parts[:length]

@@ -352,6 +352,19 @@ def test_files_of_other_nodes_are_removed_only_if_somebody_says_so(
 
 
 @pytest.mark.usefixtures("knows")
+def test_a_bucket_that_may_be_the_one_in_use_by_another_name_is_drained_only_if_somebody_says_so() -> (
+    None
+):
+    """The agent can't tell, and would empty the store in use."""
+    changes.apply(SYSTEM, described(ax_1=s3("kv", endpoint="https://10.0.0.1")))
+    changes.apply(SYSTEM, described(ax_1=s3("kv", "a", endpoint="https://s3.example.org")))
+    [store] = RetiringStore.objects.all()
+    with pytest.raises(Impossible, match="tier 2 of ax-1"):
+        drain(store)
+    assert drain(store, also_others=True).is_drained
+
+
+@pytest.mark.usefixtures("knows")
 def test_disks_of_their_own_are_drained_without_asking() -> None:
     own = posix("/mnt/disk", shared=False)
     drain(leave(own, own))
