@@ -29,4 +29,4 @@ async def test_a_lock_looks_at_no_other_boxes() -> None:
     Name.compared = 0
     boxes = await inventory.lock("chat", names[-500:])
     assert [one.name for one in boxes if one.holder] == names[-500:]
-    assert Name.compared <= 500
+    assert Name.compared <= 2 * 500, "to see that there are such boxes, and to answer"

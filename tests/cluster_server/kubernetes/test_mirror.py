@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from cluster_server.kubernetes import mirror as mirrors
 from cluster_server.kubernetes.api import CONFIG_MAP, SECRET, Api, Document
 from cluster_server.kubernetes.mirror import Mirror
 from tests.cluster_server.kubernetes.api_server import ApiServer, until
@@ -72,9 +73,9 @@ async def test_what_has_gone_while_nobody_watched_is_removed(
 async def test_an_api_server_that_forgets_all_at_once_is_asked_with_pauses(
     server: ApiServer, api: Api, mirror: Mirror, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mirrors, "BACKOFF_FIRST_SECONDS", 3600.0)  # it ends with the test
     server.put("configmaps", "new", {})
     await until("it follows", lambda: ("new", True) in seen.changes)
-    monkeypatch.setattr(asyncio, "sleep", lambda _: asyncio.Event().wait())  # until it is stopped
     asked = server.count("GET", "configmaps")
     server.forget_all_changes()
     for _ in range(50):
