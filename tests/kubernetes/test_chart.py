@@ -240,6 +240,31 @@ def test_settings_of_the_console_are_understood(values: Document) -> None:
                 assert "cluster" not in [one["name"] for one in pod["volumes"]]
 
 
+def test_settings_may_be_large_numbers_and_fractions() -> None:
+    """As YAML has them: a float of a million or more is not written as a power of ten."""
+    found = rendered(
+        {
+            "console": {"existingSecret": "tidegate", "settings": {"TIDEGATE_HSTS_SECONDS": 31_536_000}},
+            "agents": {
+                "enabled": True,
+                "settings": {"KVSS_AGENT_MEMORY": 25_769_803_776, "KVSS_AGENT_DRAIN_SECONDS": 2.5},
+            },
+            "clusterServer": {"settings": {"CLUSTER_SERVER_JOBS_AT_ONCE": 1_000_000}},
+        }
+    )
+
+    def said(kind: str, name: str) -> dict[str, str]:
+        pod = pod_of(named(found, kind, name))
+        assert pod
+        return environment(pod["containers"][0])
+
+    assert said("Deployment", "web")["TIDEGATE_HSTS_SECONDS"] == "31536000"
+    assert said("Deployment", "cluster-server")["CLUSTER_SERVER_JOBS_AT_ONCE"] == "1000000"
+    agent = said("DaemonSet", "agent")
+    assert agent["KVSS_AGENT_MEMORY"] == "25769803776"
+    assert agent["KVSS_AGENT_DRAIN_SECONDS"] == "2.5"
+
+
 def pod_template(values: Document) -> Document:
     [made] = [one for one in rendered(values) if "pod.json" in one.get("data", {})]
     template: Document = json.loads(made["data"]["pod.json"])

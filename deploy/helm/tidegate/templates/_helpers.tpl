@@ -207,6 +207,11 @@ livenessProbe:
   failureThreshold: 3
 {{- end -}}
 
+{{/* The text of a setting. Numbers of values are floating: a whole one of 1,000,000 or more would be 1e+06. */}}
+{{- define "tidegate.setting" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- end -}}
+
 {{/* The console */}}
 
 {{/* Whether a process talks to the Cluster Server, whose key others have no need of. */}}
@@ -237,7 +242,7 @@ livenessProbe:
 - {name: TIDEGATE_CLUSTER_KEY, value: /tidegate/cluster/tls.key}
 {{- end }}
 {{- range $name, $value := .root.Values.console.settings }}
-- {name: {{ $name }}, value: {{ $value | toString | quote }}}
+- {name: {{ $name }}, value: {{ include "tidegate.setting" $value | quote }}}
 {{- end }}
 {{- with .process.env }}
 {{ toYaml . }}
@@ -321,7 +326,7 @@ livenessProbe:
 - {name: {{ .prefix }}_CONSOLE_CA, value: /tidegate/console/ca.crt}
 {{- end }}
 {{- range $name, $value := .process.settings }}
-- {name: {{ $name }}, value: {{ $value | toString | quote }}}
+- {name: {{ $name }}, value: {{ include "tidegate.setting" $value | quote }}}
 {{- end }}
 {{- with .process.env }}
 {{ toYaml . }}
