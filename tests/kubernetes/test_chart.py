@@ -309,9 +309,10 @@ def test_processes_of_a_trial_reach_its_console_by_its_service() -> None:
     assert at.removeprefix("http://") in allowed
 
 
-def test_webs_may_be_kept_for_the_ingress() -> None:
+@pytest.mark.parametrize("values", [EXTERNAL, WITHOUT_CLUSTER], ids=["external", "without a cluster"])
+def test_webs_may_be_kept_for_the_ingress(values: Document) -> None:
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}
-    found = rendered({**EXTERNAL, "networkPolicies": {"webFrom": [peer]}})
+    found = rendered({**values, "networkPolicies": {"webFrom": [peer]}})
     [policy] = [
         one
         for one in found
