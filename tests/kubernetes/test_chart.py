@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -181,6 +182,24 @@ def test_every_process_has_probes_requests_and_a_budget(values: Document) -> Non
         # Of Cluster Servers one alone is ready: a budget would never let go of it.
         if pod["containers"][0]["name"] not in ("postgresql", "redis", "agent", "cluster-server"):
             assert document["metadata"]["name"] in budgets
+
+
+def test_a_container_is_not_ready_for_what_the_one_before_it_left(
+    values: Document, tmp_path: Path
+) -> None:
+    """The scratch folder of a pod outlives a container that was killed, and what it said there."""
+    alive = "/tidegate/scratch/alive"
+    left = tmp_path / "alive"
+    for pod, one in containers(rendered(values)):
+        if one not in pod["containers"] or alive not in [v.get("value") for v in one["env"]]:
+            continue
+        if "restartPolicy" in pod:  # a Job, which nobody probes
+            continue
+        left.touch()
+        line = [part.replace(alive, str(left)) for part in one["command"]]
+        line[-1] = re.sub(r"set -a; |exec python .*|\. /tidegate/scratch/facts; ", "", line[-1])
+        subprocess.run(line, check=True)
+        assert not left.exists(), one["name"]
 
 
 def test_selectors_find_their_pods_and_no_others(values: Document) -> None:

@@ -195,6 +195,12 @@ exec: {command: [sh, -c, "find /tidegate/scratch/alive -newermt '-15 seconds' | 
 timeoutSeconds: 5
 {{- end -}}
 
+{{/* What a container runs, as a line of a shell. A file of a container before it, which was killed, would say that it
+is ready, and then that it hangs. */}}
+{{- define "tidegate.command" -}}
+command: [sh, -c, {{ printf "rm -f /tidegate/scratch/alive; %s" . | quote }}]
+{{- end -}}
+
 {{/* Alive: what has said once that it is ready goes on saying that it is alive. */}}
 {{- define "tidegate.aliveProbes" -}}
 startupProbe:
