@@ -5,14 +5,19 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
+from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 from django.template import engines
 from django.test import Client
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from console.accounts.models import User
 from console.accounts.roles import Role
@@ -20,7 +25,9 @@ from console.audit.models import AuditEntry
 from console.environment import MANAGE, STACK, bundled
 from console.shell import request_context
 from console.shell.context import AUDIT, HOME, ORGS, TOKENS, USERS
+from console.shell.management.commands import prepare
 from tests.conftest import People, make_user
+from tests.prepared import database, migrated
 
 
 @pytest.mark.django_db
@@ -117,19 +124,19 @@ def test_only_as_many_proxies_as_there_are_are_believed(
 
 @pytest.mark.django_db
 def test_preparing_makes_the_first_admin_and_tells_the_password_once() -> None:
-    def prepare() -> list[dict[str, Any]]:
+    def prepared() -> list[dict[str, Any]]:
         out = io.StringIO()
         call_command("prepare", stdout=out)
         return [json.loads(line) for line in out.getvalue().splitlines()]
 
-    [admin] = [fact["admin"] for fact in prepare() if "admin" in fact]
+    [admin] = [fact["admin"] for fact in prepared() if "admin" in fact]
     user = User.objects.get(username=admin["username"])
     assert user.platform_role == Role.PLATFORM_ADMIN
     assert user.check_password(admin["password"])
     assert admin["password"] not in user.password
     entry = AuditEntry.objects.get()
     assert (entry.actor_name, entry.action) == ("system", "user.create")
-    assert not any("admin" in fact for fact in prepare())
+    assert not any("admin" in fact for fact in prepared())
 
 
 @pytest.mark.django_db
@@ -145,6 +152,101 @@ def test_who_may_not_migrate_waits_until_somebody_has(monkeypatch: pytest.Monkey
     call_command("prepare", wait="1m", stdout=io.StringIO())
     with pytest.raises(CommandError, match="--wait: "):
         call_command("prepare", wait="soon", stdout=io.StringIO())
+
+
+@pytest.fixture
+def copied(django_db_blocker: Any) -> Iterator[str]:
+    """The URL of a migrated database of one's own, which `connection` is connected to."""
+
+    def leave() -> None:
+        connection.close()
+        connection.close_pool()
+
+    with database(migrated()) as url, django_db_blocker.unblock(), pytest.MonkeyPatch.context() as patch:
+        leave()
+        patch.setitem(connection.settings_dict, "NAME", conninfo_to_dict(url)["dbname"])
+        yield url
+        leave()
+
+
+@pytest.fixture
+def behind(copied: str) -> str:
+    """A database that lacks the last migration of sessions."""
+    loader = MigrationExecutor(connection).loader
+    [leaf] = loader.graph.leaf_nodes("cache_sessions")
+    [before] = [one for one in loader.disk_migrations[leaf].dependencies if one[0] == "cache_sessions"]
+    call_command("migrate", *before, verbosity=0)
+    return copied
+
+
+@pytest.mark.slow
+def test_nobody_waits_behind_a_migration_that_waits_for_a_table(
+    behind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As beside a backup, which has all tables until it ends."""
+    monkeypatch.setattr(prepare, "LOCK_SECONDS", 0.2)
+    with psycopg.connect(behind, application_name="a backup") as backup:
+        backup.execute("SET idle_in_transaction_session_timeout = '20s'")  # so long, if it is waited for
+        tables = [
+            name
+            for [name] in backup.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        ]
+        for table in tables:
+            backup.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.Identifier(table)))
+        waits = []
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 1:
+                with psycopg.connect(behind) as web:
+                    web.execute("SET statement_timeout = '2s'")
+                    for table in tables:
+                        web.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(sql.Identifier(table)))
+            else:
+                backup.rollback()
+
+        monkeypatch.setattr("time.sleep", sleep)
+        call_command("prepare", stdout=io.StringIO())
+        assert len(waits) == 2
+        assert f"in use by PostgreSQL's process {backup.info.backend_pid} (" in capfd.readouterr().err
+    assert not prepare._pending()
+
+
+@pytest.mark.slow
+def test_a_table_that_is_in_use_for_too_long_is_a_reason_not_to_migrate(
+    behind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(prepare, "LOCKED_SECONDS_MAX", 0.0)
+    with psycopg.connect(behind, application_name="a backup") as backup:
+        backup.execute("SET idle_in_transaction_session_timeout = '20s'")
+        for [table] in backup.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+        ).fetchall():
+            backup.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.Identifier(table)))
+        with pytest.raises(CommandError, match=r"in use by PostgreSQL's process \d+ \(.*a backup\)"):
+            call_command("prepare", stdout=io.StringIO())
+    assert prepare._pending(), "all of it or nothing"
+
+
+@pytest.mark.slow
+def test_who_waits_for_another_prepare_has_no_snapshot(
+    copied: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that the other one builds concurrently waits for all who have one."""
+    with psycopg.connect(copied, autocommit=True) as other:
+        other.execute("SET idle_session_timeout = '20s'")
+        other.execute("SELECT pg_advisory_lock(%s)", [prepare.MIGRATION_LOCK])
+        waits = []
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            other.execute("CREATE INDEX CONCURRENTLY by_name ON orgs_org (id)")
+            other.execute("SELECT pg_advisory_unlock(%s)", [prepare.MIGRATION_LOCK])
+
+        monkeypatch.setattr("time.sleep", sleep)
+        call_command("prepare", stdout=io.StringIO(), stderr=io.StringIO())
+    assert len(waits) == 1
 
 
 @pytest.mark.django_db
