@@ -7,12 +7,16 @@ on which it would see that it is broken: it stands still until somebody restarts
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from celery.app.amqp import AMQP
 from kombu import Connection
 from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.transport import redis as redis_transport
+
+from telemetry.notify import notify
 
 AGAIN_SECONDS: Final = 1.0  # between attempts to connect, and no longer each time
 
@@ -47,11 +51,19 @@ class SentinelTransport(redis_transport.SentinelTransport):
 
 class PromptConnection(Connection):
     """Tries again every second, where Celery would wait for longer and longer: a new primary is there
-    within seconds."""
+    within seconds. A worker is alive meanwhile, though its event loop stands still: it alone gives a
+    callback."""
 
     def ensure_connection(self, *args: Any, **options: Any) -> Any:
         every = {"interval_start": AGAIN_SECONDS, "interval_step": 0.0, "interval_max": AGAIN_SECONDS}
+        if callback := options.get("callback"):
+            options["callback"] = partial(_is_alive, callback)
         return super().ensure_connection(*args, **{**every, **options})
+
+
+def _is_alive(callback: Callable[[], None]) -> None:
+    notify("WATCHDOG=1")
+    callback()
 
 
 class Amqp(AMQP):

@@ -284,6 +284,7 @@ _BROKER = broker(REDIS_URL)
 CELERY_BROKER_URL = _BROKER.url
 CELERY_BROKER_USE_SSL = _BROKER.tls
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # to start again would find no Redis either
 CELERY_BROKER_TRANSPORT_OPTIONS = {
     **_BROKER.options,
     "visibility_timeout": 2 * ENVIRONMENT.task_seconds_max,

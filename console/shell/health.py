@@ -62,8 +62,8 @@ CHECKS: dict[str, Callable[[], str]] = {
 }
 
 
-# Without its Redis a console shows pages and answers the API. And all webs have the same one: none of them
-# would be ready, so that a balancer would take away all of the console for what a part of it lacks.
+# Without its Redis a console shows pages and answers the API. And all webs have the same one: none would
+# be ready, so that a balancer would take away all of the console for what a part of it lacks.
 NOT_DECISIVE: Final = frozenset({"redis"})
 
 

@@ -38,7 +38,9 @@ def server(tmp_path: Path) -> Iterator[redis_server.RedisServer]:
 
 
 @contextlib.contextmanager
-def celery(log: Path, url: str, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def celery(
+    log: Path, url: str, folder: Path, *arguments: str, **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process over this test's database, and this broker."""
     name = connection.settings_dict["NAME"]
     with log.open("wb") as output:
@@ -51,6 +53,7 @@ def celery(log: Path, url: str, folder: Path, *arguments: str) -> Iterator[subpr
                 "DATABASE_URL": os.environ["DATABASE_URL"].replace("/tidegate?", f"/{name}?"),
                 "REDIS_URL": url,
                 "TIDEGATE_TELEMETRY_URL": settings.REDIS_URL,
+                **environment,
             },
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -83,6 +86,24 @@ def test_work_is_asked_for_and_done_by_the_user_that_is_for_it(
     ]
     assert refused == []
     admin.close()
+
+
+@pytest.mark.slow
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_whose_redis_is_away_says_that_it_is_alive(tmp_path: Path) -> None:
+    """Whoever looks after it would end a worker that goes on by itself once Redis is back."""
+    server = redis_server.prepare(tmp_path / "b", users=redis_users.BROKER, durable=False)
+    alive, log = tmp_path / "alive", tmp_path / "log"
+    url = server.url_of("broker")
+    worker = ("worker", "--pool", "solo", "--without-gossip", "--without-mingle")
+    with contextlib.ExitStack() as until_it_dies:
+        until_it_dies.enter_context(running(server, tmp_path / "redis.log"))
+        with celery(log, url, tmp_path, *worker, NOTIFY_FILE=str(alive)):
+            wait_until("it is ready", alive.exists, 60)
+            until_it_dies.close()
+            wait_until("it tries to connect", lambda: b"Trying again" in log.read_bytes(), 30)
+            os.utime(alive, (0, 0))
+            wait_until("it is alive", lambda: alive.stat().st_mtime > 0, 30)
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ def test_the_settings_are_those_of_idempotent_work() -> None:
     assert conf.worker_soft_shutdown_timeout > 0
     assert conf.task_ignore_result
     assert not conf.result_backend
+    assert conf.broker_connection_max_retries is None, "a worker waits for Redis however long it takes"
     # A task is stopped well before it is taken for lost and given to another worker.
     assert conf.task_time_limit < conf.broker_transport_options["visibility_timeout"]
 
