@@ -18,6 +18,9 @@ from console.workloads.leader.election import TRY_SECONDS, Election, NotLeader
 log = logging.getLogger(__name__)
 
 LOCK: Final = "tidegate beat"
+# Without workers nobody takes anything: expired messages would fill the broker's memory within days, and
+# then it would take none. Of each priority, since the highest one waits for no other.
+WAITING_MAX: Final = 1_000
 
 
 class ElectedScheduler(Scheduler):
@@ -25,6 +28,7 @@ class ElectedScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._election = Election(LOCK)
+        self._held_back: set[int] = set()  # priorities of which too many messages wait
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -44,7 +48,26 @@ class ElectedScheduler(Scheduler):
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Raises NotLeader."""
         self._election.check()
-        super().apply_entry(entry, producer=producer)
+        if not self._must_wait(entry, producer):
+            super().apply_entry(entry, producer=producer)
+
+    def _must_wait(self, entry: Any, producer: Any) -> bool:
+        """Whether nobody does what was asked for before. False as well where the broker does not answer:
+        whoever asks it next says so."""
+        priority = self.app.amqp.router.route({}, entry.task).get("priority", 0)
+        try:
+            waiting = producer.channel.waiting(self.app.conf.task_default_queue, priority)
+        except producer.connection.connection_errors:
+            return False
+        is_full: bool = waiting >= WAITING_MAX
+        if is_full != (priority in self._held_back):
+            self._held_back ^= {priority}
+            log.warning(
+                "Of priority %d %d tasks wait: %s",
+                *(priority, waiting),
+                "beat asks for no more. Are there workers?" if is_full else "beat goes on.",
+            )
+        return is_full
 
     def _begin(self) -> None:
         now = self.app.now()

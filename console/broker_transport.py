@@ -33,7 +33,15 @@ class QoS(redis_transport.QoS):
             raise
 
 
-class Channel(redis_transport.Channel):
+class _Counts:
+    """A channel that knows how many messages wait. In Redis a queue is one list for each priority."""
+
+    def waiting(self, queue: str, priority: int) -> int:
+        with self.conn_or_acquire() as client:  # type: ignore[attr-defined]
+            return int(client.llen(self._q_for_pri(queue, priority)))  # type: ignore[attr-defined]
+
+
+class Channel(_Counts, redis_transport.Channel):
     QoS = QoS
 
 
@@ -41,7 +49,7 @@ class Transport(redis_transport.Transport):
     Channel = Channel
 
 
-class SentinelChannel(redis_transport.SentinelChannel):
+class SentinelChannel(_Counts, redis_transport.SentinelChannel):
     QoS = QoS
 
 

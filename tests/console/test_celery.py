@@ -15,6 +15,7 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from console.audit.models import AuditEntry
+from console.beat import WAITING_MAX, ElectedScheduler
 from console.celery import app
 from console.shell import request_context
 from console.shell.request_context import RequestContext
@@ -163,6 +164,31 @@ def _queued(broker: redis.Redis) -> int:
 
 def _unacknowledged(broker: redis.Redis) -> int:
     return int(broker.hlen("tidegate:celery:unacked"))
+
+
+@pytest.mark.django_db
+def test_beat_asks_for_nothing_while_nobody_does_it(
+    broker: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As without workers, for days. But it does not wait for what others have put behind."""
+    beat = ElectedScheduler(app=app, lazy=True)
+    beat.setup_schedule()
+    evaluate, update = beat.schedule["alerts"], beat.schedule["tell-everyone-what-to-be"]
+    assert beat._election.run()
+    try:
+        broker.rpush("tidegate:celery:celery", *["{}"] * WAITING_MAX)
+        for _ in range(3):
+            beat.apply_entry(evaluate, producer=beat.producer)
+        assert _queued(broker) == WAITING_MAX
+        assert caplog.text.count("Are there workers?") == 1
+        beat.apply_entry(update, producer=beat.producer)
+        assert broker.llen(f"tidegate:celery:celery\x06\x16{settings.ASKS_OTHERS}") == 1
+        broker.ltrim("tidegate:celery:celery", 1, -1)
+        beat.apply_entry(evaluate, producer=beat.producer)
+        assert _queued(broker) == WAITING_MAX
+        assert caplog.text.count("beat goes on") == 1
+    finally:
+        beat.close()
 
 
 def test_what_asks_others_lets_all_else_go_first(broker: redis.Redis) -> None:

@@ -357,6 +357,17 @@ def test_settings_of_brains_and_agents_are_understood(tmp_path: Path) -> None:
     assert settings.tcp == ("10.1.2.3", 8411)
 
 
+def test_the_bundled_redis_refuses_before_its_container_is_full() -> None:
+    """Without a limit of its own the kernel kills it, with all that it has."""
+    pod = pod_of(named(rendered(BUNDLED), "StatefulSet", "redis"))
+    assert pod
+    [server] = pod["containers"]
+    options = server["args"]
+    assert options[options.index("--maxmemory-policy") + 1] == "noeviction"
+    most = options[options.index("--maxmemory") + 1].removesuffix("mb")
+    assert int(most) < int(server["resources"]["limits"]["memory"].removesuffix("Mi"))
+
+
 def test_external_servers_are_migrated_before_and_bundled_ones_beside() -> None:
     hook = next(one for one in rendered(EXTERNAL) if one["kind"] == "Job")
     assert hook["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"

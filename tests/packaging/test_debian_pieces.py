@@ -19,6 +19,7 @@ from tidegate_host import (
     options,
     releases,
     roles,
+    servers,
     services,
     settings,
 )
@@ -104,6 +105,13 @@ def test_a_join_token_is_for_its_own_kind_of_process() -> None:
 def test_redis_has_the_users_of_one_server_and_no_others() -> None:
     for server, users in (("broker", redis_users.BROKER), ("telemetry", redis_users.TELEMETRY)):
         assert set(settings.redis_users(server)) == {user.name for user in users}
+
+
+def test_each_redis_refuses_before_the_memory_of_the_machine_is_full() -> None:
+    for name in servers.SERVERS:
+        lines = servers.configuration(name, settings.server_secrets()).splitlines()
+        assert "maxmemory-policy noeviction" in lines
+        assert any(re.fullmatch(r"maxmemory \d+[mg]b", line) for line in lines), name
 
 
 def test_each_process_has_the_redis_users_that_the_docs_say() -> None:

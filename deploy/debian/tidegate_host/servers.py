@@ -34,30 +34,40 @@ def files(name: str) -> tuple[Path, ...]:
     return (REDIS / f"redis-{name}.conf", *((DROP_IN, certificates.HOST) if name == TELEMETRY else ()))
 
 
-def configure_redis(machine: Machine, of_servers: Mapping[str, str]) -> None:
-    work = ["bind 127.0.0.1 -::1", f"port {WORK_PORT}"]
-    telemetry = [
-        "port 0",
-        f"tls-port {TELEMETRY_PORT}",
-        f"tls-cert-file {CREDENTIALS / 'host.pem'}",
-        f"tls-key-file {CREDENTIALS / 'host.key'}",
-        "tls-auth-clients no",
-        "proto-max-bulk-len 1mb",
-        "client-query-buffer-limit 4mb",
-        "maxmemory 1gb",
+OF_WORK: Final = ("bind 127.0.0.1 -::1", f"port {WORK_PORT}", "maxmemory 256mb")
+OF_TELEMETRY: Final = (
+    "port 0",
+    f"tls-port {TELEMETRY_PORT}",
+    f"tls-cert-file {CREDENTIALS / 'host.pem'}",
+    f"tls-key-file {CREDENTIALS / 'host.key'}",
+    "tls-auth-clients no",
+    "proto-max-bulk-len 1mb",
+    "client-query-buffer-limit 4mb",
+    "maxmemory 1gb",
+)
+# Name of a server of Redis → its users, and what it alone has.
+SERVERS: Final = {WORK: ("broker", OF_WORK), TELEMETRY: ("telemetry", OF_TELEMETRY)}
+
+
+def configuration(name: str, of_servers: Mapping[str, str]) -> str:
+    users, own = SERVERS[name]
+    lines = [
+        "# Written by tidegate-host, which writes it again.",
+        *own,
+        "protected-mode no",  # there is a password for everybody
+        "maxmemory-policy noeviction",
+        'save ""',
+        "dir /var/lib/redis",
+        "user default off",
+        *_users(users, of_servers),
     ]
-    for name, server, own in ((WORK, "broker", work), (TELEMETRY, "telemetry", telemetry)):
-        lines = [
-            "# Written by tidegate-host, which writes it again.",
-            *own,
-            "protected-mode no",  # there is a password for everybody
-            "maxmemory-policy noeviction",
-            'save ""',
-            "dir /var/lib/redis",
-            "user default off",
-            *_users(server, of_servers),
-        ]
-        machine.file(REDIS / f"redis-{name}.conf", "\n".join(lines) + "\n", 0o640, "root", "redis")
+    return "\n".join(lines) + "\n"
+
+
+def configure_redis(machine: Machine, of_servers: Mapping[str, str]) -> None:
+    for name in SERVERS:
+        text = configuration(name, of_servers)
+        machine.file(REDIS / f"redis-{name}.conf", text, 0o640, "root", "redis")
     machine.file(
         DROP_IN,
         "# The certificate of this machine, which only root reads otherwise.\n[Service]\n"
