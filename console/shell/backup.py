@@ -6,17 +6,20 @@ in it, nobody can open them. Redis is in no backup: what it has can be told agai
 
 from __future__ import annotations
 
+import fcntl
 import filecmp
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +43,7 @@ NUMBERS: Final = ("telemetry_fresh", "telemetry_10s*", "telemetry_1m*", "telemet
 # How pg_restore begins and ends the rows of a table, each of which is one line.
 _COPY: Final = re.compile(rb'COPY public\.(?:"([^"]+)"|(\w+)) .*FROM stdin;\n')
 _COPY_END: Final = b"\\.\n"
+RUNS: Final = "runs"  # in a folder of drafts
 
 
 def back_up(target: Path, *, has_numbers: bool = True, has_tokenizers: bool = True) -> Manifest:
@@ -47,8 +51,8 @@ def back_up(target: Path, *, has_numbers: bool = True, has_tokenizers: bool = Tr
     meanwhile. Raises CannotBackUp, also where tokenizers are missing that the database knows."""
     if target.exists():
         raise CannotBackUp(f"{target} exists. Name a file that does not.")
-    with _sentences(), tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as name:
-        folder, draft = Path(name), Path(name, "backup")
+    with _sentences(), _drafts(target.parent, ".backup-") as folder:
+        draft = folder / "backup"
         manifest = _collect(folder, has_numbers=has_numbers, has_tokenizers=has_tokenizers)
         with backup_file.created(draft) as file:
             backup_file.write(file, manifest, folder)
@@ -67,8 +71,7 @@ def restore(source: Path, *, must_be_signed: bool = True) -> Manifest:
     with _sentences(), tarfile.open(source) as archive:
         manifest = backup_file.read_manifest(archive, must_be_signed=must_be_signed)
         _check_fits(manifest)
-        with tempfile.TemporaryDirectory(dir=source.parent, prefix=".restore-") as name:
-            folder = Path(name)
+        with _drafts(source.parent, ".restore-") as folder:
             backup_file.extract(archive, manifest, folder)
             _check_rows(folder / DATABASE, manifest)
             _restore_tokenizers(folder / TOKENIZERS)
@@ -79,6 +82,26 @@ def restore(source: Path, *, must_be_signed: bool = True) -> Manifest:
             )
         connection.close()
     return manifest
+
+
+@contextmanager
+def ends_clean() -> Iterator[None]:
+    """SIGTERM, or a terminal that is closed, ends what is within as Ctrl-C does: it stops the programs
+    that it has started, and removes its drafts. For the main thread."""
+
+    def end(number: int, _frame: Any) -> None:
+        sys.exit(128 + number)
+
+    ending = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in ending}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def missing_tokenizers() -> int:
@@ -103,6 +126,22 @@ def sealed_with_another_key() -> int:
 
 
 # Inside
+
+
+@contextmanager
+def _drafts(parent: Path, prefix: str) -> Iterator[Path]:
+    """A folder that only this user can read, and is gone at the end. Those of runs that were killed are
+    removed: each has a copy of the database. Who runs holds a lock on a file in its own."""
+    for mark in parent.glob(f"{prefix}*/{RUNS}"):
+        with suppress(FileNotFoundError), mark.open("rb") as left, suppress(BlockingIOError):
+            fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(mark.parent)
+    with (
+        tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as name,
+        Path(name, RUNS).open("wb") as ours,
+    ):
+        fcntl.flock(ours, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield Path(name)
 
 
 def _collect(folder: Path, *, has_numbers: bool, has_tokenizers: bool) -> Manifest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 from django.conf import settings
@@ -34,6 +36,7 @@ from console.stack.binaries import find_postgres
 from console.workloads.models import Tokenizer
 from tests.conftest import People
 from tests.console.shell import backups
+from tests.live import wait_until
 from tests.prepared import database
 from workload_manager.tokenizers.archive import digest
 
@@ -42,6 +45,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 PG_DUMP = find_postgres().directory / "pg_dump"
 SECRET = "a-token-that-nobody-may-read"
 TOKENIZER = b"{}"
+WITHOUT = ("--without-numbers", "--without-tokenizers")
 SHA256 = digest({"tokenizer.json": TOKENIZER})
 
 
@@ -272,6 +276,46 @@ def test_the_client_programs_of_postgresql_will_do(
     (installed / "pg_dump").symlink_to(PG_DUMP)
     call_command("backup", str(tmp_path / "backup"), verbosity=0)
     assert (tmp_path / "backup").stat().st_size
+
+
+@contextmanager
+def dumping(target: Path) -> Iterator[tuple[subprocess.Popen[bytes], psutil.Process]]:
+    """A backup and its pg_dump, which waits for a table whose rows it leaves out."""
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ '^LOCK TABLE'"
+    with psycopg.connect(own_url()) as busy, psycopg.connect(own_url(), autocommit=True) as asking:
+        busy.execute("LOCK TABLE telemetry_fresh IN ACCESS EXCLUSIVE MODE")
+        running = subprocess.Popen(
+            [sys.executable, "manage.py", "backup", str(target), *WITHOUT],
+            cwd=PROJECT,
+            env={**os.environ, "DATABASE_URL": own_url()},
+        )
+        try:
+            wait_until("pg_dump waits", lambda: asking.execute(waiting).fetchone(), 60)
+            [dump] = psutil.Process(running.pid).children()
+            yield running, dump
+        finally:
+            running.kill()
+            running.wait()
+
+
+def test_a_backup_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
+    with dumping(tmp_path / "backup") as (running, dump):
+        running.terminate()
+        assert running.wait(30) == 128 + signal.SIGTERM
+        assert not dump.is_running()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_backup_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    with dumping(tmp_path / "killed") as (running, dump):
+        running.kill()
+        running.wait()
+        dump.kill()
+    [left] = tmp_path.iterdir()
+    with backup._drafts(tmp_path, ".backup-") as of_another:
+        assert not left.exists()
+        call_command("backup", str(tmp_path / "next"), *WITHOUT, verbosity=0)
+        assert sorted(tmp_path.iterdir()) == [of_another, tmp_path / "next"]
 
 
 def test_what_is_damaged_is_not_restored(written: Path, tmp_path: Path) -> None:

@@ -35,11 +35,12 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         file: Path = options["file"]
         try:
-            made = backup.back_up(
-                file.absolute(),
-                has_numbers=not options["without_numbers"],
-                has_tokenizers=not options["without_tokenizers"],
-            )
+            with backup.ends_clean():
+                made = backup.back_up(
+                    file.absolute(),
+                    has_numbers=not options["without_numbers"],
+                    has_tokenizers=not options["without_tokenizers"],
+                )
         except CannotBackUp as error:
             raise CommandError(str(error)) from None
         rows = sum(made.rows.values())

@@ -34,7 +34,10 @@ class Command(BaseCommand):
 
     def handle(self, *_args: Any, **options: Any) -> None:
         try:
-            found = backup.restore(options["file"].absolute(), must_be_signed=not options["unverified"])
+            with backup.ends_clean():
+                found = backup.restore(
+                    options["file"].absolute(), must_be_signed=not options["unverified"]
+                )
         except CannotBackUp as error:
             raise CommandError(str(error)) from None
         call_command("migrate", interactive=False, verbosity=0, stdout=io.StringIO())
