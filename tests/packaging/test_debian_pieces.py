@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -172,6 +173,7 @@ def test_what_is_wanted_is_remembered(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"roles": ("agent",)}, "--console"),
         ({"drivers": ()}, "--driver"),
         ({"workers": 0}, "--workers"),
+        ({"tier2": ("kv",)}, "--tier2 kv: give the whole path"),
     ],
 )
 def test_what_contradicts_itself_is_refused(change: dict[str, object], sentence: str) -> None:
@@ -274,6 +276,102 @@ def test_a_certificate_for_another_machine_is_of_the_authority_of_the_first(
     assert machine.changes == before
     with pytest.raises(Failed, match="no name of a machine"):
         certificates.for_another(machine, "a,DNS:console.example.org", tmp_path)
+
+
+def test_an_address_may_be_of_the_sixth_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is found in its certificate, which is not issued again each time."""
+    for name in ("AUTHORITY", "AUTHORITY_KEY", "HOST", "HOST_KEY"):
+        path: Path = getattr(certificates, name)
+        monkeypatch.setattr(certificates, name, tmp_path / path.name)
+    monkeypatch.setattr(certificates, "TLS", tmp_path)
+    machine = Machine(dry_run=False)
+    changes = []
+    for _ in range(2):
+        certificates.local(
+            *(machine, "fd00::1", [certificates.HOST]), is_cluster_here=False, for_console=False
+        )
+        changes.append(machine.changes)
+    assert changes[0] == changes[1]
+
+
+def test_what_follows_from_the_name_of_a_machine_follows_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its certificate has the new one alone. What an operator has set stays, as does a node's name."""
+    monkeypatch.setattr(settings, "ETC", tmp_path)
+    monkeypatch.setattr(options, "REMEMBERED", tmp_path / "host.json")
+    machine = Machine(dry_run=False)
+    of_servers = settings.server_secrets()
+
+    def install(wanted: Wanted) -> dict[str, str]:
+        settings.write(machine, wanted, NOTHING, of_servers)
+        options.REMEMBERED.write_text(options.as_text(wanted))
+        names = ("console", "web", "agent")
+        return {
+            key: value
+            for name in names
+            for key, value in env_files.read(tmp_path / f"{name}.env").items()
+        }
+
+    first = Wanted(roles=("web", "agent"), host="a.example.org", local_servers=True)
+    before = install(first)
+    agent = tmp_path / "agent.env"
+    agent.write_text(agent.read_text().replace("tcp:a.example.org:", "tcp:10.0.0.1:"))
+    found = install(replace(first, host="b.example.org", https_port=8443))
+    assert found["TIDEGATE_ALLOWED_HOSTS"] == "b.example.org,localhost"
+    assert found["TIDEGATE_PUBLIC_URL"] == found["KVSS_AGENT_CONSOLE"] == "https://b.example.org:8443"
+    assert urlsplit(found["TIDEGATE_OWN_TELEMETRY_URL"]).hostname == "b.example.org"
+    assert found["KVSS_AGENT_CONTROL_URL"] == "https://b.example.org:8410"
+    assert found["KVSS_AGENT_DATA_ADDRESS"] == "tcp:10.0.0.1:8411"
+    assert found["KVSS_AGENT_NAME"] == "a"
+    assert found["TIDEGATE_SECRET_KEY"] == before["TIDEGATE_SECRET_KEY"]
+    changes = machine.changes
+    install(replace(first, host="b.example.org", https_port=8443))
+    assert machine.changes == changes
+    found = install(replace(first, host="b.example.org", https_port=8443, name="ax-9"))
+    assert found["KVSS_AGENT_NAME"] == "ax-9"
+
+
+def test_each_install_prepares_the_database_that_the_settings_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the release that was there before, too."""
+    monkeypatch.setattr(host, "ETC", tmp_path)
+    release = tmp_path / "0.2.0-a-x"
+    program = release / "bin" / "tidegate"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\necho "$DATABASE_URL $*" >> {tmp_path}/ran\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(roles, "CONSOLE_USER", "root")
+    monkeypatch.setattr(settings, "CONSOLE_STATE", str(tmp_path))
+    for number in (1, 2):
+        (tmp_path / "console.env").write_text(f"DATABASE_URL=postgresql:///{number}\n")
+        host._prepare(Machine(dry_run=False), release, wait=False)
+    ran = (tmp_path / "ran").read_text().splitlines()
+    assert ran == [f"postgresql:///{number} manage prepare" for number in (1, 2)]
+
+
+def test_a_command_has_the_settings_as_systemd_reads_them(tmp_path: Path) -> None:
+    """To a shell `&` ends a command, and `$$` is a number."""
+    url = "postgresql://owner:pa$$word@db/tidegate?sslmode=require&connect_timeout=3"
+    for name, text in (
+        ("systemd-run", f"echo \"$@\" > {tmp_path}/asked; printf '%s\\0' 'DATABASE_URL={url}'"),
+        ("runuser", f'printf "%s\\n" "$DATABASE_URL" "$PWD" "$@" > {tmp_path}/ran'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = tmp_path / "tidegate-manage"
+    script.write_text(host.MANAGE_TEXT.replace("/var/lib/tidegate", str(tmp_path)))
+    subprocess.run(
+        [sys.executable, script, "backup", "a $file"], env={"PATH": f"{tmp_path}:/bin"}, check=True
+    )
+    asked = (tmp_path / "asked").read_text()
+    assert asked.index("EnvironmentFile=/etc/tidegate/console.env") < asked.index(
+        "=-/etc/tidegate/prepare.env"
+    )
+    ran = (tmp_path / "ran").read_text().splitlines()
+    assert ran[:2] == [url, str(tmp_path)]
+    assert ran[-2:] == ["backup", "a $file"]
 
 
 def test_what_is_mounted_is_emptied_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

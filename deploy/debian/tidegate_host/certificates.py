@@ -6,6 +6,7 @@ here, readable by root only; other machines get `authority.pem` and believe it.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -150,10 +151,11 @@ def _is_good(certificate: Path, key: Path, names: Sequence[str]) -> bool:
 
 
 def _normal(name: str) -> str:
-    """`IP Address:0:0:0:0:0:0:0:1` and `IP:::1` are one name."""
+    """`IP Address:FD00:0:0:0:0:0:0:1` and `IP:fd00::1` are one name."""
     kind, _, value = name.strip().partition(":")
-    short = {"IP Address": "IP"}.get(kind, kind)
-    return f"{short}:{'::1' if value == '0:0:0:0:0:0:0:1' else value}"
+    if kind in ("IP", "IP Address"):
+        return f"IP:{ipaddress.ip_address(value)}"
+    return f"{kind}:{value}"
 
 
 def _name(host: str) -> str:

@@ -17,20 +17,28 @@ from tidegate_host.settings import Secrets
 
 LOCK: Final = Path("/run/tidegate-host.lock")
 NOT_RUNNING: Final = 3  # exit code, as of init scripts
-PREPARED: Final = services.OWN_STATE / "prepared"
 COMMANDS: Final = Path("/usr/local/bin")
 MANAGE: Final = Path("/usr/local/sbin/tidegate-manage")
+# Files of settings are read by systemd, as for the units: to a shell `&` and `$` are more than text. The
+# command itself has this terminal, and gets its signals.
 MANAGE_TEXT: Final = """\
-#!/bin/sh
+#!/usr/bin/python3
 # A command of `tidegate manage`, as the owner of the database: tidegate-manage backup FILE
-set -eu
-set -a
-. /etc/tidegate/console.env
-if test -f /etc/tidegate/prepare.env; then . /etc/tidegate/prepare.env; fi
-set +a
-cd /var/lib/tidegate
-umask 027
-exec runuser -u tidegate -- /opt/tidegate/current/bin/tidegate manage "$@"
+import os, subprocess, sys
+
+files = ("/etc/tidegate/console.env", "-/etc/tidegate/prepare.env")
+flags = [f"--property=EnvironmentFile={file}" for file in files]
+read = subprocess.run(
+    ["systemd-run", "--quiet", "--pipe", "--wait", "--collect", *flags, "env", "-0"],
+    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False,
+)
+if read.returncode:
+    sys.exit(read.returncode)
+settings = dict(one.split(b"=", 1) for one in read.stdout.split(b"\\0") if one)
+os.chdir("/var/lib/tidegate")
+os.umask(0o027)
+command = ["runuser", "-u", "tidegate", "--", "/opt/tidegate/current/bin/tidegate", "manage"]
+os.execvpe(command[0], [*command, *sys.argv[1:]], {**os.environb, **settings})
 """
 
 
@@ -245,12 +253,9 @@ def _keep(machine: Machine, source: releases.Source, release: Path) -> None:
 
 def _prepare(machine: Machine, release: Path, *, wait: bool) -> None:
     """Migrate, collect static files and make the first admin: by the new release, while the one before
-    still runs."""
-    prepared = PREPARED.read_text().splitlines() if PREPARED.is_file() else []
-    software = releases.software(release)
-    if software in prepared:  # also one that was gone back to
-        return
-    machine.tell(f"prepare the database for {release.name}")
+    still runs. Each time: where all is done it does nothing, and the database may be another one."""
+    if release != releases.current():
+        machine.tell(f"prepare the database for {release.name}")
     if machine.dry_run:
         return
     environment = {**env_files.read(ETC / "console.env"), **env_files.read(ETC / "prepare.env")}
@@ -258,14 +263,11 @@ def _prepare(machine: Machine, release: Path, *, wait: bool) -> None:
         *(str(release / "bin" / "tidegate"), "manage", "prepare", *(("--wait", "10m") if wait else ())),
         user=roles.CONSOLE_USER,
         environment=environment,
-        directory=Path("/var/lib/tidegate"),
+        directory=Path(settings.CONSOLE_STATE),
     )
     for line in said.splitlines():
         if admin := json.loads(line).get("admin"):
             print(f"First admin: {admin['username']}, password: {admin['password']} (shown only once)")
-    PREPARED.parent.mkdir(parents=True, exist_ok=True)
-    installed = {releases.software(one) for one in releases.RELEASES.iterdir()}
-    PREPARED.write_text("\n".join([*(one for one in prepared if one in installed), software]) + "\n")
 
 
 def _commands(machine: Machine, wanted: Wanted) -> None:

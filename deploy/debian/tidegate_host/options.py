@@ -49,6 +49,11 @@ class Wanted:
         return tuple(sorted({extra for role in self.all_roles for extra in role.extras}))
 
     @property
+    def node_name(self) -> str:
+        """Of its agent and its brain, in the fleet."""
+        return self.name or self.host.partition(".")[0]
+
+    @property
     def console(self) -> str:
         """Where agents, drivers and brains of this machine find the console."""
         if self.console_url or not self.has("web"):
@@ -66,6 +71,8 @@ class Wanted:
             raise Failed(f"Say with --console which console {', '.join(joining)} of this machine joins.")
         if self.has("driver") != bool(self.drivers):
             raise Failed("The role driver needs --driver NAME, once for each driver, and only it does.")
+        if relative := [place for place in self.tier2 if not Path(place).is_absolute()]:
+            raise Failed(f"--tier2 {relative[0]}: give the whole path, which begins with a slash.")
         if not 1 <= self.workers <= WORKERS_MAX:
             raise Failed(f"--workers is 1 to {WORKERS_MAX}.")
 

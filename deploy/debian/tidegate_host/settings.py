@@ -10,11 +10,11 @@ import re
 import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from tidegate_host import certificates, env_files
+from tidegate_host import certificates, env_files, options
 from tidegate_host.machine import Failed, Machine
 from tidegate_host.options import ETC, Wanted
 
@@ -74,18 +74,28 @@ def write(machine: Machine, wanted: Wanted, told: Secrets, of_servers: Mapping[s
     machine.directory(ETC, 0o755)
     if of_servers:
         _write(machine, "servers", Settings(missing=dict(of_servers)))
-    files = settings(wanted, told, of_servers)
-    for name, found in files.items():
-        _write(machine, name, found)
+    before = options.remembered()
+    is_renamed = bool(wanted.name) and wanted.name != before.name
+    if before.roles and not wanted.name:  # a node keeps its name when its machine gets another one
+        wanted = replace(wanted, name=before.node_name)
+    former = settings(before, Secrets(), of_servers) if before.roles else {}
+    for name, found in settings(wanted, told, of_servers).items():
+        if is_renamed and (setting := f"{PREFIXES.get(name)}NAME") in found.missing:
+            found.asked[setting] = wanted.name
+        _write(machine, name, found, former.get(name))
     if wanted.is_console and not machine.dry_run:
         _check_console(wanted)
 
 
-def _write(machine: Machine, name: str, found: Settings) -> None:
+def _write(machine: Machine, name: str, found: Settings, former: Settings | None = None) -> None:
+    """`former`: what the options before had made. What is still so goes with the new options."""
     path = ETC / f"{name}.env"
     there = path.read_text() if path.is_file() else ""
+    as_made = env_files.parse(there).items() & (former.missing if former else {}).items()
+    follows = {name: found.missing[name] for name, _ in as_made if name in found.missing}
+    asked = {**follows, **found.asked}
     try:
-        text = env_files.merged(there, found.missing, found.asked, f"Settings of Tidegate: {name}")
+        text = env_files.merged(there, found.missing, asked, f"Settings of Tidegate: {name}")
     except env_files.Unquotable as error:
         raise Failed(str(error)) from None
     machine.file(path, text, 0o600)
@@ -195,7 +205,7 @@ def _joining(wanted: Wanted, role: str, told: Secrets) -> Settings:
     if role != "driver":  # whose names and addresses are in files of their own
         port = CONTROL_PORTS[role]
         found.missing |= {
-            f"{prefix}NAME": wanted.name or wanted.host.partition(".")[0],
+            f"{prefix}NAME": wanted.node_name,
             f"{prefix}CONTROL": f"0.0.0.0:{port}",
             f"{prefix}CONTROL_URL": f"https://{wanted.host}:{port}",
         }
