@@ -33,7 +33,7 @@ known-engine:
 	@case "$(ENGINE)" in ""|vllm) ;; *) echo "ENGINE is “$(ENGINE)”, but can only be vllm." >&2; exit 64;; esac
 
 down: ## stop what `make up` started
-	@if test -f .venv/.run-installed; then $(IN) -m console.stack down; else echo "Tidegate is not running."; fi
+	@if test -x $(IN); then $(IN) -m console.stack down; else echo "Tidegate is not running."; fi
 
 incident: run-environment ## stage an incident on the running demo: slow spine, alert, fix, recovery
 	@exec $(IN) -m console.stack incident

@@ -172,7 +172,7 @@ class Supervisor:
                     await asyncio.to_thread(service.tidy)
                 environment = {**self.environment, **self._told(service, until_it_ends)}
                 child = await spawn(service, environment, self.web_socket)
-            except OSError as error:
+            except (OSError, StackError) as error:
                 self._line(name, f"It can't be started: {error}")
                 self._do(self.core.on_exit(name, str(error), time.monotonic()))
                 return

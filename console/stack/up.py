@@ -62,6 +62,13 @@ DEMO = "true"  # unless it is turned off
 NEEDED_BY_BRAINS = ("granian", "tokenizers", "jinja2")
 
 
+def brain_address(web_socket: socket.socket) -> str:
+    """Of the demo's brain: after the port that the console has got. So two starts choose two, though
+    neither brain listens yet."""
+    port: int = web_socket.getsockname()[1]
+    return f"{LOOPBACK}:{first_free_port(min(port + BRAIN_AFTER, PORT_LAST))}"
+
+
 def up(engine: str = "") -> int:
     """Start everything, stay until told to stop, stop everything. `engine`: a real one, beside those of
     the demo."""
@@ -124,7 +131,7 @@ def _up(began: float, given: Mapping[str, str], folders: Folders, held: lock.Hel
         if settings.demo and (why_not := _why_no_demo(folders)):
             notes.append(f"The demo is off: {why_not}")
         elif settings.demo:
-            brain = f"{LOOPBACK}:{first_free_port(min(settings.port + BRAIN_AFTER, PORT_LAST))}"
+            brain = brain_address(web_socket)
             ours += demo_services(where, brain, engine)
             notes.append("A demo fleet with traffic is running; TIDEGATE_DEMO=0 turns it off.")
             if engine:

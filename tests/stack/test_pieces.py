@@ -21,6 +21,7 @@ from console.stack.endpoint import address, listening_socket
 from console.stack.errors import StackError, sentences
 from console.stack.folders import Folders
 from console.stack.logs import Logs
+from console.stack.up import brain_address
 
 not_as_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
 
@@ -80,6 +81,28 @@ def test_a_port_that_is_taken_is_passed_over() -> None:
         with listening_socket("127.0.0.1", taken) as second:
             assert second.getsockname()[1] > taken
             assert address("127.0.0.1", second) == f"http://127.0.0.1:{second.getsockname()[1]}"
+
+
+def test_the_brains_of_two_demos_have_two_ports() -> None:
+    """Both are chosen before either listens."""
+    base = endpoint.free_port()
+    with listening_socket("127.0.0.1", base) as first, listening_socket("127.0.0.1", base) as second:
+        assert brain_address(first) != brain_address(second)
+
+
+def test_make_stops_what_runs_whatever_was_installed_since(tmp_path: Path) -> None:
+    """An install that fails leaves its mark away, and the stack running."""
+    python = tmp_path / ".venv" / "bin" / "python"
+
+    def down() -> str:
+        command = ["make", "-f", str(PROJECT / "Makefile"), "down"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert down() == "Tidegate is not running.\n"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    assert down() == "-m console.stack down\n"
 
 
 def test_the_address_is_one_that_a_browser_can_open() -> None:

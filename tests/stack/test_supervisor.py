@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,19 @@ async def test_a_command_that_does_not_exist_is_a_death_like_any_other(tmp_path:
     with pytest.raises(StackError, match="No such file"):
         async with running(tmp_path, missing) as stack:
             await until(lambda: stack.supervisor.core.all_down and stack.supervisor.core.stopping)
+
+
+async def test_what_can_not_be_tidied_up_before_it_is_a_death_like_any_other(tmp_path: Path) -> None:
+    """Not a fault that ends all others."""
+    faults = [StackError("the disk is full")]
+
+    def tidy() -> None:
+        if faults:
+            raise faults.pop()
+
+    async with running(tmp_path, replace(stand_in("web"), tidy=tidy)) as stack:
+        await stack.until_back("web")
+        assert ("web", "It can't be started: the disk is full") in stack.recorder.lines
 
 
 async def test_a_process_that_hangs_is_killed_and_comes_back(tmp_path: Path) -> None:
