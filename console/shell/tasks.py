@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import random
+from collections.abc import Callable
 
 from celery import shared_task
 from django.conf import settings
 from django.contrib.sessions.models import Session
+from django.db import DatabaseError
 from django.utils import timezone
 
 from console.accounts import throttle
@@ -24,20 +27,28 @@ log = logging.getLogger(__name__)
 
 @shared_task
 def forget_what_is_over() -> None:
-    """Drop sessions, log-in windows, stored answers, silent processes and old changes."""
+    """Drop sessions, log-in windows, stored answers, silent processes and old changes.
+
+    In another order each time: one kind that fails, or takes all the time of a task, keeps no other from
+    being dropped for ever."""
     now = timezone.now()
-    sessions, _ = Session.objects.filter(expire_date__lt=now).delete()
-    log.info(
-        "forgot %d sessions, %d log-in windows, %d stored answers, %d processes, %d events, "
-        "%d changes, %d operations, %d instances, %d slow transfers, %d dead letters",
-        sessions,
-        throttle.drop_ended_windows(now),
-        drop_old_answers(now),
-        forget_silent_sources(now),
-        forget_old_events(now, settings.TELEMETRY_DAYS_1H),
-        forget_old_changes(now),
-        forget_old_operations(now),
-        forget_old_instances(now),
-        forget_old_transfers(now, settings.TELEMETRY_HOURS_SLOWEST),
-        forget_old_letters(now),
-    )
+    kinds: list[tuple[str, Callable[[], int]]] = [
+        ("sessions", lambda: Session.objects.filter(expire_date__lt=now).delete()[0]),
+        ("log-in windows", lambda: throttle.drop_ended_windows(now)),
+        ("stored answers", lambda: drop_old_answers(now)),
+        ("processes", lambda: forget_silent_sources(now)),
+        ("events", lambda: forget_old_events(now, settings.TELEMETRY_DAYS_1H)),
+        ("changes", lambda: forget_old_changes(now)),
+        ("operations", lambda: forget_old_operations(now)),
+        ("instances", lambda: forget_old_instances(now)),
+        ("slow transfers", lambda: forget_old_transfers(now, settings.TELEMETRY_HOURS_SLOWEST)),
+        ("dead letters", lambda: forget_old_letters(now)),
+    ]
+    random.shuffle(kinds)
+    forgotten = {}
+    for kind, forget in kinds:
+        try:
+            forgotten[kind] = forget()
+        except DatabaseError:
+            log.exception("old %s could not be dropped", kind)
+    log.info("forgot %s", ", ".join(f"{count} {kind}" for kind, count in sorted(forgotten.items())))

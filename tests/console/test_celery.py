@@ -6,18 +6,22 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import redis
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
+from django.utils import timezone
 
+from console.accounts import throttle
+from console.accounts.models import FailedLogin
 from console.audit.models import AuditEntry
 from console.beat import WAITING_MAX, ElectedScheduler
 from console.celery import app
-from console.shell import request_context
+from console.shell import request_context, tasks
 from console.shell.request_context import RequestContext
 from tests.console.celery_tasks import BEGUN, GO_ON, effect_once
 from tests.live import wait_until
@@ -142,20 +146,30 @@ def test_work_is_queued_only_when_its_change_is_committed(broker: redis.Redis) -
 
 @pytest.mark.django_db
 def test_housekeeping_forgets_what_is_over(people: Any, django_capture_on_commit_callbacks: Any) -> None:
-    from datetime import timedelta
-
-    from django.utils import timezone
-
-    from console.accounts import throttle
-    from console.accounts.models import FailedLogin
-    from console.shell.tasks import forget_what_is_over
-
     throttle.count_attempt("ada", None)
     throttle.count_attempt("bob", None)
     past = timezone.now() - timedelta(seconds=1)
     FailedLogin.objects.filter(key_sha256=throttle._key("name", "ada")).update(window_ends_at=past)
-    forget_what_is_over()
+    tasks.forget_what_is_over()
     assert FailedLogin.objects.count() == 1
+
+
+@pytest.mark.django_db
+def test_what_can_not_be_forgotten_keeps_nothing_else(
+    people: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(now: Any) -> int:
+        raise OperationalError("canceling statement due to lock timeout")
+
+    throttle.count_attempt("ada", None)
+    FailedLogin.objects.update(window_ends_at=timezone.now() - timedelta(seconds=1))
+    monkeypatch.setattr(tasks, "drop_old_answers", fail)
+    monkeypatch.setattr(
+        "random.shuffle", lambda kinds: kinds.sort(key=lambda kind: kind[0] != "stored answers")
+    )
+    tasks.forget_what_is_over()
+    assert "old stored answers could not be dropped" in caplog.text
+    assert FailedLogin.objects.count() == 0
 
 
 def _queued(broker: redis.Redis) -> int:
