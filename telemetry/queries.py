@@ -254,9 +254,12 @@ def _encoded(
     if not topics:
         return
     asked: dict[str, Any] = {"topics": list(topics), "start": start, "end": end, "most": ROWS_MAX + 1}
-    with history.OF_THIS_PROCESS.cursor() if is_history else connection.cursor() as cursor:
-        cursor.execute(_SELECTS[level], asked)
-        rows = cursor.fetchall()
+    if is_history:
+        rows = history.OF_THIS_PROCESS.rows(_SELECTS[level], asked)
+    else:
+        with connection.cursor() as cursor:
+            cursor.execute(_SELECTS[level], asked)
+            rows = cursor.fetchall()
     if len(rows) > ROWS_MAX:
         raise Unanswerable("step", "Too many rows. Ask for less time, or a longer step.")
     shapes = _SHAPES.of({row[1] for row in rows})

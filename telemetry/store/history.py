@@ -6,11 +6,10 @@ orchestrator, policies) reads from the primary, where nothing is missing.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any, Final
 
 from django.db import DatabaseError, connection, connections
@@ -39,21 +38,25 @@ class History:
         self.reads: Counter[str] = Counter()
         self._away_until = 0.0
 
-    @contextlib.contextmanager
-    def cursor(self) -> Iterator[Any]:
-        """Of the standby if one is set, answers, and has applied what was written ten seconds ago; else
-        of the primary."""
-        is_set = HISTORY in connections
-        is_standby = is_set and time.monotonic() >= self._away_until and self._is_current()
-        if is_set:
-            self.reads["standby" if is_standby else "primary"] += 1
-        with (connections[HISTORY] if is_standby else connection).cursor() as made:
-            yield made
+    def rows(self, select: str, asked: Mapping[str, Any]) -> list[Any]:
+        """What a query finds: on the standby if one is set, has applied what was written 10 s ago,
+        and answers; else on the primary. A standby may also cancel a query that is in the way of what it
+        has to apply."""
+        if HISTORY in connections:
+            found = self._of_standby(select, asked)
+            self.reads["primary" if found is None else "standby"] += 1
+            if found is not None:
+                return found
+        with connection.cursor() as cursor:
+            cursor.execute(select, asked)
+            return list(cursor.fetchall())
 
     def collect(self, into: Sink) -> None:
         into.put(READS, [({"server": server}, count) for server, count in self.reads.items()])
 
-    def _is_current(self) -> bool:
+    def _of_standby(self, select: str, asked: Mapping[str, Any]) -> list[Any] | None:
+        if time.monotonic() < self._away_until:
+            return None
         try:
             with connections[HISTORY].cursor() as asking:
                 asking.execute(
@@ -62,13 +65,15 @@ class History:
                     [BEHIND_SECONDS_MAX],
                 )
                 [is_current] = asking.fetchone()
+                if is_current:
+                    asking.execute(select, asked)
+                    return list(asking.fetchall())
         except DatabaseError as error:
-            log.warning("Charts are read from the primary, since the standby is away: %s", error)
+            log.warning("Charts are read from the primary, since the standby does not answer: %s", error)
             self._away_until = time.monotonic() + AGAIN_SECONDS
-            return False
-        if not is_current:
-            log.warning("Charts are read from the primary, since the standby is behind.")
-        return bool(is_current)
+            return None
+        log.warning("Charts are read from the primary, since the standby is behind.")
+        return None
 
 
 OF_THIS_PROCESS: Final = History()
