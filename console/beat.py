@@ -52,12 +52,14 @@ class ElectedScheduler(Scheduler):
             super().apply_entry(entry, producer=producer)
 
     def _must_wait(self, entry: Any, producer: Any) -> bool:
-        """Whether nobody does what was asked for before. False as well where the broker does not answer:
-        whoever asks it next says so."""
+        """Whether nobody does what was asked for before. False as well where the broker does not answer,
+        or a lost connection has closed the channel: to publish opens another one."""
         priority = self.app.amqp.router.route({}, entry.task).get("priority", 0)
+        if producer.channel.closed:
+            return False
         try:
             waiting = producer.channel.waiting(self.app.conf.task_default_queue, priority)
-        except producer.connection.connection_errors:
+        except (*producer.connection.connection_errors, *producer.connection.channel_errors):
             return False
         is_full: bool = waiting >= WAITING_MAX
         if is_full != (priority in self._held_back):

@@ -201,6 +201,9 @@ def test_beat_asks_for_nothing_while_nobody_does_it(
         beat.apply_entry(evaluate, producer=beat.producer)
         assert _queued(broker) == WAITING_MAX
         assert caplog.text.count("beat goes on") == 1
+        producer: Any = beat.producer
+        producer.channel.close()  # as where the connection is lost
+        beat.apply_entry(update, producer=producer)
     finally:
         beat.close()
 
