@@ -37,7 +37,7 @@ ROLES = {
 OF_OTHERS = {
     "kvss_agent.tier2.s3": "obstore",
     "telemetry.emit.otlp": "opentelemetry",
-    "swdriver_shim.adapters.lmcache": "lmcache",
+    "swdriver_shim.adapters.lmcache": "torch",
     "swdriver_shim.adapters.sglang": "torch",
     "swdriver_shim.adapters.transformers": "torch",
     "swdriver_shim.adapters.transformers_states": "torch",
