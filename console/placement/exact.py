@@ -25,7 +25,6 @@ LOAD_SCALE: Final = 1e3  # so that tolerances, which are absolute, are small bes
 
 _OF_PLACES: Final = 4  # so many levels can't be below zero, and are whole numbers
 _OPTIMAL: Final = 0
-_IMPOSSIBLE: Final = (2, 3)  # infeasible, unbounded; the others are limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,11 @@ class _Program:
         self.rows += 1
 
     def solve(self, objective: Mapping[int, float], nodes_max: int) -> tuple[Floats, float, bool] | None:
-        """Values, the least sum, and whether it is proven; None if the limit came before anything."""
+        """Values, the least sum, and whether it is proven; None if the solver found nothing.
+
+        It may reach its limit first. And what is possible it may call impossible, since a level is held
+        by sums that floats can't tell apart.
+        """
         weights = np.zeros(self.columns)
         weights[list(objective)] = list(objective.values())
         at_rows, at_columns, values = zip(*self.entries, strict=True)
@@ -69,8 +72,6 @@ class _Program:
             integrality=self.binary,
             options={"node_limit": nodes_max, "mip_rel_gap": 0},
         )
-        if done.status in _IMPOSSIBLE:
-            raise RuntimeError(f"a placement has always a solution: {done.message}")
         return None if done.x is None else (done.x, float(done.fun), done.status == _OPTIMAL)
 
 
@@ -88,13 +89,14 @@ def solve(
 
     `without`: the loads without these streams. `now`: places that are possible, to begin with. `before`:
     where each stream ran, NOWHERE if it is new. With `even` down to the last level of `Cost`, else
-    without those of load and parts. Where a search ends at `nodes_max`, what was found until then.
+    without those of load and parts. Where a search ends at `nodes_max` or in vain, what was found until
+    then.
     """
     program = _Program()
     at = {
         (stream, node): program.column(binary=True)
         for stream in sorted(nodes)
-        for node in nodes[stream].tolist()
+        for node in without.with_room(stream, nodes[stream]).tolist()
     }
     nowhere = {stream: program.column(binary=True) for stream in sorted(nodes)}
     _one_place_each(program, at, nowhere)
@@ -142,9 +144,9 @@ def _no_node_too_full(
     it is a megabyte of a terabyte, so `_too_full` looks at what it says.
     """
     for node, here in _by_node(at).items():
-        unit = max(1, int(without.free[node]))
+        unit = int(without.free[node])  # above zero: somebody has room here
         program.row([(column, problem.memory[stream] / unit) for stream, column in here], -np.inf, 1)
-        program.row([(column, 1.0) for _, column in here], -np.inf, max(0, int(without.shards[node])))
+        program.row([(column, 1.0) for _, column in here], -np.inf, int(without.shards[node]))
 
 
 def _too_full(

@@ -163,6 +163,11 @@ class Loads:
         fits: NDArray[np.bool_] = self.free[nodes] >= self._problem.memory[streams]
         return fits & (self.shards[nodes] > 0)
 
+    def with_room(self, stream: int, nodes: Ints) -> Ints:
+        """Those of the nodes that could take the stream."""
+        found: Ints = nodes[self.has_room(np.full(len(nodes), stream), nodes)]
+        return found
+
     def is_within(self, nodes: Ints) -> NDArray[np.bool_]:
         """For each node: has it no more than it may have? It may have been larger once."""
         fits: NDArray[np.bool_] = self.free[nodes] >= 0
@@ -185,7 +190,8 @@ class Loads:
     @property
     def load(self) -> float:
         weights = self._problem.weights
-        return float((weights.wio * self.wio**2).sum() + (weights.fill * self.fill**2).sum())
+        # Of floats: who has far more than it may have has a fill whose square is no int64.
+        return float((weights.wio * self.wio**2).sum() + (weights.fill * self.fill * self.fill).sum())
 
 
 def cost(problem: Problem, loads: Loads, places: Sequence[int], before: Sequence[int]) -> Cost:

@@ -146,7 +146,7 @@ def _lift(problem: Problem, loads: Loads, places: list[int], movable: Collection
         found = False
         for one in windows.worst_first(problem, places, movable):
             nodes = problem.candidates[one].better_than(windows.tier_of(problem, places, one))
-            nodes = nodes[loads.has_room(np.full(len(nodes), one), nodes)]
+            nodes = loads.with_room(one, nodes)
             if len(nodes):
                 tiers = np.array([problem.tier(one, node) for node in nodes.tolist()])
                 more = loads.more(np.full(len(nodes), one), nodes)

@@ -95,8 +95,8 @@ def improve(
 def _choices(problem: Problem, loads: Loads, places: Sequence[int], other: int, targets: Ints) -> Ints:
     """Where somebody who runs at a target may go: another target, or aside to where there is room."""
     nodes = problem.candidates[other].up_to(problem.tier(other, places[other]))
-    room = nodes[loads.has_room(np.full(len(nodes), other), nodes)]
-    return np.union1d(np.intersect1d(nodes, targets), _freest(loads, room, ASIDE))
+    aside = _freest(loads, loads.with_room(other, nodes), ASIDE)
+    return np.union1d(np.intersect1d(nodes, targets), aside)
 
 
 def _freest(loads: Loads, nodes: Ints, count: int) -> Ints:

@@ -19,7 +19,7 @@ from console.placement.plan import Cost, Placed, Plan, Reason, Unplaced
 from console.placement.planner import plan
 from console.placement.rails import restore_rails
 from console.placement.rules import Cause, Limit
-from console.placement.topology import Fleet, Misconfigured, State, Tier
+from console.placement.topology import Box, Domain, Fleet, Misconfigured, Nic, Node, State, Tier
 from tests.console.placement.worlds import (
     EXAMPLES,
     LIMITS,
@@ -265,6 +265,23 @@ def test_a_byte_too_much_is_too_much() -> None:
     assert [one.node for one in plan(fleet, exactly).placed].count("rail") == 2
 
 
+def test_a_byte_too_much_is_too_much_beside_a_node_that_has_more_than_it_may_have() -> None:
+    tera = 10**12
+    fleet = two_leaves(node("crowded", "l1", memory=tera // 2), node("rail", "l1", memory=tera))
+    halves = [stream("cs1", memory=tera // 2 + extra, group=str(extra)) for extra in (0, 1)]
+    found = plan(fleet, halves, {stream("cs1", memory=tera, group="older"): "crowded"})
+    assert [one.node for one in found.placed] == ["rail"]
+
+
+@pytest.mark.parametrize("memory", [1, 1 << 20])
+def test_a_node_with_next_to_no_memory_is_in_nobodys_way(memory: int) -> None:
+    """Streams are a million times what it has: no number for a solver."""
+    fleet = two_leaves(node("large", "l1", memory=1 << 40), node("tiny", "l1", memory=memory))
+    found = plan(fleet, [stream("cs1", memory=1 << 38, group=str(number)) for number in range(2)])
+    assert [one.node for one in found.placed] == ["large", "large"]
+    assert found.proven
+
+
 @pytest.mark.parametrize(
     ("state", "cause"),
     [
@@ -351,6 +368,38 @@ def test_a_search_that_reaches_its_limit_gives_what_it_has() -> None:
     assert fits(fleet, places_of(found))
     assert len(found.placed) == 10
     assert found.cost.load == pytest.approx(plan(fleet, wanted).cost.load, rel=0.02)
+
+
+def test_a_level_that_the_solver_calls_impossible_leaves_what_was_found() -> None:
+    """HiGHS does so here: loads that it has just found are a little less than it can find again."""
+    tera, half, quarter = 10**12, 1 << 39, 1 << 38
+    nodes = (
+        Node("left", (Nic("l0", 4),), 1 << 41, 9, State.LOST),
+        Node("large", (Nic("l0", 4),), 1 << 41, 9),
+        Node("guarded", (Nic("l1", 4),), 1 << 41, 0),
+        Node("odd", (Nic("l0", 4),), tera + 7, 9),
+        Node("small", (Nic("l0", 1), Nic("l0", 16)), 1 << 36, 9),
+    )
+    fleet = Fleet(
+        nodes,
+        (
+            Box("cs0", (Domain(("l1",), 7), Domain(("l0", "l1"), 2))),
+            Box("cs1", (Domain(("l0", "l1"), 8),)),
+        ),
+    )
+    growing = stream("cs0", 1, memory=half, wio=2, group="b")
+    moving = replace(stream("cs0", 1, memory=half + 4096, wio=2, group="e"), session="s0")
+    wanted = [
+        replace(stream("cs0", memory=tera, wio=7, group="a"), session="s0"),
+        growing,
+        replace(stream("cs0", memory=quarter, wio=7, group="c"), session="s0"),
+        replace(stream("cs1", memory=tera, wio=8, group="d"), session="s2"),
+        moving,
+    ]
+    running = {replace(growing, memory_bytes=quarter): "guarded", moving: "left"}
+    found = plan(fleet, wanted, running)
+    assert fits(fleet, places_of(found))
+    assert found.cost[:3] == (2, 0, 14)
 
 
 @BOTH_WAYS
