@@ -367,7 +367,11 @@ def _claim(due: Collection[Target], now: datetime) -> list[int]:
             if suspects_left < 0:
                 continue
         claimed.append(row.pk)
-    Target.objects.filter(pk__in=claimed).update(asked_until=timezone.now() + ASKED_FOR)
+    until = timezone.now() + ASKED_FOR
+    Target.objects.filter(pk__in=claimed).update(asked_until=until)
+    for target in due:
+        if target.pk in claimed:
+            target.asked_until = until  # by which its answer is known to be ours
     return claimed
 
 
@@ -440,11 +444,16 @@ def _follow(target: Target, document: Document, newest: int) -> None:
 
 def _note(target: Target, answer: Answer, asked_at: datetime, *, was_told: bool) -> bool:
     """Write down what it said, and that nobody asks it any more. False, and nothing of what it said is
-    written, where somebody has made a later generation meanwhile, or asked it later."""
+    written, where somebody has made a later generation meanwhile.
+
+    Nothing is written either where somebody else asks it by now, since we took too long: it is theirs.
+    Who asks is told from `asked_until`, and not by clocks, of which one may be ahead.
+    """
     ours = target.generation
+    claimed = Target.objects.filter(pk=target.pk, asked_until=target.asked_until)
     target.asked_until = None
     if not answer.asked:
-        Target.objects.filter(pk=target.pk).update(asked_until=None)
+        claimed.update(asked_until=None)
         return True
     target.problem = answer.problem
     if answer.reached and (answer.generation > ours or (answer.generation == ours and answer.refused)):
@@ -462,12 +471,10 @@ def _note(target: Target, answer: Answer, asked_at: datetime, *, was_told: bool)
     target.retry_at = None if arrived else timezone.now() + timedelta(seconds=wait)
     if was_told:
         target.told_at = asked_at
-    noted = Target.objects.filter(
-        Q(observed_at=None) | Q(observed_at__lte=asked_at), pk=target.pk, generation=ours
-    ).update(**{field: getattr(target, field) for field in NOTED})
-    if not noted:
-        Target.objects.filter(pk=target.pk).update(asked_until=None)
-    return bool(noted)
+    if claimed.filter(generation=ours).update(**{field: getattr(target, field) for field in NOTED}):
+        return True
+    is_overtaken = claimed.update(asked_until=None)
+    return not is_overtaken
 
 
 def _note_fault(target: Target, answer: Answer, asked_at: datetime) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
@@ -208,6 +210,34 @@ def test_an_answer_to_an_earlier_document_does_not_count_for_a_later_one(
     assert (found.generation, found.observed_generation) == (2, 1)
     assert not control.applied(later).standings[0].has_it
     assert control.push([control.ALL_DRIVERS]) == 0
+
+
+def test_an_answer_counts_although_the_one_before_was_noted_by_a_clock_that_was_ahead(
+    drivers: DriverFleet, people: People
+) -> None:
+    save(people, ttl_last_use_seconds=60)
+    assert control.push([control.ALL_DRIVERS]) == 0
+    ahead = timezone.now() + timedelta(hours=1)
+    Target.objects.update(observed_at=ahead)
+    change = save(people, ttl_last_use_seconds=30)
+    control.push([control.ALL_DRIVERS])
+    assert control.applied(change).has_it == 2
+    assert target("one").observed_at < ahead
+
+
+def test_an_answer_that_took_too_long_is_left_to_who_asks_by_now(
+    drivers: DriverFleet, people: People
+) -> None:
+    save(people, ttl_last_use_seconds=60)
+    control.push([control.ALL_DRIVERS])
+    slow = target("one")
+    slow.asked_until = timezone.now() - timedelta(seconds=1)
+    theirs = timezone.now() + control.ASKED_FOR
+    Target.objects.filter(name="one").update(asked_until=theirs)
+    answer = Answer(slow.pk, generation=1, observed_generation=0)
+    assert control._note(slow, answer, timezone.now(), was_told=True), "nobody has to ask again"
+    found = target("one")
+    assert (found.asked_until, found.observed_generation) == (theirs, 1)
 
 
 def test_what_a_process_would_refuse_is_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,6 +234,13 @@ def test_the_sweep_finds_what_is_due_once_and_what_was_lost_again() -> None:
 
 
 @pytest.mark.django_db
+def test_a_clock_that_was_ahead_makes_no_operation_wait_for_hours() -> None:
+    operation = run(start("tests.waits"))
+    assert services.take_due(operation.wake_at - timedelta(minutes=1)) == []
+    assert services.take_due(operation.wake_at - timedelta(hours=2)) == [operation.pk]
+
+
+@pytest.mark.django_db
 def test_what_ended_long_ago_is_forgotten_and_what_goes_on_is_not() -> None:
     ended, going_on = run(start()), start("tests.waits", "session:other")
     long_ago = timezone.now() - services.KEPT - timedelta(days=1)
