@@ -5,7 +5,7 @@ to its boxes has the parts of those, so such jobs come and go without changing e
 other jobs divide the rest by their boxes. All shards of a job keep the same columns, so a job's share is
 split in proportion to the bytes per token: an equal split would be as good as its largest shard allows,
 and waste the rest. A state group stores one state for several columns, and gets as many slots fewer. No
-shard gets more than the largest node has.
+shard gets more than the largest node has that may keep streams.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def job_bytes(fleet: Fleet, session: Session, job: Job) -> int:
     that keep to a box each has an equal part of it.
 
     No more than what lets the largest shard fit on the largest node: a few boxes can't use all memory of
-    many nodes.
+    many nodes. Nodes that have to be left don't count for that, as long as there are others.
     """
     keeping = [one for one in session.jobs if one.keeps_to_boxes]
     others = [one for one in session.jobs if not one.keeps_to_boxes]
@@ -157,7 +157,8 @@ def job_bytes(fleet: Fleet, session: Session, job: Job) -> int:
     else:
         left = fair_share_bytes(fleet, session) - a_box * len(jobs_on)
         share = left * len(job.boxes) // sum(len(one.boxes) for one in others)
-    largest = max((node.memory_bytes for node in fleet.nodes), default=0)
+    able = [node for node in fleet.nodes if node.state.keeps] or fleet.nodes
+    largest = max((node.memory_bytes for node in able), default=0)
     return min(share, job.bytes_of(_columns_of_each(job, largest)))
 
 

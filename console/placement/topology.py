@@ -19,6 +19,8 @@ from functools import cached_property
 from typing import Final
 
 NIC_WIO: Final = 16  # the WIO streams that a NIC is made for, unless it says otherwise
+# No machine has as much. Who says more errs or lies, and plans count in numbers of 64 bits.
+NODE_MEMORY_BYTES_MAX: Final = 1 << 50
 
 
 class Misconfigured(ValueError):

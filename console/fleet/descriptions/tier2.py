@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from console.placement.topology import NODE_MEMORY_BYTES_MAX
 from kvss_agent.tier2.fronted import Writes
 from kvss_agent.tier2.settings import FrontSettings, Tier2Settings
 from telemetry.units import exact_size, parse_size
@@ -33,7 +34,7 @@ def _kind(text: str) -> str:
 
 def memory(text: str) -> str:
     """A size as it stands in what is read and compared: the same bytes are the same text."""
-    return exact_size(parse_size(text, low=1))
+    return exact_size(parse_size(text, low=1, high=NODE_MEMORY_BYTES_MAX))
 
 
 def _text(text: str) -> str:

@@ -28,7 +28,7 @@ from console.fleet.membership.facts import BrainFacts, DriverFacts, NicFacts, No
 from console.fleet.membership.joins import TokenIsUsedUp
 from console.fleet.models import NAME, JoinToken
 from console.fleet.rest.fleet import Name
-from console.placement.topology import NIC_WIO
+from console.placement.topology import NIC_WIO, NODE_MEMORY_BYTES_MAX
 from console.shell.request_context import note_known
 from kvss_agent.client.connection import Address
 from kvss_agent.security.certificates import Role
@@ -72,7 +72,7 @@ DataAddress = Annotated[
 Token = Annotated[str, StringConstraints(min_length=20, max_length=500, pattern=PRINTED)]
 Version = Annotated[str, StringConstraints(max_length=60, pattern=r"^[\x20-\x7e]*$")]
 Protocol = Annotated[int, Field(ge=0, le=32_000)]
-Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
+Bytes = Annotated[int, Field(ge=0, le=NODE_MEMORY_BYTES_MAX)]
 CertificateRequest = Annotated[
     str,
     StringConstraints(max_length=PEM_BYTES_MAX, pattern=r"^[\x20-\x7e\n]*$"),

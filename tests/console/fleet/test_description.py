@@ -134,6 +134,10 @@ def test_a_description_says_what_there_is() -> None:
             "stamps: {a: {leaves: {l: {}}, nodes: {n: {memory: much, nics: {e: {leaf: l}}}}}}",
             "nodes.n.memory: 'much' is not a size. Write 512MiB or 64GiB",
         ),
+        (
+            "stamps: {a: {leaves: {l: {}}, nodes: {n: {memory: 2PiB, nics: {e: {leaf: l}}}}}}",
+            "nodes.n.memory: '2PiB' is not from 1 B to 1 PiB",
+        ),
         ("stamps: {a: {leaves: {l: {}}, boxes: {b: {domains: []}}}}", "has 1 to 4 domains, this has 0"),
         (
             "stamps: {a: {leaves: {l: {}}, boxes: {b: {domains: [{wio: 0, leaves: [l]}]}}}}",

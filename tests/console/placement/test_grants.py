@@ -20,7 +20,7 @@ from console.placement.grants import (
 )
 from console.placement.planner import plan
 from console.placement.rules import Rules
-from console.placement.topology import Box, Domain, Fleet, Misconfigured, Nic, Node
+from console.placement.topology import Box, Domain, Fleet, Misconfigured, Nic, Node, State
 from tests.console.placement.worlds import EXAMPLES
 
 GIB = 1 << 30
@@ -57,6 +57,26 @@ def test_a_few_boxes_get_no_more_than_nodes_can_hold() -> None:
     wanted = streams(few, [session])
     assert 60 * GIB < max(stream.memory_bytes for stream in wanted) <= 64 * GIB
     assert not plan(few, wanted).unplaced
+
+
+@pytest.mark.parametrize("state", [State.DRAINING, State.MAINTENANCE, State.LOST])
+def test_a_large_node_that_has_to_be_left_makes_no_shard_larger_than_the_others_hold(
+    state: State,
+) -> None:
+    large = Node("large", (Nic("l1"), Nic("l2")), 512 * GIB, 16, state)
+    fleet = Fleet((*FLEET.nodes[:6], large), FLEET.boxes[:1])
+    wanted = streams(fleet, [Session("s1", (job("cs0"),))])
+    assert 60 * GIB < max(stream.memory_bytes for stream in wanted) <= 64 * GIB
+    assert not plan(fleet, wanted).unplaced
+    cordoned = replace(fleet, nodes=(*FLEET.nodes[:6], replace(large, state=State.CORDONED)))
+    assert max(one.memory_bytes for one in streams(cordoned, [Session("s1", (job("cs0"),))])) > 64 * GIB
+
+
+def test_where_every_node_has_to_be_left_the_share_is_as_before() -> None:
+    """It is not too small: it waits for a node."""
+    lost = replace(FLEET, nodes=tuple(replace(node, state=State.LOST) for node in FLEET.nodes))
+    session = Session("s1", (job("cs0"),))
+    assert streams(lost, [session]) == streams(FLEET, [session])
 
 
 def test_domains_with_more_wio_keep_more_of_a_token() -> None:
