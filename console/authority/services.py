@@ -26,7 +26,7 @@ from console.audit.services import Subject, record
 from console.authority.issuing import Signer, make_root
 from console.authority.models import Authority, State
 from console.fleet import services as fleet
-from console.fleet.membership.liveness import silent_since
+from console.fleet.membership.liveness import database_now, silent_since
 from console.fleet.models import Brain, Driver, Node
 from console.fleet.nodes import Impossible
 from console.placement.topology import State as Health
@@ -109,7 +109,7 @@ def following() -> Following:
     for it, either."""
     digest = bundle().digest
     nodes, drivers, brains = _with_key(Node), _with_key(Driver), _with_key(Brain)
-    off, since = Q(state=Health.LOST.value), silent_since(timezone.now())
+    off, since = Q(state=Health.LOST.value), silent_since(database_now())
     if since is not None:
         off |= Q(state=Health.MAINTENANCE.value, last_heartbeat_at__lt=since)
     alive = [

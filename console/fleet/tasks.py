@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from celery import shared_task
-from django.utils import timezone
 
 from console.fleet import cpu_guard, retired_stores
 from console.fleet.membership import liveness, telemetry_users
@@ -15,7 +14,7 @@ log = logging.getLogger(__name__)
 
 @shared_task
 def find_who_is_lost() -> None:
-    if lost := liveness.find_lost(timezone.now()):
+    if lost := liveness.find_lost(liveness.database_now()):
         log.warning("%d nodes and drivers are lost", lost)
 
 

@@ -8,6 +8,7 @@ import logging
 from celery import shared_task
 from django.utils import timezone
 
+from console.fleet.membership.liveness import database_now
 from console.sessions import holders
 from console.sessions.changes import replacements
 from console.sessions.steps import former_homes, redundancy
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @shared_task
 def replace_lost_nodes() -> None:
-    if begun := replacements.look(timezone.now()):
+    if begun := replacements.look(database_now()):
         log.warning("%d lost nodes are being replaced", begun)
 
 

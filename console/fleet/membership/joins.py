@@ -22,7 +22,7 @@ from console.accounts.principal import SYSTEM
 from console.audit.services import Subject, record
 from console.fleet.membership import tokens
 from console.fleet.membership.facts import BrainFacts, DriverFacts, NicFacts, NodeFacts
-from console.fleet.membership.liveness import has_gone_silent
+from console.fleet.membership.liveness import database_now, has_gone_silent
 from console.fleet.membership.versions import protocols_meet, skew
 from console.fleet.models import (
     Brain,
@@ -270,7 +270,7 @@ def _as_removed(gone: Removed) -> str:
 def _is_gone(joined: Process) -> bool:
     """Who is in maintenance never counts as lost; and that is when machines are made anew."""
     if isinstance(joined, Node) and joined.state == State.MAINTENANCE.value:
-        return has_gone_silent(joined.last_heartbeat_at, timezone.now())
+        return has_gone_silent(joined.last_heartbeat_at, database_now())
     return is_lost(joined)
 
 

@@ -2,6 +2,8 @@
 
 Whoever could not hear says nothing about who was silent. A break in listening, because no web process
 ran or because nobody looked, begins the time anew; so a console that was away finds its fleet as it was.
+
+Whoever looks does so by the clock of the database: workers look in turns, and theirs may differ.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from django.conf import settings
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Min
 
 from console.fleet.models import Brain, Driver, Node, Watch, topic
@@ -23,6 +25,15 @@ BREAK: Final = timedelta(seconds=20)  # longer between two looks, and nobody has
 # Who is in maintenance is expected to be silent.
 WATCHED: Final = [State.READY.value, State.CORDONED.value, State.DRAINING.value]
 AT_ONCE_MAX: Final = 500
+
+
+def database_now() -> datetime:
+    """The time as all who look have it."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        (now,) = cursor.fetchone()
+    found: datetime = now
+    return found
 
 
 def silent_since(now: datetime) -> datetime | None:

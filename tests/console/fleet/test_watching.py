@@ -114,6 +114,24 @@ def test_a_clock_that_is_set_back_delays_who_is_lost_by_no_more_than_the_time_to
     assert look(31, web_since=-6 * 3600) == 1
 
 
+@pytest.mark.parametrize("ahead", [-60, 60])
+def test_the_clock_of_who_looks_makes_no_difference(
+    world: World,
+    listening: None,
+    age_heartbeats: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    ahead: int,
+) -> None:
+    now = timezone.now()
+    hear(now, since=1000)
+    for age, state in ((0, "ready"), (31, "lost")):
+        age_heartbeats(age)
+        with monkeypatch.context() as worker:
+            worker.setattr(timezone, "now", lambda: now + timedelta(seconds=ahead))
+            tasks.find_who_is_lost()
+        assert refreshed(world.here).state == state
+
+
 def test_the_task_looks(world: World, listening: None, age_heartbeats: Callable[[float], None]) -> None:
     hear(timezone.now(), since=1000)
     age_heartbeats(60)
