@@ -104,6 +104,7 @@ class Plan:
     unplaced: tuple[Unplaced, ...]
     cost: Cost
     proven: bool  # no plan puts fewer WIO nowhere, over the spine, or over another port's leaf
+    stuck: tuple[Placed, ...] = ()  # running ones that can't become so: each waits for another's room
 
     @property
     def spine(self) -> tuple[Placed, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 from console.placement import exact, rounds, scarcity, windows
 from console.placement.grants import Stream
 from console.placement.loads import NOWHERE, Loads, Problem, cost, paths, put
-from console.placement.plan import Plan
+from console.placement.plan import Placed, Plan
 from console.placement.reasons import placed, unplaced
 from console.placement.topology import Fleet
 
@@ -30,7 +30,8 @@ def plan(fleet: Fleet, wanted: Iterable[Stream], running: Mapping[Stream, str] |
     `running`: what runs where, of these streams and all others; they are the same if their keys are.
     Others stay. Wanted streams that run stay too, at their new size, unless their node has no room for
     it, has to be left, or their path is not allowed any more; then they move. Room that a move leaves
-    counts as free, so whoever carries a plan out makes its moves before the rest.
+    counts as free, so whoever carries a plan out makes its moves before the rest; those that are `stuck`
+    wait for each other's room, since a stream takes both places while it moves.
     """
     streams = list(wanted)
     keys = {stream.key for stream in streams}
@@ -46,16 +47,42 @@ def plan(fleet: Fleet, wanted: Iterable[Stream], running: Mapping[Stream, str] |
     kept = {one for one, node in enumerate(places) if node != NOWHERE}
     movable = [one for one, node in enumerate(places) if node == NOWHERE]
     proven = _place(problem, loads, places, movable, before)
+    found = tuple(
+        placed(problem, loads, one, places[one], before[one], kept=one in kept)
+        for one in range(len(places))
+        if places[one] != NOWHERE
+    )
     return Plan(
-        tuple(
-            placed(problem, loads, one, places[one], before[one], kept=one in kept)
-            for one in range(len(places))
-            if places[one] != NOWHERE
-        ),
+        found,
         tuple(unplaced(problem, loads, one) for one in range(len(places)) if places[one] == NOWHERE),
         cost(problem, loads, places, before),
         proven,
+        _stuck(fleet, found, running or {}),
     )
+
+
+def _stuck(fleet: Fleet, found: Iterable[Placed], running: Mapping[Stream, str]) -> tuple[Placed, ...]:
+    """Those that run and are left over where each becomes what it is to be as soon as there is room."""
+    free = {node.name: node.memory_bytes for node in fleet.nodes}
+    has = {}
+    for stream, node in running.items():
+        free[node] -= stream.memory_bytes
+        has[stream.key] = stream.memory_bytes
+    left = [one for one in found if one.before is not None]
+    before = len(left) + 1
+    while before > len(left):
+        before, waiting = len(left), left
+        left = []
+        for one in waiting:
+            own = has[one.stream.key]
+            more = one.stream.memory_bytes - (0 if one.moves else own)
+            if more > max(0, free[one.node]):
+                left.append(one)
+                continue
+            free[one.node] -= more
+            if one.moves and one.before is not None:
+                free[one.before] += own
+    return tuple(left)
 
 
 def _keep(problem: Problem, loads: Loads, places: list[int], before: list[int]) -> None:

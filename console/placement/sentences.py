@@ -139,6 +139,17 @@ def plan(found: Plan) -> str:
     return f"Of {streams}, {', '.join(parts)}{moves}{proof}." if total else "Nothing is to be placed."
 
 
+def stuck(found: Plan) -> str:
+    """Why streams can't go where a plan has them. Without names of nodes."""
+    names = [one.stream.name for one in found.stuck[:NAMES_MAX]]
+    if (more := len(found.stuck) - NAMES_MAX) > 0:
+        names.append(f"{more} more")
+    return (
+        f"{', '.join(names)} wait for each other's memory: a stream takes both places while it moves, "
+        "and there is no room for that. Move one of them to a node with room first, or add memory."
+    )
+
+
 def restore_rails(found: RailsPlan) -> str:
     if not found.left and not found.moves:
         return "Everything is on rails."

@@ -158,8 +158,8 @@ def propose(snapshot: Snapshot, spec: SessionSpec) -> Proposal:
     """Where the streams of its jobs go; those that run stay where they may.
 
     Jobs whose streams somebody else changes are left out: they become what that one wants. Raises
-    Misconfigured; and CannotPlan while there is no memory at all, or where such a job would have to
-    become something else.
+    Misconfigured; and CannotPlan while there is no memory at all, where such a job would have to become
+    something else, or where streams would wait for each other's room for ever.
     """
     if not snapshot.fleet.memory_bytes:
         raise CannotPlan(
@@ -177,6 +177,8 @@ def propose(snapshot: Snapshot, spec: SessionSpec) -> Proposal:
         if not _is_left_to_others(snapshot, spec, one)
     ]
     found = plan(snapshot.fleet, wanted, snapshot.running)
+    if found.stuck:
+        raise CannotPlan(Cause.WAITING_FOR_CAPACITY, sentences.stuck(found))
     streams = _Streams(snapshot, session)
     rows = [streams.planned(one.stream, one) for one in found.placed]
     rows += [streams.planned(one.stream, one) for one in found.unplaced]

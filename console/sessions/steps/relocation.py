@@ -127,7 +127,7 @@ def _settle(operation: Operation, total: int) -> Outcome:
     changes = _Changes()
     begun = [stream for stream in streams if stream.phase != Phase.SETTLED]
     waits = [reason for stream in begun if (reason := _advance(stream, facts, changes))]
-    _start(operation, facts, changes)
+    waits += _start(operation, facts, changes)
     if changes.nodes:  # a move has begun or ended, so others may be faster or slower than they were
         changes.nodes |= before | Budgets().nodes
     changes.publish(operation.sentence)
@@ -157,12 +157,13 @@ def _facts(streams: Sequence[Stream]) -> Observations:
     return Observations(nodes, drivers)
 
 
-def _start(operation: Operation, facts: Observations, changes: _Changes) -> None:
-    """Begin with those whose next place has room by now, as far as documents go."""
+def _start(operation: Operation, facts: Observations, changes: _Changes) -> list[str]:
+    """Begin with those whose next place has room by now, as far as documents go. Why others wait."""
     streams = list(of_operation(operation))
     moving = sum(stream.phase in (Phase.MAKING, Phase.MOVING) for stream in streams)
     nodes = {stream.next_node for stream in streams if stream.next_node is not None}
     rooms = {node.pk: node.memory_bytes - published_bytes(node) for node in nodes}
+    waits = []
     # Who gives room back comes first.
     for stream in sorted(streams, key=_more_bytes):
         node = stream.next_node
@@ -170,18 +171,23 @@ def _start(operation: Operation, facts: Observations, changes: _Changes) -> None
             continue
         in_place = stream.next_node_id == stream.node_id
         more = _more_bytes(stream)
-        if more > max(0, rooms[node.pk]) or (not in_place and moving >= MOVES_AT_ONCE_MAX):
+        if more > max(0, rooms[node.pk]):
+            waits.append(f"{node.name} has no room for {stream.name} yet.")
+            continue
+        if not in_place and moving >= MOVES_AT_ONCE_MAX:
             continue
         if not in_place:
             count_from = _count_from(stream, facts)
             if count_from is None:
-                continue  # its driver can't be asked just now
+                waits.append(f"Driver {stream.job.driver.name} does not answer.")
+                continue
             stream.next_count_from = count_from
             moving += 1
         stream.phase = Phase.SIZING if in_place else Phase.MAKING
         stream.save()
         rooms[node.pk] -= more
         changes.nodes.add(node.name)
+    return waits
 
 
 def _more_bytes(stream: Stream) -> int:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from console.placement import exact, planner, windows
+from console.placement import exact, planner, sentences, windows
 from console.placement.grants import Stream
 from console.placement.loads import NOWHERE, Problem, cost
 from console.placement.plan import Cost, Placed, Plan, Reason, Unplaced
@@ -418,6 +418,24 @@ def test_a_node_with_more_than_it_may_have_gets_nothing_and_harms_nobody(exact_p
     assert [one.node for one in found.placed] == ["far"]
     assert len(found.unplaced) == 1
     assert restore_rails(fleet, {**running, wanted[0]: "far"}).moves == ()
+
+
+def test_streams_that_would_have_to_change_places_at_once_are_stuck() -> None:
+    fleet = two_leaves(node("one", "l1", memory=100), node("two", "l2", memory=100))
+    here, there = (stream("cs1", domain, memory=80, limit=LIMITS[2]) for domain in (0, 1))
+    found = plan(fleet, [here, there], {here: "two", there: "one"})
+    assert [(one.stream, one.node) for one in found.stuck] == [(here, "one"), (there, "two")]
+    assert "wait for each other's memory" in sentences.stuck(found)
+    larger = two_leaves(node("one", "l1", memory=160), node("two", "l2", memory=100))
+    found = plan(larger, [here, there], {here: "two", there: "one"})
+    assert (len(found.placed), found.cost.moves, found.stuck) == (2, 2, ())
+
+
+def test_a_stream_that_grows_into_the_room_of_one_that_moves_is_not_stuck() -> None:
+    fleet = two_leaves(node("one", "l1", memory=100), node("two", "l1", memory=100))
+    grows, moves = stream("cs1", memory=40, group="a"), stream("cs1", memory=60, group="b")
+    found = plan(fleet, [replace(grows, memory_bytes=90), moves], {grows: "one", moves: "one"})
+    assert (len(found.placed), found.cost.moves, found.stuck) == (2, 1, ())
 
 
 def test_contradictions_are_refused() -> None:

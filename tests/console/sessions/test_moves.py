@@ -1,0 +1,71 @@
+"""What streams wait for before they move, and moves that could never begin."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import transaction
+
+from console.fleet.models import Box, Node
+from console.operations.models import Operation
+from console.placement.rules import Cause
+from console.sessions import services
+from console.sessions.changes import drains, moves
+from console.sessions.models import Session, SessionBox, Stream
+from console.sessions.plans.proposals import CannotPlan
+from tests.conftest import People
+from tests.console.operations.runs import run
+from tests.console.sessions.fleets import make_across, make_driver, make_fleet, run_job
+from tests.console.sessions.requests import resize, set_rules
+
+pytestmark = pytest.mark.django_db
+
+
+def restore_rails(people: People) -> Operation:
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        return moves.restore_rails(admin, services.for_change(admin, "chat"))
+
+
+def test_a_move_whose_driver_does_not_answer_says_so(people: People) -> None:
+    make_across(people.acme)
+    operation = run(restore_rails(people))
+    assert operation.message == "0 of 1 streams are in place. Driver job7 does not answer."
+
+
+def test_a_move_to_a_node_that_has_no_room_any_more_says_so(people: People) -> None:
+    make_across(people.acme)
+    operation = restore_rails(people)
+    Node.objects.filter(name="ax2").update(memory_bytes=1)
+    stream = Stream.objects.get(index=1)
+    assert run(operation).message == (
+        f"0 of 1 streams are in place. ax2 has no room for {stream.name} yet."
+    )
+
+
+def test_a_drain_whose_driver_does_not_answer_says_so(people: People) -> None:
+    make_across(people.acme)
+    operation = run(run(drains.drain(people.principal("platform_admin"), "ax4")))
+    assert operation.message == "0 of 1 streams are in place. Driver job7 does not answer."
+
+
+def test_a_resize_that_would_have_streams_change_places_between_full_nodes_is_refused(
+    people: People,
+) -> None:
+    """Each needs room on the other's node while it moves: it would wait for ever."""
+    make_fleet(boxes=1)
+    Node.objects.exclude(name__in=["ax1", "ax2"]).update(state="cordoned")
+    session = Session.objects.create(
+        name="chat", org=people.acme, boxes_desired=1, boxes_min=1, boxes_increment=1
+    )
+    SessionBox.objects.create(session=session, box=Box.objects.get(name="cs1"), ready=True)
+    model = {"name": "llama", "groups": [{"name": "full", "bytes_per_token": [192, 192]}]}
+    run_job(people, make_driver("job7", model))
+    one, other = Stream.objects.order_by("index")
+    one.node, other.node = other.node, one.node
+    for stream in (one, other):
+        stream.save()
+    set_rules(people, path="require_rail")
+    with pytest.raises(CannotPlan, match="wait for each other's memory") as refused:
+        resize(people, 1)
+    assert refused.value.cause is Cause.WAITING_FOR_CAPACITY
+    assert "ax" not in refused.value.sentence, "everybody may read it"
