@@ -114,12 +114,15 @@ def get_operation(request: SignedInRequest, operation_id: OperationId) -> Operat
     return without_places(request.principal, services.get_operation(request.principal, operation_id))
 
 
-@router.delete("/operations/{operation_id}", response=answers(OperationOut, 404, status=202))
+@router.delete("/operations/{operation_id}", response=answers(OperationOut, 404, 409, status=202))
 def cancel_operation(
     request: SignedInRequest, response: HttpResponse, operation_id: OperationId
 ) -> Status[Operation]:
     """Cancel an operation and roll it back."""
-    operation = services.cancel(request.principal, operation_id)
+    try:
+        operation = services.cancel(request.principal, operation_id)
+    except services.CannotCancel as error:
+        raise ApiError("Conflict", str(error)) from None
     response["Location"] = address_of(operation)
     return Status(202, without_places(request.principal, operation))
 

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 ADVANCE: Final = "console.operations.tasks.advance_operation"  # by its name, for it imports this module
 
 TAKEN_FOR_LOST: Final = timedelta(seconds=15)  # an advance that began so long ago and said nothing
+UNKNOWN_FOR: Final = timedelta(seconds=10)  # then a worker of another version may have it
 AHEAD: Final = timedelta(hours=1)  # nothing waits that long: a clock was ahead when this was written
 SWEEP_MAX: Final = 200
 KEPT: Final = timedelta(days=90)
@@ -47,6 +48,10 @@ class Busy(Exception):
     def __init__(self, operation: Operation) -> None:
         super().__init__(f"“{operation.sentence}” is not done yet. Wait for it, or cancel it.")
         self.operation = operation
+
+
+class CannotCancel(Exception):
+    """It is stuck: there is no way back that it could take by itself."""
 
 
 class CannotRetry(Exception):
@@ -187,8 +192,13 @@ def can_go_back(operation: Operation) -> bool:
 
 @transaction.atomic
 def cancel(principal: Principal, operation_id: UUID, reason: str = "") -> Operation:
-    """Have it go back to where it was. Again, or when it has ended, it changes nothing."""
+    """Have it go back to where it was. Again, or when it has ended, it changes nothing.
+
+    Raises CannotCancel where it is stuck.
+    """
     operation = _for_change(principal, operation_id)
+    if operation.state == State.STUCK:
+        raise CannotCancel("It is stuck: retry it.")
     if operation.done or operation.cancel_requested:
         return operation
     operation.cancel_requested = True
@@ -298,10 +308,18 @@ def _outcome(doing: Doing, operation: Operation) -> Outcome:
 
 
 def _begin(operation_id: UUID) -> bool:
-    """Count the attempt where even the death of this process can't take it back."""
+    """Count the attempt where even the death of this process can't take it back.
+
+    What this version does not know is left to a worker of the one that does: it is not worn out.
+    """
     with transaction.atomic():
         operation = _locked(operation_id)
         if operation is None:
+            return False
+        if not is_known(operation.kind):
+            log.warning("%s is of the kind %s, which is not known here", operation.pk, operation.kind)
+            operation.wake_at = timezone.now() + UNKNOWN_FOR
+            operation.save(update_fields=["wake_at"])
             return False
         operation.attempts += 1
         operation.wake_at = timezone.now() + TAKEN_FOR_LOST

@@ -67,11 +67,12 @@ def _actions(request: SignedInRequest, operation: Operation) -> dict[str, bool]:
 
 @post_page
 def cancel(request: SignedInRequest, operation_id: UUID) -> HttpResponse:
-    operation = services.cancel(request.principal, operation_id)
-    if operation.done:
-        messages.info(request, "The operation had already ended.")
-    else:
-        messages.success(request, "Cancellation requested.")
+    with Telling(request, services.CannotCancel):
+        operation = services.cancel(request.principal, operation_id)
+        if operation.done:
+            messages.info(request, "The operation had already ended.")
+        else:
+            messages.success(request, "Cancellation requested.")
     return redirect("operation", operation_id)
 
 

@@ -3,6 +3,7 @@ be called again and again: it does the next thing that can be done now."""
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -42,7 +43,8 @@ def release(workload: Workload) -> bool:
     reason = f"Workload {workload.name} is being deleted."
     if running := running_on(of_session(session.name)):
         if not session.deleting:
-            operations.cancel(SYSTEM, running.pk, reason)
+            with contextlib.suppress(operations.CannotCancel):  # a person has to look at it
+                operations.cancel(SYSTEM, running.pk, reason)
     elif not session.deleting:
         sizes.delete(
             SYSTEM,

@@ -7,6 +7,7 @@ Whatever it was doing when it was killed, the next leader sees what has been don
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import logging
 import math
@@ -673,7 +674,8 @@ def _cancel_job(loaded: Loaded, home: Home) -> None:
     running = operations.running_on(of_job(workload.session.name, name))
     if running is not None and running.kind == store.START_JOB:
         why = f"Workload {workload.name} has no instance for it any more."
-        operations.cancel(SYSTEM, running.pk, why)
+        with contextlib.suppress(operations.CannotCancel):  # a person has to look at it
+            operations.cancel(SYSTEM, running.pk, why)
 
 
 def _end_job(loaded: Loaded, home: Home) -> None:

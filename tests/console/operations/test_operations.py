@@ -71,6 +71,34 @@ def test_what_fails_on_the_way_back_holds_its_target_until_a_person_tries_again(
 
 
 @pytest.mark.django_db
+def test_what_is_stuck_is_not_cancelled(
+    people: People, api_of: Callable[..., Client], browser_of: Callable[..., Client]
+) -> None:
+    operation = run(start("tests.no-way-back"))
+    answer = api_of(people.platform_admin).delete(f"/api/v1/operations/{operation.pk}")
+    assert (answer.status_code, answer.json()["detail"]) == (409, "It is stuck: retry it.")
+    page = browser_of(people.platform_admin).post(f"/operations/{operation.pk}/cancel/", follow=True)
+    assert "It is stuck: retry it." in page.content.decode()
+    operation.refresh_from_db()
+    assert not operation.cancel_requested
+    assert not Event.objects.filter(kind="operation.cancel").exists()
+
+
+@pytest.mark.django_db
+def test_a_worker_of_another_version_wears_out_nothing_that_it_does_not_know() -> None:
+    operation = run(start("tests.waits"))
+    Operation.objects.filter(pk=operation.pk).update(kind="future.kind")
+    for _ in range(core.ATTEMPTS_MAX + 1):
+        assert not services.advance(operation.pk)
+    operation.refresh_from_db()
+    assert (operation.state, operation.attempts) == (State.RUNNING, 0)
+    assert services.take_due(timezone.now()) == []
+    assert services.take_due(timezone.now() + services.UNKNOWN_FOR) == [operation.pk]
+    Operation.objects.filter(pk=operation.pk).update(kind="tests.waits", plan={"go on": True})
+    assert run(operation).state == State.SUCCEEDED
+
+
+@pytest.mark.django_db
 def test_cancelling_goes_back_and_doing_so_again_changes_nothing(people: People) -> None:
     operation = run(start("tests.waits"))
     assert (operation.message, operation.percent) == ("It waits.", 37)
