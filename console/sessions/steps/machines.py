@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import Any, Final
 
+from django.core.exceptions import ValidationError
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
@@ -38,6 +40,9 @@ AS_LONG_AS_ASKED: Final = timedelta(seconds=WAIT_SECONDS_MAX + 60)
 COPYING: Final = timedelta(minutes=30)
 TAKEN_BACK: Final = "taken back"  # the note of an operation that has nothing reserved any more
 TOLD: Final = timedelta(minutes=5)
+ORGS: Final = "orgs"  # the note of which orgs its driver served, and which it was given
+
+log = logging.getLogger(__name__)
 
 
 def _session(operation: Operation) -> Session:
@@ -190,7 +195,9 @@ def take_job(operation: Operation, session: Session, driver: Driver, proposal: P
     said = operation.plan.get("orgs", driver_orgs.ALL)  # of an earlier version: all
     if operation.actor_id is None:  # nobody's but the workload's, which may be for others since it waits
         said = orgs_said(session) or said
-    driver_orgs.set_orgs(SYSTEM, driver, driver_orgs.from_slugs(said), reason=f"{operation.sentence}.")
+    orgs = driver_orgs.from_slugs(said)
+    before = driver_orgs.set_orgs(SYSTEM, driver, orgs, reason=f"{operation.sentence}.").plan.before
+    operation.notes[ORGS] = {"before": driver_orgs.slugs(before), "given": driver_orgs.slugs(orgs)}
     waiting.end(session, operation)
     operation.notes[waiting.PLACED] = True
     send_all(operation, session, [one for one in proposal.streams if one.changes])
@@ -214,8 +221,21 @@ def _unmake_job(operation: Operation) -> Outcome:
     if (job := _job(operation)) is not None:
         nodes, named = nodes_of([job]), documents_of(job.driver.name)
         job.delete()
+        _return_orgs(operation, job.driver)
         tell(nodes, named | holders.reconcile(timezone.now()), operation.sentence)
     return Waiting("Its streams are removed.", seconds=0)
+
+
+def _return_orgs(operation: Operation, driver: Driver) -> None:
+    """Let it serve those that it served before its job, unless somebody has said otherwise since."""
+    noted = operation.notes.get(ORGS)  # none where an earlier version began
+    if noted is None or driver_orgs.slugs(driver_orgs.orgs_of(driver)) != noted["given"]:
+        return
+    orgs = driver_orgs.from_slugs(noted["before"])
+    try:
+        driver_orgs.set_orgs(SYSTEM, driver, orgs, reason=f"{operation.sentence}: undone.")
+    except ValidationError as error:  # too many to take off at once: for a person, in steps
+        log.warning("Driver %s keeps the orgs of a job that was undone: %s", driver.name, error)
 
 
 def _tell_driver(operation: Operation) -> Outcome:

@@ -23,6 +23,8 @@ from console.control.documents import Compiler
 from console.control.models import Change, Target
 from console.fleet.models import Driver, Node
 from console.fleet.services import for_change, visible_drivers
+from console.operations import services as operations
+from console.operations.core import State
 from console.operations.models import Operation
 from console.orgs.models import Membership, Org
 from console.policies import org_keys
@@ -230,6 +232,29 @@ def test_a_job_lets_its_driver_serve_what_was_said(people: People) -> None:
 
 
 # REST and pages
+
+
+def test_a_job_that_is_taken_back_leaves_its_driver_with_the_orgs_from_before(people: People) -> None:
+    make_fleet()
+    driver = make_driver("job7")
+    put(people, [])
+    run(create(people, boxes=2))
+    admin = people.principal("platform_admin")
+
+    def start() -> Operation:
+        with transaction.atomic():
+            return jobs.start_job(admin, session_for_change(admin, "chat"), "serve", driver)
+
+    starting = start()
+    assert driver_orgs.orgs_of(driver) == [people.acme]
+    operations.cancel(admin, starting.pk)
+    assert run(starting).state == State.CANCELLED
+    assert driver_orgs.orgs_of(driver) == []
+    starting = start()
+    put(people, [people.acme, people.globex])
+    operations.cancel(admin, starting.pk)
+    assert run(starting).state == State.CANCELLED
+    assert driver_orgs.orgs_of(driver) == [people.acme, people.globex], "somebody has said so since"
 
 
 def test_orgs_are_read_planned_and_set_over_rest(
