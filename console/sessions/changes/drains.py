@@ -32,6 +32,7 @@ PLAN_AGAIN_SECONDS: Final = 5.0
 LEAVING: Final = timedelta(hours=6)
 BY_A_PERSON: Final = timedelta(days=1)
 REPAIRING: Final = timedelta(days=1)
+SENT: Final = "sent"  # the note of the streams that it has sent to other nodes
 
 
 @transaction.atomic
@@ -186,6 +187,7 @@ def _send_away(operation: Operation, node: Node) -> str:
     for stream, at in placed:
         why = sentences.why(at.refused, at)
         send_to(stream, Place.at(nodes[at.node], stream.slots, at.route, why), operation)
+    operation.notes[SENT] = [*operation.notes.get(SENT, ()), *(stream.pk for stream, _ in placed)]
     return sentences.unplaced(unplaced[0]) if unplaced else ""
 
 
@@ -203,7 +205,10 @@ class Drain(Machine):
 
     @staticmethod
     def response(operation: Operation) -> dict[str, Any]:
-        return {"node": operation.plan["node"], "moved": operation.notes.get("total", 0)}
+        name, sent = operation.plan["node"], operation.notes.get(SENT, ())
+        # Others have ended with their job on the way.
+        moved = Stream.objects.filter(pk__in=sent).exclude(node__name=name).count()
+        return {"node": name, "moved": moved}
 
 
 def _rest(operation: Operation) -> Outcome:

@@ -63,6 +63,7 @@ PARTS: Final = (1.0, 0.75, 0.5, 0.25)  # of its slots that a stream gets, the fi
 MISSED: Final = 4 / 3  # of the time between heartbeats: then one is missing
 SENTENCE_MAX: Final = 500
 PLAN_AGAIN_SECONDS: Final = 10.0  # where there was no place
+LEAVING: Final = "leaving"  # the note of the streams that are to be on other nodes in the end
 _RELATED: Final = ("job__session__org", "job__driver", "box", "node", "next_node", "operation")
 
 
@@ -236,6 +237,7 @@ def _start(
     told = _place_all(operation, session, streams, dict.fromkeys(unreachable, State.LOST))
     operation.plan["streams"] = told
     operation.notes["total"] = len(told)
+    operation.notes[LEAVING] = [stream.pk for stream in relocation.of_operation(operation)]
     operation.save(update_fields=["plan", "notes"])
     Session.objects.filter(pk=session.pk).update(version=F("version") + 1)
     topics = of_session(session.name), of_source("agent", node.name)
@@ -371,26 +373,39 @@ def _move(operation: Operation) -> Outcome:
     notes = operation.notes
     notes["returned"] = notes.get("returned", 0) + len(returned)
     notes["stranded"] = notes.get("stranded", 0) + len(stranded)
+    staying = {stream.pk for stream in (*returned, *stranded)}
+    leaving = notes[LEAVING] = [pk for pk in notes.get(LEAVING, ()) if pk not in staying]
     outcome = relocation.settle(operation)
-    return Done(_said(operation)) if isinstance(outcome, Done) else outcome
+    if not isinstance(outcome, Done):
+        return outcome
+    notes["ended"] = len(leaving) - Stream.objects.filter(pk__in=leaving).count()
+    return Done(_said(operation))
 
 
 def _said(operation: Operation) -> str:
     node, returned = operation.plan["node"], operation.notes["returned"]
+    ended = operation.notes["ended"]
     moved = _moved(operation)
     parts = [f"{_streams_are(moved)} on other nodes."] if moved else []
     if returned:
         parts.append(f"{node} is back: {_streams_are(returned)} still there, with their memory.")
+    if ended:
+        parts.append(f"The job of {_counted(ended)} has ended.")
     return " ".join([*parts, operation.plan["why"]] if moved else parts)
 
 
+def _counted(count: int) -> str:
+    return "1 stream" if count == 1 else f"{count} streams"
+
+
 def _streams_are(count: int) -> str:
-    return "1 stream is" if count == 1 else f"{count} streams are"
+    return f"{_counted(count)} {'is' if count == 1 else 'are'}"
 
 
 def _moved(operation: Operation) -> int:
     notes = operation.notes
-    return int(notes["total"] - notes.get("returned", 0) - notes.get("stranded", 0))
+    not_moved = (notes.get(why, 0) for why in ("returned", "stranded", "ended"))
+    return int(notes["total"] - sum(not_moved))
 
 
 @machine(KIND)

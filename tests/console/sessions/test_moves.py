@@ -14,7 +14,8 @@ from console.sessions.models import Session, SessionBox, Stream
 from console.sessions.plans.proposals import CannotPlan
 from tests.conftest import People
 from tests.console.operations.runs import run
-from tests.console.sessions.fleets import make_across, make_driver, make_fleet, run_job
+from tests.console.sessions.fleets import arrive, make_across, make_driver, make_fleet, run_job
+from tests.console.sessions.obeying import obeying
 from tests.console.sessions.requests import resize, set_rules
 
 pytestmark = pytest.mark.django_db
@@ -46,6 +47,19 @@ def test_a_drain_whose_driver_does_not_answer_says_so(people: People) -> None:
     make_across(people.acme)
     operation = run(run(drains.drain(people.principal("platform_admin"), "ax4")))
     assert operation.message == "0 of 1 streams are in place. Driver job7 does not answer."
+
+
+def test_a_drain_has_moved_what_is_elsewhere_and_not_what_has_ended(people: People) -> None:
+    make_across(people.acme)
+    admin = people.principal("platform_admin")
+    operation = run(drains.drain(admin, "ax1"))
+    assert operation.message == "2 streams are left to move."
+    Stream.objects.get(index=0).delete()
+    arrive(operation)
+    with obeying():
+        operation = run(operation)
+    assert operation.state == "succeeded", operation.message
+    assert operation.response == {"node": "ax1", "moved": 1}
 
 
 def test_a_resize_that_would_have_streams_change_places_between_full_nodes_is_refused(

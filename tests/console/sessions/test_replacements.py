@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
@@ -21,7 +22,8 @@ from console.fleet.models import Box, Node, Watch
 from console.operations import services as operations
 from console.operations.models import Operation
 from console.placement.topology import Tier
-from console.sessions.changes import replacements
+from console.sessions import services
+from console.sessions.changes import jobs, replacements
 from console.sessions.changes.replacements import KIND
 from console.sessions.models import Job, Loss, Phase, RuleSet, Session, SessionBox, Stream
 from telemetry.models import Event
@@ -205,6 +207,22 @@ def test_a_stream_that_its_driver_has_back_stays_with_its_memory(chat: Session, 
     assert operation.message == "ax2 is back: 1 stream is still there, with their memory."
     stream = Stream.objects.get(index=1)
     assert (stream.node.name, stream.next_node, stream.phase) == ("ax2", None, Phase.SETTLED)
+    look(30)
+    assert not Loss.objects.exists()
+
+
+def test_a_stream_whose_job_ends_meanwhile_has_not_moved(
+    people: People, chat: Session, driver: Answers
+) -> None:
+    assert lost_for_long(driver, 1) == 1
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        ending = jobs.end_job(admin, services.for_change(admin, "chat"), "serve")
+    operations.advance(ending.pk)
+    operation = run(Operation.objects.get(kind=KIND))
+    assert (operation.state, operation.message) == ("succeeded", "The job of 1 stream has ended.")
+    assert operation.response is not None
+    assert operation.response["moved"] == 0
     look(30)
     assert not Loss.objects.exists()
 
