@@ -514,8 +514,9 @@ def forget(kind: str, name: str) -> None:
 
 def _forget_who_is_gone() -> None:
     for kind in Kind.values:
-        names = list(_joined(kind).values_list("name", flat=True))
-        Target.objects.filter(kind=kind, generation__gt=0).exclude(name__in=names).delete()
+        # In one statement: who joins meanwhile is not gone.
+        joined = _joined(kind).values("name")
+        Target.objects.filter(kind=kind, generation__gt=0).exclude(name__in=joined).delete()
 
 
 def forget_old_changes(now: datetime) -> int:

@@ -20,9 +20,9 @@ from telemetry.topics import FLEET
 BY_PEOPLE: Final = (State.READY, State.CORDONED)
 
 
-def topic(box: Box) -> str:
-    """What operations on it have as their target."""
-    return f"box:{box.name}"
+def topic(name: str) -> str:
+    """What operations on a box have as their target."""
+    return f"box:{name}"
 
 
 def snapshot(box: Box) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def set_state(
     before = snapshot(box)
     if before == {"state": state.value, "reason": reason}:
         return box
-    at_work = running_on(topic(box))
+    at_work = running_on(topic(box.name))
     if at_work is not None and at_work != operation:
         raise Busy(at_work)
     box.state, box.state_reason = state.value, reason

@@ -22,7 +22,7 @@ from console.audit.diff import changes
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, Subject, record, undoable
 from console.control import services as control
-from console.fleet import retired_stores, services
+from console.fleet import boxes, retired_stores, services
 from console.fleet.descriptions import document, rows, tier2
 from console.fleet.descriptions.document import BOX, KINDS, LEAF, LINK, NODE, STAMP, Thing, Things
 from console.fleet.insight import activity
@@ -31,7 +31,7 @@ from console.fleet.nodes import Impossible, streams_on, tell_listeners
 from console.operations.services import Busy
 from console.placement.topology import State
 from telemetry.events import note
-from telemetry.topics import FLEET
+from telemetry.topics import FLEET, of_source
 from telemetry.units import exact_size
 
 
@@ -165,8 +165,10 @@ def _refused(before: Things, after: Things, differs: Iterable[Thing]) -> dict[Th
         found[BOX, name] = f"It is of session {session}. Shrink or delete that first."
     for name, why in retired_stores.refusals(*_tiers2(before, after, differs)).items():
         found[NODE, name] = why
-    for name, operation in activity.operations_on({name for kind, name in gone if kind == NODE}).items():
-        found[NODE, name] = str(Busy(operation))
+    topics = {of_source("agent", name): (NODE, name) for kind, name in gone if kind == NODE}
+    topics |= {boxes.topic(name): (BOX, name) for kind, name in gone if kind == BOX}
+    for topic, operation in activity.operations_on(topics).items():
+        found[topics[topic]] = str(Busy(operation))
     return found
 
 

@@ -22,7 +22,6 @@ from console.placement.topology import Tier
 from console.sessions.fragments import AllFragments
 from console.sessions.models import Loss, SessionBox, Stream, StreamRedundancy
 from console.sessions.plans.losses import Verdict
-from telemetry.topics import of_source
 
 SHOWN_MAX: Final = 100
 TIERS: Final = {Tier.RAIL: ("ok", "rail"), Tier.LEAF: ("warn", "leaf"), Tier.SPINE: ("bad", "spine")}
@@ -118,7 +117,7 @@ def on_box(box: Box) -> BoxActivity:
     streams, left_out = _first(Stream.objects.filter(box=box).order_by("domain", "pk"))
     held = SessionBox.objects.filter(box=box).select_related("session")
     held_box = held.prefetch_related("jobs__job__driver").first()
-    return BoxActivity(streams, left_out, held_box, running_on(topic_of_box(box)))
+    return BoxActivity(streams, left_out, held_box, running_on(topic_of_box(box.name)))
 
 
 def _first(found: QuerySet[Stream]) -> tuple[list[StreamRow], int]:
@@ -135,11 +134,9 @@ def sessions_of(boxes: Collection[str]) -> dict[str, str]:
     return dict(held.values_list("box__name", "session__name"))
 
 
-def operations_on(nodes: Collection[str]) -> dict[str, Operation]:
-    """By node what works on it now."""
-    topics = {of_source("agent", name): name for name in nodes}
-    at_work = Operation.objects.filter(target__in=topics, done=False)
-    return {topics[operation.target]: operation for operation in at_work}
+def operations_on(topics: Collection[str]) -> dict[str, Operation]:
+    """By topic what works on it now."""
+    return {one.target: one for one in Operation.objects.filter(target__in=topics, done=False)}
 
 
 def target_of(kind: str, name: str) -> Target | None:

@@ -38,7 +38,7 @@ def drain(principal: Principal, name: str, *, reason: str = "") -> Operation:
     box = for_change(principal, visible_boxes, name, Role.ON_CALL)
     before = boxes.snapshot(box)
     operation = operations.start(
-        principal, "box.drain", boxes.topic(box), f"Drain box {name}", plan={"box": name}, before=before
+        principal, "box.drain", boxes.topic(name), f"Drain box {name}", plan={"box": name}, before=before
     )
     record(
         principal,

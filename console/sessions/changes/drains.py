@@ -230,7 +230,10 @@ def _upgraded(operation: Operation) -> Outcome:
     return Waiting(f"Install {target} on {node.name} and start its agent: it runs {before}.")
 
 
-def _ready(operation: Operation) -> Outcome:
+def _in_service(operation: Operation) -> Outcome:
+    """It takes new streams, unless somebody had cordoned it: an upgrade says nothing against that."""
+    if operation.before["state"] == State.CORDONED.value:
+        return _as_before(operation)
     return _be(operation, State.READY, "")
 
 
@@ -241,7 +244,7 @@ class Upgrade(Machine):
         Step("leave", "Move its streams to other nodes", _leave, relocation.stay, patience=LEAVING),
         Step("rest", "Put it in maintenance", _rest, patience=REPAIRING),
         Step("upgrade", "Wait for the upgraded agent", _upgraded, patience=BY_A_PERSON),
-        Step("ready", "Return it to service", _ready),
+        Step("ready", "Return it to service", _in_service),
     )
 
     @staticmethod

@@ -29,7 +29,7 @@ from console.fleet.descriptions.document import Things, Wrong, dump, parse
 from console.fleet.models import Box, Leaf, Nic, Node, SpineLink, Stamp
 from console.fleet.nodes import Impossible
 from console.operations import services as operations
-from console.sessions.changes import drains
+from console.sessions.changes import box_drains, drains
 from console.sessions.models import Session, SessionBox
 from telemetry.models import Event
 from tests.conftest import People
@@ -447,6 +447,13 @@ def test_what_a_session_needs_is_not_removed(world: World) -> None:
     with pytest.raises(Impossible, match=told):
         apply(SYSTEM, without)
     assert current() == before
+
+
+def test_a_box_that_is_being_drained_is_not_removed(world: World) -> None:
+    box_drains.drain(SYSTEM, "cs-1")
+    without = dump({thing: said for thing, said in current().items() if thing != ("box", "cs-1")})
+    with pytest.raises(Impossible, match="“Drain box cs-1” is not done yet"):
+        apply(SYSTEM, without)
 
 
 def test_a_node_that_is_being_upgraded_is_not_removed(world: World) -> None:

@@ -186,6 +186,16 @@ def test_an_upgraded_node_keeps_its_fragments_and_the_next_one_waits(
     assert state("n1") == "maintenance"
 
 
+def test_a_cordoned_node_is_cordoned_again_when_it_is_upgraded(fleet: None, people: People) -> None:
+    Node.objects.filter(name="n4").update(state="cordoned", state_reason="loud fan")
+    upgraded = run(drains.upgrade(people.principal("platform_on_call"), "n4", version="2.0"))
+    assert state("n4") == "maintenance"
+    Node.objects.filter(name="n4").update(software_version="2.0")
+    assert run(upgraded).state == "succeeded"
+    node = Node.objects.get(name="n4")
+    assert (node.state, node.state_reason) == ("cordoned", "loud fan")
+
+
 def test_a_node_that_is_upgraded_may_be_away_for_longer_than_a_lost_one_but_not_for_ever(
     fleet: None, people: People
 ) -> None:
