@@ -38,6 +38,7 @@ from telemetry.units import duration
 SLOTS_METADATA: Final = 250_000
 SLOTS_BYTES: Final = 4_096
 WAIT_SECONDS: Final = 1.0
+INTERRUPTED: Final = 130
 WIDTH: Final = 100  # of tables that nobody looks at in a terminal
 DESCRIPTION: Final = """\
 Serve the requests of a trace through an emulated engine, and say what the cache did: hit rates, reasons
@@ -68,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (Unusable, Malformed, fleet.NoAgent) as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    except KeyboardInterrupt:  # before the first request, or again at the end
+        return INTERRUPTED
     return 0
 
 

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from kvss_agent.process.durable_file import write_durably
+from telemetry import leash
 from telemetry.decoder import Malformed, decode
 from workload_manager.engines.base import Launch
 from workload_manager.listeners import listeners
@@ -29,7 +30,7 @@ MARK: Final = (
 )
 FOLDER: Final = "TIDEGATE_FOLDER"
 STARTED: Final = "engine.json"
-LEASH: Final = Path(__file__).with_name("leash.py")
+LEASH: Final = Path(leash.__file__)
 LINE_BYTES_MAX: Final = 8192
 LINES_KEPT: Final = 200
 SENTENCE_CHARACTERS_MAX: Final = 400

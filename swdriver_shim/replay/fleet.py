@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +31,7 @@ from swdriver_shim.data_plane.agent_control import AgentControl, PullResult
 from swdriver_shim.data_plane.homes import Home
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.layout import Layout
+from telemetry import leash
 
 DRIVER: Final = "replay"
 START_SECONDS_MAX: Final = 30.0
@@ -57,9 +61,10 @@ class Move(NamedTuple):
 @contextlib.contextmanager
 def started(layout: Layout, columns: int, agents: int, tier2_bytes: int = 0) -> Iterator[Fleet]:
     """Agents as processes, with room for so many columns; shards are assigned in turn. With a tier 2 of
-    so many bytes each, in one directory. They are stopped and all data is removed at the end. Raises
-    NoAgent."""
+    so many bytes each, in one directory. They are stopped and all data is removed at the end, which
+    SIGTERM and SIGHUP are, too. Raises NoAgent."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_signals_exit())
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-replay-"))
         tier2 = {"kind": "posix", "path": f"{scratch}/tier2", "cap_bytes": tier2_bytes}
         each = [
@@ -67,6 +72,28 @@ def started(layout: Layout, columns: int, agents: int, tier2_bytes: int = 0) -> 
             for index in range(agents)
         ]
         yield Fleet(layout, columns, each)
+
+
+@contextlib.contextmanager
+def _signals_exit() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit, unless they are handled or ignored already, as below `nohup`.
+    Only the main thread can set that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handled = [number for number, handler in before.items() if handler is signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class Fleet:
@@ -168,6 +195,8 @@ class Agent:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [
+                    # It ends with this process also if that is killed.
+                    *(sys.executable, "-I", "-S", leash.__file__, str(os.getpid())),
                     *(sys.executable, "-m", "kvss_agent", "--control", "127.0.0.1:0"),
                     *("--state-dir", str(self._directory), "--drain-seconds", "0"),
                 ],
@@ -177,7 +206,7 @@ class Agent:
             )
         try:
             self._wait_for_start()
-        except NoAgent:
+        except BaseException:
             self._stop()
             raise
         return self

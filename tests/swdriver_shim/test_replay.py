@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import psutil
 import pytest
 
 from benchmarks.harness import traces_folder
@@ -24,6 +31,7 @@ from swdriver_shim.replay.emulator import Totals, TraceClock, output_tokens, pro
 from swdriver_shim.replay.traces import Request, conversations, tenant
 from tests.kvss_agent.plane import SECRET
 from tests.kvss_agent.process import agent, document, spec
+from tests.live import wait_until
 
 BLOCK = 512
 
@@ -250,6 +258,54 @@ def test_a_shard_moves_with_its_bytes_and_its_old_home_is_not_needed_any_more() 
         assert [shard.slots for shard in again[0]] == [20] * 4, "all are where the fleet says"
         for shard in again[0]:
             shard.close()
+
+
+PROJECT: Final = Path(__file__).parent.parent.parent
+
+
+def agents_of(pid: int, count: int) -> list[psutil.Process]:
+    """The agents that a process has started, when there are so many."""
+    found: list[psutil.Process] = []
+
+    def are_there() -> bool:
+        found[:] = [each for each in psutil.Process(pid).children() if "kvss_agent" in each.cmdline()]
+        return len(found) == count
+
+    wait_until(f"{count} agents", are_there)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_agents_end_with_their_replay_however_it_ends(tmp_path: Path, number: signal.Signals) -> None:
+    trace = written(tmp_path, [asked(0, [0]), asked(3_600_000, [0])])
+    command = ("-m", "swdriver_shim", "replay", str(trace), "--speed", "1", "--slots", "20")
+    with tempfile.TemporaryDirectory() as scratch:  # whose name is short enough for sockets
+        environment = {**os.environ, "TMPDIR": scratch}
+        with subprocess.Popen([sys.executable, *command], cwd=PROJECT, env=environment) as replay:
+            agents = agents_of(replay.pid, 2)
+            replay.send_signal(number)
+            replay.wait(60)
+        wait_until("the agents have ended", lambda: not any(each.is_running() for each in agents))
+        if number != signal.SIGKILL:
+            assert replay.returncode == 128 + number
+            assert not list(Path(scratch).iterdir())
+
+
+@pytest.mark.slow
+def test_an_agent_ends_that_is_still_starting_when_the_replay_is_interrupted() -> None:
+    started: list[psutil.Process] = []
+
+    def interrupt() -> None:
+        started.extend(agents_of(os.getpid(), 1))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt), fleet.started(wafer_layout(1, 96), 20, 1):
+        interrupting.join(60)
+    interrupting.join()
+    assert not started[0].is_running()
 
 
 def test_bytes_go_to_an_agent_that_runs_already(trace: Path, tmp_path: Path) -> None:
