@@ -69,7 +69,7 @@ def planned(client: Client, manifest: Manifest, reason: str) -> Change:
 
 def _creation(manifest: Manifest, call: Call, reason: str) -> Change:
     resource, _, name = manifest.reference
-    fields = writable(call, manifest.fields, resource, manifest.source)
+    fields = writable(call, manifest.fields)
     own = {resource.key: name} if resource.key in call.fields else {}
     written = str(fields.pop(REASON, ""))
     body = _with_reason({**own, **fields}, call, written, reason)
@@ -80,7 +80,7 @@ def _creation(manifest: Manifest, call: Call, reason: str) -> Change:
 def _all_writable(manifest: Manifest) -> Fields:
     resource = manifest.reference.resource
     every = Call("", fields=tuple({*_fields(resource.create), *_fields(resource.update)}))
-    return writable(every, manifest.fields, resource, manifest.source)
+    return writable(every, manifest.fields)
 
 
 def merged(there: Any, wanted: Any) -> Any:

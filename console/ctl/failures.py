@@ -23,7 +23,7 @@ class Exit(IntEnum):
 MEANINGS: Final = {
     Exit.OK: "The command succeeded; with `diff`, nothing differs.",
     Exit.FAILED: "An operation failed, was cancelled or is stuck; with `diff`, something differs.",
-    Exit.USAGE: "The command line, a manifest or the file of contexts is wrong. Nothing was sent.",
+    Exit.USAGE: "The command line, a manifest or the file of contexts is wrong. Nothing was changed.",
     Exit.NOT_FOUND: "The resource does not exist, or you may not see it.",
     Exit.REFUSED: "The console refused: not logged in, not allowed, invalid, over a quota, or no room.",
     Exit.CONFLICT: "It has changed since it was read, or another operation works on it. Try again.",

@@ -146,9 +146,18 @@ def _manifest(item: object, source: str) -> Manifest:
     # YAML reads an unquoted `no` as false.
     fields |= {name: NO for name in resource.says_no if fields.get(name) is False}
     try:
-        return Manifest(_reference(resource, fields), fields, source)
+        reference = _reference(resource, fields)
     except Usage as error:
         raise Usage(f"{source}: {error}") from error
+    if unknown := sorted(fields.keys() - _known(resource)):
+        raise Usage(f"{source}: a {resource.name} has no field `{unknown[0]}`.")
+    return Manifest(reference, fields, source)
+
+
+def _known(resource: Resource) -> set[str]:
+    """The fields that a manifest of this kind may have."""
+    calls = (resource.create, resource.update)
+    return {resource.key, *resource.read_only, *(name for call in calls if call for name in call.fields)}
 
 
 def _odd_numbers(value: object, name: str = "") -> Iterator[str]:
@@ -178,22 +187,10 @@ def _reference(resource: Resource, fields: Fields) -> Reference:
     return referred(resource, "/".join(said) or resource.name)
 
 
-def writable(call: Call, fields: Mapping[str, Any], resource: Resource, source: str) -> Fields:
-    """The fields that a call takes. Raises Usage for a field that no resource of this kind has; those
-    that only the console writes are left out, so that what `get -o yaml` prints can be applied."""
-    known = {
-        *_fields_of(resource.create),
-        *_fields_of(resource.update),
-        *resource.read_only,
-        resource.key,
-    }
-    if unknown := sorted(fields.keys() - known):
-        raise Usage(f"{source}: a {resource.name} has no field `{unknown[0]}`.")
+def writable(call: Call, fields: Mapping[str, Any]) -> Fields:
+    """The fields that a call takes. Those that only the console writes are left out, so that what
+    `get -o yaml` prints can be applied."""
     return {name: value for name, value in fields.items() if name in call.fields}
-
-
-def _fields_of(call: Call | None) -> tuple[str, ...]:
-    return call.fields if call else ()
 
 
 def current(resource: Resource, item: Mapping[str, Any], names: Sequence[str]) -> Fields:

@@ -212,14 +212,20 @@ def _confirm(question: str, otherwise: str) -> None:
 
 
 def _each(all_of_them: Iterable[T], one: Callable[[T], Any]) -> None:
-    """For each; raises the first failure when all have been tried, and says the others before."""
+    """For each; raises the first failure when all have been tried, and says the others before. It is no
+    Usage where one succeeded, since that says that nothing was changed."""
     failures: list[Failed] = []
+    succeeded = False
     for thing in all_of_them:
         try:
             one(thing)
+            succeeded = True
         except Failed as error:
             if failures:
                 sys.stderr.write(spoken(f"tidegatectl: {error}\n", sys.stderr.encoding))
             failures.append(error)
-    if failures:
-        raise failures[0]
+    if not failures:
+        return
+    if succeeded and isinstance(failures[0], Usage):
+        raise Failed(str(failures[0])) from failures[0]
+    raise failures[0]

@@ -146,6 +146,30 @@ def test_nobody_waits_for_an_hour(tmp_path: Path) -> None:
         assert person_of(tmp_path, address).run("get", "nodes").code == 7
 
 
+def test_nothing_is_sent_where_any_manifest_has_a_field_that_does_not_exist(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def answer(method: str, path: str, _: Message) -> Answer:
+        asked.append(f"{method} {path}")
+        return problem(404, "NotFound")
+
+    told = "kind: org\nslug: one\nname: One\n---\nkind: org\nslug: two\nnmae: Two\n"
+    with peer(answer) as address:
+        done = person_of(tmp_path, address).run("apply", "-f", "-", told=told)
+    assert (done.code, done.output, asked) == (2, "", [])
+    assert "a org has no field `nmae`" in done.errors
+
+
+@pytest.mark.parametrize(("told", "code"), [("---\nkind: org\nslug: acme\nname: New\n", 1), ("", 2)])
+def test_it_is_usage_only_where_nothing_was_changed(tmp_path: Path, told: str, code: int) -> None:
+    there = {"slug": "acme", "name": "Old", "org": "acme", "path": "rail", "boxes": {"desired": 1}}
+    fixed = "kind: session\nname: chat\norg: acme\npath: leaf\n"
+    with peer(lambda *_: (200, JSON, json.dumps(there).encode())) as address:
+        done = person_of(tmp_path, address).run("apply", "-f", "-", told=fixed + told)
+    assert "`path` of session/chat can't be changed" in done.errors
+    assert done.code == code
+
+
 # Certificates
 
 

@@ -47,6 +47,7 @@ def test_documents_lists_and_json_are_read_alike(tmp_path: Path) -> None:
         ("\x00", "is not YAML"),
         ("kind: session-rules\nmoves_percent: .nan\n", "x.yaml: `moves_percent` is no number"),
         ("kind: limits\norg: a\nweight: [1, .inf]\n", "x.yaml: `weight` is no number"),
+        ("kind: org\nslug: a\n---\nkind: org\nslug: b\nnmae: B\n", "x.yaml: a org has no field `nmae`."),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(
