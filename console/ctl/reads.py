@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -85,12 +86,15 @@ def _print(
 def _watch(
     client: Client, given: argparse.Namespace, screen: Screen, what: Resource | list[Reference]
 ) -> None:
-    """First all rows, then those that have changed, until it is interrupted."""
+    """First all rows, then those that have changed, until it is interrupted. What is deleted is said on
+    standard error where a program reads the rest."""
     resource = what if isinstance(what, Resource) else what[0].resource
     columns = resource.shown(wide=given.output == "wide")
     seen: dict[str, Item] = {}
     widths: list[int] = []
     states = [place for place, column in enumerate(columns) if column.form == "state"]
+    notes = Screen(sys.stderr) if given.output in ("json", "yaml", "name") else screen
+    documents = 0
     while True:
         items = _asked(client, given, resource) if what is resource else _by_name(client, what)
         now = {name_of(resource, item): item for item in items}
@@ -98,7 +102,10 @@ def _watch(
         gone = [name for name in seen if name not in now]
         if given.output in ("json", "yaml"):
             for item in changed:
+                if documents and given.output == "yaml":
+                    screen.say("---")
                 screen.document(given.output, [item], is_list=False)
+                documents += 1
         elif given.output == "name":
             for item in changed:
                 screen.say(name_of(resource, item))
@@ -116,7 +123,7 @@ def _watch(
                 screen.rows(headings, fit, style="bold")
                 screen.rows(rows, fit, states)
         for name in gone:
-            screen.say(f"{name} deleted")
+            notes.say(f"{name} deleted")
         seen = now
         time.sleep(given.interval)
 

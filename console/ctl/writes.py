@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from console.ctl import waits
@@ -36,11 +36,12 @@ _DONE: Final = {
 
 def apply(client: Client, given: argparse.Namespace, screen: Screen) -> None:
     """Each manifest in its turn; those after one that fails are applied all the same."""
+    doing = _Doing(client, given, screen)
 
     def one(manifest: Manifest) -> None:
         change = planned(client, manifest, given.reason)
         if change.body is None:
-            _say(screen, given, manifest.reference, Answer(200, None), change.verb)
+            doing.say(manifest.reference, Answer(200, None), change.verb)
             return
         if ended := _ended(client, change):
             sys.stderr.write(spoken(_warning(change, ended), sys.stderr.encoding))
@@ -49,9 +50,9 @@ def apply(client: Client, given: argparse.Namespace, screen: Screen) -> None:
         answer = make(client, change, dry_run=given.dry_run)
         is_same = bool(change.etag) and answer.etag == change.etag  # 10m is 600 to the console as well
         verb = "unchanged" if is_same else change.verb
-        _follow(client, given, screen, manifest.reference, answer, verb)
+        doing.follow(manifest.reference, answer, verb)
 
-    _each(load(given.filename), one)
+    doing.each(load(given.filename), one)
 
 
 def diff(client: Client, given: argparse.Namespace, screen: Screen) -> int:
@@ -115,21 +116,23 @@ def delete(client: Client, given: argparse.Namespace, screen: Screen) -> None:
             raise Usage(f"A {reference.resource.name} can't be deleted.")
     if not given.yes and not given.dry_run:
         _confirm("Delete " + ", ".join(map(str, found)) + "?", "Nothing was deleted.")
+    doing = _Doing(client, given, screen)
 
     def one(reference: Reference) -> None:
         call = reference.resource.delete
         query = {"end_jobs": True} if given.end_jobs else {}
         assert call is not None  # noqa: S101 - looked at above
         answer = send(client, reference, call, {}, dry_run=given.dry_run, query=query)
-        _follow(client, given, screen, reference, answer, "deleted")
+        doing.follow(reference, answer, "deleted")
 
-    _each(reversed(found), one)  # what is inside something else was named after it
+    doing.each(found[::-1], one)  # what is inside something else was named after it
 
 
 def act(client: Client, given: argparse.Namespace, screen: Screen) -> None:
     """An action of the table: drain, scale, acknowledge, …"""
     verb: str = given.does
     allowed = list(with_action(verb))
+    doing = _Doing(client, given, screen)
     fields = {name: value for name in FIELDS if (value := getattr(given, name, None)) is not None}
 
     def one(reference: Reference) -> None:
@@ -137,7 +140,7 @@ def act(client: Client, given: argparse.Namespace, screen: Screen) -> None:
         body: Fields = body_of(call, fields, given.reason)
         answer = send(client, reference, call, body, dry_run=getattr(given, "dry_run", False))
         done = _DONE.get(verb, f"{verb}{'' if verb.endswith('e') else 'e'}d")
-        _follow(client, given, screen, reference, answer, done)
+        doing.follow(reference, answer, done)
         if getattr(given, "dry_run", False) and given.output not in ("json", "yaml", "name"):
             _say_lines(screen, _difference(client, reference, answer))
 
@@ -148,57 +151,73 @@ def act(client: Client, given: argparse.Namespace, screen: Screen) -> None:
             raise Usage(f"That is for a {kinds}, and {reference} is a {reference.resource.name}.")
         if missing := [name for name in reference.resource.actions[verb].needed if name not in fields]:
             raise Usage(f"For a {reference.resource.name}, say --{missing[0]}.")
-    _each(found, one)
+    doing.each(found, one)
 
 
-def _follow(
-    client: Client,
-    given: argparse.Namespace,
-    screen: Screen,
-    reference: Reference,
-    answer: Answer,
-    done: str,
-) -> None:
-    """Say what was done, after the operation that was started, if anybody waits for it."""
-    operation = operation_of(answer)
-    if operation is not None and reference.resource.name != "operation":
-        if given.no_wait:
-            _say(
-                screen,
-                given,
-                reference,
-                answer,
-                f"started: tidegatectl wait operation/{operation['id']} --for done",
-            )
-            return
+class _Doing:
+    """What a command does to each of several things, and says of it. Where a document is asked for, that
+    has all answers and is written at the end."""
+
+    def __init__(self, client: Client, given: argparse.Namespace, screen: Screen) -> None:
+        self._client, self._given, self._screen = client, given, screen
+        self._is_dry = getattr(given, "dry_run", False)
+        self._is_document = given.output in ("json", "yaml")
+        self._answers: list[Any] = []
+
+    def each(self, things: Sequence[T], one: Callable[[T], Any]) -> None:
+        """Do one after the other; raises the first failure when all have been tried, and says the others
+        before. It is no Usage where one succeeded, since that says that nothing was changed."""
+        failures: list[Failed] = []
         try:
-            waits.follow(client, operation, given.timeout)
-        except KeyboardInterrupt:
-            sys.stderr.write(
-                f"\nIt continues: tidegatectl wait operation/{operation['id']} --for done\n"
-            )
-            raise
-    elif answer.status == ACCEPTED and reference.resource.delete and not given.no_wait:
-        waits.until(client, reference, waits.DELETED, given.timeout)
-    _say(screen, given, reference, answer, done)
+            for thing in things:
+                try:
+                    one(thing)
+                except Failed as error:
+                    if failures:
+                        sys.stderr.write(spoken(f"tidegatectl: {error}\n", sys.stderr.encoding))
+                    failures.append(error)
+        finally:
+            self._end(is_list=len(things) > 1)
+        if not failures:
+            return
+        if len(failures) < len(things) and isinstance(failures[0], Usage):
+            raise Failed(str(failures[0])) from failures[0]
+        raise failures[0]
 
+    def _end(self, *, is_list: bool) -> None:
+        if self._is_document and (self._answers or is_list):
+            self._screen.document(self._given.output, self._answers, is_list=is_list)
 
-def _say(
-    screen: Screen, given: argparse.Namespace, reference: Reference, answer: Answer, done: str
-) -> None:
-    dry = getattr(given, "dry_run", False)
-    if given.output in ("json", "yaml"):
-        if answer.body is not None:
-            screen.document(given.output, [answer.body], is_list=False)
-        return
-    if given.output == "name":
-        screen.say(str(reference))
-        return
-    screen.say(f"{reference} {done}{' (dry run)' if dry else ''}")
-    if dry and isinstance(answer.body, dict):
-        for name in ("summary", "sentence", "warning"):
-            if answer.body.get(name):
-                screen.say(f"  {answer.body[name]}")
+    def follow(self, reference: Reference, answer: Answer, done: str) -> None:
+        """Say what was done, after the operation that was started, if anybody waits for it."""
+        given, operation = self._given, operation_of(answer)
+        if operation is not None and reference.resource.name != "operation":
+            again = f"tidegatectl wait operation/{operation['id']} --for done"
+            if given.no_wait:
+                self.say(reference, answer, f"started: {again}")
+                return
+            try:
+                waits.follow(self._client, operation, given.timeout)
+            except KeyboardInterrupt:
+                sys.stderr.write(f"\nIt continues: {again}\n")
+                raise
+        elif answer.status == ACCEPTED and reference.resource.delete and not given.no_wait:
+            waits.until(self._client, reference, waits.DELETED, given.timeout)
+        self.say(reference, answer, done)
+
+    def say(self, reference: Reference, answer: Answer, done: str) -> None:
+        if self._is_document:
+            if answer.body is not None:
+                self._answers.append(answer.body)
+            return
+        if self._given.output == "name":
+            self._screen.say(str(reference))
+            return
+        self._screen.say(f"{reference} {done}{' (dry run)' if self._is_dry else ''}")
+        if self._is_dry and isinstance(answer.body, dict):
+            for name in ("summary", "sentence", "warning"):
+                if answer.body.get(name):
+                    self._screen.say(f"  {answer.body[name]}")
 
 
 def _confirm(question: str, otherwise: str) -> None:
@@ -209,23 +228,3 @@ def _confirm(question: str, otherwise: str) -> None:
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Failed(otherwise)
-
-
-def _each(all_of_them: Iterable[T], one: Callable[[T], Any]) -> None:
-    """For each; raises the first failure when all have been tried, and says the others before. It is no
-    Usage where one succeeded, since that says that nothing was changed."""
-    failures: list[Failed] = []
-    succeeded = False
-    for thing in all_of_them:
-        try:
-            one(thing)
-            succeeded = True
-        except Failed as error:
-            if failures:
-                sys.stderr.write(spoken(f"tidegatectl: {error}\n", sys.stderr.encoding))
-            failures.append(error)
-    if not failures:
-        return
-    if succeeded and isinstance(failures[0], Usage):
-        raise Failed(str(failures[0])) from failures[0]
-    raise failures[0]

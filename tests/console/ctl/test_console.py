@@ -273,6 +273,20 @@ def test_a_failure_does_not_keep_others_from_being_applied(person: Person) -> No
     assert done.lines == ["org/before created", "org/after created"]
 
 
+def test_answers_of_several_changes_are_one_document(person: Person) -> None:
+    told = "---\n".join(map(ORG.format, ("first", "second")))
+    made = person.run("apply", "-f", "-", "-o", "json", told=told).value
+    assert [one["slug"] for one in made] == ["first", "second"]
+    assert person.run("apply", "-f", "-", "-o", "json", told=told).value == []
+    nodes = person.output_of("cordon", "ax-1", "ax-2", "-o", "yaml")
+    assert [one["name"] for one in yaml.safe_load_all(nodes)] == ["ax-1", "ax-2"]
+    assert person.run("uncordon", "ax-1", "-o", "json").value["name"] == "ax-1"
+    assert [one["name"] for one in person.run("uncordon", "ax-1", "ax-2", "-o", "json").value] == [
+        "ax-1",
+        "ax-2",
+    ]
+
+
 def test_deleting_asks_or_is_told_yes(person: Person) -> None:
     slug = org(person, "goner")
     done = person.run("delete", "org", slug)
@@ -475,6 +489,27 @@ def test_watching_says_what_is_deleted(person: Person) -> None:
         assert process.stdout.readline() == b"org/watched\n"
         person.output_of("delete", "org", slug, "--yes")
         assert process.wait(30) == 3
+
+
+def test_what_is_watched_by_a_program_can_be_read(person: Person) -> None:
+    """Each document is one of a stream, and sentences are elsewhere."""
+    slug = org(person, "followed")
+    with person.process("get", "orgs", "--watch", "--interval", "200ms", "-o", "yaml") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        read = b""
+        while b"slug: followed\n" not in read:
+            read += process.stdout.readline()
+        person.output_of("delete", "org", slug, "--yes")
+        assert process.stderr.readline() == b"org/followed deleted\n"
+        org(person, "followed-by")
+        while b"slug: followed-by\n" not in read:
+            read += process.stdout.readline()
+        process.send_signal(2)
+        read += process.stdout.read()
+    slugs = [one["slug"] for one in yaml.safe_load_all(read)]
+    assert slug in slugs
+    assert slugs[-1] == "followed-by"
 
 
 def test_top_is_live_at_a_terminal(person: Person) -> None:
