@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import ssl
 import time
@@ -16,6 +17,7 @@ import msgspec
 from console.ctl.contexts import LOG_IN, Context
 from console.ctl.failures import FieldError, Refused, TimedOut, Unavailable, Usage
 from telemetry.decoder import DOCUMENT, Malformed, decode, excerpt
+from telemetry.units import size
 from telemetry.version import tidegate_version
 
 Item = dict[str, Any]
@@ -24,6 +26,8 @@ PAGE_ROWS: Final = 200
 REQUEST_SECONDS: Final = 30.0
 TRIES_MAX: Final = 3  # of a request that says itself when to come again
 PAUSE_SECONDS_MAX: Final = 5.0
+LINE_BYTES_MAX: Final = 64 << 10  # longer ones are cut in two
+PLAIN: Final = "identity"
 OPERATION_LINK: Final = re.compile(rf"<{API}/operations/([0-9a-f-]{{36}})>")
 # What the answer of a request with an Idempotency-Key is worth asking for again.
 _AGAIN: Final = (429, 503)
@@ -60,6 +64,7 @@ class Client:
             headers={
                 "Authorization": f"Bearer {context.token}",
                 "User-Agent": f"tidegatectl/{tidegate_version()}",
+                "Accept-Encoding": PLAIN,  # so that what is received is all that there is to keep
             },
             timeout=httpx.Timeout(seconds, connect=min(seconds, 10.0)),
             verify=context.verify(),
@@ -120,16 +125,18 @@ class Client:
         Raises Refused before the first, and Unavailable where the answer breaks off."""
         given = {name: _said(value) for name, value in query.items() if value is not None}
         seconds = httpx.Timeout(self._seconds, read=None) if is_endless else self._seconds
-        try:
-            with self._http.stream("GET", f"{API}{path}", params=given, timeout=seconds) as found:
-                if found.status_code != 200:
-                    found.read()
-                    self._read(found)
-                yield from found.iter_lines()
-        except httpx.TimeoutException as error:
-            raise TimedOut(f"{self.address} did not answer within {self._seconds:g} s.") from error
-        except httpx.TransportError as error:
-            raise Unavailable(self._why(error)) from error
+        path = f"{API}{path}"
+        with self._failures(), self._http.stream("GET", path, params=given, timeout=seconds) as found:
+            if found.status_code != 200:
+                self._read(self._whole(found, time.monotonic() + self._seconds))
+            left = b""
+            for piece in self._pieces(found):
+                *lines, left = (left + piece).split(b"\n")
+                if len(left) > LINE_BYTES_MAX:
+                    lines, left = [*lines, left], b""
+                yield from (line.decode(errors="replace") for line in lines)
+            if left:
+                yield left.decode(errors="replace")
 
     def versions(self) -> dict[str, str]:
         """Of the console and what it is made of."""
@@ -137,14 +144,40 @@ class Client:
         return {str(name): str(version) for name, version in found.items()}
 
     def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
+        ends = time.monotonic() + self._seconds
+        with self._failures(), self._http.stream(method, path, **more) as found:
+            return self._whole(found, ends)
+
+    def _whole(self, found: httpx.Response, ends: float) -> httpx.Response:
+        """An answer that is read to its end, which has to be there in time."""
+        raw = bytearray()
+        for piece in self._pieces(found):
+            raw += piece
+            if len(raw) > DOCUMENT.bytes_max:
+                raise Unavailable(f"{self.address} answered with more than {size(DOCUMENT.bytes_max)}.")
+            if time.monotonic() > ends:
+                raise self._late()
+        return httpx.Response(found.status_code, headers=found.headers, content=bytes(raw))
+
+    def _pieces(self, found: httpx.Response) -> Iterator[bytes]:
+        if (encoding := found.headers.get("Content-Encoding", PLAIN)) != PLAIN:
+            raise Unavailable(f"{self.address} answered in {excerpt(encoding, 20)!r}, as nobody asked.")
+        return found.iter_raw()
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Failures of the connection, in sentences."""
         try:
-            return self._http.request(method, path, **more)
+            yield
         except httpx.TimeoutException as error:
-            raise TimedOut(f"{self.address} did not answer within {self._seconds:g} s.") from error
-        except httpx.TransportError as error:
+            raise self._late() from error
+        except httpx.RequestError as error:
             raise Unavailable(self._why(error)) from error
 
-    def _why(self, error: httpx.TransportError) -> str:
+    def _late(self) -> TimedOut:
+        return TimedOut(f"{self.address} did not answer within {self._seconds:g} s.")
+
+    def _why(self, error: httpx.RequestError) -> str:
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, ssl.SSLCertVerificationError):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Answer = tuple[int, dict[str, str], bytes]
+Body = bytes | Iterable[bytes]  # the latter piece by piece, until the caller has enough
+Answer = tuple[int, dict[str, str], Body]
 Answering = Callable[[str, str, Message], Answer]
 
 
@@ -28,9 +29,15 @@ def peer(answer: Answering, tls: ssl.SSLContext | None = None) -> Iterator[str]:
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
+            if isinstance(body, bytes):
+                self.send_header("Content-Length", str(len(body)))
+                body = [body]
+            else:
+                self.send_header("Connection", "close")
             self.end_headers()
-            self.wfile.write(body)
+            with contextlib.suppress(OSError):
+                for piece in body:
+                    self.wfile.write(piece)
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815 - as the library asks
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.message import Message
@@ -103,8 +105,9 @@ def test_a_console_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
         (200, JSON, b'{"items": [1e999]}'),
         (200, JSON, b"[" * 100_000),
         (302, {"Location": "https://elsewhere.example/"}, b""),
+        (200, JSON | {"Content-Encoding": "gzip"}, b"no gzip"),
     ],
-    ids=["a page", "a proxy", "no number", "too deep", "a redirect"],
+    ids=["a page", "a proxy", "no number", "too deep", "a redirect", "not what was asked for"],
 )
 def test_what_is_no_console_is_said_to_be_none(tmp_path: Path, answer: Answer) -> None:
     with peer(lambda *_: answer) as address:
@@ -121,6 +124,32 @@ def test_an_answer_that_is_late_is_a_timeout(tmp_path: Path) -> None:
         address = f"http://127.0.0.1:{listening.getsockname()[1]}"
         done = person_of(tmp_path, address).run("get", "nodes", "--request-timeout", "200ms")
     assert (done.code, done.errors) == (6, f"tidegatectl: {address} did not answer within 0.2 s.\n")
+
+
+def test_an_answer_that_never_ends_is_a_timeout(tmp_path: Path) -> None:
+    def piece_by_piece() -> Iterator[bytes]:
+        while not ended.wait(0.02):
+            yield b" "
+
+    ended = threading.Event()
+    with peer(lambda *_: (200, JSON, piece_by_piece())) as address:
+        done = person_of(tmp_path, address).run("get", "nodes", "--request-timeout", "200ms")
+        ended.set()
+    assert (done.code, done.errors) == (6, f"tidegatectl: {address} did not answer within 0.2 s.\n")
+
+
+def test_an_answer_has_its_bounds(tmp_path: Path) -> None:
+    with peer(lambda *_: (200, JSON, itertools.repeat(b" " * (1 << 20)))) as address:
+        done = person_of(tmp_path, address).run("get", "nodes")
+    assert (done.code, done.errors) == (7, f"tidegatectl: {address} answered with more than 8 MiB.\n")
+
+
+def test_lines_of_a_log_have_their_bounds(tmp_path: Path) -> None:
+    with peer(lambda *_: (200, {}, [b"short\n", *[b"x" * 40_000] * 9, b"\n", b"the last"])) as address:
+        done = person_of(tmp_path, address).run("logs", "instance/chat/chat-0")
+    first, *parts, last = done.lines
+    assert (first, "".join(parts), last) == ("short", "x" * 360_000, "the last")
+    assert max(map(len, parts)) < 200_000
 
 
 def test_a_console_that_asks_for_patience_is_asked_again_by_the_same_key(tmp_path: Path) -> None:
