@@ -12,7 +12,9 @@ from console.ctl.failures import NotFound, Unavailable, Usage
 from console.ctl.output import Screen
 from console.ctl.resources import named
 
-MARK: Final = "--- "  # begins the last line of a log that ends before its instance does
+MARK: Final = (
+    "--- tidegate: "  # begins the last line of a followed log that ends before its instance does
+)
 PATH: Final = "/workloads/{name}/logs"
 
 
@@ -26,16 +28,16 @@ def logs(client: Client, given: argparse.Namespace, screen: Screen) -> None:
         if len(instances) > 1:
             screen.say(f"{'' if not place else chr(10)}==> {name} <==", "bold")
         query = {"instance": name, "tail": given.tail, "follow": given.follow or None}
-        last = ""
+        end = ""
         for line in client.lines(at(PATH, workload), query, is_endless=given.follow):
-            if last:
-                screen.say(last)
-            last = printable(line)
-            if not last.startswith(MARK):
-                screen.say(last)
-                last = ""
-        if last:
-            raise Unavailable(last.removeprefix(MARK))
+            if end:
+                screen.say(end)
+            said = printable(line)
+            end = said if given.follow and said.startswith(MARK) else ""
+            if not end:
+                screen.say(said)
+        if end:
+            raise Unavailable(end.removeprefix(MARK))
 
 
 def _instances(client: Client, reference: Reference) -> list[tuple[str, str]]:

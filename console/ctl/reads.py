@@ -196,16 +196,20 @@ def _explained(client: Client, given: argparse.Namespace) -> Item:
     orgs = (
         [given.org]
         if given.org
-        else [str(org["slug"]) for org in client.items("/orgs", {}, ORGS_ASKED_MAX)]
+        else [str(org["slug"]) for org in client.items("/orgs", {}, ORGS_ASKED_MAX + 1)]
     )
     if not orgs:
         raise Usage("You see no org. Say --org.")
-    for org in orgs:
+    for org in orgs[:ORGS_ASKED_MAX]:
         found: Item = client.ask(
             "POST", at("/orgs/{slug}/explain", org), body={"request": given.request}
         ).body
         if found["route"] or found["answers"]:
-            break
+            return found
+    if len(orgs) > ORGS_ASKED_MAX:
+        raise Usage(
+            f"Nobody of the first {ORGS_ASKED_MAX} orgs remembers it, and you see more. Say --org."
+        )
     return found
 
 

@@ -31,7 +31,7 @@ FOLLOW_SECONDS_MAX: Final = 3600.0
 FOLLOWERS_MAX: Final = 32  # of a process: each has one of its places for requests
 FOLLOWERS_OF_ONE_MAX: Final = 4
 CHECK_SECONDS: Final = 15.0  # how often it is asked whether they may still see it
-MARK: Final = b"--- "
+MARK: Final = b"--- tidegate: "  # as no engine begins a line
 NO_SERVER: Final = (
     "The Cluster Server does not answer. Logs are read through it; instances run without it."
 )

@@ -152,6 +152,34 @@ def test_lines_of_a_log_have_their_bounds(tmp_path: Path) -> None:
     assert max(map(len, parts)) < 200_000
 
 
+@pytest.mark.parametrize("follow", [[], ["-f"]])
+def test_a_line_of_dashes_is_an_engine_s_own(tmp_path: Path, follow: list[str]) -> None:
+    log = b"starting\n--- a/x.py\n--- done ---\n"
+    with peer(lambda *_: (200, {}, log)) as address:
+        done = person_of(tmp_path, address).run("logs", "instance/chat/chat-0", *follow)
+    assert (done.code, done.output, done.errors) == (0, log.decode(), "")
+
+
+def test_a_followed_log_that_ends_before_its_instance_is_unavailable(tmp_path: Path) -> None:
+    with peer(lambda *_: (200, {}, b"starting\n\n--- tidegate: It is over.\n")) as address:
+        done = person_of(tmp_path, address).run("logs", "-f", "instance/chat/chat-0")
+    assert (done.code, done.errors) == (7, "tidegatectl: It is over.\n")
+
+
+def test_an_explanation_is_not_denied_where_not_all_orgs_were_asked(tmp_path: Path) -> None:
+    nothing = {"route": None, "answers": [], "unreachable": []}
+    orgs = {"items": [{"slug": f"o{number}"} for number in range(51)], "next_cursor": None}
+
+    def answer(method: str, _: str, __: Message) -> Answer:
+        return 200, JSON, json.dumps(orgs if method == "GET" else nothing).encode()
+
+    with peer(answer) as address:
+        done = person_of(tmp_path, address).run("explain", "r-1")
+        one = person_of(tmp_path, address).run("explain", "r-1", "--org", "o7")
+    assert (done.code, "Say --org." in done.errors) == (2, True)
+    assert (one.code, "No brain and no driver remembers" in one.errors) == (3, True)
+
+
 def test_a_console_that_asks_for_patience_is_asked_again_by_the_same_key(tmp_path: Path) -> None:
     keys: list[str] = []
 
