@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, TextIO, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -168,6 +168,14 @@ def _positive(text: str) -> float:
 # Replay
 
 
+def _report_file(path: Path | None) -> contextlib.AbstractContextManager[TextIO | None]:
+    """Opened before anything is served: a report that can't be written is not worth a run."""
+    try:
+        return path.open("w") if path else contextlib.nullcontext()
+    except OSError as error:
+        raise Unusable(f"{path} can't be written: {error.strerror}.") from error
+
+
 def _replay(given: argparse.Namespace) -> None:
     requests = _read(given.trace, given.requests)
     try:
@@ -187,19 +195,23 @@ def _replay(given: argparse.Namespace) -> None:
     orgs = Orgs(given.orgs, given.seed, wafer.namespace)
     tiers = Tiers.TIER2 if given.tier2 else Tiers.DRAM
     policies = OrgPolicies(policy=Policy(displacement=given.displacement, tiers=tiers))
-    with _serving(given, wafer) as (emulator, ledger, before_each), _progress(len(requests)) as advance:
+    with _report_file(given.json) as report_file:
+        with (
+            _serving(given, wafer) as (emulator, ledger, before_each),
+            _progress(len(requests)) as advance,
+        ):
 
-        def before(request: Request) -> None:
-            before_each(request)
-            advance()
+            def before(request: Request) -> None:
+                before_each(request)
+                advance()
 
-        ledger.set_policies(dict.fromkeys(orgs.names, policies), 0)  # before anything is stored
-        totals = replay(requests, emulator, orgs, before, speed=given.speed)
-        tallies = {org: ledger.tally(org) for org in orgs.names}
-    made = report(totals, tallies)
+            ledger.set_policies(dict.fromkeys(orgs.names, policies), 0)  # before anything is stored
+            totals = replay(requests, emulator, orgs, before, speed=given.speed)
+            tallies = {org: ledger.tally(org) for org in orgs.names}
+        made = report(totals, tallies)
+        if report_file:
+            report_file.write(json.dumps(made, indent=1) + "\n")
     _show(made)
-    if given.json:
-        given.json.write_text(json.dumps(made, indent=1) + "\n")
     if totals.wrong_bytes:
         raise Unusable(f"{totals.wrong_bytes} bytes came back wrong.")
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from telemetry.decoder import ANSWER, Malformed, decode, excerpt
+from telemetry.decoder import ANSWER, Count, Malformed, decode, excerpt
 
 EVENT_BYTES_MAX: Final = 16 << 20
 _DONE: Final = b"[DONE]"
@@ -20,12 +20,12 @@ class Unreadable(Exception):
 
 
 class Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
     prompt_tokens_details: Details | None = None
 
     @property
@@ -47,13 +47,19 @@ class Choice(msgspec.Struct):
 class Part(msgspec.Struct):
     """An answer, or one event of it."""
 
-    choices: list[Choice] = []
+    choices: list[Choice] | None = None
     usage: Usage | None = None
     error: Any = None
+    object: Any = None
 
     @property
     def has_tokens(self) -> bool:
-        return any(choice.has_tokens for choice in self.choices)
+        return any(choice.has_tokens for choice in self.choices or ())
+
+    @property
+    def is_error(self) -> bool:
+        """In OpenAI's form, or in that of vLLM."""
+        return self.error is not None or self.object == "error"
 
 
 _PART: Final = msgspec.json.Decoder(Part)
@@ -65,9 +71,13 @@ def whole(raw: bytes) -> Part:
         part = decode(raw, _PART, ANSWER)
     except Malformed as error:
         raise Unreadable(f"the answer can't be read: {error}") from None
-    if part.error is not None:
-        raise Unreadable(f"the server failed: {complaint(raw)}")
+    if part.is_error:
+        raise _failed(raw)
     return part
+
+
+def _failed(raw: bytes) -> Unreadable:
+    return Unreadable(f"the server failed: {complaint(raw)}")
 
 
 def complaint(raw: bytes) -> str:
@@ -86,6 +96,7 @@ class EventReader:
 
     def __init__(self) -> None:
         self._left = b""
+        self._kind = b""
         self.is_done = False
 
     def feed(self, piece: bytes) -> Iterator[Part]:
@@ -95,10 +106,15 @@ class EventReader:
             raise Unreadable(f"an event has more than {EVENT_BYTES_MAX} bytes")
         for line in lines:
             name, _, data = line.strip().partition(b":")
-            if name != b"data":
-                continue
             data = data.strip()
-            if data == _DONE:
-                self.is_done = True
-            else:
+            if not name:
+                self._kind = b""
+            elif name == b"event":
+                self._kind = data
+            elif name == b"data":
+                if self._kind == b"error":
+                    raise _failed(data)
+                if data == _DONE:
+                    self.is_done = True
+                    return
                 yield whole(data)

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, TextIO, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from inference_brain.replay import schedule
 from inference_brain.replay.outcomes import Outcome
@@ -110,7 +111,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"which header of an answer names its replica (default: {REPLICA_HEADER})",
     )
-    add("--timeout", type=_positive, default=600.0, metavar="SECONDS", help="for a first token (600)")
+    add(
+        "--timeout",
+        type=_positive,
+        default=600.0,
+        metavar="SECONDS",
+        help="for a first token, or for a whole answer (600)",
+    )
     return parser
 
 
@@ -128,6 +135,14 @@ def _positive(text: str) -> float:
     return value
 
 
+def _report_file(path: Path | None) -> contextlib.AbstractContextManager[TextIO | None]:
+    """Opened before anything is sent: a report that can't be written is not worth a run."""
+    try:
+        return path.open("w") if path else contextlib.nullcontext()
+    except OSError as error:
+        raise Unusable(f"{path} can't be written: {error.strerror}.") from error
+
+
 def _replay(given: argparse.Namespace) -> int:
     requests = _read(given.trace, given.requests)
     play = Play(
@@ -142,14 +157,15 @@ def _replay(given: argparse.Namespace) -> int:
     )
     prompts = PromptMaker(given.model, given.form, given.salt, words_per_token=given.words_per_token)
     before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        made = asyncio.run(_play(given, requests, play, prompts))
-    finally:
-        sys.setswitchinterval(before)
+    with _report_file(given.json) as report:
+        sys.setswitchinterval(SWITCH_SECONDS)
+        try:
+            made = asyncio.run(_play(given, requests, play, prompts))
+        finally:
+            sys.setswitchinterval(before)
+        if report:
+            report.write(json.dumps(made, indent=1) + "\n")
     _show(made)
-    if given.json:
-        given.json.write_text(json.dumps(made, indent=1) + "\n")
     return 1 if made["failed"] == made["requests"] else 0
 
 
@@ -255,7 +271,9 @@ def _table(made: dict[str, Any]) -> Table:
         hits = "" if one["hit_rate"] is None else f"{one['hit_rate']:.1%}"
         times = [_took(first, key) for key in ("p50", "p95", "p99", "mean")]
         gaps = [_took(between, key) for key in ("p50", "p99")]
-        table.add_row(name, f"{one['requests']:,}", f"{one['prompt_tokens']:,}", hits, *times, *gaps)
+        table.add_row(
+            Text(name), f"{one['requests']:,}", f"{one['prompt_tokens']:,}", hits, *times, *gaps
+        )
     return table
 
 

@@ -46,8 +46,8 @@ class Outcome:
 
     @property
     def between_tokens_seconds(self) -> float | None:
-        """On average."""
-        if self.first is None or self.last is None:
+        """On average; None where all came at once."""
+        if self.first is None or self.last is None or self.pieces < 2:
             return None
         tokens = self.output_tokens if self.output_tokens is not None else self.pieces
         return (self.last - self.first) / (tokens - 1) if tokens > 1 else None

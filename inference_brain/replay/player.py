@@ -22,6 +22,8 @@ from swdriver_shim.replay.traces import tenant
 REPLICA_HEADER: Final = "x-tidegate-replica"
 ERROR_BYTES_MAX: Final = 64 << 10
 MADE_MAX: Final = 32  # requests that are made ahead
+TOKEN_SECONDS_MAX: Final = 600.0  # between two tokens, whatever else comes meanwhile
+END_SECONDS_MAX: Final = 0.5  # for the end of an answer that has said that it is at its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +114,25 @@ class Player:
         outcome.why = "not answered when the replay was ended"
         try:
             url = self._play.url + self._prompts.path
-            async with self._client.open("POST", url, made.headers, made.body) as answer:
-                await self._read(outcome, answer)
+            first = self._client.timeouts.first
+            async with (
+                asyncio.timeout(first) as limit,
+                self._client.open("POST", url, made.headers, made.body) as answer,
+            ):
+                await self._read(outcome, answer, limit)
             outcome.why = None
         except (UpstreamFailed, Unreadable) as error:
             outcome.why = str(error)
+        except TimeoutError:
+            seconds = TOKEN_SECONDS_MAX if outcome.pieces else first
+            outcome.why = f"no {'other token' if outcome.pieces else 'answer'} within {seconds:g} s"
         finally:
-            outcome.ended = self._now()
+            outcome.ended = outcome.ended or self._now()
             places.release()
         ended(outcome)
 
-    async def _read(self, outcome: Outcome, answer: Answer) -> None:
+    async def _read(self, outcome: Outcome, answer: Answer, limit: asyncio.Timeout) -> None:
+        """`limit`: until the first token, and from then on until the next."""
         outcome.status = answer.status
         outcome.replica = answer.header(self._play.replica_header) or UNKNOWN
         if answer.status != 200:
@@ -131,19 +141,34 @@ class Player:
                 told = await answer.whole(ERROR_BYTES_MAX)
             raise Unreadable(f"status {answer.status}: {complaint(told)}")
         if not self._play.streams:
-            self._learn(outcome, whole(await answer.whole()))
+            part = whole(await answer.whole())
+            if not part.choices:
+                raise Unreadable("there is nothing in the answer")
+            _learn(outcome, part)
             return
-        reader = EventReader()
-        while (piece := await answer.piece(is_first=not outcome.pieces)) is not None:
+        reader, has_choices = EventReader(), False
+        while not reader.is_done:
+            piece = await answer.piece(is_first=not outcome.pieces)
+            if piece is None:
+                raise Unreadable("the stream ended before its end")
             for part in reader.feed(piece):
-                self._learn(outcome, part)
-        if not reader.is_done:
-            raise Unreadable("the stream ended before its end")
+                if part.has_tokens:
+                    outcome.piece(self._now())
+                    limit.reschedule(asyncio.get_running_loop().time() + TOKEN_SECONDS_MAX)
+                has_choices = has_choices or bool(part.choices)
+                _learn(outcome, part)
+        outcome.ended = self._now()
+        if not has_choices:
+            raise Unreadable("there is nothing in the stream")
+        # Mostly it is there already, and then the connection can be used again.
+        with contextlib.suppress(UpstreamFailed, TimeoutError):
+            async with asyncio.timeout(END_SECONDS_MAX):
+                while await answer.piece() is not None:
+                    pass
 
-    def _learn(self, outcome: Outcome, part: Part) -> None:
-        if part.has_tokens:
-            outcome.piece(self._now())
-        if part.usage is not None:
-            outcome.prompt_tokens = part.usage.prompt_tokens
-            outcome.output_tokens = part.usage.completion_tokens
-            outcome.cached_tokens = part.usage.cached_tokens
+
+def _learn(outcome: Outcome, part: Part) -> None:
+    if part.usage is not None:
+        outcome.prompt_tokens = part.usage.prompt_tokens
+        outcome.output_tokens = part.usage.completion_tokens
+        outcome.cached_tokens = part.usage.cached_tokens

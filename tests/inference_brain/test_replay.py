@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from inference_brain.replay.answers import EventReader, Unreadable, complaint, w
 from inference_brain.replay.outcomes import Outcome, Outcomes
 from inference_brain.replay.prompts import Form, PromptMaker
 from swdriver_shim.replay.traces import Request
+from tests.console.ctl.peers import peer
 from tests.inference_brain.brains import KEY, RunningBrain, told
 from tests.inference_brain.engines import FakeEngine
 
@@ -46,9 +47,22 @@ def trace(tmp_path: Path) -> Path:
 
 
 def play(engine: FakeEngine, trace: Path, *more: str) -> tuple[int, dict[str, Any]]:
+    return play_at(engine.url, trace, *more)
+
+
+def play_at(address: str, trace: Path, *more: str) -> tuple[int, dict[str, Any]]:
     report = trace.with_suffix(".json")
-    url = f"{engine.url}/v1"
-    given = [str(trace), "--url", url, "--model", "m", "--json", str(report), "--flat-out", *more]
+    given = [
+        str(trace),
+        "--url",
+        f"{address}/v1",
+        "--model",
+        "m",
+        "--json",
+        str(report),
+        "--flat-out",
+        *more,
+    ]
     return command.main(given), json.loads(report.read_text())
 
 
@@ -138,7 +152,18 @@ def test_what_is_a_token(choice: dict[str, Any], has: bool) -> None:  # noqa: FB
     assert whole(json.dumps({"choices": [choice]}).encode()).has_tokens is has
 
 
-@pytest.mark.parametrize("raw", [b"", b"nonsense", b'{"choices": 5}', b"\xff", b"[" * 9999])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"nonsense",
+        b'{"choices": 5}',
+        b"\xff",
+        b"[" * 9999,
+        b'{"choices": [], "usage": {"prompt_tokens": -5}}',
+        b'{"object": "error", "message": "No."}',
+    ],
+)
 def test_what_is_no_answer(raw: bytes) -> None:
     with pytest.raises(Unreadable):
         whole(raw)
@@ -274,6 +299,84 @@ def test_a_replay_that_is_interrupted_says_what_there_is(engine: FakeEngine, tra
     interrupting.join()
     assert code == 1
     assert made["failures"] == {"not answered when the replay was ended": 6}
+
+
+TOKEN = b'data: {"choices":[{"text":"a"}]}\n\n'
+USAGE = b'data: {"choices":null,"usage":{"prompt_tokens":7,"completion_tokens":4}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def play_before(pieces: Callable[[], Iterable[bytes]], trace: Path, *more: str) -> dict[str, Any]:
+    """A replay of two requests before a server that answers with these pieces."""
+    with peer(lambda *_: (200, {}, pieces())) as address:
+        return play_at(address, trace, "--requests", "2", *more)[1]
+
+
+def test_an_answer_that_never_comes_to_a_token_fails(trace: Path) -> None:
+    def pings() -> Iterator[bytes]:
+        while not over.wait(0.02):
+            yield b": ping\n\n"
+
+    over = threading.Event()
+    made = play_before(pings, trace, "--timeout", "0.2")
+    over.set()
+    assert made["failures"] == {"no answer within 0.2 s": 2}
+
+
+def test_the_end_of_a_stream_is_what_it_says(trace: Path) -> None:
+    def held() -> Iterator[bytes]:
+        yield from (TOKEN, TOKEN, USAGE, DONE)
+        over.wait(60)
+
+    over = threading.Event()
+    made = play_before(held, trace)
+    over.set()
+    assert made["failed"] == 0
+    assert made["all"]["total_seconds"]["max"] < 30
+    assert made["all"]["prompt_tokens"] == 14
+
+
+@pytest.mark.parametrize(
+    ("events", "because"),
+    [
+        (b'data: {"object":"error","message":"boom","code":500}\n\n' + DONE, "the server failed: boom"),
+        (b'event: error\ndata: {"message":"boom"}\n\n' + DONE, "the server failed: boom"),
+        (DONE, "there is nothing in the stream"),
+    ],
+)
+def test_errors_in_streams_are_failures(trace: Path, events: bytes, because: str) -> None:
+    assert play_before(lambda: [events], trace)["failures"] == {because: 2}
+
+
+def test_times_of_what_did_not_come_token_by_token_are_not_known(trace: Path) -> None:
+    made = play_before(lambda: [TOKEN + USAGE + DONE], trace)["all"]
+    assert made["first_token_seconds"]["max"] > 0
+    assert made["between_tokens_seconds"] is None
+    body = b'{"choices": [{"text": "a b"}], "usage": {"completion_tokens": 2}}'
+    made = play_before(lambda: [body], trace, "--no-stream")["all"]
+    assert made["first_token_seconds"] is made["between_tokens_seconds"] is None
+    assert made["total_seconds"]["max"] > 0
+
+
+def test_names_of_replicas_are_shown_as_they_are(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = iter(["[/b]", "[red]a"])
+    with peer(lambda *_: (200, {"x-tidegate-replica": next(names)}, TOKEN + DONE)) as address:
+        given = [str(trace), "--url", f"{address}/v1", "--model", "m", "--requests", "2"]
+        assert command.main(given) == 0
+    told = capsys.readouterr().out
+    assert "[/b]" in told
+    assert "[red]a" in told
+
+
+def test_a_report_that_can_not_be_written_is_told_before_anything_is_sent(
+    engine: FakeEngine, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(trace), "--url", f"{engine.url}/v1", "--model", "m", "--json", "/nowhere/report"]
+    assert command.main(given) == 1
+    assert "/nowhere/report can't be written: No such file" in capsys.readouterr().err
+    assert not engine.asked
 
 
 @pytest.mark.parametrize(

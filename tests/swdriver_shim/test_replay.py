@@ -361,6 +361,7 @@ def test_a_trace_that_is_none_is_told_where(
         (["{trace}", "--agent", "unix:/nowhere", "--secret-file", "/nowhere"], "/nowhere can't be read"),
         (["{trace}", "--agent", "unix:/nowhere", "--secret-file", "{trace}"], "can't be used"),
         (["{trace}", "--slots", "9000000000000"], "An agent can't be used"),
+        (["{trace}", "--metadata", "--json", "/nowhere/report"], "/nowhere/report can't be written"),
     ],
 )
 def test_what_can_not_be_done_is_a_sentence(
