@@ -168,7 +168,9 @@ class Load:
     def hit_rate(self, since: float, until: float = float("inf")) -> float:
         """Percent of tokens, of requests that were begun in that time."""
         found = [one for one in list(self.served) if since <= one.at < until]
-        return 100 * sum(one.cached for one in found) / max(1, sum(one.tokens for one in found))
+        tokens = sum(one.tokens for one in found)
+        assert tokens, f"nothing was served; of all requests {len(self.failed)} failed"
+        return 100 * sum(one.cached for one in found) / tokens
 
     def _run(self) -> None:
         began, number = time.monotonic(), 0
@@ -185,13 +187,11 @@ class Load:
         at = time.monotonic()
         try:
             answer = client.post("/v1/chat/completions", json={"model": self._model, **told})
-            answer.raise_for_status()
-        except httpx.HTTPError as error:
+            usage = answer.raise_for_status().json()["usage"]
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            self.served.append(Answered(at, int(usage["prompt_tokens"]), int(cached)))
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             self.failed.append(repr(error))
-            return
-        usage = answer.json()["usage"]
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        self.served.append(Answered(at, usage["prompt_tokens"], cached))
 
 
 def rollout_rows(scene: Served, seconds: float) -> Iterator[Row]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+from typing import cast
+
+import httpx
 import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from benchmarks import large_console
-from benchmarks.pages import MORE
+from benchmarks.pages import MORE, server_rows
 from console.accounts.roles import Role
 from tests.conftest import make_user
+from tests.console.ctl.peers import peer
 from tests.every_page import addresses
+from tests.live import LiveConsole
 
 ROWS = 60  # of each kind: whoever asks for each of them asks more often than this
 QUERIES_MAX = 45
@@ -32,3 +39,14 @@ def test_no_page_asks_the_database_for_each_row(monkeypatch: pytest.MonkeyPatch)
         assert answer.status_code in (200, 302, 405), (name, path, answer.status_code)
         queries[name] = len(asked)
     assert {name: count for name, count in queries.items() if count > QUERIES_MAX} == {}
+
+
+@pytest.mark.parametrize("status", [302, 429, 500])
+def test_a_page_that_fails_is_no_fast_one(status: int) -> None:
+    console = cast("LiveConsole", SimpleNamespace(process=SimpleNamespace(pid=os.getpid())))
+    with (
+        peer(lambda *_: (status, {"Location": "/login/"}, b"")) as address,
+        httpx.Client(base_url=address) as client,
+        pytest.raises(httpx.HTTPStatusError),
+    ):
+        list(server_rows(console, client, {"broken": "/"}, 2))
