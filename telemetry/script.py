@@ -11,6 +11,7 @@ from typing import Final
 
 SCRIPTS: Final = (
     "cluster-server",
+    "inference-brain",
     "kvss-agent",
     "swdriver",
     "tidegate",
@@ -20,6 +21,7 @@ SCRIPTS: Final = (
 OURS: Final = (
     "cluster_server",
     "console",
+    "inference_brain",
     "kvss_agent",
     "swdriver_shim",
     "telemetry",

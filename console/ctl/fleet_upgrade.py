@@ -21,6 +21,7 @@ from console.ctl.cells import spoken
 from console.ctl.client import Client, Item, at
 from console.ctl.failures import Failed, Refused, TimedOut
 from console.ctl.output import Screen
+from console.ctl.waits import AWAY, Deadline
 from telemetry.units import duration
 
 KIND: Final = "node.upgrade"
@@ -98,13 +99,10 @@ class Upgrade:
     def run(self) -> None:
         """Until all are upgraded. Raises Failed and TimedOut."""
         ends = time.monotonic() + self.given.timeout
+        deadline = Deadline(self.given.timeout)
+        self.look()  # a console that does not answer now is not waited for
         while True:
-            fleet = self.look()
-            self._settle(fleet)
-            self._install(fleet)
-            rests = time.monotonic() < self._rests_until
-            for name in due(fleet, self.given.version, self.given.at_once, self.failed, rests=rests):
-                self._begin(name)
+            fleet = deadline.patiently(self._step)
             waiting = left(fleet, self.given.version, self.failed)
             self._say("", self._why_it_waits(fleet, waiting))
             if not self._followed and (self.failed or not waiting):
@@ -119,6 +117,17 @@ class Upgrade:
         self.screen.say(f"{len(fleet.nodes) - len(lost)} nodes run {self.given.version}.")
         if lost:
             self.screen.say(f"Left out, because they are lost: {', '.join(lost)}.")
+
+    def _step(self) -> Fleet:
+        """Follow what runs and begin what is due. All of it can be done again, as it goes by what the
+        console says."""
+        fleet = self.look()
+        self._settle(fleet)
+        self._install(fleet)
+        rests = time.monotonic() < self._rests_until
+        for name in due(fleet, self.given.version, self.given.at_once, self.failed, rests=rests):
+            self._begin(name)
+        return fleet
 
     def check(self) -> None:
         """Raises Failed where any has failed."""
@@ -155,6 +164,8 @@ class Upgrade:
         try:
             answer = self.client.ask("POST", at("/nodes/{}/upgrade", name), body=body)
         except Refused as error:
+            if error.code in AWAY:
+                raise
             self.failed[name] = str(error)
             return
         self._followed[name] = str(answer.body["id"])
@@ -201,9 +212,12 @@ class Upgrade:
                 self._followed.pop(name, None)
 
     def _started(self, words: list[str]) -> subprocess.Popen[bytes]:
-        """What it prints goes to standard error. Raises Failed where there is no such program."""
+        """What it prints goes to standard error, and Ctrl-C is not for it. Raises Failed without such a
+        program."""
         try:
-            return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=STANDARD_ERROR)
+            return subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=STANDARD_ERROR, start_new_session=True
+            )
         except OSError as error:
             raise Failed(f"{words[0]} can't be run: {error.strerror}. {AGAIN}") from error
 
@@ -243,3 +257,7 @@ def upgrade_fleet(client: Client, given: argparse.Namespace, screen: Screen) -> 
     except KeyboardInterrupt:
         sys.stderr.write(f"\nNodes that were begun with go on. {AGAIN}\n")
         raise
+    except Failed as error:
+        if error.code not in AWAY or AGAIN in str(error):
+            raise
+        raise Failed(f"{error} {AGAIN}", error.code) from error

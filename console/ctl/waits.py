@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -14,12 +14,15 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from console.ctl.catalogue import Reference, fetch
 from console.ctl.cells import spoken
 from console.ctl.client import Client, Item, at
-from console.ctl.failures import Failed, NotFound, TimedOut, Usage
+from console.ctl.failures import Exit, Failed, NotFound, TimedOut, Usage
 from console.ctl.resources import value_at
 from telemetry.units import duration
 
+T = TypeVar("T")
 PAUSE_SECONDS: Final = 0.3
 PAUSE_SECONDS_MAX: Final = 2.0
+PATIENCE_SECONDS: Final = 60.0  # with a console that is away, as while it is restarted
+AWAY: Final = (Exit.UNAVAILABLE, Exit.TIMEOUT)
 STUCK: Final = "stuck"
 DELETED: Final = "delete"
 
@@ -39,6 +42,19 @@ class Deadline:
         time.sleep(min(self._pause, left))
         self._pause = min(self._pause * 1.2, PAUSE_SECONDS_MAX)
 
+    def patiently(self, ask: Callable[[], T]) -> T:
+        """Ask a console that has answered before, and may be away for a while. Raises Failed when it was
+        away for too long."""
+        ends = min(self._ends, time.monotonic() + PATIENCE_SECONDS)
+        while True:
+            try:
+                return ask()
+            except Failed as error:
+                left = ends - time.monotonic()
+                if error.code not in AWAY or left <= 0:
+                    raise
+                time.sleep(min(self._pause, left))
+
 
 def follow(client: Client, operation: Item, seconds: float) -> Item:
     """Wait until an operation is done, and show how far it is. Raises Failed unless it succeeded."""
@@ -50,7 +66,7 @@ def follow(client: Client, operation: Item, seconds: float) -> Item:
             if operation["state"] == STUCK:
                 raise Failed(f"It is stuck: {_why(operation)} Then: tidegatectl retry {operation['id']}")
             deadline.pause(f"Operation {operation['id']} was not done")
-            operation = client.get(path)
+            operation = deadline.patiently(lambda: client.get(path))
         show(operation["progress"])
     if operation["state"] != "succeeded":
         raise Failed(f"The operation {operation['state']}: {_why(operation)}")
@@ -97,9 +113,13 @@ def until(client: Client, reference: Reference, condition: str, seconds: float) 
     """Wait until a resource is as it is asked to be. Raises TimedOut, and NotFound unless it may go."""
     holds = reading_of(condition)
     deadline = Deadline(seconds)
+    item: Item | None = None
     while True:
         try:
-            item = fetch(client, reference).item
+            if item is None:
+                item = fetch(client, reference).item
+            else:
+                item = deadline.patiently(lambda: fetch(client, reference).item)
         except NotFound:
             if condition == DELETED:
                 return
@@ -149,7 +169,7 @@ def rollout(client: Client, reference: Reference, seconds: float) -> Item:
                 return item
             show(_progress(item))
             deadline.pause(f"{reference} was not rolled out")
-            item = fetch(client, reference).item
+            item = deadline.patiently(lambda: fetch(client, reference).item)
 
 
 def _check_was_not_undone(client: Client, reference: Reference) -> None:

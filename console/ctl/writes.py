@@ -13,7 +13,7 @@ from console.ctl.catalogue import Reference, fetch, references
 from console.ctl.cells import spoken
 from console.ctl.changes import Change, body_of, make, operation_of, planned, send
 from console.ctl.client import Answer, Client
-from console.ctl.failures import Exit, Failed, Refused, Usage
+from console.ctl.failures import Exit, Failed, Refused, TimedOut, Unavailable, Usage
 from console.ctl.manifests import Fields, Manifest, difference, load
 from console.ctl.output import Screen
 from console.ctl.resources import with_action
@@ -198,7 +198,7 @@ class _Doing:
                 return
             try:
                 waits.follow(self._client, operation, given.timeout)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, Unavailable, TimedOut):
                 sys.stderr.write(f"\nIt continues: {again}\n")
                 raise
         elif answer.status == ACCEPTED and reference.resource.delete and not given.no_wait:

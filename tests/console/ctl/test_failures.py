@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.message import Message
 from pathlib import Path
@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from console.ctl import waits
 from console.ctl.failures import Exit, code_of
 from tests.console.ctl.peers import Answer, peer
 from tests.console.ctl.shelf import Person
@@ -167,7 +168,7 @@ def test_a_followed_log_that_ends_before_its_instance_is_unavailable(tmp_path: P
 
 
 def test_an_explanation_is_not_denied_where_not_all_orgs_were_asked(tmp_path: Path) -> None:
-    nothing = {"route": None, "answers": [], "unreachable": []}
+    nothing: dict[str, object] = {"route": None, "answers": [], "unreachable": []}
     orgs = {"items": [{"slug": f"o{number}"} for number in range(51)], "next_cursor": None}
 
     def answer(method: str, _: str, __: Message) -> Answer:
@@ -225,6 +226,47 @@ def test_it_is_usage_only_where_nothing_was_changed(tmp_path: Path, told: str, c
         done = person_of(tmp_path, address).run("apply", "-f", "-", told=fixed + told)
     assert "`path` of session/chat can't be changed" in done.errors
     assert done.code == code
+
+
+# A console that is away for a moment
+
+
+def drained(*, away: int) -> Callable[[str, str, Message], Answer]:
+    """A console on which a drain takes five looks, before the last of which nobody answers so often."""
+    looks = itertools.count()
+
+    def answer(method: str, _: str, __: Message) -> Answer:
+        number = -1 if method == "POST" else next(looks)
+        if 1 <= number <= away:
+            return 502, {}, b"bad gateway"
+        done = number > away + 1
+        operation = {
+            "id": "op-1",
+            "sentence": "drain",
+            "error": None,
+            "done": done,
+            "state": "succeeded" if done else "running",
+            "progress": {"percent": 10, "message": "moving"},
+        }
+        return 202 if method == "POST" else 200, JSON, json.dumps(operation).encode()
+
+    return answer
+
+
+def test_an_operation_is_followed_over_a_moment_without_a_console(tmp_path: Path) -> None:
+    with peer(drained(away=2)) as address:
+        done = person_of(tmp_path, address).run("drain", "ax-1")
+    assert (done.code, done.output) == (0, "node/ax-1 drained\n")
+
+
+def test_a_console_that_stays_away_is_told_with_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "PATIENCE_SECONDS", 0.1)
+    with peer(drained(away=1 << 20)) as address:
+        done = person_of(tmp_path, address).run("drain", "ax-1")
+    assert done.code == 7
+    assert "It continues: tidegatectl wait operation/op-1 --for done\n" in done.errors
 
 
 # Certificates

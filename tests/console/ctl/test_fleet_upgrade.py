@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.message import Message
 from pathlib import Path
 
 import pytest
 
 from console.ctl.arguments import parser
 from console.ctl.fleet_upgrade import Fleet, Node, due, elsewhere, left
+from tests.console.ctl.peers import Answer, peer
 from tests.console.ctl.shelf import Person
 from tests.live import LiveConsole, live_console, wait_until
 
@@ -69,6 +74,65 @@ def test_a_run_that_makes_no_sense_is_usage(
     with pytest.raises(SystemExit, match="2"):
         parser().parse_args(["upgrade-fleet", *words])
     assert said in capsys.readouterr().err
+
+
+class Faulty:
+    """A console of one node, whose upgrade waits for its software until so many requests have come.
+    `away`: the number of a request that nobody answers."""
+
+    def __init__(self, away: int = 0, installed_after: int = 1 << 30) -> None:
+        self._away, self._installed_after = away, installed_after
+        self._asked = 0
+        self._begun = False
+
+    def __call__(self, method: str, path: str, _: Message) -> Answer:
+        self._asked += 1
+        if self._asked == self._away:
+            return 502, {}, b"bad gateway"
+        self._begun = self._begun or method == "POST"
+        is_installed = self._asked > self._installed_after
+        is_running = self._begun and not is_installed
+        operation = {
+            "id": "op-1",
+            "target": "node:a",
+            "error": None,
+            "parameters": {"version": NEW},
+            "state": "running" if is_running else "succeeded",
+            "done": not is_running,
+            "progress": {"percent": 50, "message": "waits"},
+        }
+        state = "maintenance" if is_running else "ready"
+        version = NEW if is_installed else OLD
+        node = {"name": "a", "software_version": version, "state": state, "joined_at": "now"}
+        lists = {"nodes": [node], "operations": [operation] if is_running else [], "alerts": []}
+        name = path.removeprefix("/api/v1/").partition("?")[0]
+        body = {"items": lists[name], "next_cursor": None} if name in lists else operation
+        return 202 if method == "POST" else 200, {}, json.dumps(body).encode()
+
+
+def upgrader(home: Path, address: str) -> Person:
+    return Person(home, {"TIDEGATE_ADDRESS": address, "TIDEGATE_TOKEN": "tgw_x"})
+
+
+@pytest.mark.parametrize("away", [4, 7, 8, 12])  # the first look takes three requests
+def test_an_upgrade_goes_on_after_a_moment_without_a_console(tmp_path: Path, away: int) -> None:
+    with peer(Faulty(away, installed_after=13)) as address:
+        done = upgrader(tmp_path, address).run("upgrade-fleet", "--version", NEW, "--observe", "1ms")
+    assert (done.code, done.output) == (0, f"1 nodes run {NEW}.\n"), done.errors
+
+
+def test_a_command_that_installs_goes_on_after_ctrl_c(tmp_path: Path) -> None:
+    begun, goes, done = (tmp_path / name for name in ("begun", "goes", "done"))
+    wait = f"touch {begun}; while [ ! -e {goes} ]; do sleep 0.05; done; touch {done}"
+    command = ("upgrade-fleet", "--version", NEW, "--run", f"sh -c '{wait}'")
+    with peer(Faulty()) as address:
+        person = upgrader(tmp_path, address)
+        with person.process(*command, start_new_session=True) as process:
+            wait_until("it installs", begun.exists)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            assert process.wait(30) == 130
+            goes.touch()
+            wait_until("it has installed", done.exists)
 
 
 FLEET = """
