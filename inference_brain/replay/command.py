@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TextIO, get_args
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -68,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("trace", type=Path, help="a .jsonl of conversations, a .json of a session, or a folder of those")
-    add("--url", required=True, help="of the API, with its /v1")
+    add("--url", type=_url, required=True, help="of the API, with its /v1")
     add("--model", required=True, help="as the server calls it")
     add("--requests", type=_count, metavar="N", help="only the first so many")
     add("--json", type=Path, metavar="FILE", help="also write the report there")
@@ -121,6 +122,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address or not text.isascii() or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address, as http://127.0.0.1:8000/v1")
+    return text.rstrip("/")
+
+
 def _count(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -146,7 +158,7 @@ def _report_file(path: Path | None) -> contextlib.AbstractContextManager[TextIO 
 def _replay(given: argparse.Namespace) -> int:
     requests = _read(given.trace, given.requests)
     play = Play(
-        given.url.rstrip("/"),
+        given.url,
         _keys(given.keys_file),
         given.at_once,
         not given.no_stream,
@@ -205,13 +217,16 @@ def _read(trace: Path, most: int | None) -> list[Request]:
 def _keys(file: Path | None) -> list[str]:
     if file is None:
         key = os.environ.get(KEY_VARIABLE)
-        return [key] if key else []
-    try:
-        keys = [line.strip() for line in file.read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unusable(f"{file} can't be read: {error}.") from error
-    if not keys:
-        raise Unusable(f"There are no keys in {file}.")
+        keys = [key] if key else []
+    else:
+        try:
+            keys = [line.strip() for line in file.read_text().splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise Unusable(f"{file} can't be read: {error}.") from error
+        if not keys:
+            raise Unusable(f"There are no keys in {file}.")
+    if not all(key.isascii() and key.isprintable() for key in keys):
+        raise Unusable(f"A key in {file or KEY_VARIABLE} has signs that keys have not.")
     return keys
 
 

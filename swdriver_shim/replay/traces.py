@@ -14,13 +14,18 @@ import hashlib
 import heapq
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from telemetry.decoder import excerpt
+
 CONVERSATION_BLOCK_TOKENS: Final = 512
 NESTED_MAX: Final = 16
+QUOTED_CHARACTERS_MAX: Final = 80
+TOKENS_MAX: Final = 1 << 24  # of a prompt, an answer or a block
 
 
 class Malformed(ValueError):
@@ -131,14 +136,20 @@ class _Fields:
 
     def number(self, name: str) -> float:
         value = self.raw.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise Malformed(f"{self.where}: {name} is {value!r}, not a number from 0")
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not 0 <= value <= sys.float_info.max
+        ):
+            said = excerpt(repr(value), QUOTED_CHARACTERS_MAX)
+            raise Malformed(f"{self.where}: {name} is {said}, not a number from 0")
         return float(value)
 
     def count(self, name: str) -> int:
+        """Of tokens."""
         value = self.number(name)
-        if value != int(value):
-            raise Malformed(f"{self.where}: {name} is {value!r}, not a whole number")
+        if value != int(value) or value > TOKENS_MAX:
+            raise Malformed(f"{self.where}: {name} is {value!r}, not a whole number up to {TOKENS_MAX}")
         return int(value)
 
     def list(self, name: str) -> Sequence[object]:
@@ -159,6 +170,8 @@ class _Fields:
 def _json(raw: bytes, path: Path, line: int | None) -> object:
     try:
         return json.loads(raw)
+    except RecursionError as error:
+        raise Malformed(f"{path}, line {line or 1}: nested too deep") from error
     except ValueError as error:
         at = getattr(error, "lineno", 1) if line is None else line
         raise Malformed(f"{path}, line {at}: {error}") from error

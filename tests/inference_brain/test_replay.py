@@ -250,6 +250,25 @@ def test_sessions_are_dealt_out_to_keys(engine: FakeEngine, trace: Path, tmp_pat
     assert sum(org["requests"] for org in made["orgs"].values()) == 6
 
 
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://a/v1", "http://[::1", "http://a:b/v1", "http://ü/v1"]
+)
+def test_what_is_no_address_is_refused(
+    trace: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main([str(trace), "--url", url, "--model", "m"])
+    assert "is no address" in capsys.readouterr().err
+
+
+def test_keys_that_no_header_can_have_are_refused(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "schlüssel")
+    assert command.main([str(trace), "--url", "http://127.0.0.1:1/v1", "--model", "m"]) == 1
+    assert "A key in OPENAI_API_KEY" in capsys.readouterr().err
+
+
 def test_the_key_of_the_environment(
     engine: FakeEngine, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -337,6 +337,10 @@ def test_bytes_go_to_an_agent_that_runs_already(trace: Path, tmp_path: Path) -> 
         ("{\n", "line 1"),
         ('{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": []}\n', "0 blocks for 9"),
         ("[]\n", "not a JSON object"),
+        ("[" * 100_000, "line 1: nested too deep"),
+        (json.dumps(asked(10**400, [])), "line 1: timestamp is 1000"),
+        (json.dumps(asked(0, [], tokens=10**15)), "line 1: input_length is 1000000000000000.0, not a"),
+        (json.dumps(asked(0, [1], out=10**15)), "line 1: output_length is 1000000000000000.0, not a"),
     ],
 )
 def test_a_trace_that_is_none_is_told_where(
