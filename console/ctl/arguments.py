@@ -16,6 +16,7 @@ SHELLS: Final = ("bash", "zsh", "fish")
 TIMEOUT_SECONDS: Final = 600.0
 INTERVAL_SECONDS: Final = 2.0
 OBSERVE_SECONDS: Final = 30.0
+SECONDS_MAX: Final = 366 * 86400.0
 FLEET_SECONDS: Final = 86400.0
 ROLLOUT: Final = "rollout"
 # What actions are for, and how their fields are read.
@@ -399,6 +400,8 @@ def _duration(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from error
     if seconds <= 0:
         raise argparse.ArgumentTypeError("It has to be longer than nothing.")
+    if seconds > SECONDS_MAX:
+        raise argparse.ArgumentTypeError("It has to be at most 366 days.")
     return seconds
 
 

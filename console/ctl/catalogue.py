@@ -75,7 +75,8 @@ def fetch(client: Client, reference: Reference) -> Found:
             if error.status != 404:
                 raise
             raise NotFound(f"There is no {reference}, or you may not see it.") from error
-        return Found(with_kind(resource, answer.body, parent), answer.etag)
+        item = client.as_kind(answer.body, Item)
+        return Found(with_kind(resource, item, parent), answer.etag)
     for item in listed(client, resource, parent=parent):
         if str(item[resource.key]) == name:
             return Found(item, "")
@@ -106,7 +107,7 @@ def listed(
     elif resource.paged:
         found = client.items(at(resource.path, *names), query or {}, most)
     else:
-        found = client.get(at(resource.path, *names), **(query or {}))
+        found = client.as_kind(client.get(at(resource.path, *names), **(query or {})), list[Item])
     for item in found:
         yield with_kind(resource, item, parent)
 

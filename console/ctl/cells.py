@@ -77,7 +77,8 @@ def printable(text: str) -> str:
 
 
 def spoken(text: str, encoding: str | None) -> str:
-    """The text in what a terminal can show."""
+    """The text in what a terminal can show, and without what could speak to it, but with its lines."""
+    text = "\n".join(map(printable, text.split("\n")))
     encoding = encoding or "utf-8"
     try:
         text.encode(encoding)

@@ -7,7 +7,7 @@ import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -20,6 +20,7 @@ from telemetry.decoder import DOCUMENT, Malformed, decode, excerpt
 from telemetry.units import size
 from telemetry.version import tidegate_version
 
+T = TypeVar("T")
 Item = dict[str, Any]
 API: Final = "/api/v1"
 PAGE_ROWS: Final = 200
@@ -51,6 +52,11 @@ class _Problem(msgspec.Struct):
     title: str = ""
     request_id: str = ""
     errors: list[_Field] = []
+
+
+class _Page(msgspec.Struct):
+    items: list[Item]
+    next_cursor: str | None = None
 
 
 class Client:
@@ -85,12 +91,22 @@ class Client:
         left = most
         while left is None or left > 0:
             limit = PAGE_ROWS if left is None else min(left, PAGE_ROWS)
-            page = self.ask("GET", path, query={**query, "limit": limit, "cursor": cursor}).body
-            yield from page["items"]
-            cursor = page["next_cursor"]
+            said = self.ask("GET", path, query={**query, "limit": limit, "cursor": cursor}).body
+            page = self.as_kind(said, _Page)
+            yield from page.items
+            cursor = page.next_cursor
             if not cursor:
                 return
-            left = None if left is None else left - len(page["items"])
+            left = None if left is None else left - len(page.items)
+
+    def as_kind(self, body: object, kind: type[T]) -> T:
+        """An answer that has to be of this type. Raises Unavailable."""
+        try:
+            return msgspec.convert(body, kind)
+        except msgspec.ValidationError as error:
+            raise Unavailable(
+                f"{self.address} answered with what is no answer of a console ({error})."
+            ) from error
 
     def ask(
         self,
@@ -141,7 +157,7 @@ class Client:
     def versions(self) -> dict[str, str]:
         """Of the console and what it is made of."""
         found = self._read(self._send("GET", "/-/versions")).body
-        return {str(name): str(version) for name, version in found.items()}
+        return self.as_kind(found, dict[str, str])
 
     def _send(self, method: str, path: str, **more: Any) -> httpx.Response:
         ends = time.monotonic() + self._seconds

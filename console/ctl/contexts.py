@@ -18,17 +18,18 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+import httpx
 import msgspec
 
 from console.ctl.failures import Usage
-from telemetry.decoder import MESSAGE, Malformed, decode
+from telemetry.decoder import DOCUMENT, Malformed, decode
 
 ADDRESS: Final = "TIDEGATE_ADDRESS"
 TOKEN: Final = "TIDEGATE_TOKEN"  # noqa: S105 - the name of a variable
 CA: Final = "TIDEGATE_CA"
 CONTEXT: Final = "TIDEGATE_CONTEXT"
 FILE: Final = "contexts.json"
-PEM_BYTES_MAX: Final = 1 << 16
+PEM_BYTES_MAX: Final = 1 << 20
 LOG_IN: Final = "Log in first: tidegatectl login ADDRESS"
 
 
@@ -40,7 +41,12 @@ class Context(msgspec.Struct, frozen=True, omit_defaults=True):
     authorities: str = ""
 
     def verify(self) -> ssl.SSLContext:
-        trusted = ssl.create_default_context(cadata=self.authorities or None)
+        try:
+            trusted = ssl.create_default_context(cadata=self.authorities or None)
+        except (ssl.SSLError, ValueError) as error:
+            raise Usage(
+                f"The authorities of {self.address} are no certificates. Log in again."
+            ) from error
         trusted.minimum_version = ssl.TLSVersion.TLSv1_2
         return trusted
 
@@ -62,7 +68,7 @@ def read() -> Contexts:
             found = os.fstat(file.fileno())
             if stat.S_IMODE(found.st_mode) & 0o077 or found.st_uid != os.geteuid():
                 raise Usage(f"{path} has tokens, and others may read it. Run: chmod 600 {path}")
-            return decode(file.read(MESSAGE.bytes_max + 1), Contexts, MESSAGE)
+            return decode(file.read(DOCUMENT.bytes_max + 1), Contexts, DOCUMENT)
     except FileNotFoundError:
         return Contexts()
     except OSError as error:
@@ -110,11 +116,12 @@ def chosen(name: str | None, variables: Mapping[str, str] = os.environ) -> Conte
 
 def made(address: str, token: str, ca: str | None, *, plain: bool = False) -> Context:
     """A context of what somebody typed. Raises Usage for what can't be one."""
-    parts = urlsplit(address if "://" in address else f"https://{address}")
     try:
+        parts = urlsplit(address if "://" in address else f"https://{address}")
         is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        is_address = False
+        httpx.URL(parts.geturl()).host.encode("idna")
+    except (ValueError, httpx.InvalidURL):  # of which those of IDNA are some
+        parts, is_address = urlsplit(""), False
     if not is_address or parts.query or parts.fragment or parts.username or parts.password:
         raise Usage(f"{address!r} is not the address of a console. Write https://console.example")
     if parts.scheme == "http" and not plain and not _is_loopback(parts.hostname or ""):
@@ -138,8 +145,11 @@ def _is_loopback(host: str) -> bool:
 def _authorities(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            text = file.read(PEM_BYTES_MAX).decode("ascii")
-        ssl.create_default_context(cadata=text)
+            raw = file.read(PEM_BYTES_MAX + 1)
+        if len(raw) > PEM_BYTES_MAX:
+            raise Usage(f"{path} can't be used as the authorities: it is larger than 1 MiB.")
+        text = raw.decode("ascii")
+        ssl.create_default_context(cadata=text or " ")  # with nothing it would trust the system's
     except (OSError, UnicodeError, ssl.SSLError) as error:
         reason = (
             error.strerror if isinstance(error, FileNotFoundError) else "it has no certificates in PEM"
@@ -176,6 +186,8 @@ def _write(contexts: Contexts) -> None:
     """Replace the file at once; it is 0600 from its beginning."""
     path = folder() / FILE
     raw = msgspec.json.format(msgspec.json.encode(contexts, order="sorted"), indent=2)
+    if len(raw) >= DOCUMENT.bytes_max:
+        raise Usage(f"{path} would be too large. Remove contexts that are not used any more.")
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(descriptor, "wb") as file:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+import msgspec
+
 from console.ctl import contexts
 from console.ctl.client import Client
 from console.ctl.contexts import CONTEXT, TOKEN
@@ -20,21 +22,28 @@ TOKEN_BYTES_MAX: Final = 16 << 10
 STDIN: Final = "-"
 
 
+class _Me(msgspec.Struct):
+    username: str
+    read_only: bool
+
+
 def log_in(given: argparse.Namespace, screen: Screen) -> None:
     """Store a context, if the console accepts its token."""
     context = contexts.made(given.address, _token(given.token_file), given.ca, plain=given.plain)
     name = given.name or urlsplit(context.address).netloc
     with Client(context, given.request_timeout) as client:
-        me = client.get("/me")
+        me = client.as_kind(client.get("/me"), _Me)
     contexts.store(name, context)
-    rights = "read" if me["read_only"] else "read and write"
-    screen.say(f"Logged in to {context.address} as {me['username']}, who may {rights}. Context: {name}")
+    rights = "read" if me.read_only else "read and write"
+    screen.say(f"Logged in to {context.address} as {me.username}, who may {rights}. Context: {name}")
 
 
 def _token(path: str | None) -> str:
-    """From where it is said to be, else from the environment; a person is asked."""
-    if path == STDIN or (path is None and not sys.stdin.isatty() and not os.environ.get(TOKEN)):
-        return sys.stdin.readline(TOKEN_BYTES_MAX).strip()
+    """From where it is said to be, else from standard input, where a person is asked, or from the
+    environment where that has nothing."""
+    if path == STDIN or (path is None and not sys.stdin.isatty()):
+        said = sys.stdin.readline(TOKEN_BYTES_MAX).strip()
+        return said or ("" if path else os.environ.get(TOKEN, ""))
     if path:
         try:
             with Path(path).open() as file:

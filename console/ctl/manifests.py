@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -16,7 +18,7 @@ from console.ctl.catalogue import Reference, referred
 from console.ctl.failures import Usage
 from console.ctl.output import WITH_EXPONENT, yaml_of
 from console.ctl.resources import BY_NAME, RESOURCES, Call, Resource, value_at
-from telemetry.decoder import Limits, Malformed, decode
+from telemetry.decoder import INTEGER_MAX, INTEGER_MIN, Limits, Malformed, decode
 
 Fields = dict[str, Any]
 STDIN: Final = "-"
@@ -61,6 +63,10 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001 - as it is inherited
         names: set[str] = set()
         for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:str":
+                raise yaml.MarkedYAMLError(
+                    problem="a name is a text: put it in quotes", problem_mark=key.start_mark
+                )
             if key.value in names:
                 raise yaml.MarkedYAMLError(
                     problem=f"{key.value!r} is there twice", problem_mark=key.start_mark
@@ -124,15 +130,25 @@ def parse(text: str, source: str) -> list[Manifest]:
 def _json(text: str) -> list[Any]:
     """Nothing if it is no JSON, or not right: YAML is almost a superset, and says where it is wrong."""
     with contextlib.suppress(Malformed):
-        return [decode(text, object, Limits(BYTES_MAX, depth_max=DEPTH_MAX))]
+        decode(text, object, Limits(BYTES_MAX, depth_max=DEPTH_MAX))
+        return [json.loads(text, object_pairs_hook=_once)]
     return []
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Fields:
+    """An object of JSON, which takes the last of two values in silence. Raises ValueError."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"{twice!r} is there twice")
+    return made
 
 
 def _manifest(item: object, source: str) -> Manifest:
     if not isinstance(item, dict) or not all(isinstance(name, str) for name in item):
         raise Usage(f"{source}: a manifest is a mapping with `kind`.")
-    if odd := next(_odd_numbers(item), ""):
-        raise Usage(f"{source}: `{odd}` is no number that can be sent.")
+    if odd := next(_odd(item), ""):
+        raise Usage(f"{source}: {odd} that can be sent.")
     fields = dict(item)
     kind = fields.pop("kind", None)
     inner = BY_NAME[kind.lower()].inner if isinstance(kind, str) and kind.lower() in BY_NAME else ""
@@ -160,17 +176,31 @@ def _known(resource: Resource) -> set[str]:
     return {resource.key, *resource.read_only, *(name for call in calls if call for name in call.fields)}
 
 
-def _odd_numbers(value: object, name: str = "") -> Iterator[str]:
-    """The fields with `.nan` or `.inf`, which JSON has no numbers for."""
+def _odd(value: object, name: str = "") -> Iterator[str]:
+    """What JSON has not: `.nan`, `.inf` and numbers that no console reads, and halves of signs."""
     if isinstance(value, float) and not math.isfinite(value):
-        yield name
+        yield f"`{name}` is no number"
+    if isinstance(value, int) and not INTEGER_MIN <= value <= INTEGER_MAX:
+        yield f"`{name}` is no number"
+    if isinstance(value, str) and not _is_text(value):
+        yield f"`{name}` is no text"
     inner: Iterable[tuple[object, object]] = ()
     if isinstance(value, dict):
         inner = value.items()
     elif isinstance(value, list):
         inner = ((name, one) for one in value)
     for key, one in inner:
-        yield from _odd_numbers(one, str(key))
+        if isinstance(value, dict) and not _is_text(str(key)):
+            yield f"a name in `{name}` is none"
+        yield from _odd(one, str(key))
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _reference(resource: Resource, fields: Fields) -> Reference:

@@ -40,10 +40,14 @@ class Screen:
         return shutil.get_terminal_size().columns if self.is_terminal else None
 
     def say(self, text: str, style: str = "") -> None:
-        self.stream.write(self.styled(spoken(text, self.encoding), style) + "\n")
+        self._write(self.styled(text, style))
+
+    def _write(self, line: str) -> None:
+        self.stream.write(line + "\n")
         self.stream.flush()
 
     def styled(self, text: str, style: str) -> str:
+        text = spoken(text, self.encoding)
         return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style and self.has_colour else text
 
     def rows(
@@ -59,7 +63,7 @@ class Screen:
                 is_last = place == len(row) - 1
                 cell = _cut(text, width, fill=not is_last)
                 cells.append(self.styled(cell, style_of(text) if place in states else style))
-            self.say(GAP.join(cells).rstrip() if not self.has_colour else GAP.join(cells))
+            self._write(GAP.join(cells).rstrip() if not self.has_colour else GAP.join(cells))
 
     def document(self, form: str, items: Sequence[Item], *, is_list: bool) -> None:
         """As JSON (an array for a list) or as YAML (a document for each)."""
@@ -108,7 +112,9 @@ class Screen:
                 form = "text" if isinstance(value, list) else form_of(name)
                 is_moment = form == "age" and isinstance(value, str)
                 text = moment(value, now) if is_moment else shown(value, form, now)
-                self.say(label.ljust(indent + width) + self.styled(text, style_of(text)))
+                self._write(
+                    self.styled(label.ljust(indent + width), "") + self.styled(text, style_of(text))
+                )
 
     def _nested(self, items: list[Item], indent: int) -> None:
         """A table of what is flat, and else one after the other."""

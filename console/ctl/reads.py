@@ -227,7 +227,7 @@ def wait(client: Client, given: argparse.Namespace, screen: Screen) -> None:
 
 
 def whoami(client: Client, _: argparse.Namespace, screen: Screen) -> None:
-    screen.described({"console": client.address, **client.get("/me")})
+    screen.described({"console": client.address, **client.as_kind(client.get("/me"), Item)})
 
 
 def status(client: Client, given: argparse.Namespace, screen: Screen) -> None:

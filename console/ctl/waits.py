@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from console.ctl.catalogue import Reference, fetch
-from console.ctl.cells import spoken
+from console.ctl.cells import printable, spoken
 from console.ctl.client import Client, Item, at
 from console.ctl.failures import Exit, Failed, NotFound, TimedOut, Usage
 from console.ctl.resources import value_at
@@ -101,10 +101,10 @@ def progress(sentence: str) -> Iterator[Callable[[Item], None]]:
         TextColumn("{task.fields[message]}", markup=False),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(sentence, total=100, message="")
+        task = bar.add_task(printable(sentence), total=100, message="")
 
         def move(how_far: Item) -> None:
-            bar.update(task, completed=how_far["percent"], message=str(how_far["message"]))
+            bar.update(task, completed=how_far["percent"], message=printable(str(how_far["message"])))
 
         yield move
 

@@ -78,6 +78,9 @@ def test_removing_the_current_one_leaves_none_current() -> None:
         ("https://me:secret@tidegate.example", False),
         ("https://tidegate.example?q", False),
         ("https://tidegate.example:99999", False),
+        ("https://tidegate..example", False),
+        ("https://[::1", False),
+        ("https://tidegate\u2028.example", False),
     ],
 )
 def test_a_token_goes_only_where_nobody_can_read_it(address: str, is_allowed: bool) -> None:  # noqa: FBT001
@@ -91,6 +94,26 @@ def test_a_token_goes_only_where_nobody_can_read_it(address: str, is_allowed: bo
 def test_plain_http_is_for_who_asks_for_it() -> None:
     made = contexts.made("http://tidegate.example", "tgr_x", None, plain=True)
     assert made.address == "http://tidegate.example"
+
+
+@pytest.mark.parametrize(
+    ("pem", "said"),
+    [(b"", "no certificates in PEM"), (b"x" * (1 << 21), "larger than 1 MiB"), (b"\xff", "in PEM")],
+)
+def test_what_is_no_authority_is_refused(tmp_path: Path, pem: bytes, said: str) -> None:
+    path = tmp_path / "ca.pem"
+    path.write_bytes(pem)
+    with pytest.raises(Usage, match=said):
+        contexts.made("https://tidegate.example", "tgr_x", str(path))
+
+
+def test_a_long_list_of_authorities_is_stored_and_read(tmp_path: Path) -> None:
+    made = contexts.made("https://a.example", "tgr_x", None)
+    contexts.store("a", contexts.Context(made.address, made.token, "x" * 219_000))
+    found = contexts.chosen("a")
+    assert len(found.authorities) == 219_000
+    with pytest.raises(Usage, match="are no certificates"):
+        found.verify()
 
 
 @pytest.mark.parametrize("token", ["", "two words", "tgr_\n", "tgr_\x7f", "tgr_ü"])

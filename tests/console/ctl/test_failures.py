@@ -118,6 +118,59 @@ def test_what_is_no_console_is_said_to_be_none(tmp_path: Path, answer: Answer) -
     assert len(done.errors) < 500
 
 
+@pytest.mark.parametrize("body", [b"{}", b"null", b"[]", b"7", b'{"items": [7]}'])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["get", "nodes"],
+        ["get", "node/ax-1"],
+        ["get", "orgs"],
+        ["get", "silences"],
+        ["version"],
+        ["login", "{}"],
+        ["whoami"],
+    ],
+)
+def test_an_answer_of_another_shape_is_no_traceback(
+    tmp_path: Path, words: list[str], body: bytes
+) -> None:
+    with peer(lambda *_: (200, JSON, body)) as address:
+        person = person_of(tmp_path, address)
+        done = person.run(*(word.format(address) for word in words), told="tgr_x\n")
+    assert done.code in (0, 7), done.errors
+    assert len(done.errors) < 300
+
+
+def test_what_a_console_says_can_not_speak_to_the_terminal(tmp_path: Path) -> None:
+    sly = json.dumps({"username": "\x1b[31mada\x9b2J", "read_only": True}).encode()
+    with peer(lambda *_: (200, JSON, sly)) as address:
+        done = Person(tmp_path).run("login", address, told="tgr_x\n")
+    assert "as  [31mada 2J, who may read." in done.output
+    series = {"series": [{"labels": {"model": "m\x1b[31m"}, "values": [1]}]}
+    with peer(lambda *_: (200, JSON, json.dumps(series).encode())) as address:
+        done = person_of(tmp_path, address).run("top", "models")
+    assert "m [31m" in done.output
+
+
+def test_standard_input_goes_before_the_environment_where_it_has_a_token(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def answer(_: str, __: str, headers: Message) -> Answer:
+        asked.append(headers["Authorization"])
+        return 200, JSON, ME
+
+    with peer(answer) as address:
+        person = person_of(tmp_path, address)
+        assert person.run("login", address, told="tgr_y\n").code == 0
+        assert person.run("login", address).code == 0
+    assert asked == ["Bearer tgr_y", "Bearer tgw_x"]
+
+
+def test_a_wait_has_its_bounds(tmp_path: Path) -> None:
+    done = Person(tmp_path).run("get", "nodes", "--request-timeout", "400000d")
+    assert (done.code, "at most 366 days" in done.errors) == (2, True)
+
+
 def test_an_answer_that_is_late_is_a_timeout(tmp_path: Path) -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

@@ -47,6 +47,11 @@ def test_documents_lists_and_json_are_read_alike(tmp_path: Path) -> None:
         ("\x00", "is not YAML"),
         ("kind: session-rules\nmoves_percent: .nan\n", "x.yaml: `moves_percent` is no number"),
         ("kind: limits\norg: a\nweight: [1, .inf]\n", "x.yaml: `weight` is no number"),
+        (f"kind: limits\norg: a\nweight: {1 << 70}\n", "x.yaml: `weight` is no number"),
+        ('kind: org\nslug: a\nname: "\\ud800"\n', "x.yaml: `name` is no text"),
+        ("kind: org\nslug: a\n? [b]\n: c\n", "x.yaml, line 3, column 3: a name is a text"),
+        ("kind: node\nname: a\nlabels: {null: b}\n", "x.yaml, line 3, column 10: a name is a text"),
+        ('{"kind": "org", "slug": "a", "name": "A", "name": "B"}', "'name' is there twice"),
         ("kind: org\nslug: a\n---\nkind: org\nslug: b\nnmae: B\n", "x.yaml: a org has no field `nmae`."),
     ],
 )
