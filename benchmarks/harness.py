@@ -66,6 +66,11 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+def _short(value: float) -> str:
+    """Without decimals, but for what would be nothing."""
+    return f"{value:,.0f}" if abs(value) >= 10 or value == round(value) else f"{value:,.2g}"
+
+
 def show(title: str, rows: Sequence[Row], file: Path | None) -> None:
     print(f"\n{title}, on {os.cpu_count()} cores, Python {platform.python_version()}\n")
     headings = list(dict.fromkeys(heading for row in rows for heading in row.more))
@@ -76,7 +81,7 @@ def show(title: str, rows: Sequence[Row], file: Path | None) -> None:
         goal = "" if row.goal is None else f"{row.goal:g}"
         holds = {None: "", True: "yes", False: "no"}[row.holds]
         value = f"{row.value:,.2f}"
-        more = "".join(f"{row.more[name]:,.0f} | " if name in row.more else "| " for name in headings)
+        more = "".join(f"{_short(row.more[name])} | " if name in row.more else "| " for name in headings)
         print(
             f"| `{row.id}` | {value} | {row.unit} | {more}{row.against} | {ratio} | {goal} | {holds} |"
         )

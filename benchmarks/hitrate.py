@@ -204,6 +204,9 @@ def load(folder: Path, *, quick: bool, only: Sequence[str] = ()) -> list[Trace]:
     ]
     for trace in traces:
         trace.sizes = {name: size for name, size in trace.sizes.items() if not quick or name in QUICK}
+    if unknown := sorted(set(only) - {trace.name for trace in traces}):
+        names = ", ".join(dict.fromkeys(trace.name for trace in traces))
+        raise FileNotFoundError(f"There is no trace {unknown[0]!r}. There are: {names}.")
     return [trace for trace in traces if not only or trace.name in only]
 
 

@@ -11,5 +11,5 @@ def tidegate_version() -> str:
     """Of the checkout that this is in, or else of what is installed."""
     project = Path(__file__).resolve().parent.parent / "pyproject.toml"
     if project.is_file():
-        return str(tomllib.loads(project.read_text())["project"]["version"])
+        return str(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"])
     return version("tidegate")

@@ -79,6 +79,18 @@ def test_the_published_figures_of_lru_come_out() -> None:
     assert trace.unbounded == pytest.approx(0.366, abs=0.001)
 
 
+def test_a_trace_that_there_is_not_is_named(tmp_path: Path) -> None:
+    sessions = tmp_path / "agent-sessions"
+    sessions.mkdir()
+    line = '{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}'
+    (tmp_path / "conversation.jsonl").write_text(line)
+    for name in ("one", "other"):
+        asked = '{"t": 0, "in": 64, "out": 1, "hash_ids": [1]}'
+        (sessions / f"{name}.json").write_text(f'{{"block_size": 64, "requests": [{asked}]}}')
+    with pytest.raises(FileNotFoundError, match="There is no trace 'drifft'. There are: conversation"):
+        hitrate.load(tmp_path, quick=True, only=["drifft"])
+
+
 def test_generated_traces_are_the_same_every_time_and_none_judges_by_what_was_chosen_by() -> None:
     def made() -> list[list[Request]]:
         return [one.requests() for one in generated.variants()]

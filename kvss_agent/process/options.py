@@ -64,6 +64,7 @@ class Options:
     def token(self, path: Path | None, state_dir: Path) -> str:
         """The token in this file; without one it is made in the state directory, for this user only."""
         made = secrets.token_urlsafe(32)
+        doing = "read" if path else "write"
         try:
             if path is None:
                 path = state_dir / "token"
@@ -74,7 +75,7 @@ class Options:
             token = path.read_text().strip()
             self.has_made_token = token == made
         except (OSError, UnicodeDecodeError) as error:
-            self.problems.append(f"Cannot write the token to {path}: {error}")
+            self.problems.append(f"Cannot {doing} the token in {path}: {error}")
             return ""
         if len(token) < TOKEN_CHARACTERS_MIN or not token.isascii():
             self.problems.append(
