@@ -16,6 +16,7 @@ text that is safe to store, show and log; of the input it quotes at most a few c
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -84,6 +85,19 @@ def decode(raw: bytes | bytearray | memoryview | str, kind: Any, limits: Limits 
         raise Malformed("It is not UTF-8") from None
     except msgspec.DecodeError as error:
         raise Malformed(_sentence(error)) from None
+
+
+def decode_once(text: str, limits: Limits = ANSWER) -> Any:
+    """JSON that people wrote, in which no object has a name twice. Raises Malformed."""
+    decode(text, object, limits)
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise Malformed("A name is there twice")
+    return made
 
 
 def unpack(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import json
 import math
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,7 +16,7 @@ from console.ctl.catalogue import Reference, referred
 from console.ctl.failures import Usage
 from console.ctl.output import WITH_EXPONENT, yaml_of
 from console.ctl.resources import BY_NAME, RESOURCES, Call, Resource, value_at
-from telemetry.decoder import INTEGER_MAX, INTEGER_MIN, Limits, Malformed, decode
+from telemetry.decoder import INTEGER_MAX, INTEGER_MIN, Limits, Malformed, decode_once
 
 Fields = dict[str, Any]
 STDIN: Final = "-"
@@ -130,18 +128,8 @@ def parse(text: str, source: str) -> list[Manifest]:
 def _json(text: str) -> list[Any]:
     """Nothing if it is no JSON, or not right: YAML is almost a superset, and says where it is wrong."""
     with contextlib.suppress(Malformed):
-        decode(text, object, Limits(BYTES_MAX, depth_max=DEPTH_MAX))
-        return [json.loads(text, object_pairs_hook=_once)]
+        return [decode_once(text, Limits(BYTES_MAX, depth_max=DEPTH_MAX))]
     return []
-
-
-def _once(pairs: list[tuple[str, Any]]) -> Fields:
-    """An object of JSON, which takes the last of two values in silence. Raises ValueError."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"{twice!r} is there twice")
-    return made
 
 
 def _manifest(item: object, source: str) -> Manifest:
