@@ -21,6 +21,9 @@ INTERVAL_SECONDS: Final = 10  # of which each the slowest are told: as long as a
 TRANSFERS_MAX: Final = 64  # of one driver and interval
 
 Text = Annotated[str, Meta(max_length=200, pattern=NO_NUL)]
+# Those of the console's orgs and nodes.
+OrgName = Annotated[str, Meta(pattern=r"\A[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?\Z")]
+NodeName = Annotated[str, Meta(pattern=r"\A([a-z0-9][a-z0-9._-]{0,62})?\Z")]  # empty if it is not known
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 
 
@@ -30,7 +33,7 @@ class Transfer(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     at: Annotated[float, Meta(ge=0, lt=1 << 33)]  # when it was over, in seconds since 1970
     seconds: Annotated[float, Meta(ge=0, lt=86_400)]
     direction: Literal["out", "in"]
-    org: Text
+    org: OrgName
     request: Text  # what it was for, where that has a name
     stream: Text
     slot_first: Count
@@ -38,7 +41,7 @@ class Transfer(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     columns: Count
     bytes: Count
     session: Text
-    node: Text
+    node: NodeName
     tier: Text
     nic_leaf: Text
     link: Text

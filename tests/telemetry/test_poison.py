@@ -6,6 +6,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 from django.db import connection
@@ -318,6 +319,17 @@ def test_what_is_dated_ahead_is_not_stored_for_ever(
     assert forget_old_transfers(now, 0) == 1
     assert forget_old_events(now, 0) == 1
     assert Source.objects.get().started_at < now
+
+
+@pytest.mark.parametrize("odd", [{"org": ""}, {"org": "A B"}, {"node": "A/B"}, {"node": "ax-1\n"}], ids=str)
+def test_transfers_of_what_can_be_no_org_or_node_are_not_stored(
+    odd: dict[str, str], client: redis.Redis, member: Ingest, roll_up: RollUp
+) -> None:
+    told = [msgspec.structs.replace(transfer(time.time()), **odd)]
+    client.xadd(STREAM, {FIELD: Writer(client).record(), transfers.FIELD: transfers.encode(told)})
+    member.step()
+    assert member.counts.records == {"written": 1, "malformed_slowest": 1}
+    assert not SlowTransfer.objects.exists()
 
 
 def transfer(at: float) -> Transfer:

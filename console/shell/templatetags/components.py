@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from django import template
 from django.template import Context
 from django.template.loader import render_to_string
-from django.urls import reverse
+from django.urls import NoReverseMatch, reverse
 from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
@@ -59,12 +59,18 @@ def link_if(
 ) -> SafeString:
     """A link to a page where `condition` holds, and else the same text, or `otherwise`, without one.
 
-    The text is the last of the names that make the address, if no other is given.
+    The text is the last of the names that make the address, if no other is given. Names that peers report
+    may be of no form that a page has: those are shown without a link, too.
     """
     shown = names[-1] if text is None else text
-    if condition:
-        return format_html('<a href="{}">{}</a>', reverse(page, args=names), shown)
-    return format_html("{}", shown if otherwise is None else otherwise)
+    without = format_html("{}", shown if otherwise is None else otherwise)
+    if not condition:
+        return without
+    try:
+        address = reverse(page, args=names)
+    except NoReverseMatch:
+        return without
+    return format_html('<a href="{}">{}</a>', address, shown)
 
 
 @register.simple_block_tag(takes_context=True)

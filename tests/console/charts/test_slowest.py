@@ -99,6 +99,17 @@ def test_a_cell_leads_also_to_what_was_over_in_the_second_before_it_was_told(
     assert "3.7 ms" in browser.get(address.replace("&amp;", "&")).content.decode()
 
 
+@pytest.mark.parametrize("odd", ["", "A/B c"])
+def test_names_that_can_have_no_page_are_shown_without_a_link(
+    odd: str, people: People, browser_of: Callable[[User], Client]
+) -> None:
+    """Names of drivers are what they say, and rows of an earlier version may have others, too."""
+    store_slowest(odd, [transfer(at=time.time() - 5, org=odd, node=odd, request="r-1")])
+    page = compact(browser_of(people.platform_viewer).get("/latency/slowest/?topic=fleet"))
+    assert f'<td data-label="Org">{odd} <code>r-1</code></td>'.replace("> <", "><") in page
+    assert re.search(r"/(orgs|fleet/drivers|fleet/nodes)/[^?\"]", page) is None
+
+
 @pytest.mark.parametrize("query", ["direction=pull", "most=-1", "most=x"])
 def test_a_list_that_there_is_not_is_not_found(
     query: str, people: People, browser_of: Callable[[User], Client]
