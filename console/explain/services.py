@@ -23,7 +23,7 @@ from console.sessions.driver_orgs import drivers_serving
 from console.sessions.services import get_session
 from console.visibility import Sight
 from kvss_agent.http.exchange import Budget, Reply
-from telemetry.decoder import Limits, Malformed
+from telemetry.decoder import Count, Limits, Malformed
 
 DRIVERS_MAX: Final = 64
 BUDGET: Final = Budget(10.0, 32 << 20)  # slow drivers are left out of the page
@@ -48,11 +48,16 @@ class RequestResult(Struct, frozen=True):
 
     request: str
     age_seconds: float
-    asked_tokens: int
-    hit_tokens: int
+    asked_tokens: Count
+    hit_tokens: Count  # at most those that were asked for
     missed_tokens: dict[str, int]
     columns: list[Outcome]
     adapter: str = ""
+
+    def __post_init__(self) -> None:
+        """A driver that says otherwise counts as one that did not answer."""
+        if self.hit_tokens > self.asked_tokens:
+            raise ValueError(f"{self.hit_tokens} of {self.asked_tokens} tokens can't be hits")
 
 
 class Column(Struct, frozen=True):

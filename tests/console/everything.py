@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -67,7 +67,7 @@ class Scene:
     hidden: Things
 
 
-def _explained(node: str, link: str) -> dict[str, Any]:
+def _explained(node: str, link: str, **lies: object) -> dict[str, Any]:
     column = {"depth": 0, "tokens": 64, "state": "ready", "slot": 7, "uses": 1, "priority": 35}
     result = {
         "request": "r-7",
@@ -76,6 +76,7 @@ def _explained(node: str, link: str) -> dict[str, Any]:
         "hit_tokens": 64,
         "missed_tokens": {},
         "columns": [{"outcome": "dram", "columns": 1}],
+        **lies,
     }
     home = {"group": "full", "index": 0, "state": "here", "node": node, "tier": "spine", "link": link}
     return {"result": result, "groups": {"full": [column]}, "homes": [home]}
@@ -84,19 +85,19 @@ def _explained(node: str, link: str) -> dict[str, Any]:
 class _DriverAnswers(BaseHTTPRequestHandler):
     """As a driver that serves many orgs answers of the one that is asked about."""
 
-    named = ("", "")
+    explained: Mapping[str, Any] = {}
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self._answer(_explained(*self.named))
+        self._answer(self.explained)
 
     def do_GET(self) -> None:
         if self.path.startswith("/v1/requests?org="):
-            self._answer([_explained(*self.named)["result"]])
+            self._answer([self.explained["result"]])
         elif self.path.startswith("/v1/requests?request=r-7"):
             self._answer([{"org": "acme"}, {"org": "globex"}])
         else:
-            self._answer({"detail": f"{self.named[0]} knows nothing"}, 404)
+            self._answer({"detail": f"{self.explained['homes'][0]['node']} knows nothing"}, 404)
 
     def _answer(self, body: object, status: int = 200) -> None:
         raw = json.dumps(body).encode()
@@ -111,9 +112,10 @@ class _DriverAnswers(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def driver_that_answers(node: str, link: str) -> Iterator[str]:
-    """The address of a driver that tells of columns at home on this node, over this link."""
-    handler = type("Answers", (_DriverAnswers,), {"named": (node, link)})
+def driver_that_answers(node: str, link: str, **lies: object) -> Iterator[str]:
+    """The address of a driver that tells of columns at home on this node, over this link. `lies` are
+    what it says of the request."""
+    handler = type("Answers", (_DriverAnswers,), {"explained": _explained(node, link, **lies)})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         serving = threading.Thread(target=server.serve_forever, args=(0.05,))
         serving.start()

@@ -20,8 +20,10 @@ from console.orgs import services as orgs
 from console.policies import callers
 from swdriver_shim.cache.reasons import Reason
 from tests.conftest import People
-from tests.console.control.drivers import DriverFleet, drivers
+from tests.console.control.drivers import DriverFleet, drivers, join
+from tests.console.everything import driver_that_answers
 from tests.live import wait_until
+from tests.html import compact
 from tests.swdriver_shim.daemons import C, kv
 
 __all__ = ["drivers"]
@@ -124,6 +126,29 @@ def test_a_request_is_explained_by_who_served_it_and_the_others_are_named_or_cou
     assert "No driver has this request" in page
     named = browser_of(people.platform_admin).get("/orgs/acme/explain/").content.decode()
     assert "one: It does not answer" in named
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("lie", [{"asked_tokens": 0, "hit_tokens": 5}, {"hit_tokens": -1}], ids=str)
+def test_a_driver_with_more_hits_than_tokens_did_not_answer(
+    lie: dict[str, int], people: People, browser_of: Callable[[User], Client]
+) -> None:
+    browser = browser_of(people.platform_viewer)
+    with driver_that_answers("ax-1", "leaf-1/spine-1", **lie) as url:
+        join("job7", url)
+        for path in ("?request=r-7", ""):
+            page = browser.get(f"/orgs/acme/explain/{path}").content.decode()
+            assert "job7: Its answer is not valid" in page
+
+
+@pytest.mark.django_db
+def test_a_node_that_can_have_no_page_is_named_without_a_link(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    with driver_that_answers("Node/A B", "leaf-1/spine-1") as url:
+        join("job7", url)
+        page = compact(browser_of(people.platform_viewer).get("/orgs/acme/explain/?request=r-7"))
+    assert '<td data-label="Node">Node/A B</td>' in page
 
 
 @pytest.mark.parametrize(
