@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -17,12 +18,13 @@ from console.accounts.roles import Role
 from console.audit.models import AuditEntry
 from console.audit.services import CannotUndo, Subject, record, undoable
 from console.control.services import ALL_BRAINS, ALL_DRIVERS, changed
-from console.orgs.models import Membership, Org
+from console.orgs.models import SLUG, Membership, Org
 from console.search.services import Found, finder, nearest
 from telemetry.events import free_topic
 from telemetry.topics import of_org
 
 NAMED_MAX: Final = 5
+_SLUG: Final = re.compile(SLUG)  # the database does not take every other text
 
 
 class StillUsed(Exception):
@@ -52,7 +54,8 @@ def visible_orgs(principal: Principal) -> QuerySet[Org]:
 
 def get_org(principal: Principal, slug: str, at_least: Role = Role.VIEWER) -> Org:
     """The one access function: a stranger gets Http404, a member who may not do it gets Refused."""
-    return _for_role(principal, Org.objects.filter(slug=slug).first(), at_least)
+    org = Org.objects.filter(slug=slug).first() if _SLUG.match(slug) else None
+    return _for_role(principal, org, at_least)
 
 
 def _for_role(principal: Principal, org: Org | None, at_least: Role) -> Org:

@@ -16,6 +16,7 @@ BAD = ["%00", "%FF%FE", "%ED%A0%80", "x" * 10_000, "%0d%0aX-Injected:%201", "../
 PATHS = [
     "/{}",
     "/?org={}",
+    "/routing/?org={}",
     "/search/?q={}",
     "/hand-over/?org={0}&hours={0}",
     "/api/v1/hand-over?org={0}&hours={0}",
