@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -70,8 +69,7 @@ def hit_part(result: RequestResult) -> str:
 
 @register.simple_tag
 def body_of(question: Question | None, session: str) -> str:
-    """The body of the same question over REST, for within the quotes of a shell; the first of many
-    tokens or keys."""
+    """The body of the same question over REST; the first of many tokens or keys."""
     asked: dict[str, Any] = {"request": "…"}
     if question:
         given = {
@@ -83,7 +81,7 @@ def body_of(question: Question | None, session: str) -> str:
         asked = {name: value for name, value in given.items() if value}
     if session:
         asked["session"] = session
-    return shlex.quote(json.dumps(asked, ensure_ascii=False))[1:-1]
+    return json.dumps(asked, ensure_ascii=False)
 
 
 def _some(pasted: Sequence[object]) -> list[object]:

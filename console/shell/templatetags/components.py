@@ -4,20 +4,24 @@
 from __future__ import annotations
 
 import re
+import shlex
+from html import unescape
 from textwrap import dedent
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django import template
 from django.template import Context
 from django.template.loader import render_to_string
 from django.urls import NoReverseMatch, reverse
-from django.utils.html import conditional_escape, format_html
+from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
 register = template.Library()
 
 # A cell with nothing to see, which a narrow screen leaves out with its label.
 _BLANK = re.compile(r"(<td\b[^<>]*>)\s*(?:<span>\s*</span>)?\s*</td>")
+# Headers of commands with what the shell puts in.
+_FILLED_IN: Final = ("Authorization: Bearer $TIDEGATE_TOKEN", "Idempotency-Key: $(uuidgen)")
 
 
 class Column(NamedTuple):
@@ -97,26 +101,26 @@ def api_command(context: Context, content: SafeString) -> SafeString:
     return render_to_string("components/api_command.html", {"command": _curl(context, content)})
 
 
-def _curl(context: Context, request: SafeString) -> SafeString:
+def _curl(context: Context, request: SafeString) -> str:
     """A request, `POST /sessions`, its headers, an empty line and its body, as a command.
 
-    The address and the token are added, and the type of a body that has none.
+    The address and the token are added, and the type of a body that has none. Every value in it is data to
+    a shell, whoever wrote it: what the shell is to fill in is in `_FILLED_IN`.
     """
-    head, _, body = dedent(request).strip().partition("\n\n")
+    head, _, body = dedent(unescape(request)).strip().partition("\n\n")
     first, *headers = (line.strip() for line in head.splitlines())
     method, path = first.split(" ", 1)
-    origin = conditional_escape(f"{context['request'].scheme}://{context['request'].get_host()}")
-    url = f"{origin}/api/v1{path.strip()}"
+    url = f"{context['request'].scheme}://{context['request'].get_host()}/api/v1{path.strip()}"
     method_option = "" if method == "GET" else f"-X {method} "
     headers.insert(0, "Authorization: Bearer $TIDEGATE_TOKEN")
     if body and not any(header.startswith("Content-Type:") for header in headers):
         headers.append("Content-Type: application/json")
-    parts = [f"curl {method_option}{_quoted(url) if '?' in url else url}"]
+    parts = [f"curl {method_option}{shlex.quote(url)}"]
     parts += [f"-H {_quoted(header)}" for header in headers]
     if body:
-        parts.append(f"-d '{body.strip()}'")
-    return mark_safe(" \\\n  ".join(parts))  # noqa: S308  rendered and escaped already
+        parts.append(f"-d {shlex.quote(body.strip())}")
+    return " \\\n  ".join(parts)
 
 
-def _quoted(text: str) -> str:
-    return f"'{text}'" if '"' in text or "&quot;" in text else f'"{text}"'
+def _quoted(header: str) -> str:
+    return f'"{header}"' if header in _FILLED_IN else shlex.quote(header)

@@ -124,3 +124,10 @@ def test_it_takes_as_many_queries_however_much_is_found(people: People) -> None:
         make_alert("agent-not-reporting", f"node:a-{number}")
         new_session(f"a-{number}", people.acme, 1).save()
     assert queries() <= few + 1
+
+
+def test_the_search_is_shown_as_a_command_that_runs_nothing_of_it(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    page = browser_of(people.viewer).get("/search/", {"q": "$(touch x)"}).content.decode()
+    assert "&#x27;http://testserver/api/v1/search?q=%24%28touch%20x%29&#x27;" in page

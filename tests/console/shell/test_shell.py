@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -15,7 +18,7 @@ from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 from django.template import engines
-from django.test import Client
+from django.test import Client, RequestFactory
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
@@ -328,6 +331,31 @@ def test_columns_are_named_one_by_one_or_with_bars_between() -> None:
     shown = [engines["django"].from_string(source).render() for source in (one_by_one, with_bars)]
     assert shown[0] == shown[1]
     assert shown[0].count("<th ") == 3
+
+
+@pytest.mark.parametrize(
+    "value", ["ax-7", "it's", "$(touch x) `touch x` $HOME", 'a"b\\', "a; touch x\n& <b>&amp;</b>"]
+)
+def test_what_people_and_peers_name_is_data_in_a_command(value: str) -> None:
+    source = """{% api_command %}
+        POST /orgs?q={{ value|urlencode:"" }}
+        If-Match: "{{ value|cut:newline }}"
+        Idempotency-Key: $(uuidgen)
+
+        {{ body }}
+    {% endapi_command %}"""
+    request = RequestFactory().get("/")
+    context = {"value": value, "body": json.dumps({"name": value}), "newline": "\n"}
+    shown = html.unescape(engines["django"].from_string(source).render(context, request))
+    assert '-H "Authorization: Bearer $TIDEGATE_TOKEN"' in shown
+    assert '-H "Idempotency-Key: $(uuidgen)"' in shown
+    command = shlex.split(shown.partition(">")[2].rpartition("<")[0])
+    assert command[:4] == ["curl", "-X", "POST", f"http://testserver/api/v1/orgs?q={quote(value, '')}"]
+    [if_match] = [word for word in command if word.startswith("If-Match")]
+    assert if_match == f'If-Match: "{value.replace(chr(10), "")}"'
+    assert json.loads(command[-1]) == {"name": value}
+    quoted = shown.replace('"Authorization: Bearer $TIDEGATE_TOKEN"', "").replace("$(uuidgen)", "")
+    assert "$" not in re.sub(r"'[^']*'", "", quoted)
 
 
 def test_a_card_calls_its_values_as_the_table_does() -> None:
