@@ -36,7 +36,16 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
 PATH = "/latency/?topic=org:acme&range=15m"
 MS = 30_000.0
 FLOOD = 300  # frames: five minutes of them at once
+QUERY = "api/v1/metrics/query"
 IS_DRAWN = "document.querySelector('[data-chart]').data?.[0].y.some((value) => value > 0)"
+
+# Whether the first chart has values where it is looked at.
+IS_SHOWN_NOW = """() => {
+    const { data, layout } = document.querySelector("[data-chart]");
+    if (!data) return false;
+    const [from] = layout.xaxis.range;
+    return data[0].x.some((at, place) => at > from && data[0].y[place] > 0);
+}"""
 
 
 class World:
@@ -384,6 +393,57 @@ def test_a_chart_asks_for_what_was_told_while_nobody_listened(
             events: [],
             numbers: {points: [{at: Date.now() / 1000 + 60, figures: {}}]},
         }}))""")
+
+
+# As if the page had been opened two days ago, and nobody had looked since.
+OPENED_EARLIER = """
+    const parse = JSON.parse;
+    JSON.parse = (text, ...more) => {
+        const data = parse(text, ...more);
+        if (data && "isHeatMap" in data) for (const end of ["start", "end"]) data[end] -= 48 * 3600;
+        return data;
+    };
+"""
+TELL_OFTEN = """async () => {
+    const numbers = { points: [{ at: Date.now() / 1000 + 60, figures: {} }] };
+    for (let time = 0; time < 5; time += 1) {
+        const detail = { topic: "org:acme", events: [], numbers };
+        document.dispatchEvent(new CustomEvent("tidegate:live", { detail }));
+        await fetch("/-/health/live");
+    }
+}"""
+
+
+def test_a_page_that_was_hidden_for_days_asks_only_for_what_it_shows(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    page = open_page("/search/")
+    page.add_init_script(OPENED_EARLIER)
+    statuses: list[int] = []
+    page.on("response", lambda one: statuses.append(one.status) if QUERY in one.url else None)
+    page.goto(PATH)
+    expect(page.locator("[data-live-figure='refill.p99']")).to_have_text("3.76 ms", timeout=MS)
+    page.wait_for_function(IS_SHOWN_NOW, timeout=MS)
+    assert set(statuses) == {200}
+
+
+def test_a_chart_whose_question_is_refused_says_so_and_does_not_ask_with_every_frame(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    page = open_page("/search/")
+    page.route_web_socket("**/ws/v1/live", lambda _: None)
+    page.route(f"**/{QUERY}**", lambda route: route.fulfill(status=503))
+    page.goto(PATH)
+    page.wait_for_function(IS_DRAWN, timeout=MS)
+    chart = page.locator("figure").filter(has=page.get_by_role("heading", name="Refill latency", exact=True))
+    asked: list[str] = []
+    page.on("request", lambda one: asked.append(one.url) if QUERY in one.url else None)
+    page.evaluate(TELL_OFTEN)
+    expect(chart.get_by_text("not up to date")).to_be_visible()
+    once = [url for url in asked if "fold=p50" in url and "swdriver_refill_seconds" in url]
+    assert len(once) == 1
+    page.unroute(f"**/{QUERY}**")
+    expect(chart.get_by_text("not up to date")).to_be_hidden(timeout=MS)
 
 
 def _asked(page: Page, name: str) -> str:

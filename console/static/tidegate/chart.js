@@ -16,6 +16,7 @@ class Chart {
     this.element = element;
     this.data = data;
     this.isDirty = true;
+    this.isUpToDate = true; // as far as was asked
     this.times = Array.from({ length: Math.max(0, (data.end - data.start) / data.step) }, (_, place) => data.start + place * data.step);
     this.known = data.series.every((series) => series.figure) && data.series.length > 0 && data.step === 10;
   }
@@ -128,7 +129,8 @@ class Chart {
     if (!this.known) return;
     const points = numbers?.points ?? [];
     if (points.length && points[0].at > this.times.at(-1) + this.data.step) {
-      this.ask(); // what was told meanwhile, while nobody was connected or looked
+      // What was told meanwhile, while nobody was connected or looked. An answer may lack it, too.
+      if (Date.now() - (this.askedAt ?? 0) >= ASK_MS_MIN) this.ask();
       return;
     }
     for (const { at, figures } of points) {
@@ -140,23 +142,32 @@ class Chart {
   async ask() {
     if (this.isAsking) return;
     this.isAsking = true;
+    this.askedAt = Date.now();
+    this.isUpToDate = false;
     try {
-      await this.askEach();
+      this.isUpToDate = await this.askEach();
     } finally {
       this.isAsking = false;
+      this.element.closest("figure").querySelector("[data-chart-behind]").hidden = this.isUpToDate;
     }
   }
 
+  // Whether all of it was answered. Of what is no longer shown nothing is asked: a page may have been hidden for days.
   async askEach() {
+    const { step, span } = this.data;
+    const now = Date.now() / 1000;
     const last = this.times.length > 1 ? this.times[this.times.length - 2] : this.data.start;
+    const since = Math.max(last, Math.floor((now - span) / step) * step);
     for (const query of this.data.queries) {
       const address = new URL(query, location.href);
-      address.searchParams.set("start", new Date(last * 1000).toISOString());
-      address.searchParams.set("end", new Date().toISOString());
-      address.searchParams.set("step", this.data.step);
-      const answer = await fetch(address);
-      if (answer.ok) this.take(await answer.json());
+      address.searchParams.set("start", new Date(since * 1000).toISOString());
+      address.searchParams.set("end", new Date(now * 1000).toISOString());
+      address.searchParams.set("step", step);
+      const answer = await fetch(address).catch(() => null); // nobody answers
+      if (!answer?.ok) return false;
+      this.take(await answer.json());
     }
+    return true;
   }
 
   take(answer) {
@@ -182,12 +193,12 @@ class Chart {
     return series.push({ name, figure: "", values: this.times.map(() => null) }) - 1;
   }
 
-  // Without frames that tell it: now and then, each chart at a moment of its own.
+  // Without frames that tell it, or an answer to the last question: now and then, each chart at a moment of its own.
   keepAsking() {
     const wait = Math.max(ASK_MS_MIN, this.data.step * 1000);
     setTimeout(async () => {
       try {
-        if (!document.hidden && !this.known) await this.ask();
+        if (!document.hidden && !(this.known && this.isUpToDate)) await this.ask();
       } finally {
         this.keepAsking();
       }
