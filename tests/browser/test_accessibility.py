@@ -96,6 +96,54 @@ def is_page(page: Page, path: str) -> bool:
     return answer.status in (200, 404) and b"<!doctype html>" in answer.body()
 
 
+# The part of the page that is fetched anew, and how often it was.
+LIVE = "[hx-trigger^=live]"
+COUNT_SWAPS = "window.swaps = 0; document.addEventListener('htmx:afterSwap', () => (swaps += 1), true)"
+FETCH_ANEW = f"htmx.trigger(document.querySelector('{LIVE}'), 'live')"
+LITTLE_ROOM = """
+    const sheet = new CSSStyleSheet();
+    sheet.replaceSync(".scroll { max-height: 60px; overflow-y: auto; }");
+    document.adoptedStyleSheets.push(sheet);
+"""
+FOCUSED = "document.activeElement.getAttribute('href')"
+
+
+def fetch_anew(page: Page) -> None:
+    before = page.evaluate("swaps")
+    page.evaluate(FETCH_ANEW)
+    page.wait_for_function("(before) => swaps > before", arg=before)
+
+
+def test_focus_and_scrolling_stay_when_a_part_is_fetched_anew(open_page: Open) -> None:
+    page = open_page("/workloads/talk/")
+    page.evaluate(COUNT_SWAPS)
+    page.evaluate(LITTLE_ROOM)
+    links = page.locator(f"{LIVE} .scroll a")
+    links.first.focus()
+    table = links.first.locator("xpath=ancestor::div[contains(@class, 'scroll')]")
+    table.evaluate("(one) => (one.scrollTop = 20)")
+    was = page.evaluate(FOCUSED)
+    for _ in range(2):
+        fetch_anew(page)
+        assert page.evaluate(FOCUSED) == was
+        assert table.evaluate("(one) => one.scrollTop") == 20
+
+
+def test_a_click_that_has_begun_is_one_though_its_part_is_fetched_anew(open_page: Open) -> None:
+    page = open_page("/workloads/talk/")
+    page.evaluate(COUNT_SWAPS)
+    link = page.locator(f"{LIVE} .scroll a").first
+    there = link.get_attribute("href")
+    link.hover()
+    page.mouse.down()
+    with page.expect_response(lambda answer: "hx-request" in answer.request.headers) as fetched:
+        page.evaluate(FETCH_ANEW)
+    fetched.value.finished()
+    assert page.evaluate("swaps") == 0
+    page.mouse.up()
+    page.wait_for_url(f"**{there}")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_log_in_page_is_accessible_with_its_errors_too(
     scheme: Literal["light", "dark"], browser: Browser, console: LiveConsole

@@ -54,13 +54,11 @@ export function pressed(key) {
 // What was chosen stays chosen when the rows are fetched anew.
 export function keepRows() {
   let chosen = new Set();
-  let hadFocus = false;
   document.addEventListener("htmx:beforeSwap", () => {
     chosen = new Set([...document.querySelectorAll("[data-rows] input:checked")].map((box) => box.value));
-    hadFocus = rowNow()?.contains(document.activeElement) ?? false;
   });
   document.addEventListener("htmx:afterSwap", () => {
     for (const row of rowsOf()) if (boxOf(row)) boxOf(row).checked = chosen.has(boxOf(row).value);
-    go(rowNow(), hadFocus);
+    go(rowNow(), false);
   });
 }

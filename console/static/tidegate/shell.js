@@ -1,6 +1,7 @@
 // What every page does beyond its HTML. Without it, everything still works.
 import { startClock } from "./clock.js";
 import { startFind } from "./find.js";
+import { startKeeping } from "./keep.js";
 import { startKeys } from "./keys.js";
 import { startLive } from "./live.js";
 
@@ -66,5 +67,6 @@ startConfirm();
 startPlans();
 startClock();
 startFind();
+startKeeping();
 startKeys();
 startLive();
