@@ -102,7 +102,6 @@ urlpatterns = [
     path("alerts/<int:alert_id>/", alerts.show_alert, name="alert"),
     path("alerts/<int:alert_id>/acknowledge/", alerts.acknowledge, name="alert-acknowledge"),
     path("alerts/<int:alert_id>/unacknowledge/", alerts.unacknowledge, name="alert-unacknowledge"),
-    path("alerts/<int:alert_id>/comment/", alerts.comment, name="alert-comment"),
     path("alerts/<int:alert_id>/fix/", alerts.apply_fix, name="alert-fix"),
     path("alerts/<int:alert_id>/assign/", alerts.assign, name="alert-assign"),
     path("alerts/bulk/", alerts.change_many, name="alerts-bulk"),

@@ -15,6 +15,7 @@ from console.accounts.browser import SignedInRequest, form_page
 from console.accounts.roles import Role
 from console.explain.services import REQUEST_MAX, Question, explain, recent_requests
 from console.orgs.services import get_org
+from console.shell.forms import LinesField
 
 TEXT_MAX = 900_000  # a request may have a megabyte
 TOKEN_MAX = (1 << 32) - 1
@@ -25,7 +26,7 @@ _WORD = re.compile(r"[^\s,;()\[\]]+")  # accepts lists as programs print them
 class ExplainForm(forms.Form):
     """Accepts a request, tokens or keys; no engine names requests by lists of numbers, or by keys."""
 
-    asked = forms.CharField(
+    asked = LinesField(
         max_length=TEXT_MAX,
         label="Request, tokens or keys",
         widget=forms.Textarea(attrs={"rows": 4, "spellcheck": "false"}),

@@ -15,11 +15,12 @@ from console.handover import services
 from console.handover.models import TEXT_MAX
 from console.orgs.models import SLUG
 from console.orgs.services import visible_orgs
+from console.shell.forms import LinesField
 from console.shell.pages import wants_part
 
 
 class NoteForm(OrgsMixin):
-    text = forms.CharField(
+    text = LinesField(
         max_length=TEXT_MAX,
         label="Note",
         help_text="For the next on-call: observations, attempts, what to watch.",

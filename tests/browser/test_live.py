@@ -435,7 +435,9 @@ def test_a_chart_whose_question_is_refused_says_so_and_does_not_ask_with_every_f
     page.route(f"**/{QUERY}**", lambda route: route.fulfill(status=503))
     page.goto(PATH)
     page.wait_for_function(IS_DRAWN, timeout=MS)
-    chart = page.locator("figure").filter(has=page.get_by_role("heading", name="Refill latency", exact=True))
+    chart = page.locator("figure").filter(
+        has=page.get_by_role("heading", name="Refill latency", exact=True)
+    )
     asked: list[str] = []
     page.on("request", lambda one: asked.append(one.url) if QUERY in one.url else None)
     page.evaluate(TELL_OFTEN)

@@ -773,9 +773,6 @@ PAGES |= {
     "alert-unacknowledge": Case(
         "POST", "/alerts/7000000/unacknowledge/", (LOGIN, 404, 403, 302, 302, 302)
     ),
-    "alert-comment": Case(
-        "POST", "/alerts/7000000/comment/", (LOGIN, 404, 403, 302, 302, 302), {"text": "hm"}
-    ),
     "alert-assign": Case(
         "POST", "/alerts/7000000/assign/", (LOGIN, 404, 403, 302, 302, 302), {"username": "carl"}
     ),

@@ -107,7 +107,7 @@ FORMS = {
     "/alerts/rules/evict-slow/": "objective_seconds={0}&enabled={0}&reason={0}",
     "/alerts/new-channel/": "name={0}&kind={0}&org={0}&address={0}&secret={0}&matchers={0}",
     "/alerts/7000000/acknowledge/": "reason={0}",
-    "/alerts/7000000/comment/": "text={0}",
+    "/alerts/7000000/": "text={0}",
     "/alerts/7000000/assign/": "username={0}",
     "/alerts/channels/7000000/": "name={0}&address={0}&secret={0}&min_severity={0}&matchers={0}",
     "/new-org/": "slug={0}&name={0}&reason={0}",

@@ -321,7 +321,9 @@ def test_what_is_dated_ahead_is_not_stored_for_ever(
     assert Source.objects.get().started_at < now
 
 
-@pytest.mark.parametrize("odd", [{"org": ""}, {"org": "A B"}, {"node": "A/B"}, {"node": "ax-1\n"}], ids=str)
+@pytest.mark.parametrize(
+    "odd", [{"org": ""}, {"org": "A B"}, {"node": "A/B"}, {"node": "ax-1\n"}], ids=str
+)
 def test_transfers_of_what_can_be_no_org_or_node_are_not_stored(
     odd: dict[str, str], client: redis.Redis, member: Ingest, roll_up: RollUp
 ) -> None:

@@ -15,6 +15,7 @@ from console.alerts.rules.catalogue import RULES
 from console.alerts.rules.rule import Rule, Severity
 from console.alerts.state.lifecycle import State
 from console.alerts.state.matchers import BadMatcher, parse, split
+from console.shell.forms import LinesField
 
 STATES = [("open", "open"), ("all", "all"), *((one.value, one.replace("_", " ")) for one in State)]
 HOURS = [(1, "1 hour"), (4, "4 hours"), (24, "1 day"), (24 * 7, "1 week"), (24 * 30, "30 days")]
@@ -70,7 +71,7 @@ class BulkForm(forms.Form):
 
 
 class CommentForm(forms.Form):
-    text = forms.CharField(
+    text = LinesField(
         max_length=2000, label="Comment", widget=forms.Textarea(attrs={"rows": 3, "data-press": "c"})
     )
 

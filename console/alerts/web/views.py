@@ -67,9 +67,15 @@ def list_alerts(request: SignedInRequest) -> HttpResponse:
     return render_live(request, "alerts/list", context)
 
 
-@read_page
+@form_page
 def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
-    alert = services.get_alert(request.principal, alert_id)
+    """The page of one alert; a POST comments on it."""
+    is_comment = request.method == "POST"
+    alert = services.get_alert(request.principal, alert_id, Role.ON_CALL if is_comment else Role.VIEWER)
+    form = CommentForm(request.POST or None)
+    if is_comment and form.is_valid():
+        services.comment(request.principal, alert_id, form.cleaned_data["text"])
+        return redirect("alert", alert_id)
     live = {
         "alert": alert,
         "questions": timeline.questions(alert),
@@ -95,7 +101,7 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
         ],
         "may_change": request.principal.holds(Role.ON_CALL, alert.org_id),
         "acknowledge_form": AcknowledgeForm(),
-        "comment_form": CommentForm(),
+        "comment_form": form,
         "assign_form": AssignForm(
             initial={"username": alert.assignee.username if alert.assignee else ""}
         ),
@@ -107,24 +113,16 @@ def show_alert(request: SignedInRequest, alert_id: int) -> HttpResponse:
 @post_page
 def acknowledge(request: SignedInRequest, alert_id: int) -> HttpResponse:
     form = AcknowledgeForm(request.POST)
-    reason = form.cleaned_data["reason"] if form.is_valid() else ""
-    services.acknowledge(request.principal, alert_id, reason)
+    if form.is_valid():
+        services.acknowledge(request.principal, alert_id, form.cleaned_data["reason"])
+    else:
+        show_faults(request, form)
     return redirect("alert", alert_id)
 
 
 @post_page
 def unacknowledge(request: SignedInRequest, alert_id: int) -> HttpResponse:
     services.unacknowledge(request.principal, alert_id)
-    return redirect("alert", alert_id)
-
-
-@post_page
-def comment(request: SignedInRequest, alert_id: int) -> HttpResponse:
-    form = CommentForm(request.POST)
-    if form.is_valid():
-        services.comment(request.principal, alert_id, form.cleaned_data["text"])
-    else:
-        show_faults(request, form)
     return redirect("alert", alert_id)
 
 

@@ -12,6 +12,7 @@ from console.fleet.models import STATES, named
 from console.fleet.services import NOT_JOINED
 from console.orgs.models import Org
 from console.placement.topology import State
+from console.shell.forms import LinesField
 from swdriver_shim.adapters.claims import SECONDS_MAX
 
 UPLOAD_BYTES_MAX = 1 << 20
@@ -58,7 +59,7 @@ class BoxStateForm(ReasonMixin):
 
 
 class LabelsForm(ReasonMixin):
-    labels = forms.CharField(
+    labels = LinesField(
         max_length=5000,
         required=False,
         widget=forms.Textarea(attrs={"rows": 4, "spellcheck": "false"}),
@@ -123,7 +124,7 @@ class ClaimForm(ReasonMixin):
 
 
 class DescriptionForm(ReasonMixin):
-    yaml = forms.CharField(
+    yaml = LinesField(
         max_length=4 << 20,
         strip=False,
         label="Description",

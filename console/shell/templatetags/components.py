@@ -63,8 +63,8 @@ def link_if(
 ) -> SafeString:
     """A link to a page where `condition` holds, and else the same text, or `otherwise`, without one.
 
-    The text is the last of the names that make the address, if no other is given. Names that peers report
-    may be of no form that a page has: those are shown without a link, too.
+    The text is the last of the names that make the address, if no other is given. Names that peers
+    report may fit no address: those are shown without a link, too.
     """
     shown = names[-1] if text is None else text
     without = format_html("{}", shown if otherwise is None else otherwise)
@@ -104,8 +104,8 @@ def api_command(context: Context, content: SafeString) -> SafeString:
 def _curl(context: Context, request: SafeString) -> str:
     """A request, `POST /sessions`, its headers, an empty line and its body, as a command.
 
-    The address and the token are added, and the type of a body that has none. Every value in it is data to
-    a shell, whoever wrote it: what the shell is to fill in is in `_FILLED_IN`.
+    The address and the token are added, and the type of a body that has none. Every value in it is data
+    to a shell, whoever wrote it: what the shell is to fill in is in `_FILLED_IN`.
     """
     head, _, body = dedent(unescape(request)).strip().partition("\n\n")
     first, *headers = (line.strip() for line in head.splitlines())

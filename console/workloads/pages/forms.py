@@ -6,6 +6,7 @@ from django import forms
 
 from console.accounts.forms import OrgsMixin, ReasonMixin, org_field
 from console.sessions.pages.forms import PlannedForm
+from console.shell.forms import LinesField
 from console.workloads import buckets
 from console.workloads.models import ENDPOINT_MAX, REGION_MAX, TOKENIZER_NAME_MAX
 from console.workloads.spec import CHARACTERS_MAX, REPLICAS_MAX
@@ -24,7 +25,7 @@ class FilterForm(forms.Form):
 
 
 class SpecForm(PlannedForm):
-    spec = forms.CharField(
+    spec = LinesField(
         max_length=CHARACTERS_MAX,
         label="Spec",
         strip=False,

@@ -28,6 +28,32 @@ def test_each_page_says_when_an_alert_began_and_not_when_its_state_changed(
         assert f'datetime="{alert.state_since.isoformat()}"' not in page.partition("Timeline")[0], path
 
 
+def test_a_comment_has_as_many_lines_as_fit_in_its_box_and_is_not_lost_if_it_is_too_long(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    alert = make_alert("refill-slow", "org:acme", people.acme)
+    page, on_call = f"/alerts/{alert.pk}/", browser_of(people.on_call)
+    lines = "\r\n".join(["x" * 39] * 50)  # as browsers send what they count as 1,999 characters
+    assert on_call.post(page, {"text": lines})["Location"] == page
+    assert alert.comments.get().text == "\n".join(["x" * 39] * 50)
+    refused = on_call.post(page, {"text": f"{lines}too long"}).content.decode()
+    assert "at most 2000 characters" in refused
+    assert "too long</textarea>" in refused
+    assert browser_of(people.viewer).post(page, {"text": "hm"}).status_code == 403
+    assert alert.comments.count() == 1
+
+
+def test_an_alert_is_not_acknowledged_for_a_reason_that_is_refused(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    alert = make_alert("refill-slow", "org:acme", people.acme)
+    told = {"reason": "x" * 501}
+    page = browser_of(people.on_call).post(f"/alerts/{alert.pk}/acknowledge/", told, follow=True)
+    assert "Reason: Ensure this value has at most 500 characters" in page.content.decode()
+    alert.refresh_from_db()
+    assert alert.acknowledged_at is None
+
+
 def test_a_resolved_alert_also_says_since_when(
     people: People, browser_of: Callable[[User], Client]
 ) -> None:

@@ -21,8 +21,8 @@ from swdriver_shim.cache.reasons import Reason
 from tests.conftest import People
 from tests.console.control.drivers import DriverFleet, drivers, join
 from tests.console.everything import driver_that_answers
-from tests.live import wait_until
 from tests.html import compact
+from tests.live import wait_until
 from tests.swdriver_shim.daemons import C, kv
 
 __all__ = ["drivers"]
