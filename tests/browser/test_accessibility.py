@@ -90,6 +90,40 @@ def test_no_page_has_a_serious_accessibility_fault_or_scrolls_sideways(
     assert seen > 10
 
 
+# Where people read names that other people gave, of all lengths that there may be.
+LONG_NAMES = [
+    "/",
+    "/orgs/",
+    "/orgs/acme/",
+    "/orgs/acme/edit/",
+    "/orgs/acme/policy/",
+    "/routing/?org=acme",
+]
+LONG_NAMES += [
+    "/orgs/acme/session-rules/",
+    "/hand-over/?org=acme",
+    "/latency/?topic=org:acme",
+    "/account/",
+]
+RENAME = "from console.orgs.models import Org; Org.objects.filter(slug='acme').update(name='{}')"
+
+
+def test_names_without_a_blank_do_not_make_pages_scroll_sideways(
+    open_page: Open, console: LiveConsole
+) -> None:
+    page = open_page("/", viewport=NARROW)
+    console.manage(RENAME.format("W" * 120))
+    try:
+        wide = []
+        for path in LONG_NAMES:
+            page.goto(path)
+            if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+                wide.append(path)
+        assert wide == []
+    finally:
+        console.manage(RENAME.format("Acme Ltd"))
+
+
 def is_page(page: Page, path: str) -> bool:
     """Not what only takes forms, sends on, is to be taken away, or is a part of another page."""
     answer = page.request.get(path, max_redirects=0)
