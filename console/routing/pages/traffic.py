@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.http import Http404, HttpResponse
 from django.shortcuts import render
+from django.utils import timezone
 
 from console.accounts.browser import SignedInRequest, read_page
 from console.accounts.roles import Role
@@ -11,6 +12,7 @@ from console.fleet.models import Brain
 from console.orgs.services import get_org, visible_orgs
 from console.routing import traffic
 from console.routing.models import ServedModel
+from console.shell.pages import render_live
 from telemetry.queries import Unanswerable
 from telemetry.topics import FLEET, of_org
 
@@ -31,6 +33,7 @@ def show(request: SignedInRequest) -> HttpResponse:
     org = get_org(principal, slug) if slug else None
     if org is None and not sees_all:
         raise Http404("There is no such org.")
+    read_at = timezone.now()
     by_org, by_replica, problem = list[traffic.OrgRow](), list[traffic.ReplicaRow](), ""
     try:
         by_org = traffic.by_org([org.slug] if org else None)
@@ -46,8 +49,9 @@ def show(request: SignedInRequest) -> HttpResponse:
         "by_replica": by_replica,
         "problem": problem,
         "minutes": traffic.MINUTES,
+        "read_at": read_at,
         "has_brains": Brain.objects.exists() if sees_all else True,
         "has_models": ServedModel.objects.exists() if sees_all else True,
         "tab": "traffic",
     }
-    return render(request, "routing/traffic.html", context)
+    return render_live(request, "routing/traffic", context)

@@ -4,7 +4,7 @@ const KEPT = ".scroll, pre.log, details[open]";
 const SAYS_WHICH = ["id", "href", "name", "value", "aria-label", "aria-labelledby"];
 let kept = [];
 let isPressed = false;
-const waiting = new Set(); // parts that may be swapped when it is no longer
+const waiting = new Set(); // parts to fetch when it is no longer
 
 // What an element is in every rendering. Its row is a part of that: a button of another row does something else.
 function markOf(element) {
@@ -62,7 +62,7 @@ function release() {
 export function startKeeping() {
   document.addEventListener("htmx:beforeSwap", (event) => {
     const { elt: part } = event.detail.requestConfig;
-    if (isPressed && part.getAttribute("hx-trigger")?.startsWith("live")) {
+    if (isPressed && /^(live|every)\b/.test(part.getAttribute("hx-trigger"))) {
       event.detail.shouldSwap = false;
       waiting.add(part);
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -40,6 +41,15 @@ def test_empty_pages_say_what_to_do_next(admin: Client) -> None:
     assert "No replicas yet: requests for acme/chat get 503." in compact(
         admin.get("/routing/models/chat/")
     )
+
+
+def test_tables_of_the_last_minutes_say_as_of_when_and_are_fetched_anew(admin: Client) -> None:
+    page = compact(admin.get("/routing/?org=acme"))
+    assert 'hx-get="/routing/?org=acme" hx-trigger="every 30s"' in page
+    part = compact(admin.get("/routing/", headers={"HX-Request": "true"}))
+    assert part.startswith('<section class="panel wide" aria-labelledby="orgs">')
+    ages = re.findall('the last 5 minutes, as of <time datetime="[^"]+" data-age data-stale="90"', part)
+    assert len(ages) == 2
 
 
 def test_what_brains_do_is_told_of_orgs_that_there_are(
