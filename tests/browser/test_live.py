@@ -170,7 +170,7 @@ def test_numbers_and_events_come_by_themselves_and_survive_a_restart(
 
 def test_where_websockets_are_blocked_pages_ask(world: World, open_page: Callable[..., Page]) -> None:
     page = open_page(PATH, lambda route: route.close(code=1011))
-    expect_state(page, "asking every 5 s")
+    expect_state(page, "polling every 5 s")
     expect(page.locator("[data-live-figure='refill.p99']")).to_have_text("3.76 ms", timeout=MS)
     expect_told(page, world.rename())
 
@@ -226,7 +226,7 @@ def test_what_is_no_longer_theirs_to_see_says_so_and_asks_no_more(
         route.close(code=4403)
 
     page = open_page(PATH, forbid)
-    expect_state(page, "no longer yours to see")
+    expect_state(page, "access removed")
     page.wait_for_load_state("networkidle")
     assert len(tries) == 1
 

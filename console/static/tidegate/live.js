@@ -11,9 +11,9 @@ const STALE_MS = 15_000;
 const REFRESH_MS = 1_000;
 const STATES = {
   live: ["ok", "live"],
-  polling: ["warn", "asking every 5 s"],
+  polling: ["warn", "polling every 5 s"],
   away: ["bad", "not connected"],
-  forbidden: ["bad", "no longer yours to see"],
+  forbidden: ["bad", "access removed"],
 };
 
 const feeds = new Map();
