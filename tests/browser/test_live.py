@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import re
 import time
@@ -47,6 +48,13 @@ IS_SHOWN_NOW = """() => {
     return data[0].x.some((at, place) => at > from && data[0].y[place] > 0);
 }"""
 
+HIDE = """
+    window.isHidden = true;
+    Object.defineProperty(document, "hidden", { get: () => isHidden });
+    document.dispatchEvent(new Event("visibilitychange"));
+"""
+SHOW = "isHidden = false; document.dispatchEvent(new Event('visibilitychange'))"
+
 
 class World:
     """A console, a driver that tells its numbers, and an org whose name changes."""
@@ -69,8 +77,8 @@ class World:
         page = httpx.get(f"{self.console.address}{PATH}", cookies=cookies, timeout=30)
         return "As a table" in page.text
 
-    def rename(self) -> str:
-        name = f"Acme {len(self.told)}"
+    def rename(self, name: str = "") -> str:
+        name = name or f"Acme {len(self.told)}"
         self.api.patch("/orgs/acme", json={"name": name}).raise_for_status()
         self.told.append(f"org.update: {name}")
         return self.told[-1]
@@ -162,7 +170,7 @@ def test_numbers_and_events_come_by_themselves_and_survive_a_restart(
     last = world.rename()
     expect_told(page, last)
     wait_until("the chart has it", lambda: last in markers(page))
-    shown = [text for text in markers(page) if text.startswith("org.update")]
+    shown = [html.unescape(text) for text in markers(page) if text.startswith("org.update")]
     assert shown == world.told
     events = world.api.get("/events?topic=org:acme&kind=org.update&order=oldest").json()["items"]
     assert [event["sentence"] for event in events] == world.told
@@ -251,6 +259,57 @@ def test_a_page_that_may_see_none_of_its_topics_does_without(
     expect(page.locator("[data-live-state]")).to_be_hidden()
     page.wait_for_load_state("networkidle")
     assert len(said) == 1
+
+
+def test_a_topic_that_there_is_no_room_for_is_asked_for_again(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    asked = []
+
+    def refuse(route: WebSocketRoute) -> None:
+        def answer(message: str | bytes) -> None:
+            asked.append(message)
+            told = {"reason": "TooManyTopics", "detail": "You are at the limit of topics."}
+            error = {"v": 1, "seq": 0, "ts": "", "topic": "org:acme", "kind": "error", "data": told}
+            route.send(json.dumps(error))
+
+        route.on_message(answer)
+
+    page = open_page(PATH, refuse)
+    page.clock.install()
+    page.reload()
+    wait_until("it has asked", lambda: page.evaluate("1") and len(asked) > 1)
+    before = len(asked)
+    page.clock.run_for(20_000)
+    expect(page.locator("[data-live-figure='refill.p99']")).to_have_class(re.compile("stale"))
+    page.clock.run_for(20_000)
+    wait_until("it has asked again", lambda: page.evaluate("1") and len(asked) > before)
+
+
+def test_a_page_that_rests_says_that_it_is_not_connected(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    wires: list[WebSocketRoute] = []
+
+    def tell(kind: str) -> None:
+        frame = {"v": 1, "seq": 0, "ts": "", "topic": "org:acme", "kind": kind}
+        wires[-1].send(json.dumps({**frame, "data": {"event": 0, "numbers": {}, "state": {}}}))
+
+    def answer(route: WebSocketRoute) -> None:
+        wires.append(route)
+        route.on_message(lambda _: tell("snapshot"))
+
+    page = open_page(PATH, answer)
+    page.clock.install()
+    page.reload()
+    expect_state(page, "live")
+    page.evaluate(HIDE)
+    for _ in range(4):  # it is told something all the time
+        tell("heartbeat")
+        page.clock.run_for(10_000)
+    expect_state(page, "not connected")
+    page.evaluate(SHOW)
+    expect_state(page, "live")
 
 
 def test_who_is_logged_out_is_asked_to_log_in(world: World, open_page: Callable[..., Page]) -> None:
@@ -404,6 +463,13 @@ OPENED_EARLIER = """
         return data;
     };
 """
+# As Plotly draws this text, on a chart of its own.
+DRAWN_BY_PLOTLY = """async (text) => {
+    const there = document.body.appendChild(document.createElement("div"));
+    await Plotly.newPlot(there, [{ x: [1], y: [1], mode: "text", text: [text] }]);
+    const drawn = there.querySelector(".textpoint text");
+    return { text: drawn.textContent, links: drawn.querySelectorAll("a").length };
+}"""
 TELL_OFTEN = """async () => {
     const numbers = { points: [{ at: Date.now() / 1000 + 60, figures: {} }] };
     for (let time = 0; time < 5; time += 1) {
@@ -446,6 +512,17 @@ def test_a_chart_whose_question_is_refused_says_so_and_does_not_ask_with_every_f
     assert len(once) == 1
     page.unroute(f"**/{QUERY}**")
     expect(chart.get_by_text("not up to date")).to_be_hidden(timeout=MS)
+
+
+def test_what_somebody_has_named_is_no_html_in_a_chart(
+    world: World, open_page: Callable[..., Page]
+) -> None:
+    named = "<a href='https://elsewhere.example'>&amp;"
+    sentence = world.rename(named)
+    page = open_page(PATH)
+    page.wait_for_function(IS_DRAWN, timeout=MS)
+    shown = [page.evaluate(DRAWN_BY_PLOTLY, text) for text in markers(page)]
+    assert {"text": sentence, "links": 0} in shown
 
 
 def _asked(page: Page, name: str) -> str:

@@ -9,6 +9,7 @@ import { Wire } from "./wire.js";
 
 const STALE_MS = 15_000;
 const REFRESH_MS = 1_000;
+const NO_ROOM_MS = 30_000;
 const STATES = {
   live: ["ok", "live"],
   polling: ["warn", "polling every 5 s"],
@@ -29,7 +30,7 @@ function take(frame) {
   const feed = feeds.get(frame.topic);
   if (!feed) return;
   if (frame.kind === "error") {
-    refuse(frame.topic);
+    refuse(frame.topic, frame.data?.reason);
     return;
   }
   const told = feed.take(frame);
@@ -41,8 +42,13 @@ function take(frame) {
   if (told.news) apply(frame.topic, told.news);
 }
 
-// Not theirs to see: the page does without. Who watches nothing needs no connection.
-function refuse(topic) {
+// Not theirs to see: the page does without. Who watches nothing needs no connection. Room there may be later, and
+// until then the figures grey.
+function refuse(topic, reason) {
+  if (reason === "TooManyTopics") {
+    setTimeout(() => feeds.has(topic) && wire.subscribe(topic), NO_ROOM_MS);
+    return;
+  }
   refused.add(topic);
   feeds.delete(topic);
   if (feeds.size) return;

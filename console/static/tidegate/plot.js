@@ -4,6 +4,8 @@ import { show } from "./figures.js";
 const HUES = ["--accent", "--warn", "--series-3", "--series-4", "--series-5", "--bad"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const POWERS = Array.from({ length: 9 }, (_, power) => 10 ** (power - 6)); // of a heat map, in seconds
+// Plotly takes text for HTML, and what people and peers have named is none.
+const plain = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 const dates = (times) => times.map((seconds) => new Date(seconds * 1000));
 
 // As the page shows it now; a token alone would still say light-dark(…).
@@ -33,7 +35,7 @@ function line(data, times, series, place) {
   return {
     type: "scatter",
     mode: times.length > 90 ? "lines" : "lines+markers", // a step alone is a point, and no line
-    name: series.name,
+    name: plain(series.name),
     x: dates(times),
     y: series.values,
     text: series.values.map((value) => show(value, data.unit)),
@@ -81,7 +83,7 @@ function markers(data, times) {
     yaxis: "y2",
     x: dates(shown.map((marker) => marker.at)),
     y: shown.map(() => 1),
-    text: shown.map((marker) => marker.sentence),
+    text: shown.map((marker) => plain(marker.sentence)),
     hovertemplate: "%{text}<extra></extra>",
     marker: { symbol: "triangle-down", size: 9, color: colour("--quiet") },
     showlegend: false,

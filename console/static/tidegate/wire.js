@@ -148,6 +148,7 @@ export class Wire {
     for (const name of ["connect", "poll", "silence"]) this.after(name, 0);
     this.socket?.close();
     this.socket = null;
+    if (this.state !== "forbidden") this.tell("away"); // what is seen first when somebody looks again
   }
 
   tell(state) {
