@@ -39,18 +39,18 @@ def log_in(given: argparse.Namespace, screen: Screen) -> None:
 
 
 def _token(path: str | None) -> str:
-    """From where it is said to be, else from standard input, where a person is asked, or from the
-    environment where that has nothing."""
-    if path == STDIN or (path is None and not sys.stdin.isatty()):
-        said = sys.stdin.readline(TOKEN_BYTES_MAX).strip()
-        return said or ("" if path else os.environ.get(TOKEN, ""))
+    """From where it is said to be, else from the environment, else from standard input, where a person is
+    asked. In this order, since a job's standard input may be a pipe that nobody writes to."""
+    known = "" if path else os.environ.get(TOKEN, "")
+    if path == STDIN or (path is None and not known and not sys.stdin.isatty()):
+        return sys.stdin.readline(TOKEN_BYTES_MAX).strip()
     if path:
         try:
             with Path(path).open() as file:
                 return file.read(TOKEN_BYTES_MAX).strip()
         except (OSError, UnicodeDecodeError) as error:
             raise Usage(f"{path} can't be read: {error}.") from error
-    return os.environ.get(TOKEN) or getpass.getpass("Token or JWT: ").strip()
+    return known or getpass.getpass("Token or JWT: ").strip()
 
 
 def contexts_of(given: argparse.Namespace, screen: Screen) -> None:

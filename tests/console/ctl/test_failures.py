@@ -152,7 +152,7 @@ def test_what_a_console_says_can_not_speak_to_the_terminal(tmp_path: Path) -> No
     assert "m [31m" in done.output
 
 
-def test_standard_input_goes_before_the_environment_where_it_has_a_token(tmp_path: Path) -> None:
+def test_standard_input_is_read_where_the_environment_has_no_token_or_it_is_named(tmp_path: Path) -> None:
     asked: list[str] = []
 
     def answer(_: str, __: str, headers: Message) -> Answer:
@@ -162,8 +162,10 @@ def test_standard_input_goes_before_the_environment_where_it_has_a_token(tmp_pat
     with peer(answer) as address:
         person = person_of(tmp_path, address)
         assert person.run("login", address, told="tgr_y\n").code == 0
-        assert person.run("login", address).code == 0
-    assert asked == ["Bearer tgr_y", "Bearer tgw_x"]
+        assert person.run("login", address, "--token-file", "-", told="tgr_y\n").code == 0
+        del person.variables["TIDEGATE_TOKEN"]
+        assert person.run("login", address, told="tgr_z\n").code == 0
+    assert asked == ["Bearer tgw_x", "Bearer tgr_y", "Bearer tgr_z"]
 
 
 def test_a_wait_has_its_bounds(tmp_path: Path) -> None:
