@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 EXPIRE_SECONDS: Final = 1.0  # between looks at what is too old in tier 2
 REFRESH_SECONDS: Final = 3600.0  # between listings of a store that is shared, more or less
+LISTING_SHARE: Final = 0.02  # of the time, at most: a bucket of millions takes minutes, and is billed
 PULLS_LISTED: Final = 256
 PULLS_AT_ONCE: Final = 4
 
@@ -209,6 +210,15 @@ class Agent:
         self.desired = desired
         self.plane.secrets = {peer.name: peer.secret for peer in desired.peers}
         self.plane.keys = {peer.name: peer.key for peer in desired.peers if peer.key}
+        # Whose files are served and which are nobody's holds for stores that are opened from now on too,
+        # however long shards take.
+        tags = desired.orgs.tags
+        live = None if tags is None else frozenset(map(bytes.fromhex, tags))
+        self.stores.serve_only(live)
+        self.redundant.serve_only(live)
+        # Before there are shards, so that nobody is told that a column is absent which waits in front.
+        identities = [spec.identity() for spec in desired.shards]
+        self.stores.attend([(one.namespace, one.part) for one in identities])
         self.stores.call_off(desired.tier2)
         for one in self._followers:
             one.wake()
@@ -233,14 +243,7 @@ class Agent:
         if desired is None:
             self.redundant.follow((), Limits())
             return
-        tags = desired.orgs.tags
-        live = None if tags is None else frozenset(map(bytes.fromhex, tags))
-        self.stores.serve_only(live)
-        self.redundant.serve_only(live)
         wanted = {spec.name: spec for spec in desired.shards}
-        # First, so that nobody is told of a shard that it is absent while columns of it wait.
-        identities = [spec.identity() for spec in desired.shards]
-        self.stores.attend([(one.namespace, one.part) for one in identities])
         for name, shard in list(self.shards.items()):
             spec = wanted.get(name)
             if spec is None or spec.identity() != shard.identity:
@@ -335,15 +338,19 @@ class Agent:
                 log.exception("Cannot remove expired columns from tier 2; retrying soon")
 
     async def _refresh_forever(self) -> None:
-        """Agents that share a store should not all list it at once."""
+        """Agents that share a store should not all list it at once, nor all the time."""
+        took = 0.0
         while True:
-            await asyncio.sleep(REFRESH_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+            pause = max(REFRESH_SECONDS, took / LISTING_SHARE)
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+            began = time.monotonic()
             try:
                 await self.stores.refresh()
             except Failed:
                 pass  # counted by the store; there is a next time
             except Exception:
                 log.exception("Cannot list tier 2; retrying in about an hour")
+            took = time.monotonic() - began
 
     def _tls_for_drivers(self) -> ssl.SSLContext | None:
         if self.settings.has_tls_of_console and self.trust:

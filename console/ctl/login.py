@@ -39,8 +39,8 @@ def log_in(given: argparse.Namespace, screen: Screen) -> None:
 
 
 def _token(path: str | None) -> str:
-    """From where it is said to be, else from the environment, else from standard input, where a person is
-    asked. In this order, since a job's standard input may be a pipe that nobody writes to."""
+    """From where it is said to be, else from the environment, else from standard input, where a person
+    is asked. In this order, since a job's standard input may be a pipe that nobody writes to."""
     known = "" if path else os.environ.get(TOKEN, "")
     if path == STDIN or (path is None and not known and not sys.stdin.isatty()):
         return sys.stdin.readline(TOKEN_BYTES_MAX).strip()

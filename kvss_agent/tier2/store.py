@@ -76,7 +76,7 @@ class Tier2:
             self._state.is_in_front = self._front.is_in_front
         self._remover = Remover(self._state)
         looker = Looker(self._state)
-        self._spiller = Spiller(self._state, self._remover, looker, background, share)
+        self._spiller = Spiller(self._state, self._remover, background, share)
         self._recaller = Recaller(self._state, self._remover)
         self._lister = Lister(self._state, self._remover, looker)
         self.limits = Limits()
@@ -118,7 +118,7 @@ class Tier2:
         old of agents that are gone. Raises Failed."""
         if self._state.shared:
             with self._state.counts.measured("refresh"):
-                expired = await self._work.uninterrupted(self._lister.refresh(self.limits))
+                expired = await self._work.uninterrupted(self._lister.refresh(lambda: self.limits))
                 self._state.counts.expired += expired
 
     def call_off(self) -> None:

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,14 @@ from kvss_agent import follower
 from kvss_agent.agent import Agent
 from kvss_agent.desired import ShardSpec
 from kvss_agent.settings import Settings
+from kvss_agent.shard.hosted import HostedShard
 from kvss_agent.tier2.backend import Failed, Fault, Progress
 from kvss_agent.tier2.posix import Posix
 from kvss_agent.tier2.store import Tier2
 from kvss_agent.tier2.stores import Stores
 from tests.kvss_agent.process import document, spec
 from tests.kvss_agent.stores import tier2
+from tests.kvss_agent.tier2.columns import ACME, BOLT, address_of, files_in, opened, put
 from tests.live import wait_until
 
 
@@ -165,6 +168,39 @@ async def test_an_agent_whose_expiry_ends_stops_and_says_so(
     await agent.stop(0)
     assert agent.is_broken
     assert "The task expiry has ended" in caplog.text
+
+
+async def test_a_store_is_opened_for_the_orgs_of_the_newest_document_while_shards_take_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is nobody's is removed, also what another agent has stored: nothing of an org that is there."""
+    files, is_granted = tmp_path / "files", threading.Event()
+    async with opened(files) as others:
+        assert await put(others, address_of(1, BOLT)) == "stored"
+    make = Agent._make
+
+    def slow(agent: Agent, spec: ShardSpec, progress: Any) -> HostedShard:
+        is_granted.wait(30)
+        return make(agent, spec, progress)
+
+    monkeypatch.setattr(Agent, "_make", slow)
+    (tmp_path / "agent").mkdir()
+    agent = made(tmp_path / "agent")
+    await agent.start()
+    try:
+        acme, bolt = ACME.hex(), BOLT.hex()
+        before = document(1, spec(), orgs={"tags": [acme]})
+        now = document(2, spec(), orgs={"tags": [acme, bolt]}, tier2=tier2(files))
+        for told in (before, now):
+            await agent.set_desired(json.dumps(told).encode())
+        async with asyncio.timeout(30):
+            while agent.stores.progress.state != "ready":
+                await asyncio.sleep(0.01)
+        await agent.stores.expire()
+        assert len(files_in(files)) == 1
+    finally:
+        is_granted.set()
+        await agent.stop(0)
 
 
 async def test_what_others_do_in_a_shared_store_is_looked_at_again_and_again(

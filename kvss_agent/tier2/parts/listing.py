@@ -16,6 +16,7 @@ from kvss_agent.tier2.parts.removal import Remover
 from kvss_agent.tier2.parts.state import StoreState
 
 _STEP: Final = 10_000  # columns that a rebuild enters before others have their turn
+_REMOVED_AT_ONCE: Final = 1_000  # of what a refresh finds too old
 
 
 class Lister:
@@ -43,14 +44,15 @@ class Lister:
         with self._state.listing() as is_gone:
             return await self._rebuild(progress, is_gone)
 
-    async def refresh(self, limits: Limits) -> int:
+    async def refresh(self, limits: Callable[[], Limits]) -> int:
         """Learn what others wrote and removed, as far as the caps have room: nothing is evicted for it.
-        What lies there for longer than its org allows goes, whoever wrote it. How many those were."""
+        What lies there for longer than its org allows goes, whoever wrote it. How many those were.
+        `limits`: those of the moment, since listing takes a while."""
         with self._state.listing() as is_gone:
             before = list(self._state.index.idle())
             found = await self.files(ignore_progress)
-            await self._remove_missing(before, {file.address for file in found})
-            overdue, now = list[Address](), self._state.clock()
+            await self._remove_missing(before, found)
+            overdue, now, allowed = list[Address](), self._state.clock(), limits()
             for count, file in enumerate(found):
                 if not count % _STEP:
                     await asyncio.sleep(0)
@@ -59,14 +61,18 @@ class Lister:
                     continue
                 if not self._state.may_be_elsewhere(address):
                     continue
-                seconds = limits.of(address.tag)
+                seconds = allowed.of(address.tag)
                 if seconds is not None and written + seconds < now:
                     overdue.append(address)
                 else:
                     self._state.index.adopt(address, file.bytes, written=written)
-        for some in batches(overdue, _STEP):
-            await self._remover.delete(some)
-        return len(overdue)
+        count = 0
+        for some in batches(overdue, _REMOVED_AT_ONCE):
+            if self._state.is_closing:  # which would else wait for all of them
+                break
+            await self._remover.remove_listed(some)
+            count += len(some)
+        return count
 
     async def _rebuild(self, progress: Progress, is_gone: Callable[[Address], bool]) -> int:
         before = list(self._state.index.idle())
@@ -87,7 +93,7 @@ class Lister:
                 self._state.index.adopt(
                     file.address, file.bytes, written=min(file.modified, now), beyond_caps=True
                 )
-        await self._remove_missing(before, {file.address for file in found})
+        await self._remove_missing(before, found)
         if damaged:
             self._state.counts.damaged += len(damaged)
             await self._remover.delete(damaged)
@@ -104,9 +110,17 @@ class Lister:
 
         return await self._work.run(self._work.writes, lambda: list(self._state.backend.files(report)))
 
-    async def _remove_missing(self, before: Sequence[Address], found: set[Address]) -> None:
+    async def _remove_missing(self, before: Sequence[Address], found: Sequence[Found]) -> None:
         """Drop columns that were known before a listing, are not in it, and do not exist."""
-        missing = [a for a in before if a not in found and self._state.index.knows(a)]
+
+        def unlisted() -> list[Address]:
+            listed = {file.address for file in found}
+            return [address for address in before if address not in listed]
+
+        # In a thread: there may be millions.
+        missing = [
+            a for a in await self._work.run(self._work.reads, unlisted) if self._state.index.knows(a)
+        ]
         for address, seen in zip(
             missing, await self._work.run(self._work.reads, self._state.seen, missing), strict=True
         ):

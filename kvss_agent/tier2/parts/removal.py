@@ -52,6 +52,15 @@ class Remover:
             self._work.changed()
         return {address for address, is_left in zip(addresses, left, strict=True) if is_left}
 
+    async def remove_listed(self, addresses: Sequence[Address]) -> None:
+        """Remove files of which a listing has just said that they are there."""
+        await self._work.until(
+            lambda: not any(self._state.index.is_busy(address) for address in addresses)
+        )
+        for address in addresses:
+            self._state.index.begin_removal(address)
+        await self.remove_leaving(addresses)
+
     async def remove_leaving(self, addresses: Sequence[Address]) -> None:
         with self._leaving(addresses):
             await self._delete(addresses)

@@ -22,7 +22,6 @@ from kvss_agent.tier2.backend import Failed, Fault, Leaving, Outgoing
 from kvss_agent.tier2.column_file import Form
 from kvss_agent.tier2.index import Ticket
 from kvss_agent.tier2.parts.execution import gather_whole
-from kvss_agent.tier2.parts.looks import Looker
 from kvss_agent.tier2.parts.removal import Remover
 from kvss_agent.tier2.parts.state import StoreState
 from kvss_agent.tier2.parts.statistics import Outcome, Work
@@ -53,33 +52,20 @@ class Spiller:
         self,
         state: StoreState,
         remover: Remover,
-        looker: Looker,
         background: Background | None,
         share: float,
     ) -> None:
         """`background`: what the bytes of spills keep to, `share` times those of their files."""
         self._state, self._work, self._remover = state, state.execution, remover
-        self._looker = looker
         self._background, self._share = background, share
 
     async def spill(self, spills: Sequence[Spill], work: Work) -> None:
         """Give each its outcome. Who waits holds no ticket, and is refused when a purge begins."""
-        await self._forget_removed([spill.address for spill in spills])
         if self._background is None:
             await self._begin(spills, work)
             return
         if booked := self._booked(spills, self._background):
             await gather_whole(*(self._rest(seconds, some, work) for seconds, some in booked))
-
-    async def _forget_removed(self, addresses: Sequence[Address]) -> None:
-        """In a store that is shared others remove files. Who is told that a column is there already may
-        give up its own."""
-        index = self._state.index
-        known = [one for one in dict.fromkeys(addresses) if self._state.shared and index.knows(one)]
-        if known:
-            for address, seen in (await self._looker.look(known)).items():
-                if seen is None and index.knows(address):
-                    index.remove(address)
 
     async def _begin(self, spills: Sequence[Spill], work: Work) -> None:
         await self._work.as_admitted(spills, self._admit, lambda some: self._write(some, work))
