@@ -173,7 +173,7 @@ async def test_an_agent_whose_expiry_ends_stops_and_says_so(
 async def test_a_store_is_opened_for_the_orgs_of_the_newest_document_while_shards_take_their_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is nobody's is removed, also what another agent has stored: nothing of an org that is there."""
+    """What is nobody's is removed, whoever stored it: nothing of an org that is there."""
     files, is_granted = tmp_path / "files", threading.Event()
     async with opened(files) as others:
         assert await put(others, address_of(1, BOLT)) == "stored"
@@ -193,9 +193,7 @@ async def test_a_store_is_opened_for_the_orgs_of_the_newest_document_while_shard
         now = document(2, spec(), orgs={"tags": [acme, bolt]}, tier2=tier2(files))
         for told in (before, now):
             await agent.set_desired(json.dumps(told).encode())
-        async with asyncio.timeout(30):
-            while agent.stores.progress.state != "ready":
-                await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_until, "it is open", lambda: agent.stores.progress.state == "ready")
         await agent.stores.expire()
         assert len(files_in(files)) == 1
     finally:

@@ -117,10 +117,8 @@ class Lister:
             listed = {file.address for file in found}
             return [address for address in before if address not in listed]
 
-        # In a thread: there may be millions.
-        missing = [
-            a for a in await self._work.run(self._work.reads, unlisted) if self._state.index.knows(a)
-        ]
+        unlisted_now = await self._work.run(self._work.reads, unlisted)  # there may be millions
+        missing = [address for address in unlisted_now if self._state.index.knows(address)]
         for address, seen in zip(
             missing, await self._work.run(self._work.reads, self._state.seen, missing), strict=True
         ):

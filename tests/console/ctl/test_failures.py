@@ -152,7 +152,7 @@ def test_what_a_console_says_can_not_speak_to_the_terminal(tmp_path: Path) -> No
     assert "m [31m" in done.output
 
 
-def test_standard_input_is_read_where_the_environment_has_no_token_or_it_is_named(
+def test_standard_input_is_read_if_the_environment_has_no_token_or_it_is_named(
     tmp_path: Path,
 ) -> None:
     asked: list[str] = []
