@@ -114,4 +114,7 @@ class Shell:
         try:
             wait_until(f"it prints {step.shown}", works, SECONDS)
         except AssertionError as error:
-            raise AssertionError(f"{step.command}: {error}; it printed {printed[-1]}") from None
+            whole = self.run(step.command.partition(" | ")[0])  # what a filter behind it does not show
+            raise AssertionError(
+                f"{step.command}: {error}; it printed {printed[-1]}, and unfiltered {whole}"
+            ) from None
