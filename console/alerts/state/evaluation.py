@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Final
 
-from django.db import InterfaceError, OperationalError
+from django.db import DatabaseError, InterfaceError, connection
 
 from console.alerts.conditions.condition import Finding, Snapshot, name_of
 from console.alerts.conditions.reporting import is_silent, telemetry_late_seconds
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 SILENT_SECONDS: Final = 30.0  # after which the metrics of a topic are no data
 TELEMETRY_LATE_SECONDS: Final = 60.0  # after which all metrics are
-INSTANCES_OF_TOPIC_MAX: Final = 200  # of a rule; further breaches of the topic are one alert
+INSTANCES_OF_TOPIC_MAX: Final = 200  # of a rule, and its others are one alert: see `_bounded`
 INSTANCES_MAX: Final = 5000  # of a rule: more breaches are reported as one problem
 
 
@@ -100,9 +100,9 @@ def _evaluate(rule: Rule, now: Snapshot, stored: _Stored, done: list[Evaluation]
     except Unanswerable as error:
         problem = str(error)
         log.warning("rule %s: %s", rule.slug, problem)
-    except (OperationalError, InterfaceError):
-        raise  # the database is away: for all rules
     except Exception as error:  # whatever it is, it is this rule's, and others are evaluated
+        if isinstance(error, DatabaseError | InterfaceError) and not connection.is_usable():
+            raise  # the database is away: for all rules
         log.exception("rule %s can't be evaluated", rule.slug)
         # Members of all orgs read it, so it has nothing of what was evaluated.
         problem = f"It stopped with {type(error).__name__}: see the worker's log."
@@ -164,16 +164,18 @@ def _apply(rule: Rule, now: Snapshot, stored: _Stored) -> tuple[int, str]:
 
 def _bounded(rule: Rule, found: Mapping[str, Finding], is_open: set[str]) -> dict[str, Finding]:
     """At most so many breaches of a topic: those that are open and then the worst. The others are one
-    finding together, so that the flood of one process leaves room for the alerts of others."""
+    finding together, so that the flood of one process leaves room for the alerts of others. Breaches of
+    the fleet are of many processes: there may be nearly as many as of a rule."""
+    of_topic_max = INSTANCES_MAX - 1 if rule.scope is Scope.FLEET else INSTANCES_OF_TOPIC_MAX
     bounded, by_topic = dict(found), defaultdict[str, list[str]](list)
     for mark, one in found.items():
         if one.verdict is Verdict.BREACH:
             by_topic[one.topic].append(mark)
     for topic, marks in by_topic.items():
-        if len(marks) <= INSTANCES_OF_TOPIC_MAX:
+        if len(marks) <= of_topic_max:
             continue
         ranked = sorted(marks, key=lambda mark: (mark not in is_open, -(found[mark].value or 0), mark))
-        others = ranked[max(INSTANCES_OF_TOPIC_MAX, len(is_open.intersection(marks))) :]
+        others = ranked[max(of_topic_max, len(is_open.intersection(marks))) :]
         for mark in others:
             del bounded[mark]
         if others:

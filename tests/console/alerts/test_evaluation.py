@@ -7,11 +7,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from console.accounts.principal import SYSTEM
+from console.alerts.conditions.condition import Finding
 from console.alerts.models import Alert, Evaluation
 from console.alerts.rules import thresholds
 from console.alerts.rules.catalogue import BY_SLUG, RULES
@@ -180,6 +181,17 @@ def test_a_rule_that_stops_with_an_exception_says_so_and_stops_no_other() -> Non
     }
 
 
+def test_a_rule_whose_query_is_canceled_says_so_and_stops_no_other() -> None:
+    def slow(*_: Any) -> Any:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SET LOCAL statement_timeout = '1ms'")
+            cursor.execute("SELECT pg_sleep(60)")
+
+    heard("web:host")
+    assert tick(rule_of(slow, "evict-slow"), rule_of(StaticCondition(fleet=Verdict.BREACH))) == 1
+    assert "OperationalError" in Evaluator.now().problems["evict-slow"]
+
+
 def test_numbers_of_orgs_and_nodes_that_there_are_not_stop_no_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -227,6 +239,26 @@ def test_the_breaches_of_a_flood_are_one_alert_beyond_the_worst(
     tick(queue)
     assert firing() == [("node:ax-7", "a"), *of_flood], "open ones are not displaced"
     assert Evaluator.now().problems == {}
+
+
+def test_breaches_of_the_fleet_are_of_many_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "INSTANCES_OF_TOPIC_MAX", 2)
+    monkeypatch.setattr(evaluation, "INSTANCES_MAX", 5)
+
+    def breaches(count: int) -> Rule:
+        found = [
+            Finding("fleet", Verdict.BREACH, f"ax-{one} is so", float(one), labels={"node": f"ax-{one}"})
+            for one in range(count)
+        ]
+        return rule_of(lambda *_: found)
+
+    heard("web:host")
+    tick(breaches(4))
+    assert sorted(Alert.objects.values_list("labels__node", flat=True)) == [f"ax-{n}" for n in range(4)]
+    tick(breaches(9))
+    assert Evaluator.now().problems == {}
+    assert Alert.objects.filter(state="firing").count() == 5
+    assert Alert.objects.get(labels__node="other").sentence == "5 more at fleet, such as: ax-8 is so"
 
 
 def test_too_many_breaches_are_told_as_a_rule_that_is_too_strict(
