@@ -7,7 +7,7 @@ import json
 import re
 import smtplib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import EmailMessage
 from email.utils import formatdate
@@ -27,7 +27,8 @@ from kvss_agent.http.exchange import PLAIN, run
 SECONDS_MAX: Final = 10.0  # for a request and its answer; for each step of an SMTP session
 ANSWER_BYTES_MAX: Final = 2048
 SECRET_CHARACTERS_MIN: Final = 8  # of a part of an address
-_BETWEEN: Final = re.compile("[/?&=#:;]")
+_BETWEEN: Final = re.compile("[/?=#:;]")  # parts of a part
+_WORDS: Final = re.compile("[a-z_.-]+|[A-Z_.-]+")  # of one case and without digits
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 
@@ -149,17 +150,35 @@ def _without_secrets(channel: Channel, text: str) -> str:
     """Text that may be stored and shown: without the key and the address, which often is a secret."""
     text = _CONTROL.sub(" ", text)
     for secret in sorted(_secrets(channel), key=len, reverse=True):  # the whole before its parts
-        text = text.replace(secret, "…")
+        found = re.escape(secret)
+        if secret != channel.secret and _WORDS.fullmatch(secret):  # no part of a longer word
+            found = rf"(?<!\w){found}(?!\w)"
+        text = re.sub(found, "…", text)
     return text[:TEXT_CHARACTERS_MAX]
 
 
-def _secrets(channel: Channel) -> Iterator[str]:
-    """The key, the address, and each part of the address but the host: any of them may be the secret."""
+def _secrets(channel: Channel) -> set[str]:
+    """The key, the address, its path, and each part of the address that may be the secret. Names in it
+    are none: they are what answers explain."""
     parts = urlsplit(channel.address)
-    yield from (one for one in (channel.secret, channel.address, parts.path.strip("/")) if len(one) > 3)
+    path = parts.path.strip("/")
+    *within, last = path.split("/")
     userinfo = parts.netloc.rpartition("@")[0]
-    for part in _BETWEEN.split(f"{userinfo}/{parts.path}/{parts.query}/{parts.fragment}"):
-        yield from (one for one in {part, unquote(part)} if len(one) >= SECRET_CHARACTERS_MIN)
+    values = [one.partition("=") for one in re.split("[&;]", parts.query)]
+    pieces = [
+        *userinfo.split(":"),
+        *(one for one in within if not _WORDS.fullmatch(one)),
+        last,
+        *(value or name for name, _, value in values),
+        parts.fragment,
+    ]
+    whole = {channel.secret, channel.address, path if within else ""}
+    return {one for one in whole if len(one) > 3} | {
+        one
+        for piece in pieces
+        for one in (piece, unquote(piece), *_BETWEEN.split(piece))
+        if len(one) >= SECRET_CHARACTERS_MIN
+    }
 
 
 _SENDERS: Final[Mapping[Channel.Kind, Sender]] = {
