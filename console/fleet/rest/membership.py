@@ -292,14 +292,15 @@ def list_join_tokens(request: SignedInRequest) -> Rows:
 
 @router.post("/join-tokens", response=answers(JoinTokenMade, 404, status=201))
 def create_join_token(request: SignedInRequest, payload: JoinTokenIn) -> Status[JoinToken]:
-    """Create a join token."""
+    """Create a join token. One that an API token or JWT makes expires no later than that."""
+    expires_at = timezone.now() + timedelta(hours=payload.hours)
     token, text = tokens.issue(
         request.principal,
         kind=payload.kind,
         name=payload.name,
         note=payload.note,
         uses=payload.uses,
-        expires_at=timezone.now() + timedelta(hours=payload.hours),
+        expires_at=min(expires_at, request.principal.ends_at or expires_at),
     )
     token.token = text
     return Status(201, token)

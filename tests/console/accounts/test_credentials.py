@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import jwt
@@ -74,6 +74,18 @@ def test_a_jwt_makes_no_token_that_outlives_it(people: People) -> None:
     assert not ApiToken.objects.exists()
     soon = (timezone.now() + timedelta(seconds=100)).isoformat()
     assert make(client, expires_at=soon).status_code == 201
+
+
+def test_a_join_token_that_a_short_jwt_makes_ends_with_it(people: People) -> None:
+    """As infrastructure as code makes one: with a JWT of minutes, for nodes that come up at once."""
+    text = jwt_of(people.platform_admin, seconds=300)
+    made = client_with(text).post(
+        "/api/v1/join-tokens", {"kind": "node"}, content_type="application/json"
+    )
+    assert made.status_code == 201, made.content
+    ends = datetime.fromisoformat(made.json()["expires_at"])
+    assert ends <= timezone.now() + timedelta(seconds=300)
+    assert ends > timezone.now()
 
 
 @pytest.mark.parametrize("read_only", [True, False])
