@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import filecmp
+import logging
 import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -19,7 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,12 +40,15 @@ from console.stack.binaries import postgres_programs
 from telemetry.decoder import excerpt
 from workload_manager.tokenizers import TokenizerStore
 
+log = logging.getLogger(__name__)
+
 # Numbers of every ten seconds, minute and hour: most of the bytes, and not what a console needs to work.
 NUMBERS: Final = ("telemetry_fresh", "telemetry_10s*", "telemetry_1m*", "telemetry_1h*")
 # How pg_restore begins and ends the rows of a table, each of which is one line.
 _COPY: Final = re.compile(rb'COPY public\.(?:"([^"]+)"|(\w+)) .*FROM stdin;\n')
 _COPY_END: Final = b"\\.\n"
-RUNS: Final = "runs"  # in a folder of drafts
+RUNS: Final = "runs"  # in a folder of drafts: see `_marked`
+MARK: Final = b"Tidegate is writing or reading a backup.\n"
 
 
 def back_up(target: Path, *, has_numbers: bool = True, has_tokenizers: bool = True) -> Manifest:
@@ -131,17 +136,52 @@ def sealed_with_another_key() -> int:
 @contextmanager
 def _drafts(parent: Path, prefix: str) -> Iterator[Path]:
     """A folder that only this user can read, and is gone at the end. Those of runs that were killed are
-    removed: each has a copy of the database. Who runs holds a lock on a file in its own."""
-    for mark in parent.glob(f"{prefix}*/{RUNS}"):
-        with suppress(FileNotFoundError), mark.open("rb") as left, suppress(BlockingIOError):
-            fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(mark.parent)
-    with (
-        tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as name,
-        Path(name, RUNS).open("wb") as ours,
-    ):
-        fcntl.flock(ours, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield Path(name)
+    removed: each has a copy of the database."""
+    name = re.compile(re.escape(prefix) + "[a-z0-9_]{8}")  # as mkdtemp makes them
+    for folder in parent.glob(f"{prefix}*"):
+        if name.fullmatch(folder.name):
+            try:
+                _remove_if_left(folder)
+            except FileNotFoundError:
+                pass  # its run has ended meanwhile, or it is another one's
+            except OSError as error:
+                log.warning("Drafts that may be of a killed backup are not removed: %s", error)
+    ours = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+    with ExitStack() as mark:  # locked until the folder is gone
+        try:
+            mark.enter_context(_marked(ours))
+            yield ours
+        finally:
+            shutil.rmtree(ours)
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove a folder of drafts, unless it is of a run that is running, or another user's, or something
+    else. Raises OSError."""
+    mark, about = folder / RUNS, folder.lstat()
+    is_ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+    if is_ours and stat.S_ISREG(mark.lstat().st_mode):
+        with mark.open("rb") as file, suppress(BlockingIOError):
+            if file.read(len(MARK) + 1) == MARK:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+
+
+@contextmanager
+def _marked(folder: Path) -> Iterator[None]:
+    """Lock a file in a folder of drafts, by which others see that its run is running. It has its name
+    only once it is locked. Without locks, as on some network file systems, there is none."""
+    draft = folder / f".{RUNS}"
+    with draft.open("wb") as file:
+        file.write(MARK)
+        file.flush()
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            log.warning("Remove %s by hand if this run is killed: it can't be locked: %s", folder, error)
+        else:
+            draft.rename(folder / RUNS)
+        yield
 
 
 def _collect(folder: Path, *, has_numbers: bool, has_tokenizers: bool) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -316,6 +318,67 @@ def test_what_a_killed_backup_has_left_is_removed_by_the_next(tmp_path: Path) ->
         assert not left.exists()
         call_command("backup", str(tmp_path / "next"), *WITHOUT, verbosity=0)
         assert sorted(tmp_path.iterdir()) == [of_another, tmp_path / "next"]
+
+
+def test_only_what_a_killed_run_has_left_is_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def folder(name: str, text: bytes | None = None) -> Path:
+        (tmp_path / name).mkdir()
+        if text is not None:
+            (tmp_path / name / backup.RUNS).write_bytes(text)
+        return tmp_path / name
+
+    left = folder(".backup-abcd_123", backup.MARK)
+    of_others = [
+        folder(".backup-of-my-laptop", backup.MARK),
+        folder(".backup-nothing0", b"a log of runs"),
+        folder(".backup-nothing1"),
+        folder(".backup-nothing2") / backup.RUNS,
+        folder(".restore-nothing3", backup.MARK),
+    ]
+    of_others[3].mkdir()
+    (tmp_path / ".backup-linked00").symlink_to(folder("elsewhere", backup.MARK))
+    stuck = folder(".backup-stuck000", backup.MARK)
+    (stuck / backup.RUNS).chmod(0)
+    with backup._drafts(tmp_path, ".backup-") as ours:
+        assert not left.exists()
+        assert all(one.exists() for one in of_others)
+        assert (tmp_path / "elsewhere" / backup.RUNS).exists()
+    assert not ours.exists()
+    if os.geteuid():
+        assert stuck.exists()
+        assert "Permission denied" in caplog.text
+
+
+def test_runs_that_begin_and_end_at_once_leave_each_other_alone(tmp_path: Path) -> None:
+    """Each looks at the folders of the others at all moments of theirs."""
+
+    def run(_: int) -> int:
+        for _ in range(100):
+            with backup._drafts(tmp_path, ".backup-") as folder:
+                (folder / "backup").write_bytes(b"x")
+        return 1
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(run, range(4))) == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_can_be_locked_backups_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuses)
+    with (
+        backup._drafts(tmp_path, ".backup-") as ours,
+        backup._drafts(tmp_path, ".backup-") as others,
+    ):
+        assert ours.exists()
+        assert others.exists()
+    assert "No locks available" in caplog.text
 
 
 def test_what_is_damaged_is_not_restored(written: Path, tmp_path: Path) -> None:
