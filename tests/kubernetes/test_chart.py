@@ -357,9 +357,12 @@ def test_settings_of_brains_and_agents_are_understood(tmp_path: Path) -> None:
     assert settings.tcp == ("10.1.2.3", 8411)
 
 
-def test_the_bundled_redis_refuses_before_its_container_is_full() -> None:
-    """Without a limit of its own the kernel kills it, with all that it has."""
-    pod = pod_of(named(rendered(BUNDLED), "StatefulSet", "redis"))
+@pytest.mark.parametrize("redis", [{}, {"maxmemory": None}], ids=["chart's", "--reuse-values"])
+def test_the_bundled_redis_refuses_before_its_container_is_full(redis: dict[str, Any]) -> None:
+    """Without a limit of its own the kernel kills it, with all that it has. `--reuse-values` knows no
+    values that are new in a chart."""
+    values = {"bundled": {"enabled": True, "redis": redis}}
+    pod = pod_of(named(rendered(values), "StatefulSet", "redis"))
     assert pod
     [server] = pod["containers"]
     options = server["args"]
