@@ -71,7 +71,7 @@ RUNNING: Final = (pb.JOB_PENDING, pb.JOB_RUNNING)  # states of jobs that have no
 # it found no place, or somebody has cancelled it.
 INTERRUPTED: Final = frozenset(
     {
-        *("Cancelled", "DeadlineExceeded", "Evicted", "NotStarted", "PodGone", "Preempting"),
+        *("Cancelled", "Evicted", "NotStarted", "PodGone", "Preempting"),
         *("NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Unreachable"),
     }
 )

@@ -980,6 +980,20 @@ def test_a_compile_job_that_is_ended_time_and_again_is_given_up(
     assert undone.sentence == "It could not be compiled: Its node has no memory left."
 
 
+def test_a_compile_job_that_takes_too_long_is_the_fault_of_the_revision(
+    leader: Leader, cluster: FakeCluster
+) -> None:
+    make_workload(**WITHOUT_CACHE, **QUICK)
+    leader.until("it is rolled out", is_complete)
+    cluster.is_slow = True
+    changes.update(SYSTEM, locked(SYSTEM), wanted(tokens_max=1000, **WITHOUT_CACHE, **QUICK))
+    leader.until("it is compiled", lambda: len(cluster.jobs) == 2)
+    job = list(cluster.jobs.values())[-1]
+    job.state, job.reason, job.sentence = pb.JOB_FAILED, "DeadlineExceeded", "It took too long."
+    leader.until("it is rolled back", lambda: Workload.objects.get().revision.number == 3)  # type: ignore[union-attr]
+    assert len(cluster.jobs) == 2, "an hour is not tried five times"
+
+
 def test_a_compile_job_that_nobody_waits_for_is_cancelled(leader: Leader, cluster: FakeCluster) -> None:
     cluster.is_slow = True
     workload = make_workload(**WITHOUT_CACHE, **QUICK)
