@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, Protocol
@@ -61,6 +61,7 @@ class Hub:
     def __init__(self, counts: Counts) -> None:
         self.counts = counts
         self._viewers: dict[str, set[Viewer]] = {}
+        self._topics_of: dict[str, Counter[str]] = {}  # by owner: how many of its viewers watch each
         self._feeds: dict[str, Feed] = {}
         self._event: int | None = None
         self._hints: dict[str, set[str]] = defaultdict(set)
@@ -73,14 +74,16 @@ class Hub:
         """Whether this person may watch the topic. What others watch is read anyway."""
         if topic in self._viewers:
             return True
-        watched = self._viewers.values()
-        its = sum(any(viewer.owner == owner for viewer in viewers) for viewers in watched)
+        its = len(self._topics_of.get(owner, ()))
         return len(self._viewers) < TOPICS_MAX and its < TOPICS_OF_ONE_MAX
 
     def watch(self, viewer: Viewer, topic: str, since: int | None) -> None:
         """Send the topic's opening, at once or after the next round, and then each of its frames. Doing
         it again sends another opening."""
-        self._viewers.setdefault(topic, set()).add(viewer)
+        viewers = self._viewers.setdefault(topic, set())
+        if viewer not in viewers:
+            viewers.add(viewer)
+            self._topics_of.setdefault(viewer.owner, Counter())[topic] += 1
         self.counts.topics = len(self._viewers)
         if feed := self._feeds.get(topic):
             viewer.offer(feed.opening(since, time.time()))
@@ -94,7 +97,13 @@ class Hub:
     def leave(self, viewer: Viewer, topics: Iterable[str]) -> None:
         for topic in topics:
             viewers = self._viewers.get(topic, set())
-            viewers.discard(viewer)
+            if viewer in viewers:
+                viewers.remove(viewer)
+                self._topics_of[viewer.owner] -= Counter(
+                    [topic]
+                )  # which drops those that have none left
+                if not self._topics_of[viewer.owner]:
+                    del self._topics_of[viewer.owner]
             if not viewers:
                 self._viewers.pop(topic, None)
                 self._feeds.pop(topic, None)

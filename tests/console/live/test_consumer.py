@@ -518,6 +518,13 @@ async def test_nobody_takes_the_topics_of_others(
     while (said := await second.hear())["kind"] != "error":
         pass
     assert said["data"]["reason"] == "TooManyTopics"
+    await second.say(type="unsubscribe", topic="node:x-1")
+    await second.say(type="subscribe", topic="node:x-3")
+    while (said := await second.hear())["kind"] != "error":
+        pass
+    assert said["data"]["reason"] == "TooManyTopics", "the first still watches it"
+    await second.say(type="unsubscribe", topic="node:x-2")
+    assert (await second.watch("node:x-3"))["kind"] == "snapshot"
     assert (await (await connect("platform_admin")).watch("node:x-3"))["kind"] == "snapshot"
 
 
