@@ -7,6 +7,7 @@ on which it would see that it is broken: it stands still until somebody restarts
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -15,9 +16,11 @@ from celery.app.amqp import AMQP
 from kombu import Connection
 from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.transport import redis as redis_transport
+from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError
 
 from telemetry.notify import notify
 
+REFUSED: Final = (AuthenticationError, AuthorizationError, NoPermissionError)
 AGAIN_SECONDS: Final = 1.0  # between attempts to connect, and no longer each time
 
 
@@ -60,7 +63,7 @@ class SentinelTransport(redis_transport.SentinelTransport):
 class PromptConnection(Connection):
     """Tries again every second, where Celery would wait for longer and longer: a new primary is there
     within seconds. A worker is alive meanwhile, though its event loop stands still: it alone gives a
-    callback."""
+    callback. Where Redis refuses it, it is not: that does not end by itself."""
 
     def ensure_connection(self, *args: Any, **options: Any) -> Any:
         every = {"interval_start": AGAIN_SECONDS, "interval_step": 0.0, "interval_max": AGAIN_SECONDS}
@@ -70,7 +73,9 @@ class PromptConnection(Connection):
 
 
 def _is_alive(callback: Callable[[], None]) -> None:
-    notify("WATCHDOG=1")
+    """Called while the error of the last attempt is handled."""
+    if not isinstance(sys.exception(), REFUSED):
+        notify("WATCHDOG=1")
     callback()
 
 

@@ -15,7 +15,7 @@ import pytest
 import redis
 from django.conf import settings
 from django.db import connection
-from kombu.exceptions import ContentDisallowed
+from kombu.exceptions import ContentDisallowed, OperationalError
 from kombu.serialization import loads
 
 from console.broker import broker
@@ -104,6 +104,22 @@ def test_a_worker_whose_redis_is_away_says_that_it_is_alive(tmp_path: Path) -> N
             wait_until("it tries to connect", lambda: b"Trying again" in log.read_bytes(), 30)
             os.utime(alive, (0, 0))
             wait_until("it is alive", lambda: alive.stat().st_mtime > 0, 30)
+
+
+def test_a_worker_that_redis_refuses_does_not_say_that_it_is_alive(
+    server: redis_server.RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not go on by itself, and should be seen."""
+    alive = tmp_path / "alive"
+    alive.touch()
+    os.utime(alive, (0, 0))
+    monkeypatch.setenv("NOTIFY_FILE", str(alive))
+    url = re.sub(r":[^:@]+@", ":wrong@", broker(server.url_of("broker")).url)
+    calls: list[None] = []
+    with app.connection_for_write(url=url) as asking, pytest.raises(OperationalError):
+        asking.ensure_connection(callback=lambda: calls.append(None), max_retries=1)
+    assert calls
+    assert alive.stat().st_mtime == 0
 
 
 @pytest.mark.slow
