@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from django.db import DatabaseError, connection, connections
+from django.db import Error, InterfaceError, OperationalError, connection, connections
 
 from telemetry.metrics import Catalog, Sink
 
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 HISTORY: Final = "history"  # in Django's DATABASES
 BEHIND_SECONDS_MAX: Final = 10
+CONFLICTS: Final = ("40001", "40P01")  # SQLSTATEs of a query that is in the way
 AGAIN_SECONDS: Final = 10.0  # until a standby that was away is asked again
 
 METRICS: Final = Catalog()
@@ -68,12 +69,19 @@ class History:
                 if is_current:
                     asking.execute(select, asked)
                     return list(asking.fetchall())
-        except DatabaseError as error:
+        except (OperationalError, InterfaceError) as error:
+            if not _is_conflict(error) and connections[HISTORY].is_usable():
+                raise  # the query's own fault, which it would be on the primary
             log.warning("Charts are read from the primary, since the standby does not answer: %s", error)
             self._away_until = time.monotonic() + AGAIN_SECONDS
             return None
         log.warning("Charts are read from the primary, since the standby is behind.")
         return None
+
+
+def _is_conflict(error: Error) -> bool:
+    """Whether PostgreSQL has cancelled a query because of what the standby has to apply."""
+    return (getattr(error.__cause__, "sqlstate", None) or "") in CONFLICTS
 
 
 OF_THIS_PROCESS: Final = History()

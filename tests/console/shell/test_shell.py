@@ -163,7 +163,7 @@ def test_who_may_not_migrate_waits_until_somebody_has(monkeypatch: pytest.Monkey
     applied.delete()
     with pytest.raises(CommandError, match="not within 0 s: nobody has migrated the database"):
         call_command("prepare", wait="0s", stdout=io.StringIO())
-    monkeypatch.setattr("time.sleep", lambda _: applied.bulk_create(rows))  # somebody migrates
+    monkeypatch.setattr(prepare, "sleep", lambda _: applied.bulk_create(rows))  # somebody migrates
     call_command("prepare", wait="1m", stdout=io.StringIO())
     with pytest.raises(CommandError, match="--wait: "):
         call_command("prepare", wait="soon", stdout=io.StringIO())
@@ -220,7 +220,7 @@ def test_nobody_waits_behind_a_migration_that_waits_for_a_table(
             else:
                 backup.rollback()
 
-        monkeypatch.setattr("time.sleep", sleep)
+        monkeypatch.setattr(prepare, "sleep", sleep)
         call_command("prepare", stdout=io.StringIO())
         assert len(waits) == 2
         assert f"in use by PostgreSQL's process {backup.info.backend_pid} (" in capfd.readouterr().err
@@ -259,7 +259,7 @@ def test_who_waits_for_another_prepare_has_no_snapshot(
             other.execute("CREATE INDEX CONCURRENTLY by_name ON orgs_org (id)")
             other.execute("SELECT pg_advisory_unlock(%s)", [prepare.MIGRATION_LOCK])
 
-        monkeypatch.setattr("time.sleep", sleep)
+        monkeypatch.setattr(prepare, "sleep", sleep)
         call_command("prepare", stdout=io.StringIO(), stderr=io.StringIO())
     assert len(waits) == 1
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from argparse import ArgumentParser
+from time import monotonic, sleep
 from typing import Any, Final
 
 import psycopg
@@ -72,13 +72,13 @@ class Command(BaseCommand):
             raise CommandError(f"can't prepare: {error}".strip()) from error
 
     def _stage(self, name: str, run: Any) -> None:
-        started = time.monotonic()
+        started = monotonic()
         run()
-        self._say({"stage": name, "seconds": round(time.monotonic() - started, 3)})
+        self._say({"stage": name, "seconds": round(monotonic() - started, 3)})
 
     def _wait(self, seconds: float) -> None:
         """For a server that is not there yet, too. Raises CommandError."""
-        deadline, why = time.monotonic() + seconds, ""
+        deadline, why = monotonic() + seconds, ""
         while True:
             try:
                 if not _pending():
@@ -87,9 +87,9 @@ class Command(BaseCommand):
             except DatabaseError as error:
                 why = str(error).strip()
                 connection.close()
-            if time.monotonic() > deadline:
+            if monotonic() > deadline:
                 raise CommandError(f"not within {units.duration(seconds)}: {why}")
-            time.sleep(LOOK_SECONDS)
+            sleep(LOOK_SECONDS)
 
     def _take_turn(self) -> None:
         """Wait for another `prepare`, however long its migrations take.
@@ -101,11 +101,11 @@ class Command(BaseCommand):
             if not is_told:
                 self.stderr.write("Another `prepare` is running: this one waits for it.")
                 is_told = True
-            time.sleep(LOOK_SECONDS)
+            sleep(LOOK_SECONDS)
 
     def _migrate(self) -> None:
         """Raises CommandError if others use a table for longer than this can wait, such as a backup."""
-        deadline = time.monotonic() + LOCKED_SECONDS_MAX
+        deadline = monotonic() + LOCKED_SECONDS_MAX
         while _pending():
             try:
                 call_command(_Migrate(), interactive=False, verbosity=0, stdout=io.StringIO())
@@ -113,10 +113,10 @@ class Command(BaseCommand):
                 if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                     raise
                 why = f"a table that is to be migrated is in use by {_who_holds_tables()}"
-                if time.monotonic() > deadline:
+                if monotonic() > deadline:
                     raise CommandError(f"can't prepare: {why}. Let it end, and run this again") from None
                 self.stderr.write(f"Waiting: {why}.")
-                time.sleep(LOOK_SECONDS)
+                sleep(LOOK_SECONDS)
         with connection.cursor() as cursor:
             cursor.execute("RESET lock_timeout")
 
