@@ -115,12 +115,32 @@ class EngineProcess:
         """It answers: what it has said so far does not tell why it ends later."""
         self._lines.clear()
 
-    def has_port(self, port: int) -> bool:
-        """Whether nobody else is known to listen there. In a thread."""
+    def stranger_at(self, port: int) -> str:
+        """Who listens there and is known not to be of this engine, in a sentence. In a thread."""
         known = listeners(port)
-        return not known or known <= set(
-            _left(self._folder, _last_started(self._folder), led_until=_ticks_now())
-        )
+        if not known:
+            return ""
+        last = _last_started(self._folder)
+        others = known - set(_left(self._folder, last, led_until=_ticks_now()))
+        for pid in sorted(others):
+            if self._is_stranger(pid, last):
+                who = f"process {pid} ({_name(pid)})"
+                return f"Port {port} is answered by {who}, which is not of this engine."
+        return ""
+
+    def _is_stranger(self, pid: int, last: _Started | None) -> bool:
+        """A launcher may give the engine to somebody else to start, as to a daemon of containers, with
+        another session and environment. So what is younger than the launcher may be the engine, unless
+        it is known to be of another instance."""
+        lineage = _lineage(pid)
+        if self.pid in lineage:
+            return False
+        if any(map(_has_mark, lineage)):
+            return True
+        found = _stat(pid)
+        if found is None or last is None or last.started_ticks is None:
+            return False
+        return found.started_ticks < last.started_ticks
 
     def end(self, *, kill: bool) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -218,6 +238,7 @@ class _Started(msgspec.Struct, frozen=True):
 
 class _Stat(msgspec.Struct, frozen=True):
     state: str
+    parent: int
     session: int
     started_ticks: int
 
@@ -262,7 +283,7 @@ def _left(folder: Path, last: _Started | None, led_until: int) -> Iterator[int]:
                 and found.session == last.session
                 and _is_in_session(pid, found, folder, last, led_until)
             )
-            if is_ours or wanted in Path(entry.path, "environ").read_bytes().split(b"\0"):
+            if is_ours or wanted in _environment(pid):
                 yield pid
 
 
@@ -289,7 +310,36 @@ def _stat(pid: int) -> _Stat | None:
         return None
     # The name of the program, in parentheses, may have any character in it.
     fields = text.rpartition(b")")[2].split()
-    return _Stat(fields[0].decode(), int(fields[3]), int(fields[19]))
+    return _Stat(fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def _lineage(pid: int) -> list[int]:
+    """This process and those above it, up to the first of the machine or container."""
+    found: list[int] = []
+    while pid and pid not in found and (stat := _stat(pid)):
+        found.append(pid)
+        pid = stat.parent
+    return found
+
+
+def _has_mark(pid: int) -> bool:
+    """Whether it is of an engine, of whichever instance."""
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        return any(one.startswith(f"{MARK}=".encode()) for one in _environment(pid))
+    return False
+
+
+def _environment(pid: int) -> list[bytes]:
+    """Raises OSError."""
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def _name(pid: int) -> str:
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return "it has ended"
+    return "".join(one for one in name if one.isprintable())
 
 
 def _ticks_now() -> int:

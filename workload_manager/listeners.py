@@ -41,8 +41,9 @@ def _holders(sockets: Collection[str]) -> list[int]:
     for process in os.scandir(PROC):
         if not process.name.isdecimal():
             continue
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            for file in os.scandir(f"{process.path}/fd"):
+        # It has ended, or is another user's.
+        with contextlib.suppress(OSError), os.scandir(f"{process.path}/fd") as files:
+            for file in files:
                 with contextlib.suppress(OSError):
                     if os.readlink(file.path) in sockets:  # noqa: PTH115 - many, and often
                         found.append(int(process.name))

@@ -309,12 +309,13 @@ class Manager:
         port = None if launch.socket else urlsplit(launch.origin).port
         try:
             while True:
-                is_there = await _answers(client, launch.origin + launch.probe)
+                is_there, stranger = await _answers(client, launch.origin + launch.probe), ""
                 if is_there and port and not self.instance.answers:
-                    is_there = await asyncio.to_thread(process.has_port, port)
+                    stranger = await asyncio.to_thread(process.stranger_at, port)
+                    is_there = not stranger
                 if is_there and not self.instance.answers:
                     process.forget_start()
-                self._take(state.EngineAnswers(run) if is_there else state.EngineSilent(run))
+                self._take(state.EngineAnswers(run) if is_there else state.EngineSilent(run, stranger))
                 if not self.instance.answers:
                     seconds = STARTING_SECONDS
                 else:

@@ -85,9 +85,10 @@ class EngineAnswers:
 
 @dataclass(frozen=True, slots=True)
 class EngineSilent:
-    """It did not answer a probe in time."""
+    """It did not answer a probe in time. `stranger`: who did in its place, in a sentence."""
 
     run: int
+    stranger: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,7 @@ class Engine:
     started_at: float
     answers_since: float | None = None
     silent_probes: int = 0
+    stranger: str = ""  # who answers in its place
     was_ready: bool = False
     settled_at: float | None = None  # since when it is the driver
     ends_why: tuple[str, str] | None = None  # it was told to end, and why
@@ -276,7 +278,7 @@ class Instance:
             case EngineAnswers():
                 self._answered(self.engine)
             case EngineSilent():
-                self._silent(self.engine)
+                self._silent(self.engine, fact.stranger)
             case EngineEnded(_, sentence):
                 self._ended(self.engine, sentence)
             case CacheSeen():
@@ -318,8 +320,9 @@ class Instance:
         if engine.answers_since is None:
             engine.answers_since = self.now
 
-    def _silent(self, engine: Engine) -> None:
+    def _silent(self, engine: Engine, stranger: str) -> None:
         if engine.answers_since is None:
+            engine.stranger = stranger
             return  # it is still starting, for which it has its own time
         engine.silent_probes += 1
         if engine.silent_probes >= SILENT_PROBES_MAX and engine.ends_why is None:
@@ -359,8 +362,12 @@ class Instance:
         if engine.answers_since is None:
             if self.now >= engine.started_at + self.rules.start_seconds:
                 seconds = duration(self.rules.start_seconds)
-                why = f"The engine did not answer within {seconds} of its start."
-                self._end(engine, "StartTooSlow", why, kill=True)
+                why = f"The engine did not answer within {seconds} of its start. {engine.stranger}"
+                self._end(engine, "StartTooSlow", why.rstrip(), kill=True)
+            elif engine.stranger:
+                self._now(State.STARTING, "PortTaken", engine.stranger)
+            elif self.reason == "PortTaken":
+                self._now_starting()
             return
         if engine.silent_probes >= SILENT_PROBES:
             self._now(State.STARTING, "EngineSilent", "The engine does not answer.")
@@ -420,6 +427,9 @@ class Instance:
         if self.rules.has_cache:
             self._orders.append(HoldCache(attach=self.goal is Goal.RUN))
         self._orders.append(StartEngine(self._runs))
+        self._now_starting()
+
+    def _now_starting(self) -> None:
         self._now(State.STARTING, "EngineStarting", "The engine is starting.")
 
     def _end(self, engine: Engine, reason: str, sentence: str, *, kill: bool) -> None:

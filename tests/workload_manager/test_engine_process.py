@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO, TypeVar
@@ -21,11 +23,21 @@ from tests.live import wait_until
 from tests.workload_manager.managers import is_alive
 from workload_manager.engine_process import MARK, STARTED, EngineProcess, kill_all
 from workload_manager.engines.base import Launch
+from workload_manager.listeners import listeners
 
 T = TypeVar("T")
 
 # An engine that dies, and leaves a process that has nothing of its environment.
 LEAVES = "(cd {} && exec env -i /bin/sleep 600) & echo $! > child; sleep 0.3; exit 3"
+
+# Writes its port to a file.
+LISTENS = """
+import os, socket, sys, time
+with socket.create_server(("127.0.0.1", 0)) as server:
+    with open(sys.argv[1] + ".part", "w") as file: file.write(str(server.getsockname()[1]))
+    os.rename(sys.argv[1] + ".part", sys.argv[1])
+    time.sleep(600)
+"""
 
 
 def as_a_manager(work: Coroutine[Any, Any, T]) -> T:
@@ -84,6 +96,55 @@ async def test_it_is_recorded_when_its_engine_was_started(tmp_path: Path) -> Non
     assert await engine.ended() == "The engine was killed."
     recorded = json.loads((tmp_path / STARTED).read_text())
     assert (recorded["session"], recorded["started_ticks"]) == (engine.pid, ticks)
+
+
+def port_in(file: Path) -> int:
+    wait_until("it listens", file.exists, 20)
+    return int(file.read_text())
+
+
+@contextlib.asynccontextmanager
+async def engine_of(folder: Path, *command: str) -> AsyncIterator[EngineProcess]:
+    engine = await EngineProcess.start(Launch(command, ""), folder)
+    try:
+        yield engine
+    finally:
+        engine.end(kill=True)
+        await engine.ended()
+
+
+async def test_who_was_there_before_an_engine_is_a_stranger_at_its_port(tmp_path: Path) -> None:
+    async with engine_of(tmp_path, "/bin/sleep", "600") as engine:
+        with socket.create_server(("127.0.0.1", 0)) as ours:
+            port = ours.getsockname()[1]
+            said = engine.stranger_at(port)
+        assert said.startswith(f"Port {port} is answered by process {os.getpid()} (")
+        assert engine.stranger_at(port) == "", "nobody is known to listen there"
+
+
+async def test_an_engine_in_another_session_and_environment_is_no_stranger(tmp_path: Path) -> None:
+    """As sudo starts it, in a process of ours, or a daemon of containers, in one of its own."""
+    listens = ("/usr/bin/env", "-i", sys.executable, "-S", "-c", LISTENS)
+    inner = " ".join(map(shlex.quote, (*listens, str(tmp_path / "port"))))
+    async with engine_of(tmp_path, "/bin/sh", "-c", f"cd /; setsid --wait {inner}; exit") as engine:
+        port = port_in(tmp_path / "port")
+        said = engine.stranger_at(port)
+        for child in listeners(port):
+            os.kill(child, signal.SIGKILL)  # nobody else knows that it was the engine's
+        assert said == ""
+    async with engine_of(tmp_path, "/bin/sleep", "600") as engine:
+        with process(*listens, str(tmp_path / "daemon"), folder=Path("/")):
+            assert engine.stranger_at(port_in(tmp_path / "daemon")) == ""
+
+
+async def test_an_engine_of_another_instance_is_a_stranger(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    listens = (sys.executable, "-S", "-c", LISTENS, str(tmp_path / "port"))
+    async with (
+        engine_of(tmp_path, "/bin/sleep", "600") as engine,
+        engine_of(tmp_path / "other", *listens) as other,
+    ):
+        assert f"by process {other.pid} (" in engine.stranger_at(port_in(tmp_path / "port"))
 
 
 async def test_an_engine_whose_start_can_not_be_recorded_does_not_run(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -17,6 +18,7 @@ import pytest
 from console.environment import PROJECT
 from tests.live import wait_until
 from tests.workload_manager.managers import is_alive, manager
+from tests.workload_manager.tiny_engine import Tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -203,21 +205,24 @@ def test_an_engine_that_is_too_slow_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_stranger_who_has_got_the_port_of_an_engine_is_not_taken_for_it(tmp_path: Path) -> None:
-    stranger = (
-        f"cd / && exec env -i PYTHONPATH={PROJECT} setsid {sys.executable}"
-        f" -m tests.workload_manager.tiny_engine {{port}} {tmp_path}"
-    )
-    command = ["/bin/sh", "-c", f"({stranger}) & exec sleep 600"]
-    engine = {"kind": "command", "start_seconds": 5.0, "command": command}
-    seen = tmp_path / "seen"
-    try:
-        with manager(tmp_path, engine=engine) as one:
-            wait_until("it listens", lambda: seen.exists() and "started" in seen.read_text(), 20)
-            one.wait_for("starting", "StartTooSlow")
-    finally:
-        for line in seen.read_text().splitlines() if seen.exists() else ():
-            if line.startswith("started"):
-                os.kill(int(line.split()[1]), signal.SIGKILL)
+    class Stranger(Tiny):
+        folder = tmp_path
+
+    port = tmp_path / "port"
+    command = ["/bin/sh", "-c", f"echo {{port}} > {port}; exec sleep 600"]
+    with manager(tmp_path, engine={"kind": "command", "command": command}) as one:
+        wait_until("it has a port", lambda: port.exists() and port.read_text().strip(), 20)
+        with ThreadingHTTPServer(("127.0.0.1", int(port.read_text())), Stranger) as server:
+            server.daemon_threads = True  # connections are kept
+            answers = threading.Thread(target=server.serve_forever, args=(0.05,))
+            answers.start()
+            try:
+                status = one.wait_for("starting", "PortTaken")
+            finally:
+                server.shutdown()
+                answers.join()
+        assert f"is answered by process {os.getpid()} (" in status["sentence"]
+        assert one.log.count("PortTaken") == 1
 
 
 def test_a_goal_that_can_not_be_read_once_is_read_again(tmp_path: Path) -> None:

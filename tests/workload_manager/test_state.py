@@ -165,6 +165,19 @@ def test_an_engine_that_does_not_answer_in_time_is_killed() -> None:
     assert "within 1 min 40 s of its start" in life.one.sentence
 
 
+def test_who_answers_in_place_of_an_engine_is_said() -> None:
+    life = Life(RULES)
+    life.take(Prepared(), EngineSilent(1, "Port 7 is answered by process 8 (nginx)."))
+    assert life.state == (State.STARTING, "PortTaken")
+    life.take(EngineSilent(1))
+    assert life.state == (State.STARTING, "EngineStarting")
+    life.take(EngineSilent(1, "Port 7 is answered by process 9 (nginx)."))
+    assert life.passes(100) == [EndEngine(1, kill=True)]
+    life.take(EngineEnded(1, "It was killed."))
+    assert life.state == (State.STARTING, "StartTooSlow")
+    assert "of its start. Port 7 is answered by process 9 (nginx). It is started" in life.one.sentence
+
+
 def test_an_engine_that_falls_silent_is_not_ready_and_ends_at_last() -> None:
     life = serving()
     for _ in range(SILENT_PROBES - 1):
