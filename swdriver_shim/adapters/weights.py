@@ -10,7 +10,6 @@ import hashlib
 import logging
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +52,7 @@ def weights_of(model: str, revision: str | None, commit: str | None, loaded_afte
     `commit`: of a repository. A directory, or a file such as a GGUF, may be filled anew under the same
     path, so that files are in the name: a copy that does not keep times shares nothing, and misses.
     `loaded_after`: nanoseconds since 1970. If a file has changed since, nobody knows what was loaded,
-    and the name is nobody else's.
+    and the name is one that only processes of this engine have.
     """
     path = Path(model)
     if path.is_dir():
@@ -64,18 +63,22 @@ def weights_of(model: str, revision: str | None, commit: str | None, loaded_afte
         return NameSpec(name=model, revision=commit or revision or "")
     before = states_of(path, files)
     said = f"files:{digest_of(files)}"
-    changed = set(before).symmetric_difference(states_of(path, files))
+    after = states_of(path, files)
+    changed = set(before).symmetric_difference(after)
     if loaded_after:
         changed |= {one for one in before if one.changed_ns >= loaded_after}
     if changed:
         log.warning(
             "%s of %s has changed since this engine was started, so nobody knows which weights it has "
-            "loaded. It shares KV with no other engine, nor with its next start: start it again, or "
-            "name the weights in its configuration.",
+            "loaded. It shares KV with no other engine, nor with its next start. Fetch weights before "
+            "its process is started: a script that fetches them must not become the engine by `exec`. "
+            "vLLM's connector can be told their name instead, as `model`.",
             min(one.name for one in changed),
             path,
         )
-        said = f"{said}:{secrets.token_hex(DIGITS // 2)}"
+        # Another engine may have loaded others from files that are the same by now.
+        only_ours = repr((_session(), before, after)).encode()
+        said = f"{said}:{hashlib.sha256(only_ours).hexdigest()[:DIGITS]}"
     return NameSpec(name=path.resolve().name, revision=said)
 
 
@@ -141,7 +144,23 @@ def _pieces(size: int, reads: int) -> Iterator[tuple[int, int]]:
 
 def process_began() -> int:
     """When this process was started, in nanoseconds since 1970: before it has loaded anything."""
-    stat = Path("/proc/self/stat").read_bytes()
-    ticks = int(stat.rpartition(b")")[2].split()[19])  # behind the name of the program
-    began = ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    began = _started_ticks("self") * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME) + began
+
+
+def _session() -> tuple[str, int, int, int | None]:
+    """The same in all processes of an engine on a machine, and in each start of it another."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    processes = Path("/proc/self/ns/pid").stat().st_ino  # containers number theirs alike
+    leader = os.getsid(0)
+    try:
+        started = _started_ticks(str(leader))
+    except OSError:  # it has ended, or is hidden
+        started = None
+    return boot, processes, leader, started
+
+
+def _started_ticks(pid: str) -> int:
+    """Raises OSError."""
+    stat = Path(f"/proc/{pid}/stat").read_bytes()
+    return int(stat.rpartition(b")")[2].split()[19])  # behind the name of the program

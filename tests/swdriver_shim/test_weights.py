@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -123,9 +126,35 @@ def test_weights_that_have_changed_since_the_engine_was_started_are_nobody_elses
     usual = weights_of(str(path), None, None, loaded_after=changed + 1)
     assert not caplog.records
     assert usual == weights_of(str(path), None, None)
-    found = [weights_of(str(path), None, None, loaded_after=changed) for _ in range(2)]
-    assert len({usual, *found}) == 3
+    other = weights_of(str(path), None, None, loaded_after=changed)
+    assert other != usual
     assert "changed since this engine was started" in caplog.text
+    shutil.copy2(file, tmp_path / "copy").replace(file)  # nothing but its inode tells it
+    assert weights_of(str(path), None, None) == usual
+    assert weights_of(str(path), None, None, loaded_after=changed) not in (usual, other)
+
+
+NAMES: Final = """
+import sys
+from swdriver_shim.adapters.weights import weights_of
+print(weights_of(sys.argv[1], None, None, loaded_after=1).revision)
+"""
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_weights_that_have_changed_have_one_name_in_all_processes_of_an_engine(
+    tmp_path: Path, *, is_same: bool
+) -> None:
+    """One looks up what another has stored. Another engine may have loaded others from these files."""
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    found = subprocess.run(
+        [sys.executable, "-c", NAMES, str(tmp_path)],
+        start_new_session=not is_same,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    assert (found == weights_of(str(tmp_path), None, None, loaded_after=1).revision) is is_same
 
 
 def test_a_process_knows_when_it_was_started(tmp_path: Path) -> None:
