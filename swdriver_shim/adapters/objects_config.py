@@ -103,13 +103,18 @@ def variant_of(told: Mapping[str, Any], what: str) -> str:
 
 
 def of_weights(
-    model: str, told: Mapping[str, Any], why: str, *, is_known: bool = True
+    model: str,
+    told: Mapping[str, Any],
+    why: str,
+    *,
+    commit: str | None = None,
+    is_known: bool = True,
 ) -> tuple[str, str, str]:
     """What distinguishes weights, given the engine's name of its model, and its `variant`. That is
-    required of a repository, whose revision the engine does not tell, and if something else `is_known`
+    required of a repository whose `commit` the engine does not tell, and if something else `is_known`
     not to be; `why` says which. Raises Misconfigured."""
     try:
-        weights = weights_of(model, None, None, loaded_after=process_began())
+        weights = weights_of(model, None, commit, loaded_after=process_began())
     except OSError as error:
         raise Misconfigured(f"The weights in {model} can't be told apart: {error}.") from error
     is_needed = not weights.revision or not is_known

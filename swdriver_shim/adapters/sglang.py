@@ -13,17 +13,18 @@ go from the host pool to a slot and back without a copy between. Made for SGLang
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorage,
     HiCacheStorageConfig,
@@ -37,8 +38,8 @@ from sglang.srt.mem_cache.pool_host import HostKVCache
 from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.srt.runtime_context import get_server_args
 
-from swdriver_shim.adapters.objects_config import Misconfigured, open_objects
-from swdriver_shim.adapters.weights import DIGITS, process_began, weights_of
+from swdriver_shim.adapters.objects_config import Misconfigured, of_weights, open_objects
+from swdriver_shim.adapters.weights import DIGITS
 from swdriver_shim.object_store import too_large
 from swdriver_shim.objects import count_leading
 
@@ -117,7 +118,7 @@ class KvssStorage(HiCacheStorage):
         self._wait_seconds = self._opened.wait_seconds
         self._in_place = bool(told.get("interface_v1", 0))
         self._config = storage_config
-        self._served = _served()
+        self._served = _served(told)
         self._pages: dict[str, Pages] = {}
         self._measures = storage_config.enable_storage_metrics
         self._metrics = StorageMetrics()
@@ -324,30 +325,36 @@ def rank_of(of: HiCacheStorageConfig) -> int:
     return int((rank * of.pp_size + of.pp_rank) * of.tp_size + of.tp_rank)
 
 
-def _served() -> str:
+def _served(told: Mapping[str, Any]) -> str:
     """A digest of what decides a page's bytes for given tokens. The name that a model is served by does
-    not say which it is, and a pool calls all 8-bit dtypes bytes."""
-    told = get_server_args()
-    weights = weights_of(
-        told.model_path,
-        told.revision,
-        _commit(told.model_path, told.revision),
-        loaded_after=process_began(),
-    )
+    not say which it is, and a pool calls all 8-bit dtypes bytes. Raises Misconfigured."""
+    server = get_server_args()
+    model, revision = server.model_path, server.revision
+    commit = _commit(model, revision, server.download_dir)
+    why = f"it is not known which commit of {model} SGLang has loaded"
     facts = (
-        *(weights.name, weights.revision),
-        *(told.dtype, told.quantization, told.kv_cache_dtype, told.json_model_override_args),
+        *of_weights(model, told, why, commit=commit),
+        None if commit else revision,
+        *(server.dtype, server.quantization, server.kv_cache_dtype, server.json_model_override_args),
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:DIGITS]
 
 
-def _commit(repository: str, revision: str | None) -> str | None:
-    """Of what SGLang has loaded from the Hugging Face hub; None if that is somewhere else."""
-    try:
-        file = try_to_load_from_cache(repository, "config.json", revision=revision)
-    except HFValidationError:  # a path
-        return None
-    return Path(file).parent.name if isinstance(file, str) else None
+def _commit(repository: str, revision: str | None, download_dir: str | None) -> str | None:
+    """Of what SGLang has loaded from the Hugging Face hub: it looks into these folders in this order.
+    None if that is somewhere else."""
+    for folder in dict.fromkeys((download_dir, None)):
+        # No network, and of the files none in particular: weights may be there without anything else.
+        with contextlib.suppress(LocalEntryNotFoundError, HFValidationError):  # the latter of a path
+            snapshot = snapshot_download(
+                repository,
+                revision=revision,
+                cache_dir=folder,
+                allow_patterns=[],
+                local_files_only=True,
+            )
+            return Path(snapshot).name
+    return None
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

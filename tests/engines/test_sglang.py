@@ -127,6 +127,7 @@ def backend(pool: Any, told: dict[str, Any], **of: Any) -> Iterator[Any]:
         "module_path": "swdriver_shim.adapters.sglang",
         "class_name": "KvssStorage",
         "wait_seconds": 5,
+        "variant": "r1",
         **told,
     }
     config = HiCacheStorageConfig(**{**usual, **of}, extra_config=extra)
@@ -169,7 +170,8 @@ def kept(tmp_path: Path) -> Iterator[Store]:
 
 def server(**more: Any) -> SimpleNamespace:
     """What is looked at of a server's arguments."""
-    usual = dict.fromkeys(("revision", "quantization", "json_model_override_args"))
+    names = ("revision", "quantization", "json_model_override_args", "download_dir")
+    usual = dict.fromkeys(names)
     return SimpleNamespace(
         **{**usual, "model_path": "org/llama", "kv_cache_dtype": "auto", "dtype": "bfloat16", **more}
     )
@@ -211,7 +213,8 @@ def test_servers_of_other_weights_share_nothing_under_one_name(
     kept: Store, serve: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are served as one `model_name`."""
-    monkeypatch.setattr("swdriver_shim.adapters.sglang.process_began", time.time_ns)  # later than files
+    began = "swdriver_shim.adapters.objects_config.process_began"
+    monkeypatch.setattr(began, time.time_ns)  # later than files
     served: list[dict[str, Any]] = [{"revision": "r1"}, {"revision": "r2"}]
     for name in ("base", "tuned"):
         (tmp_path / name / "llama").mkdir(parents=True)
@@ -227,6 +230,36 @@ def test_servers_of_other_weights_share_nothing_under_one_name(
             found.append(storage.batch_exists(PAGES[:1]))
             assert storage.batch_set_v1(PAGES[:1], at(0)) == [True]
     assert found == [0] * len(served) + [1] * len(served)
+
+
+@pytest.mark.parametrize("where", ["download_dir", "cache"])
+def test_servers_of_other_commits_of_a_repository_share_nothing(
+    kept: Store, serve: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """As SGLang has downloaded them, with nothing but weights."""
+    hub = tmp_path / "hub"
+    if where == "cache":
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    serve(download_dir=str(hub) if where == "download_dir" else str(tmp_path / "empty"))
+    repository, found = hub / "models--org--llama", []
+    (repository / "refs").mkdir(parents=True)
+    told = {**kept.at_daemon(), "variant": ""}
+    for commit in ("a" * 40, "b" * 40, "a" * 40):
+        (repository / "snapshots" / commit).mkdir(parents=True, exist_ok=True)
+        (repository / "snapshots" / commit / "model.safetensors").touch()
+        (repository / "refs" / "main").write_text(commit)
+        with backend(mha("page_first"), told) as storage:
+            found.append(storage.batch_exists(PAGES[:1]))
+            assert storage.batch_set_v1(PAGES[:1], at(0)) == [True]
+    assert found == [0, 0, 1]
+
+
+def test_a_repository_whose_commit_is_not_known_needs_a_variant(kept: Store) -> None:
+    with (
+        pytest.raises(Misconfigured, match="which commit of org/llama SGLang has loaded"),
+        backend(mha("page_first"), {**kept.at_daemon(), "variant": ""}),
+    ):
+        pass
 
 
 def test_no_two_ranks_are_in_the_same_directory() -> None:
