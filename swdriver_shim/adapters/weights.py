@@ -13,10 +13,9 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from swdriver_shim.adapters.join_config import NameSpec
 
@@ -35,8 +34,7 @@ SAMPLE_BYTES: Final = 4 << 10
 READERS: Final = 8  # storage that is far away answers several at once
 
 
-@dataclass(frozen=True, slots=True)
-class FileState:
+class FileState(NamedTuple):
     """Of a file, or of a link to one. It differs after any change."""
 
     name: str
@@ -99,13 +97,32 @@ def _files_with(file: Path) -> list[Path]:
 def states_of(path: Path, files: Iterable[Path]) -> list[FileState]:
     """Of these files, and of the links on the way to `path`: another may be put in the place of one.
     Raises OSError."""
-    links = [one for one in (path, *path.parents) if one.is_symlink()]
-    return [_state(file, file.stat()) for file in files] + [_state(one, one.lstat()) for one in links]
+    return [*map(_state, files), *map(_link_state, links_to(path))]
 
 
-def _state(file: Path, found: os.stat_result) -> FileState:
-    changed_ns = max(found.st_ctime_ns, file.lstat().st_ctime_ns)
+def states_in(folder: str, links: Iterable[Path]) -> list[FileState]:
+    """Of all files of a folder, and of the links on the way to it: with one look at each, since this is
+    done for each request. Raises OSError."""
+    with os.scandir(folder) as entries:
+        found = sorted(_state(one) for one in entries if one.is_file())
+    return [*found, *map(_link_state, links)]
+
+
+def links_to(path: Path) -> list[Path]:
+    return [one for one in (path, *path.parents) if one.is_symlink()]
+
+
+def _state(file: Path | os.DirEntry[str]) -> FileState:
+    found = file.stat()
+    changed_ns = found.st_ctime_ns
+    if file.is_symlink():
+        changed_ns = max(changed_ns, file.stat(follow_symlinks=False).st_ctime_ns)
     return FileState(file.name, found.st_ino, found.st_size, found.st_mtime_ns, changed_ns)
+
+
+def _link_state(link: Path) -> FileState:
+    found = link.lstat()
+    return FileState(link.name, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def digest_of(files: Sequence[Path]) -> str:

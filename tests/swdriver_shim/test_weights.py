@@ -180,6 +180,32 @@ def test_an_adapter_that_is_changed_with_its_times_kept_has_no_name(tmp_path: Pa
     assert names.name(asked) is None
 
 
+def test_an_adapter_in_whose_place_a_link_is_put_has_no_name(tmp_path: Path) -> None:
+    asked = adapter(tmp_path / "poems", b"one")
+    adapter(tmp_path / "other", b"two")
+    names = names_from_now(tmp_path / "poems")
+    assert names.name(asked)
+    (tmp_path / "poems").rename(tmp_path / "old")
+    (tmp_path / "poems").symlink_to("other")
+    assert names.name(asked) is None
+    (tmp_path / "poems").unlink()
+    (tmp_path / "old").rename(tmp_path / "poems")
+    assert names.name(asked), "it is the one that was loaded"
+
+
+def test_an_adapter_behind_a_link_that_is_changed_has_no_name(tmp_path: Path) -> None:
+    asked = adapter(tmp_path / "v1", b"one")
+    (tmp_path / "poems").symlink_to("v1")
+    asked.lora_path = str(tmp_path / "poems")
+    changed = (tmp_path / "poems").lstat().st_ctime_ns
+    wait_until("a change from now on has a later time", lambda: time.time_ns() - TICK_NS > changed)
+    names = AdapterNames()
+    assert names.name(asked)
+    (tmp_path / "new").symlink_to("v1")
+    (tmp_path / "new").replace(tmp_path / "poems")
+    assert names.name(asked) is None
+
+
 def test_an_adapter_that_was_changed_before_its_first_request_has_no_name(tmp_path: Path) -> None:
     """vLLM has loaded it at its start."""
     asked = adapter(tmp_path / "poems", b"one")
