@@ -129,7 +129,8 @@ def test_weights_that_have_changed_since_the_engine_was_started_are_nobody_elses
     other = weights_of(str(path), None, None, loaded_after=changed)
     assert other != usual
     assert "changed since this engine was started" in caplog.text
-    shutil.copy2(file, tmp_path / "copy").replace(file)  # nothing but its inode tells it
+    shutil.copy2(file, tmp_path / "copy")
+    (tmp_path / "copy").replace(file)  # nothing but its inode and that time tell it
     assert weights_of(str(path), None, None) == usual
     assert weights_of(str(path), None, None, loaded_after=changed) not in (usual, other)
 
