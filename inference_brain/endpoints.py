@@ -123,7 +123,7 @@ class EndpointReader:
 
     def __init__(self, endpoints: Endpoints, redis_url: str, changed: Callable[[], None]) -> None:
         """Raises ValueError for an address that can't be used."""
-        self.is_connected = False
+        self.is_connected: bool | None = None  # nobody knows yet
         self._endpoints = endpoints
         self._changed = changed
         self._redis = async_client(redis_url, answer_seconds=ANSWER_SECONDS)
@@ -136,7 +136,9 @@ class EndpointReader:
                     await self._follow()
                 except (RedisError, OSError) as error:
                     self._note(is_connected=False, why=error)
-                    await asyncio.sleep(RETRY_SECONDS)
+                except Exception:  # without endpoints no request of a workload is answered
+                    log.exception("Endpoints can't be read; retrying soon")
+                await asyncio.sleep(RETRY_SECONDS)
         finally:
             await self._redis.aclose()
 

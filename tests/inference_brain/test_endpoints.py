@@ -15,6 +15,7 @@ import redis
 from console.stack import redis as redis_server
 from console.stack import redis_users
 from console.stack.embedded import running
+from inference_brain import endpoints as endpoints_module
 from inference_brain.desired import Desired, Limits, ReplicaSpec, ServedModel
 from inference_brain.endpoints import Endpoint, EndpointDocument, EndpointReader, Endpoints
 from inference_brain.upstream.fleet import Fleet
@@ -122,6 +123,26 @@ async def test_without_redis_what_is_known_stays_and_grows_old() -> None:
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     assert not reader.is_connected
+
+
+async def test_whatever_goes_wrong_endpoints_are_read_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = EndpointReader(Endpoints(time.monotonic), "unix:///nowhere/redis.sock", lambda: None)
+    is_read, faults = asyncio.Event(), [RuntimeError("of the client"), ValueError("of the client")]
+
+    async def follow() -> None:
+        if faults:
+            raise faults.pop()
+        is_read.set()
+
+    monkeypatch.setattr(endpoints_module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(reader, "_follow", follow)
+    reading = asyncio.create_task(reader.run())
+    await asyncio.wait_for(is_read.wait(), 30)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert caplog.text.count("Endpoints can't be read") == 2
 
 
 def test_requests_go_where_the_leader_says_and_wait_while_it_says_nothing(

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
@@ -263,12 +263,13 @@ def test_a_shard_moves_with_its_bytes_and_its_old_home_is_not_needed_any_more() 
 PROJECT: Final = Path(__file__).parent.parent.parent
 
 
-def agents_of(pid: int, count: int) -> list[psutil.Process]:
-    """The agents that a process has started, when there are so many."""
+def agents_of(pid: int, count: int, *, but: Collection[psutil.Process] = ()) -> list[psutil.Process]:
+    """The agents that a process has started, when there are so many. `but`: children from before."""
     found: list[psutil.Process] = []
 
     def are_there() -> bool:
-        found[:] = [each for each in psutil.Process(pid).children() if "kvss_agent" in each.cmdline()]
+        others = [each for each in psutil.Process(pid).children() if each not in but]
+        found[:] = [each for each in others if "kvss_agent" in each.cmdline()]
         return len(found) == count
 
     wait_until(f"{count} agents", are_there)
@@ -295,9 +296,10 @@ def test_agents_end_with_their_replay_however_it_ends(tmp_path: Path, number: si
 @pytest.mark.slow
 def test_an_agent_ends_that_is_still_starting_when_the_replay_is_interrupted() -> None:
     started: list[psutil.Process] = []
+    before = psutil.Process().children()
 
     def interrupt() -> None:
-        started.extend(agents_of(os.getpid(), 1))
+        started.extend(agents_of(os.getpid(), 1, but=before))
         os.kill(os.getpid(), signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)

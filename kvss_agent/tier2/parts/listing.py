@@ -112,13 +112,8 @@ class Lister:
 
     async def _remove_missing(self, before: Sequence[Address], found: Sequence[Found]) -> None:
         """Drop columns that were known before a listing, are not in it, and do not exist."""
-
-        def unlisted() -> list[Address]:
-            listed = {file.address for file in found}
-            return [address for address in before if address not in listed]
-
-        unlisted_now = await self._work.run(self._work.reads, unlisted)  # there may be millions
-        missing = [address for address in unlisted_now if self._state.index.knows(address)]
+        listed = {file.address for file in found}
+        missing = [a for a in before if a not in listed and self._state.index.knows(a)]
         for address, seen in zip(
             missing, await self._work.run(self._work.reads, self._state.seen, missing), strict=True
         ):

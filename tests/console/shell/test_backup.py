@@ -283,7 +283,10 @@ def test_the_client_programs_of_postgresql_will_do(
 @contextmanager
 def dumping(target: Path) -> Iterator[tuple[subprocess.Popen[bytes], psutil.Process]]:
     """A backup and its pg_dump, which waits for a table whose rows it leaves out."""
-    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ '^LOCK TABLE'"
+    waiting = """
+        SELECT pid FROM pg_stat_activity WHERE datname = current_database()
+            AND wait_event_type = 'Lock' AND query ~ '^LOCK TABLE'
+    """
     with psycopg.connect(own_url()) as busy, psycopg.connect(own_url(), autocommit=True) as asking:
         busy.execute("LOCK TABLE telemetry_fresh IN ACCESS EXCLUSIVE MODE")
         running = subprocess.Popen(

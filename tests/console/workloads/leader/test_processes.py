@@ -74,6 +74,7 @@ def holders(lock: str) -> list[int]:
     statement = """
         SELECT pid FROM pg_locks
         WHERE locktype = 'advisory' AND granted
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
             AND ((classid::bigint << 32) | objid::bigint) = hashtextextended(%s, 0)
     """
     with connection.cursor() as cursor:
