@@ -9,6 +9,7 @@ whatever looks after the machines.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from console.ctl.waits import AWAY, Deadline
 from telemetry.units import duration
 
 KIND: Final = "node.upgrade"
+REAP_SECONDS: Final = 5.0
 PLACE: Final = "{node}"
 LOOK_SECONDS: Final = 1.0
 LOST: Final = "lost"
@@ -106,6 +108,7 @@ class Upgrade:
             waiting = left(fleet, self.given.version, self.failed)
             self._say("", self._why_it_waits(fleet, waiting))
             if not self._followed and (self.failed or not waiting):
+                self._reap()
                 break
             if time.monotonic() > ends:
                 raise TimedOut(
@@ -117,6 +120,13 @@ class Upgrade:
         self.screen.say(f"{len(fleet.nodes) - len(lost)} nodes run {self.given.version}.")
         if lost:
             self.screen.say(f"Left out, because they are lost: {', '.join(lost)}.")
+
+    def _reap(self) -> None:
+        """A node may report its new version before the command that installed it has ended."""
+        until = time.monotonic() + REAP_SECONDS
+        for command in self._commands.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on by itself
+                command.wait(max(0.0, until - time.monotonic()))
 
     def _step(self) -> Fleet:
         """Follow what runs and begin what is due. All of it can be done again, as it goes by what the
