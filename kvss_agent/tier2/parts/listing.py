@@ -70,8 +70,10 @@ class Lister:
         for some in batches(overdue, _REMOVED_AT_ONCE):
             if self._state.is_closing:  # which would else wait for all of them
                 break
-            await self._remover.remove_listed(some)
-            count += len(some)
+            # What has been stored since the listing is new.
+            gone = [address for address in some if self._state.may_be_elsewhere(address)]
+            await self._remover.remove_listed(gone)
+            count += len(gone)
         return count
 
     async def _rebuild(self, progress: Progress, is_gone: Callable[[Address], bool]) -> int:

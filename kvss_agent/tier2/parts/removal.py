@@ -17,9 +17,7 @@ class Remover:
         self._state, self._work = state, state.execution
 
     async def delete(self, addresses: Sequence[Address]) -> Removed:
-        await self._work.until(
-            lambda: not any(self._state.index.is_busy(address) for address in addresses)
-        )
+        await self._until_idle(addresses)
         return await self.remove(addresses)
 
     async def remove(self, addresses: Sequence[Address]) -> Removed:
@@ -54,12 +52,14 @@ class Remover:
 
     async def remove_listed(self, addresses: Sequence[Address]) -> None:
         """Remove files of which a listing has just said that they are there."""
-        await self._work.until(
-            lambda: not any(self._state.index.is_busy(address) for address in addresses)
-        )
+        await self._until_idle(addresses)
         for address in addresses:
             self._state.index.begin_removal(address)
         await self.remove_leaving(addresses)
+
+    async def _until_idle(self, addresses: Sequence[Address]) -> None:
+        index = self._state.index
+        await self._work.until(lambda: not any(index.is_busy(address) for address in addresses))
 
     async def remove_leaving(self, addresses: Sequence[Address]) -> None:
         with self._leaving(addresses):
