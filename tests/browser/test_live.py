@@ -6,7 +6,6 @@ import contextlib
 import html
 import json
 import re
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -209,10 +208,10 @@ def test_however_many_frames_come_plots_are_drawn_once_a_second_and_keys_are_hea
         "window.drawn = 0;"
         "document.querySelector('[data-chart]').on('plotly_afterplot', () => (drawn += 1))"
     )
-    step = int(time.time()) // 10 * 10
+    last = page.evaluate("document.querySelector('[data-chart]').data[0].x.at(-1).getTime()") // 1000
     for seq in range(1, FLOOD + 1):
         figures = {"refill.p99": seq / 1000, "refill.p50": seq / 1000}
-        points = [{"at": step + 10 * seq, "figures": figures}]
+        points = [{"at": last + 10 * seq, "figures": figures}]
         tell("delta", seq, numbers={"at": "", "seconds": 15, "figures": figures, "points": points})
     expect(page.locator("[data-live-figure='refill.p99']")).to_have_text(f"{FLOOD} ms")
     page.keyboard.press("?")

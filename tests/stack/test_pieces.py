@@ -95,7 +95,7 @@ def test_make_stops_what_runs_whatever_was_installed_since(tmp_path: Path) -> No
     python = tmp_path / ".venv" / "bin" / "python"
 
     def down() -> str:
-        command = ["make", "-f", str(PROJECT / "Makefile"), "down"]
+        command = ["make", "--no-print-directory", "-f", str(PROJECT / "Makefile"), "down"]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
     assert down() == "Tidegate is not running.\n"

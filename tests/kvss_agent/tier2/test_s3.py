@@ -312,12 +312,15 @@ def test_a_bucket_that_is_full_and_shows_nothing_confirms_no_purge(prefix: str) 
 
 
 def ok(body: bytes) -> bytes:
-    return b'HTTP/1.1 200 OK\r\netag: "e"\r\ncontent-length: %d\r\n\r\n' % len(body) + body
+    """Said to be the last on its connection, else the next request may go there, and is lost."""
+    head = b'HTTP/1.1 200 OK\r\nconnection: close\r\netag: "e"\r\ncontent-length: %d\r\n\r\n'
+    return head % len(body) + body
 
 
 def refused(status: str, code: str = "X") -> bytes:
     body = f"<Error><Code>{code}</Code></Error>".encode()
-    return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n" % (status.encode(), len(body)) + body
+    head = b"HTTP/1.1 %s\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    return head % (status.encode(), len(body)) + body
 
 
 def listing(*names: str, more: bytes = b"", size: int = COLUMN_BYTES) -> bytes:
