@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +119,15 @@ def load_all(parted: Laboratory, token: str) -> list[int]:
 
 
 def store_all(parted: Laboratory, token: str) -> None:
+    """A driver stores nothing until it has looked at all of its shards, just after these are there."""
+
+    def stores(prompt: int) -> bool:
+        answer = parted.drivers["job7"].store(token, lab.tokens_of(prompt), lab.kv(prompt)).json()
+        assert answer["failed"] == 0
+        return bool(answer["columns"] == lab.COLUMNS)
+
     for prompt in PROMPTS:
-        answer = parted.drivers["job7"].store(token, lab.tokens_of(prompt), lab.kv(prompt))
-        assert answer.json()["failed"] == 0
+        wait_until("it is stored", partial(stores, prompt))
 
 
 def seen(parted: Laboratory) -> list[dict[str, Any]]:
