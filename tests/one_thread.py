@@ -79,7 +79,7 @@ class Turns:
         self.chance = chance
         self.restless = restless
         self.now = 1000.0
-        self.calendar_ahead = 0.0  # somebody has put the calendar right, or wrong
+        self._calendars = [0.0]  # seconds ahead: somebody has put the calendar right, or wrong
         self.slices = 0
         self.failure: BaseException | None = None
         self.is_over = False
@@ -146,7 +146,15 @@ class Turns:
         process.standing.clear()
 
     def calendar(self) -> float:
-        return self.now + 1.7e9 + 0.3 + self.calendar_ahead
+        return self.now + 1.7e9 + 0.3 + self._calendars[-1]
+
+    def put_calendar(self, seconds: float) -> None:
+        self._calendars.append(self._calendars[-1] + seconds)
+
+    @property
+    def calendar_spread(self) -> float:
+        """How far apart it has been, at the same time."""
+        return max(self._calendars) - min(self._calendars)
 
     def _switch_to(self, task: Task) -> None:
         self.slices += 1

@@ -539,7 +539,9 @@ def on_each(
 
 
 def _note(dates: Dates, offset: float) -> int:
-    """What tier 2 keeps of a column's dates: those of the calendar, which outlive this process."""
+    """What tier 2 keeps of a column's dates: those of the calendar, which outlive this process. Whole
+    seconds, downwards: a copy rather expires early, and what was stored in the second of a purge counts
+    as purged when it comes back."""
     seconds = [min(max(0, int(at + offset)), 2**32 - 1) for at in dates]
     (note,) = _NUMBER.unpack(_NOTE.pack(*seconds))
     return int(note)

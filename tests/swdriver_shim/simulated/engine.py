@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from kvss_agent.tier2.address import Address
+from swdriver_shim.cache.prefix_map import NEVER_YET
 from swdriver_shim.driver import Driver, Loaded
 from swdriver_shim.keys import Keys, Prompt
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tier2Rule, Tiers
@@ -319,13 +320,20 @@ class Engine:
             else:
                 raise AssertionError("what was just stored is missed")
             self._judge.forget(asked)
-        if self._world.can_be_redundant:
+        if self._world.can_be_redundant and not self._may_look_purged(driver):
             self._show_redundancy(driver)
         for org in ORGS:
             assert driver.removals.purge(org, tag=keys(org).tag, seconds=30).done
         self._world.inspect()
         assert not any(disk.contents for disk in self._world.disks)
         assert not any(pool.used for pool in driver.ledger.pools)
+
+    def _may_look_purged(self, driver: Driver) -> bool:
+        """Whether what is stored now may be taken for older than a purge when it comes back: tier 2
+        keeps whole seconds of a calendar that somebody puts right."""
+        account = driver.ledger.accounts.get(keys().org)
+        purged_at = account.tier2_purged_at if account else NEVER_YET
+        return self._turns.now - purged_at <= self._turns.calendar_spread + 1
 
     def _show_redundancy(self, driver: Driver) -> None:
         """All agents lose their memory and their disks: what is redundant comes back."""

@@ -198,7 +198,7 @@ class Misfortune:
     def put_the_calendar(self) -> None:
         """Right or wrong, in either direction. What measures time does not jump."""
         seconds = self._chance.choice((-86_400.0, -60.0, -2.0, -0.5, 0.5, 2.0, 60.0, 86_400.0))
-        self._turns.calendar_ahead += seconds
+        self._turns.put_calendar(seconds)
         self._seen["the calendar was put back" if seconds < 0 else "the calendar was put ahead"] += 1
 
     def stop_a_process(self) -> None:
