@@ -17,7 +17,8 @@ from console.placement import solvers
 from console.workloads.leader.cluster import ClusterLink, NoCluster, channel
 from console.workloads.leader.election import Election
 from console.workloads.leader.endpoints import EndpointWriter
-from console.workloads.leader.orchestrator import LOCK, HintListener, Orchestrator
+from console.workloads.leader.hint_listener import HintListener
+from console.workloads.leader.orchestrator import LOCK, Orchestrator
 from telemetry.emit.reporter import Reporter
 from telemetry.notify import notify
 

@@ -27,7 +27,7 @@ from console.routing.models import Replica, ServedModel
 from console.sessions.changes import box_drains
 from console.sessions.models import Job, Session, SessionBox
 from console.workloads import buckets, changes
-from console.workloads.leader import health, orchestrator, rendering, store
+from console.workloads.leader import actions, compilations, health, orchestrator, rendering, store
 from console.workloads.leader.cluster import ClusterLink
 from console.workloads.leader.election import Election
 from console.workloads.leader.endpoints import EndpointWriter
@@ -276,7 +276,7 @@ def test_what_somebody_changes_meanwhile_is_not_rolled_back(
     leader.until("it is rolled out", is_complete)
     cluster.bad.add(2)
     changes.update(SYSTEM, locked(SYSTEM), wanted(replicas=2, tokens_max=1000, **WITHOUT_CACHE, **QUICK))
-    judged, acts = [], orchestrator._roll_back
+    judged, acts = [], actions._roll_back
 
     def late(*judgement: Any) -> None:
         judged.append(judgement)
@@ -285,7 +285,7 @@ def test_what_somebody_changes_meanwhile_is_not_rolled_back(
             changes.update(SYSTEM, locked(SYSTEM), remedy)
         acts(*judgement)
 
-    monkeypatch.setattr(orchestrator, "_roll_back", late)
+    monkeypatch.setattr(actions, "_roll_back", late)
     leader.until("the remedy is rolled out", lambda: judged and is_complete())
     assert len(judged) == 1
     workload = Workload.objects.get()
@@ -966,7 +966,7 @@ def test_a_compile_job_that_others_have_ended_is_no_fault_of_the_revision(
 def test_a_compile_job_that_is_ended_time_and_again_is_given_up(
     leader: Leader, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orchestrator, "COMPILE_ATTEMPTS_MAX", 2)
+    monkeypatch.setattr(compilations, "ATTEMPTS_MAX", 2)
     make_workload(**WITHOUT_CACHE, **QUICK)
     leader.until("it is rolled out", is_complete)
     cluster.is_slow = True
