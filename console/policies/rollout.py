@@ -30,10 +30,13 @@ def reach(principal: Principal, held: ActivePolicy) -> Reach:
 def applied_on(held: ActivePolicy) -> Reach:
     """On the drivers that serve the org, whether they did when it was saved or not. For the platform.
 
-    Those whose job has ended serve nobody, and are told before they do.
+    They have it once they have heard of the last change that it follows from: of the org's own policy,
+    or of the default and the limits. Those whose job has ended serve nobody; they are told before they
+    do.
     """
     serving = set(drivers_serving(held.org).values_list("name", flat=True))
-    return applied(held.version.change if held.version else None, among=serving)
+    changes = [one.change for one in (held.version, held.cluster.version) if one and one.change]
+    return applied(max(changes, key=lambda change: change.pk, default=None), among=serving)
 
 
 @dataclass(frozen=True, slots=True)

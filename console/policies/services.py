@@ -79,7 +79,7 @@ class ActivePolicy:
 
 
 def cluster() -> Cluster:
-    found = PolicyInForce.objects.select_related("version").filter(org=None).first()
+    found = PolicyInForce.objects.select_related("version__change").filter(org=None).first()
     if found is None:
         return Cluster(0, ClusterPolicies(), None)
     return Cluster(found.version.number, documents.read_cluster(found.version.document), found.version)

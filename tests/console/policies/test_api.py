@@ -21,13 +21,17 @@ from console.audit.models import AuditEntry
 from console.control.models import Change, Target
 from console.fleet.models import Driver
 from console.orgs.models import Org
+from console.policies import services
 from console.policies.desired import orgs
+from console.policies.documents import ClusterPolicies, Limits
+from console.policies.evidence import reports
 from console.policies.models import PolicyVersion
 from console.sessions.changes.sizes import new_session
 from console.sessions.models import Job
 from swdriver_shim.cache.displacement.competition import Choice, Standing
 from swdriver_shim.cache.reasons import Tally
 from swdriver_shim.cache.reuse.sample import Recorder, Sample
+from swdriver_shim.policy import Policy
 from tests.conftest import People
 from tests.console.control.drivers import join
 from tests.html import compact
@@ -120,6 +124,33 @@ def test_drivers_of_another_org_are_counted_and_named_to_the_platform_s_own_peop
         assert "globex" not in shown
     Driver.objects.filter(name="globex-chat").update(lost_at=timezone.now())
     assert len(lagging(people.platform_admin)) == 2, "it may be back any time, with its job"
+
+
+def test_limits_that_changed_are_applied_once_drivers_have_heard_of_them(
+    people: People, olga: Client
+) -> None:
+    put(olga, {"policy": {"ttl_last_use_seconds": 3600}})
+    join("one", "http://127.0.0.1:9")
+    Target.objects.create(kind="driver", name="one", generation=1, observed_generation=1)
+
+    def heard() -> None:
+        last = Change.objects.latest("pk").pk
+        Target.objects.filter(name="one").update(change=last, observed_change=last)
+
+    def told() -> tuple[int, int, int]:
+        found = olga.get(POLICY).json()
+        report = reports.report(people.acme, 1)
+        effective = found["effective"]["ttl_last_use_seconds"]
+        return effective, found["applied"]["has_it"], report.drivers_up_to_date
+
+    heard()
+    assert told() == (3600, 1, 1)
+    default, limits = Policy(ttl_last_use_seconds=60), Limits(ttl_last_use_seconds_max=60)
+    shorter = ClusterPolicies(default=default, limits=limits)
+    services.set_cluster(people.principal("platform_admin"), shorter, reason="a contract")
+    assert told() == (60, 0, 0)
+    heard()
+    assert told() == (60, 1, 1)
 
 
 def test_nobody_overwrites_what_they_have_not_seen(olga: Client) -> None:
