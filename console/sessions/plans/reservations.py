@@ -232,7 +232,7 @@ def written(place: Place) -> dict[str, Any]:
 
 
 def places_before(operation: Operation) -> list[tuple[int, Place]]:
-    """Where the streams of an operation were."""
+    """Where the streams of an operation were; not of those whose node was removed since."""
     kept: dict[str, dict[str, Any]] = operation.before.get("streams", {})
     nodes = {
         node.name: node for node in Node.objects.filter(name__in={one["node"] for one in kept.values()})
@@ -240,4 +240,5 @@ def places_before(operation: Operation) -> list[tuple[int, Place]]:
     return [
         (int(number), Place(nodes[one["node"]], *(one[name] for name in PLACE_FIELDS)))
         for number, one in kept.items()
+        if one["node"] in nodes
     ]

@@ -38,6 +38,7 @@ from telemetry.units import size
 MOVES_AT_ONCE_MAX: Final = 8  # of one operation: bytes are copied beside what jobs do
 WHY_MAX: Final = 500
 ROUTE: Final = ("tier", "port_leaf", "nic_leaf", "why")
+AWAY: Final = (State.LOST.value, State.MAINTENANCE.value)  # of nodes whose agents make no shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +325,7 @@ def roll_back(operation: Operation, before: Iterable[tuple[int, Place]]) -> Outc
 
     What has not begun is forgotten. A stream whose driver has gone on at its next node arrives there
     first: its bytes are there by then. A stream whose memory others have been promised since stays as it
-    is.
+    is, and so does one whose node is lost or in maintenance: nobody knows whether it ever returns.
     """
     stays = operation.notes.get("stays", ())
     places = {pk: place for pk, place in before if pk not in stays}
@@ -332,9 +333,9 @@ def roll_back(operation: Operation, before: Iterable[tuple[int, Place]]) -> Outc
         lock_fleet()
         forget_unbegun(operation)
         free = [stream for stream in _elsewhere(places) if stream.operation_id is None]
-        if crowded := _without_room(operation, free, places):
+        if without := _without_place(operation, free, places):
             # With all of their jobs: a job is as good as its smallest stream.
-            jobs = {stream.job_id for stream in crowded}
+            jobs = {stream.job_id for stream in without}
             left = {stream.pk for stream in free if stream.job_id in jobs}
             operation.notes["stays"] = sorted(left.union(stays))
             return Waiting(f"{len(left)} streams stay as they are.", seconds=0)
@@ -349,18 +350,22 @@ def roll_back(operation: Operation, before: Iterable[tuple[int, Place]]) -> Outc
     return outcome
 
 
-def _without_room(
+def _without_place(
     operation: Operation, free: Collection[Stream], places: Mapping[int, Place]
 ) -> list[Stream]:
-    """Those of them that don't fit where they were, beside what has been promised to others since."""
+    """Those of them whose node is away, or that don't fit where they were, beside what has been promised
+    to others since."""
     returning = {stream.pk for stream in free}
     fragments = AllFragments().bytes_by_node
     found = []
     for node in {places[pk].node for pk in returning}:
+        here = [stream for stream in free if places[stream.pk].node == node]
+        if node.state in AWAY:
+            found += here
+            continue
         room = node.memory_bytes - fragments[node.name]
         for other in Stream.objects.filter(Q(node=node) | Q(next_node=node)).exclude(pk__in=returning):
             room -= _promised_slots_at(other, node.pk, operation) * other.slot_bytes
-        here = [stream for stream in free if places[stream.pk].node == node]
         for stream in sorted(here, key=lambda one: places[one.pk].slots * one.slot_bytes):
             taken = places[stream.pk].slots * stream.slot_bytes
             if taken > room:
@@ -404,6 +409,8 @@ def forget(streams: Iterable[Stream], why: str) -> None:
 
 
 def _unbegun(operation: Operation) -> list[Stream]:
+    """Also those that go back to a node that has been lost meanwhile."""
     going_back = operation.notes.get("going back", ())
     found = of_operation(operation).exclude(phase=Phase.MOVING)
-    return [stream for stream in found if stream.pk not in going_back]
+    lost = Q(next_node__state=State.LOST.value)
+    return list(found.filter(~Q(pk__in=going_back) | lost))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from django.db import transaction
 
+from console.fleet.descriptions import changes, document
 from console.fleet.models import Box, Node
+from console.operations import services as operations
 from console.operations.models import Operation
 from console.placement.rules import Cause
 from console.sessions import services
@@ -14,7 +16,14 @@ from console.sessions.models import Session, SessionBox, Stream
 from console.sessions.plans.proposals import CannotPlan
 from tests.conftest import People
 from tests.console.operations.runs import run
-from tests.console.sessions.fleets import arrive, make_across, make_driver, make_fleet, run_job
+from tests.console.sessions.fleets import (
+    arrive,
+    make_across,
+    make_driver,
+    make_fleet,
+    make_node,
+    run_job,
+)
 from tests.console.sessions.obeying import obeying
 from tests.console.sessions.requests import resize, set_rules
 
@@ -41,6 +50,49 @@ def test_a_move_to_a_node_that_has_no_room_any_more_says_so(people: People) -> N
     assert run(operation).message == (
         f"0 of 1 streams are in place. ax2 has no room for {stream.name} yet."
     )
+
+
+def move_from_ax4(people: People) -> Operation:
+    """A move of the stream on `ax4` to `ax5`, where it has arrived. The operation does not know yet."""
+    make_across(people.acme)
+    make_node("ax5", "l1")
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        session = services.for_change(admin, "chat")
+        [stream] = services.streams_of(session).filter(node__name="ax4")
+        operation = moves.move(admin, session, stream, Node.objects.get(name="ax5"))
+    arrive(operation)
+    return operation
+
+
+def has_stayed_on_ax5(operation: Operation) -> bool:
+    stream = Stream.objects.get(index=3)
+    assert operation.state == "cancelled", operation.message
+    return stream.node.name == "ax5" and stream.operation is None
+
+
+def test_a_move_from_a_node_that_was_removed_since_can_be_cancelled(people: People) -> None:
+    operation, admin = move_from_ax4(people), people.principal("platform_admin")
+    left = {thing: said for thing, said in changes.current().items() if thing != ("node", "ax4")}
+    changes.apply(admin, document.dump(left))
+    operations.cancel(admin, operation.pk)
+    assert has_stayed_on_ax5(run(operation))
+
+
+@pytest.mark.parametrize("state", ["lost", "maintenance"])
+def test_a_move_from_a_node_that_is_away_since_can_be_cancelled(people: People, state: str) -> None:
+    operation = move_from_ax4(people)
+    Node.objects.filter(name="ax4").update(state=state, held_state="ready" if state == "lost" else "")
+    operations.cancel(people.principal("platform_admin"), operation.pk)
+    assert has_stayed_on_ax5(run(operation))
+
+
+def test_a_stream_that_goes_back_to_a_node_that_is_lost_meanwhile_stays(people: People) -> None:
+    operation = move_from_ax4(people)
+    operations.cancel(people.principal("platform_admin"), operation.pk)
+    assert run(operation).message == "0 of 1 streams are in place. Driver job7 does not answer."
+    Node.objects.filter(name="ax4").update(state="lost", held_state="ready")
+    assert has_stayed_on_ax5(run(operation))
 
 
 def test_a_drain_whose_driver_does_not_answer_says_so(people: People) -> None:
