@@ -129,7 +129,7 @@ def _cases(now: datetime, held: Iterable[Stream], facts: Observations) -> list[C
             silent_seconds=_seconds(node.last_heartbeat_at, now),
             lost_seconds=_seconds(since.get((session.pk, node.pk)), now),
             agent_answers=facts.node_answers(node.name),
-            streams=tuple(_held(stream, facts) for stream in streams),
+            streams=tuple(_held(stream, facts, now) for stream in streams),
             attempt=_attempt(session, node, now),
         )
         for (session, node), streams in by_case.items()
@@ -140,13 +140,18 @@ def _seconds(since: datetime | None, now: datetime) -> float:
     return max(0.0, (now - since).total_seconds()) if since else 0.0
 
 
-def _held(stream: Stream, facts: Observations) -> Held:
+def _held(stream: Stream, facts: Observations, now: datetime) -> Held:
+    standing, by = _standing(stream, facts), stream.operation
+    if by is None:
+        return Held(stream.name, stream.job.driver.name, standing)
     return Held(
         stream.name,
         stream.job.driver.name,
-        _standing(stream, facts),
-        operation=named_for(stream.job.session, stream.operation) if stream.operation else "",
-        leaves=stream.next_node_id not in (None, stream.node_id),
+        standing,
+        operation=named_for(stream.job.session, by),
+        leaves=stream.next_node_id != stream.node_id,
+        seconds=_seconds(by.created_at, now),
+        stuck=by.state == core.State.STUCK,
     )
 
 

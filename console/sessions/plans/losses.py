@@ -7,7 +7,7 @@ can't reach still serves its drivers, and keeps its streams.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from fractions import Fraction
@@ -42,6 +42,8 @@ class Held:
     standing: Standing
     operation: str = ""  # what changes it, if something does
     leaves: bool = False  # that moves it to another node
+    seconds: float = 0.0  # since that began
+    stuck: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +159,8 @@ def _decide(case: Case, limits: Limits) -> Decision:
         return _running(case, case.attempt, limits)
     if sizing := next((one for one in case.streams if one.operation and not one.leaves), None):
         return _blocked(case, f"{sizing.operation} resizes {sizing.name} there: cancel it")
-    if leaving := next((one for one in case.streams if one.operation), None):
-        return Decision(case.session, case.node, Verdict.REPLACING, f"{leaving.operation} moves them.")
+    if moved := [one for one in case.streams if one.operation]:
+        return _moved(case, moved, limits)
     grace = case.rules.replace_lost_after_seconds
     is_confirmed = not case.lost or case.lost_seconds >= limits.confirm_seconds
     if case.silent_seconds < grace or not is_confirmed:
@@ -191,6 +193,17 @@ def _running(case: Case, attempt: Attempt, limits: Limits) -> Decision:
     if attempt.stuck or attempt.seconds > limits.patience_seconds:
         return _blocked(case, f"“{attempt.sentence}” does not get on: {attempt.problem.rstrip('.')}")
     return Decision(case.session, case.node, Verdict.REPLACING, f"{attempt.sentence}.")
+
+
+def _moved(case: Case, moved: Sequence[Held], limits: Limits) -> Decision:
+    """Other operations take streams away from there, which may wait for something themselves."""
+    late = case.silent_seconds > case.rules.replace_lost_after_seconds + limits.patience_seconds
+    for one in moved:
+        if one.stuck:
+            return _blocked(case, f"{one.operation} was to move {one.name}, and is stuck: retry it")
+        if late and one.seconds > limits.patience_seconds:
+            return _blocked(case, f"{one.operation} has not moved {one.name} yet: see why, or cancel it")
+    return Decision(case.session, case.node, Verdict.REPLACING, f"{moved[0].operation} moves them.")
 
 
 def _waits(case: Case, limits: Limits, why: str) -> Decision:

@@ -149,3 +149,20 @@ def test_what_another_operation_moves_is_left_to_it_and_what_it_resizes_needs_a_
     resized = held(LOST, operation="“Resize session chat”")
     assert one(streams=resized).verdict is Verdict.BLOCKED
     assert "“Resize session chat” resizes job7.full.0 there: cancel it" in one(streams=resized).sentence
+
+
+def test_what_moves_them_and_does_not_get_on_needs_a_person_as_well() -> None:
+    by, late = "“Move job7.full.0 of chat to ax3”", Limits().patience_seconds + 1
+
+    def moved(seconds: float, **more: Any) -> Held:
+        return Held("job7.full.0", "job7", LOST, operation=by, leaves=True, seconds=seconds, **more)
+
+    for_long = one(streams=(moved(late),), silent_seconds=RULES.replace_lost_after_seconds + late)
+    assert (for_long.verdict, for_long.streams) == (Verdict.BLOCKED, ())
+    assert f"{by} has not moved job7.full.0 yet: see why, or cancel it." in for_long.sentence
+    has_just_begun = one(streams=(moved(1),), silent_seconds=3600)
+    was_lost_just_now = one(streams=(moved(late),), silent_seconds=30)
+    assert {has_just_begun.verdict, was_lost_just_now.verdict} == {Verdict.REPLACING}
+    stuck = one(streams=(*held(LOST), moved(1, stuck=True)))
+    assert (stuck.verdict, stuck.streams) == (Verdict.BLOCKED, ())
+    assert f"{by} was to move job7.full.0, and is stuck: retry it." in stuck.sentence

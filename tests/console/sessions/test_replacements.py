@@ -23,7 +23,7 @@ from console.operations import services as operations
 from console.operations.models import Operation
 from console.placement.topology import Tier
 from console.sessions import services
-from console.sessions.changes import jobs, replacements
+from console.sessions.changes import jobs, moves, replacements
 from console.sessions.changes.replacements import KIND
 from console.sessions.models import Job, Loss, Phase, RuleSet, Session, SessionBox, Stream
 from telemetry.models import Event
@@ -294,6 +294,24 @@ def test_one_that_was_cancelled_is_not_started_again(chat: Session, driver: Answ
     assert run(operation).state == "cancelled"
     assert look(30) == 0
     assert "It was cancelled" in Loss.objects.get().sentence
+
+
+def test_a_move_off_a_lost_node_that_waits_for_ever_is_told_a_person(
+    people: People, chat: Session, driver: Answers
+) -> None:
+    admin = people.principal("platform_admin")
+    with transaction.atomic():
+        session = services.for_change(admin, "chat")
+        stream = services.get_stream(session, "job7.full.0")
+        moving = moves.move(admin, session, stream, Node.objects.get(name="ax2"))
+    assert lost_for_long(driver, 0) == 0
+    assert Loss.objects.get().verdict == "replacing"
+    look(200)
+    assert Loss.objects.get().verdict == "blocked"
+    assert "has not moved job7.full.0 yet" in Loss.objects.get().sentence
+    Operation.objects.filter(pk=moving.pk).update(state="stuck")
+    look(202)
+    assert "is stuck: retry it" in Loss.objects.get().sentence
 
 
 def test_half_of_the_nodes_at_once_wait_for_a_person(chat: Session, driver: Answers) -> None:
