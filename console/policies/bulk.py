@@ -104,7 +104,11 @@ def save(
     refused = [f"{one.org.name}: {sentence}" for one in planned for sentence in one.refused]
     if refused:
         raise ValidationError(refused[:20])
-    return [
-        replace(one, saved=services.replace(principal, one.held, one.wanted, reason=reason))
-        for one in planned
-    ]
+    return [replace(one, saved=_saved(principal, one, reason)) for one in planned]
+
+
+def _saved(principal: Principal, one: Planned, reason: str) -> ActivePolicy:
+    """Where nothing changes, an org that follows the default goes on to follow it."""
+    if one.wanted == one.held.said:
+        return one.held
+    return services.replace(principal, one.held, one.wanted, reason=reason)

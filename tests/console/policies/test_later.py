@@ -233,6 +233,17 @@ def test_one_change_for_many_is_made_for_all_or_for_none(people: People) -> None
     assert PolicyVersion.objects.count() == before
 
 
+def test_an_org_for_which_a_change_changes_nothing_goes_on_to_follow_the_default(people: People) -> None:
+    admin = people.principal("platform_admin")
+    save(people, "globex", share=9)
+    for changes in ({}, {"share": services.cluster().policies.default.share}):
+        [acme, globex] = bulk.save(admin, ["acme", "globex"], changes, reason="for all")
+        assert (acme.differences, acme.active.number, acme.active.own) == ([], 0, None)
+    assert globex.active.number == 2
+    services.set_cluster(admin, ClusterPolicies(default=Policy(share=70)), reason="a contract")
+    assert services.active_policy(people.acme).policy.share == 70
+
+
 def test_many_over_rest(people: People, api_of: Callable[..., Client]) -> None:
     admin = api_of(people.platform_admin)
     body: dict[str, Any] = {"orgs": ["acme", "globex"], "changes": {"share": 7}, "reason": "for all"}
