@@ -84,7 +84,9 @@ def create(
         wait_seconds=wait_seconds,
         plan_token=plan_token,
     )
-    _check_free(session.name)  # again, since nobody else makes one now
+    # Both again, since nobody else makes one or changes rules now.
+    _check_free(session.name)
+    session_rules.limit_to(session, session_rules.effective_rules(session.org, session.path))
     wait_or_not(session, proposal)
     events.free_topic(of_session(session.name))
     session.save()

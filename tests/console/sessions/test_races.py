@@ -35,7 +35,7 @@ from tests.conftest import People
 from tests.console.fleet.worlds import DRIVER_FACTS, FACTS
 from tests.console.operations.runs import run
 from tests.console.sessions.fleets import arrive, make_across, make_driver, make_fleet
-from tests.console.sessions.requests import create, resize
+from tests.console.sessions.requests import create, resize, set_rules
 from tests.live import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -155,6 +155,16 @@ def test_shards_that_go_back_and_a_change_of_their_session_do_not_wait_for_each_
     going_back.result()
     resized.refresh_from_db()
     assert (resized.state, resized.attempts) == ("undoing", 0)
+
+
+def test_a_session_that_waits_for_a_change_of_the_rules_is_made_by_the_new_ones(people: People) -> None:
+    make_fleet()
+    set_rules(people, boxes_min=2, boxes_increment=2)
+    with held_until(lambda: create(people, boxes=3)) as creating:
+        set_rules(people, boxes_min=1, boxes_increment=1)
+    assert run(creating.result()).state == "succeeded"
+    session = Session.objects.get()
+    assert (session.boxes_desired, session.boxes_min, session.boxes_increment) == (3, 1, 1)
 
 
 def test_maintenance_and_a_placement_do_not_both_win(people: People) -> None:
