@@ -11,6 +11,7 @@ from console.accounts.browser import SignedInRequest, post_page, read_page
 from console.accounts.roles import Role
 from console.orgs.services import changing, get_org
 from console.policies import history, services
+from console.policies.pages.seen import check_seen
 from console.shell.pages import Telling, paged
 
 VERSIONS_PER_PAGE = 10
@@ -38,6 +39,7 @@ def restore(request: SignedInRequest, slug: str, number: int) -> HttpResponse:
         if "\x00" in reason:
             raise Http404
         with Telling(request, ValidationError):
+            check_seen(request, services.active_policy(org))
             held = services.restore(request.principal, org, number, reason=reason)
             messages.success(request, f"Version {number} restored as version {held.number}.")
     return redirect("policy-history", slug)

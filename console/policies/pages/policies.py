@@ -17,12 +17,13 @@ from console.orgs.models import Org
 from console.orgs.services import changing, get_org
 from console.policies import documents, rollout, schedule, sentences, services
 from console.policies.pages.forms import EditorForm, ModelForm
+from console.policies.pages.seen import check_seen, moved_on
 from console.policies.presets import PRESETS
 from console.policies.preview import curves, estimates
 from console.policies.preview.estimates import Foretold
 from console.policies.preview.routed import routed_hits
 from console.policies.services import ActivePolicy
-from console.shell.pages import Refusing
+from console.shell.pages import Refusing, Telling
 from console.visibility import Sight
 from swdriver_shim.cache.displacement.competition import GAIN_MIN, NOISE
 from swdriver_shim.policy import OrgPolicies, Policy, Tiers
@@ -50,7 +51,7 @@ def _save(request: SignedInRequest, org: Org) -> HttpResponse:
         form = EditorForm(_as_asked(request), limits=held.cluster.policies.limits)
         if "look" not in request.POST and form.is_valid() and form.policy is not None:
             if form.cleaned_data["version"] != held.number:
-                form.add_error(None, _moved_on(held))
+                form.add_error(None, f"{moved_on(held)} Compare it with your changes, then save again.")
             elif _saved(request, form, held, _edited(held, model, form.policy)):
                 return redirect("policy", org.slug)
     return _page(request, held, model, form)
@@ -93,13 +94,6 @@ def _saved(
             messages.success(request, f"Version {after.number} saved. It is sent to the drivers now.")
         return True
     return False
-
-
-def _moved_on(held: ActivePolicy) -> str:
-    version = held.version
-    who = f"{version.author_name} saved version {held.number}" if version else "the policy was deleted"
-    why = f": {version.reason}" if version else ""
-    return f"Meanwhile {who}{why}. Compare it with your changes, then save again."
 
 
 def _page(request: SignedInRequest, held: ActivePolicy, model: str, form: EditorForm) -> HttpResponse:
@@ -300,16 +294,19 @@ def drop_model(request: SignedInRequest, slug: str) -> HttpResponse:
             raise Http404("That model has no policy of its own.")
         models = {name: policy for name, policy in held.said.models.items() if name != model}
         wanted = OrgPolicies(policy=held.said.policy, models=models)
-        services.set_policy(request.principal, org, wanted, reason=f"{model} is held as all others")
-    messages.success(request, f"{model} now has the policy of the org.")
+        with Telling(request, ValidationError):
+            check_seen(request, held)
+            services.set_policy(request.principal, org, wanted, reason=f"{model} is held as all others")
+            messages.success(request, f"{model} now has the policy of the org.")
     return redirect("policy", slug)
 
 
 @post_page
 def follow_default(request: SignedInRequest, slug: str) -> HttpResponse:
-    with changing(request.principal, slug) as org:
+    with changing(request.principal, slug) as org, Telling(request, ValidationError):
+        check_seen(request, services.active_policy(org))
         services.set_policy(request.principal, org, None, reason="it follows the default")
-    messages.success(request, f"{org.name} now follows the cluster's default.")
+        messages.success(request, f"{org.name} now follows the cluster's default.")
     return redirect("policy", slug)
 
 

@@ -66,6 +66,30 @@ def test_a_change_is_one_version_one_audit_row_one_event_and_is_told_to_drivers(
     assert (rows_of_audit(), PolicyVersion.objects.count(), Change.objects.count()) == (1, 1, 2)
 
 
+def test_buttons_replace_no_version_that_their_page_has_not_shown(
+    people: People, browser_of: Callable[[User], Client]
+) -> None:
+    olga, policy = browser_of(people.org_admin), "/orgs/acme/policy/"
+    buttons = [f"{policy}default/", f"{policy}1/restore/", f"{policy}model/drop/"]
+    with transaction.atomic():
+        principal = people.principal("org_admin")
+        both = OrgPolicies(policy=Policy(share=7), models={"llama": Policy(share=8)})
+        services.set_policy(principal, orgs.for_change(principal, "acme"), both, reason="first")
+    shown = olga.get(policy).content.decode() + olga.get(f"{policy}history/").content.decode()
+    assert shown.count('name="version" value="1"') == 3, "the form, and two buttons of the page"
+    with transaction.atomic():
+        both = OrgPolicies(policy=Policy(share=9), models=both.models)
+        services.set_policy(principal, orgs.for_change(principal, "acme"), both, reason="an audit")
+    for button in buttons:
+        refused = olga.post(button, {"version": 1, "model": "llama"}, follow=True).content.decode()
+        assert "Nothing was changed. Meanwhile olga saved version 2: an audit." in refused
+        assert services.active_policy(people.acme).number == 2
+    assert 'name="version" value="2"' in olga.get(f"{policy}history/").content.decode()
+    for number, button in enumerate(reversed(buttons), start=2):
+        olga.post(button, {"version": number, "model": "llama"})
+        assert services.active_policy(people.acme).number == number + 1
+
+
 def test_the_history_names_what_each_version_changed(
     people: People, browser_of: Callable[[User], Client]
 ) -> None:
