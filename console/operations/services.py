@@ -46,7 +46,10 @@ class Busy(Exception):
     """Another operation works on the same target; `operation` is that one."""
 
     def __init__(self, operation: Operation) -> None:
-        super().__init__(f"“{operation.sentence}” is not done yet. Wait for it, or cancel it.")
+        how = "is not done yet. Wait for it, or cancel it."
+        if operation.state == State.STUCK:
+            how = "is stuck. See why, and retry it."
+        super().__init__(f"“{operation.sentence}” {how}")
         self.operation = operation
 
 
@@ -360,8 +363,9 @@ def _put(operation: Operation, position: Position, now: datetime) -> None:
     operation.step_since = position.since
     operation.attempts = position.attempts
     operation.message = position.message[:TEXT_MAX]
-    operation.percent = position.percent(shape)
-    error = position.error
+    error, percent = position.error, position.percent(shape)
+    # What is taken back counts as done until it is: it sinks from where it was, and does not jump there.
+    operation.percent = min(percent, operation.percent) if error else percent
     operation.error = {"reason": error.reason, "detail": error.detail} if error else None
     operation.done = operation.state in ENDED
     operation.done_at = now if operation.done else None

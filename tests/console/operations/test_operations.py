@@ -63,7 +63,7 @@ def test_what_fails_on_the_way_back_holds_its_target_until_a_person_tries_again(
     operation = run(start("tests.no-way-back"))
     assert (operation.state, operation.done) == (State.STUCK, False)
     assert operation.message == "There is no room."
-    with pytest.raises(services.Busy), transaction.atomic():
+    with pytest.raises(services.Busy, match="is stuck"), transaction.atomic():
         services.start(SYSTEM, "tests.steps", "session:chat", "Another", plan={})
     again = run(services.retry(people.principal("platform_on_call"), operation.pk, "there is now"))
     assert again.state == State.STUCK  # since there still is none
