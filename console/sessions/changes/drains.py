@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ LEAVING: Final = timedelta(hours=6)
 BY_A_PERSON: Final = timedelta(days=1)
 REPAIRING: Final = timedelta(days=1)
 SENT: Final = "sent"  # the note of the streams that it has sent to other nodes
+HERE: Final = "here"  # and of how many there were on the node at most
 
 
 @transaction.atomic
@@ -155,21 +157,29 @@ def _leave(operation: Operation) -> Outcome:
     that nothing is here is only known while it is held, since others may have planned before the node
     was draining, and be about to come.
     """
-    if relocation.of_operation(operation).exists():
-        outcome = relocation.settle(operation)
-        return outcome if isinstance(outcome, Waiting) else Waiting("Those have moved.", seconds=0)
-    lock_fleet()
     node = Node.objects.get(name=operation.plan["node"])
     here = Stream.objects.filter(Q(node=node) | Q(next_node=node))
+    if relocation.of_operation(operation).exists():
+        outcome = relocation.settle(operation)
+        if isinstance(outcome, Waiting):
+            return replace(outcome, part=_part(operation, here.count()))
+        return Waiting("Those have moved.", seconds=0)
+    lock_fleet()
     left = here.count()
     if not left:
         return Done(f"Nothing runs on {node.name} any more.")
-    total = operation.notes["total"] = max(left, operation.notes.get("total", 0))
-    refused = _send_away(operation, node)
+    operation.notes[HERE] = max(left, operation.notes.get(HERE, 0))
+    refused, part = _send_away(operation, node), _part(operation, left)
     if going := relocation.of_operation(operation).count():
-        return Waiting(f"{going} streams are left to move.", 1 - left / total)
+        operation.notes["total"] = going  # of those that can move now, as they say how far they are
+        return Waiting(f"{going} streams are left to move.", part)
     said = refused or "Another operation moves what is left."
-    return Waiting(said, 1 - left / total, seconds=PLAN_AGAIN_SECONDS)
+    return Waiting(said, part, seconds=PLAN_AGAIN_SECONDS)
+
+
+def _part(operation: Operation, left: int) -> float:
+    """How much of what was on the node has left it."""
+    return 1 - left / max(left, int(operation.notes.get(HERE, 0)), 1)
 
 
 def _send_away(operation: Operation, node: Node) -> str:
@@ -223,11 +233,14 @@ def _upgraded(operation: Operation) -> Outcome:
     """Whoever upgrades nodes does so now. It is done when the agent tells of another version."""
     node = Node.objects.get(name=operation.plan["node"])
     before, asked = operation.before["software_version"], operation.plan["version"]
-    is_other = node.software_version == asked if asked else node.software_version != before
-    if is_other and node.state != State.LOST.value:
-        return Done(f"{node.name} runs {node.software_version}.")
-    target = asked or "another version"
-    return Waiting(f"Install {target} on {node.name} and start its agent: it runs {before}.")
+    now = node.software_version
+    is_other = now == asked if asked else now != before
+    if not is_other:
+        target = asked or "another version"
+        return Waiting(f"Install {target} on {node.name} and start its agent: it runs {now}.")
+    if node.state == State.LOST.value:
+        return Waiting(f"{node.name} has run {now}, and is lost: start its agent.")
+    return Done(f"{node.name} runs {now}.")
 
 
 def _in_service(operation: Operation) -> Outcome:

@@ -90,7 +90,9 @@ def test_a_move_from_a_node_that_is_away_since_can_be_cancelled(people: People, 
 def test_a_stream_that_goes_back_to_a_node_that_is_lost_meanwhile_stays(people: People) -> None:
     operation = move_from_ax4(people)
     operations.cancel(people.principal("platform_admin"), operation.pk)
-    assert run(operation).message == "0 of 1 streams are in place. Driver job7 does not answer."
+    operation = run(operation)
+    assert operation.message == "0 of 1 streams are in place. Driver job7 does not answer."
+    assert operation.percent == 0, "it sinks from where it was, and had not come further"
     Node.objects.filter(name="ax4").update(state="lost", held_state="ready")
     assert has_stayed_on_ax5(run(operation))
 
@@ -99,6 +101,21 @@ def test_a_drain_whose_driver_does_not_answer_says_so(people: People) -> None:
     make_across(people.acme)
     operation = run(run(drains.drain(people.principal("platform_admin"), "ax4")))
     assert operation.message == "0 of 1 streams are in place. Driver job7 does not answer."
+
+
+def test_a_drain_counts_as_moved_only_what_has_left(people: People) -> None:
+    make_across(people.acme)
+    Node.objects.exclude(name__in=["ax1", "ax2"]).update(state="cordoned")
+    room_for_one = 15 * Stream.objects.get(index=0).slot_bytes
+    Node.objects.filter(name="ax2").update(memory_bytes=room_for_one)
+    operation = run(drains.drain(people.principal("platform_admin"), "ax1"))  # which has two
+    operation = run(operation)
+    assert operation.message == "0 of 1 streams are in place. Driver job7 does not answer."
+    assert operation.percent == 33, "the first of three steps"
+    arrive(operation)
+    operation = run(operation)
+    assert "has no node for" in operation.message
+    assert operation.percent == 50, "half of the second one, too"
 
 
 def test_a_drain_has_moved_what_is_elsewhere_and_not_what_has_ended(people: People) -> None:

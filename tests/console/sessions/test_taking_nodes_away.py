@@ -186,6 +186,16 @@ def test_an_upgraded_node_keeps_its_fragments_and_the_next_one_waits(
     assert state("n1") == "maintenance"
 
 
+def test_an_upgrade_says_what_the_node_runs_now(fleet: None, people: People) -> None:
+    Node.objects.filter(name="n4").update(software_version="1.0")
+    upgraded = run(drains.upgrade(people.principal("platform_on_call"), "n4", version="2.0"))
+    assert upgraded.message == "Install 2.0 on n4 and start its agent: it runs 1.0."
+    Node.objects.filter(name="n4").update(software_version="1.5")
+    assert run(upgraded).message == "Install 2.0 on n4 and start its agent: it runs 1.5."
+    Node.objects.filter(name="n4").update(software_version="2.0", state="lost", held_state="maintenance")
+    assert run(upgraded).message == "n4 has run 2.0, and is lost: start its agent."
+
+
 def test_a_cordoned_node_is_cordoned_again_when_it_is_upgraded(fleet: None, people: People) -> None:
     Node.objects.filter(name="n4").update(state="cordoned", state_reason="loud fan")
     upgraded = run(drains.upgrade(people.principal("platform_on_call"), "n4", version="2.0"))
