@@ -250,7 +250,7 @@ def limit_to(session: Session, rules: Rules) -> None:
 
 @undoable("rules.update", Impossible, Misconfigured)
 def _undo(principal: Principal, entry: AuditEntry, reason: str) -> None:
-    org = Org.objects.filter(slug=entry.object_id).first() if entry.org_id else None
+    org = Org.objects.filter(pk=entry.org_id).first() if entry.org_id else None
     if entry.org_id and org is None:
         raise CannotUndo("The org no longer exists.")
     rules = for_change(principal, org)

@@ -6,15 +6,18 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
+from console.audit import services as audit
 from console.audit.models import AuditEntry
+from console.audit.services import CannotUndo
 from console.fleet.models import Node
 from console.operations import services as operations
 from console.operations.core import State
 from console.operations.services import StalePlan
+from console.orgs.models import Org
 from console.placement.rules import Cause
 from console.sessions import rules, services
 from console.sessions.changes import sizes
-from console.sessions.models import Session
+from console.sessions.models import RuleSet, Session
 from console.sessions.plans.proposals import CannotPlan
 from telemetry.models import Event
 from tests.conftest import People
@@ -153,6 +156,21 @@ def test_rules_are_never_stricter_than_the_sessions_that_there_are(people: Peopl
     set_rules(people, people.globex, boxes_min=4)
     set_rules(people, boxes_increment=3)
     assert Session.objects.get().boxes_increment == 3
+
+
+def test_rules_of_a_former_org_are_not_undone_for_the_next_one_of_its_name(
+    people: People,
+) -> None:
+    admin = people.principal("platform_admin")
+    org = Org.objects.create(slug="initech", name="Initech")
+    set_rules(people, org, boxes_quota=5)
+    set_rules(people, org, boxes_quota=None)
+    entry = AuditEntry.objects.filter(action="rules.update").latest("pk")
+    org.delete()
+    Org.objects.create(slug="initech", name="Another")
+    with pytest.raises(CannotUndo, match="no longer exists"):
+        audit.undo(admin, entry, "")
+    assert not RuleSet.objects.exists()
 
 
 def test_the_database_itself_refuses_a_size_off_the_rules(people: People) -> None:
