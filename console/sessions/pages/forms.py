@@ -51,6 +51,7 @@ class PlannedForm(ReasonMixin):
 
 class ResizeForm(PlannedForm):
     boxes = forms.IntegerField(min_value=1, max_value=BOXES_MAX)
+    version = forms.IntegerField(widget=forms.HiddenInput)
     field_order = ["boxes", "wait_minutes", "reason"]
 
 

@@ -38,7 +38,7 @@ from console.sessions.pages.forms import (
 from console.sessions.plans.holders import without_count
 from console.sessions.plans.losses import Verdict
 from console.sessions.plans.proposals import CannotPlan, Proposal
-from console.shell.pages import Telling, paged, render_live, sentence_of, wants_part
+from console.shell.pages import STALE, Telling, paged, render_live, sentence_of, wants_part
 from console.visibility import Sight, sees_fleet, without_places
 from telemetry.events import events_of
 from telemetry.topics import of_session
@@ -155,10 +155,13 @@ def new_session(request: SignedInRequest) -> HttpResponse:
 @form_page
 def resize_session(request: SignedInRequest, name: str) -> HttpResponse:
     session = services.get_session(request.principal, name, Role.ORG_ADMIN)
-    form = ResizeForm(request.POST or None, initial={"boxes": session.boxes_desired})
+    initial = {"boxes": session.boxes_desired, "version": session.version}
+    form = ResizeForm(request.POST or None, initial=initial)
 
     def begin() -> Operation:
         locked = services.for_change(request.principal, name)
+        if form.cleaned_data["version"] != locked.version:
+            raise ValidationError(STALE)
         return sizes.resize(request.principal, locked, form.cleaned_data["boxes"], **asked(form))
 
     def plan() -> Proposal:

@@ -219,7 +219,7 @@ def test_a_dry_run_of_what_is_being_changed_is_refused_as_the_change_is(
             assert (refused.status_code, refused.json()["reason"]) == (409, "OperationRunning")
             assert begun["id"] in refused["Link"]
     browser, preview = browser_of(people.platform_admin), {"preview": "1", "wait_minutes": 0}
-    for page, form in (("resize", {"boxes": 3}), ("new-job", serve)):
+    for page, form in (("resize", {"boxes": 3, "version": 1}), ("new-job", serve)):
         shown = browser.post(f"/sessions/chat/{page}/", {**preview, **form}).content.decode()
         assert f"“{begun['sentence']}” is not done yet." in shown
 

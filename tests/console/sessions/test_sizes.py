@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
+from django.test import Client
 
 from console.audit import services as audit
 from console.audit.models import AuditEntry
@@ -171,6 +174,21 @@ def test_rules_of_a_former_org_are_not_undone_for_the_next_one_of_its_name(
     with pytest.raises(CannotUndo, match="no longer exists"):
         audit.undo(admin, entry, "")
     assert not RuleSet.objects.exists()
+
+
+def test_the_page_resizes_no_session_that_was_changed_since_it_was_shown(
+    people: People, browser_of: Callable[..., Client]
+) -> None:
+    run(create(people))
+    olga, page = browser_of(people.org_admin), "/sessions/chat/resize/"
+    version = Session.objects.get().version
+    assert f'name="version" value="{version}"' in olga.get(page).content.decode()
+    run(resize(people, 4))
+    form = {"boxes": 3, "wait_minutes": 0, "version": version}
+    assert b"It has changed since you opened the form." in olga.post(page, form).content
+    assert Session.objects.get().boxes_desired == 4
+    assert olga.post(page, form | {"version": Session.objects.get().version}).status_code == 302
+    assert Session.objects.get().boxes_desired == 3
 
 
 def test_the_database_itself_refuses_a_size_off_the_rules(people: People) -> None:
