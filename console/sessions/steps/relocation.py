@@ -38,7 +38,8 @@ from telemetry.units import size
 MOVES_AT_ONCE_MAX: Final = 8  # of one operation: bytes are copied beside what jobs do
 WHY_MAX: Final = 500
 ROUTE: Final = ("tier", "port_leaf", "nic_leaf", "why")
-AWAY: Final = (State.LOST.value, State.MAINTENANCE.value)  # of nodes whose agents make no shards
+# Of nodes whose agents make no shards, or will soon be taken away.
+AWAY: Final = (State.LOST.value, State.MAINTENANCE.value, State.DRAINING.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +326,7 @@ def roll_back(operation: Operation, before: Iterable[tuple[int, Place]]) -> Outc
 
     What has not begun is forgotten. A stream whose driver has gone on at its next node arrives there
     first: its bytes are there by then. A stream whose memory others have been promised since stays as it
-    is, and so does one whose node is lost or in maintenance: nobody knows whether it ever returns.
+    is, and so does one whose node is drained, lost or in maintenance.
     """
     stays = operation.notes.get("stays", ())
     places = {pk: place for pk, place in before if pk not in stays}

@@ -79,7 +79,7 @@ def test_a_move_from_a_node_that_was_removed_since_can_be_cancelled(people: Peop
     assert has_stayed_on_ax5(run(operation))
 
 
-@pytest.mark.parametrize("state", ["lost", "maintenance"])
+@pytest.mark.parametrize("state", ["lost", "maintenance", "draining"])
 def test_a_move_from_a_node_that_is_away_since_can_be_cancelled(people: People, state: str) -> None:
     operation = move_from_ax4(people)
     Node.objects.filter(name="ax4").update(state=state, held_state="ready" if state == "lost" else "")
