@@ -162,6 +162,8 @@ class Ledger:
 
     def _find(self, account: Account, prompt: Prompt, refilled: int, now: float) -> Match:
         lookup = Lookup(self._stock, prompt, now, prompt.memo)
+        if self._stock.put_in_order((path.map, path.found) for path in lookup.paths):
+            lookup = Lookup(self._stock, prompt, now)
         prompt.memo = {path.map: path.found for path in lookup.paths}
         columns, tokens = lookup.agree(prompt)
         slots = tuple(loops.current.values_of(hit, "slot") for hit in columns)

@@ -231,6 +231,26 @@ class PrefixMap:
             parent.ref_count -= 1
         return parent
 
+    def misplaced(self, found: list[Column | None]) -> list[Column]:
+        """Those that `find` has found for the keys of a prompt, and that are not where it has them. Not
+        for columns that stand alone."""
+        before = [None, *found] if self.linked else [None] * len(found)
+        there = found[: loops.current.ready(found, _READY)]  # nearly always all that there are
+        name, right = ("parent", before) if self.linked else ("depth", _DEPTHS)
+        is_like = loops.current.values_of(there, name) == list(right[: len(there)])
+        if is_like and not any(found[len(there) :]):
+            return []
+        return [
+            one
+            for place, one in enumerate(found)
+            if one is not None and (one.depth != place or one.parent is not before[place])
+        ]
+
+    def detach(self, column: Column) -> None:
+        """Another column may have its key from now on. It is gone once those behind it are."""
+        if self.columns.get(column.key) is column:
+            del self.columns[column.key]
+
     def _drop(self, column: Column) -> None:
         if self.columns.get(column.key) is not column:
             return

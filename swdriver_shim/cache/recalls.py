@@ -211,6 +211,8 @@ class RecallPlanner:
         victims = self._allocator.victims(prefix_map)
         for depth in range(first, len(keys)):
             column = prefix_map.columns.get(keys[depth])
+            if column is not None and prefix_map.linked and column.parent is not parent:
+                return  # these keys, or earlier ones, were in another order than those of a prompt
             if column is None or column.state is State.EMPTY:
                 if depth not in exists or stock.deletes.is_deleting(prefix_map.group, keys[depth]):
                     if stock.layout.groups[prefix_map.group].alone:

@@ -351,6 +351,24 @@ class Stock:
         if not owner.purged_by:  # a purged map keeps no empty columns
             prune(column)
 
+    def put_in_order(self, found: Iterable[tuple[PrefixMap, list[Column | None]]]) -> bool:
+        """Remove what was found for a prompt and is not where the prompt has it; whether there was any.
+
+        Brains ask for columns by their keys, in whatever order: what somebody has asked for out of
+        order would be loaded to, and stored from, another place of the engine's memory.
+        """
+        misplaced = [
+            column
+            for one, columns in found
+            if not self.layout.groups[one.group].alone
+            for column in one.misplaced(columns)
+        ]
+        for column in misplaced:
+            if column.state is not State.EMPTY:
+                self.remove(column, Reason.DISPLACED)
+            column.map.detach(column)
+        return bool(misplaced)
+
     def displace(self, run: Sequence[Column], reason: Reason, now: float) -> list[int]:
         """Take the slots of columns whose `Slots.is_free_at_once`, and return them, for others to have
         now. Each column but the first is the parent of the one before it, and is a leaf once that is

@@ -76,6 +76,7 @@ class StorePlanner:
             if account.policy.tiers is Tiers.TIER2:
                 stock.conversations.add(rules.continue_id, prompt)
             maps = stock.maps_of(prompt.maker)
+            stock.put_in_order((one, one.find(prompt.keys)) for one in maps)
             have = [-(-token // COLUMN_TOKENS) for token in first or [0] * len(maps)]
             turn = account.turns.of(prompt.keys)
             for one, have_from in zip(maps, have, strict=True):

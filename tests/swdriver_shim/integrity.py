@@ -107,7 +107,8 @@ def _(it: PrefixMap, pins: Counter[Column]) -> None:
         must((column.slot == NO_SLOT) == (column.state is State.EMPTY), "a slot is for bytes")
         if column.parent:
             behind[column.parent] += 1
-            must(it.columns.get(column.parent.key) is column.parent, "a parent is here")
+            is_here = it.columns.get(column.parent.key) is column.parent
+            must(is_here or column.parent.state is State.EMPTY, "a parent is here, or was detached")
             must(column.parent.depth == column.depth - 1, "a parent is one column before")
         must(not it.linked or not column.depth or column.parent is not None, "no gaps")
         if isinstance(column, Tail):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 
@@ -12,14 +13,16 @@ from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.listener import Listener
 from swdriver_shim.cache.prefix_map import Column, State
 from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.request_log import PromptKeys
 from swdriver_shim.cache.slots import USE_SECONDS_MAX
 from swdriver_shim.cache.spills import Dates
 from swdriver_shim.data_plane.tier2 import _dates, _note
 from swdriver_shim.keys import COLUMN_TOKENS, Keys
+from swdriver_shim.layout import Layout
 from swdriver_shim.policy import OrgPolicies, Policy, Rules, Tiers
 from tests.swdriver_shim.integrity import check_integrity
 from tests.swdriver_shim.ledgers import conversation, finish, ledger, store
-from tests.swdriver_shim.prompts import FULL, NAMESPACE, SECRET, keys, prompt
+from tests.swdriver_shim.prompts import FULL, HYBRID, NAMESPACE, PURE, SECRET, STATES, keys, prompt
 
 C = COLUMN_TOKENS
 KEPT = Policy(tiers=Tiers.TIER2)
@@ -320,3 +323,33 @@ def test_a_calendar_that_is_put_back_makes_nothing_younger() -> None:
     note = _note(Dates(100.0, 100.0), 9900)  # by the calendar, 10,000
     assert _dates([note], 9900, now=3700) == Dates(100.0, 100.0)
     assert _dates([note], 9900 - 3600, now=100) is Reason.EXPIRED, "as far as anybody can tell"
+
+
+@pytest.mark.parametrize(
+    "layout", [FULL, HYBRID, STATES, PURE], ids=["full", "hybrid", "states", "pure"]
+)
+@pytest.mark.parametrize("order", list(product(range(4), repeat=3)))
+def test_keys_in_whatever_order_leave_every_column_in_its_place(
+    order: Sequence[int], layout: Layout
+) -> None:
+    """Whoever asks for a recall names columns by their keys only. A column that is believed to be
+    elsewhere in its prompt would be loaded to another place, and a purge would not find it."""
+    made = ledger(40, layout, acme=KEPT)
+    asked = prompt(conversation(*range(1, 5)))
+    wrong = PromptKeys(asked.maker, [asked.keys[at] for at in order])
+    store(made, prompt(conversation(1)))
+    for recall in made.tier2.begin_recalls(wrong, [set(range(3))] * len(layout.groups), 1):
+        assert made.tier2.start_recall(recall, 1)
+        made.tier2.finish_recall(recall, 1, {column: Dates(1, 1) for column, _ in recall.places})
+    match = made.match(asked, 2)
+    made.release(match)
+    places = [range(group.first_needed(match.tokens), match.tokens // C) for group in layout.groups]
+    assert [[column.depth for column in hit] for hit in match.columns] == list(map(list, places))
+    begun = made.begin_store(asked, asked.tokens, 2, states=[C, 2 * C, 3 * C, 4 * C])
+    assert all(column.key == asked.keys[column.depth] for column, _ in begun.places)
+    made.finish_store(begun, 2)
+    assert made.query(asked, 2) == asked.tokens
+    check_integrity(made)
+    made.purge("acme")
+    finish(made)
+    assert not any(pool.used for pool in made.pools)

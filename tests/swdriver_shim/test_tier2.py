@@ -14,6 +14,7 @@ import pytest
 
 from swdriver_shim.cache import promotion
 from swdriver_shim.cache.reasons import TIER2, Reason
+from swdriver_shim.cache.request_log import PromptKeys
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.driver import Part, ResumableLoad
 from swdriver_shim.keys import COLUMN_TOKENS
@@ -94,6 +95,28 @@ def test_what_was_evicted_comes_back_and_is_in_memory_from_then_on(fleet: Fleet,
         assert of(engine)[0] == 3 * C
         assert engine.load(prompt(tokens(1, 2, 3), "globex"), SOON) == 0
         assert engine.load(prompt(tokens(1, 2, 3), "initech"), SOON) == 0
+
+
+@pytest.mark.parametrize("order", [(1,), (1, 2), (1, 0, 2), (2, 1, 0)])
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_what_somebody_has_asked_for_out_of_order_is_loaded_to_its_place(
+    fleet: Fleet, files: Path, order: tuple[int, ...], first: int
+) -> None:
+    """Brains ask by keys, which say nothing of their order. `first`: columns that are stored first."""
+    with driving(fleet, acme=KEPT) as engine:
+        store_and_keep(engine, files, 1, 2, 3)
+        is_evicted(engine, fleet)
+        asked, recalled = prompt(tokens(1, 2, 3)), engine.driver.ledger.tier2.recalled
+        assert engine.driver.prefetch_ahead(PromptKeys(asked.maker, [asked.keys[at] for at in order]))
+        wait_until("it is recalled", lambda: recalled.columns > 0)
+        if first:
+            engine.store(prompt(tokens(*range(1, first + 1))))
+        wait_until("it is served whole", lambda: engine.load(asked, SOON) == 3 * C)
+        engine.store(prompt(tokens(1, 2, 3, 4)))
+        assert engine.load(prompt(tokens(1, 2, 3, 4))) == 4 * C
+        check_integrity(engine.driver.ledger)
+        assert engine.driver.removals.purge("acme", seconds=SOON).done
+        assert not any(pool.used for pool in engine.driver.ledger.pools)
 
 
 def test_what_is_expected_soon_is_in_memory_before_it_is_requested(
