@@ -20,7 +20,7 @@ from swdriver_shim.cache.object_ledger import Found
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.data_plane.shard.columns import RefillColumn
-from swdriver_shim.data_plane.tier2 import Tier2Transfers, reason_of
+from swdriver_shim.data_plane.tier2 import Tier2Transfers, reason_of, warn_of_damage
 from swdriver_shim.decider.shard_threads import ShardThreads
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Named
 from swdriver_shim.policy import AS_USUAL, Rules
@@ -111,7 +111,9 @@ class ObjectStore:
         finally:
             with self._lock:
                 self._refuse(found, refused)
-                self._objects.finish(found, refused, self._clock())
+                reasons = {place: reason_of(miss) for place, miss in refused.items()}
+                self._objects.finish(found, reasons, self._clock())
+            warn_of_damage(refused.values())
         return [lengths.get(place) for place in range(len(into))]
 
     def put(

@@ -6,7 +6,7 @@ Everything else about them is the same as for the columns of prefixes, and is do
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swdriver_shim.cache.lookup import Lookup
@@ -84,16 +84,16 @@ class ObjectLedger:
             self._spills.used(account, unique)
         self._stock.slots.begin(found, now)
 
-    def finish(self, found: Found, refused: Collection[int], now: float) -> None:
-        """The slots are read. Count each column as hit, or as missed with its reason. `refused`: indexes
-        of columns whose bytes were not the stored ones."""
+    def finish(self, found: Found, refused: Mapping[int, Reason], now: float) -> None:
+        """The slots are read. Count each column as hit, or as missed with its reason. `refused`: why
+        columns could not be refilled, by index."""
         account, stock = self._stock.account(found.asked.org), self._stock
         [prefix_map] = stock.maps_of(found.asked.maker)
         missed: Counter[Reason] = Counter()
         hits: Counter[str] = Counter()
         for place, key in enumerate(found.asked.keys):
             if place in refused:
-                missed[Reason.SEAL_REFUSED if stock.is_reachable else Reason.AGENT_LOST] += COLUMN_TOKENS
+                missed[refused[place]] += COLUMN_TOKENS
             elif place in found.columns:
                 hits[DRAM if place in found.at_first else TIER2] += COLUMN_TOKENS
             else:

@@ -64,6 +64,12 @@ def reason_of(miss: Miss) -> Reason:
     return Reason.WRITING if miss is Miss.LATE else Reason.AGENT_LOST
 
 
+def warn_of_damage(misses: Iterable[Miss]) -> None:
+    """Say which kinds of damage are among these, for who is woken by the reason."""
+    if damage := sorted({miss for miss in misses if is_damage(miss)}):
+        log.warning("Not what was stored, and not served: %s", ", ".join(damage))
+
+
 class _Coming(NamedTuple):
     """What a sibling lends of a prompt."""
 

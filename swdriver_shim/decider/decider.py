@@ -42,8 +42,8 @@ from swdriver_shim.data_plane.siblings import Sibling, Siblings
 from swdriver_shim.data_plane.tier2 import (
     SEARCHES_AHEAD_MAX,
     Tier2Transfers,
-    is_damage,
     reason_of,
+    warn_of_damage,
 )
 from swdriver_shim.decider.housekeeping import Housekeeper
 from swdriver_shim.decider.removals import Removals
@@ -223,8 +223,7 @@ class Decider:
                 return Reason.AGENT_LOST
             for column, miss in refused.items():
                 self.ledger.refuse(column, reason_of(miss))
-        if damage := sorted({miss for miss in refused.values() if is_damage(miss)}):
-            log.warning("Not what was stored, and not served: %s", ", ".join(damage))
+        warn_of_damage(refused.values())
         first = min(refused, key=lambda column: column.depth)
         return reason_of(refused[first])
 

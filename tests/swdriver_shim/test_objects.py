@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvss_agent.client import Miss
 from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.data_plane.shard.reads import ShardReader
 from swdriver_shim.keys import COLUMN_TOKENS
 from swdriver_shim.layout import Group, Layout
 from swdriver_shim.object_store import TooLarge
@@ -165,6 +168,44 @@ def test_bytes_that_were_damaged_are_a_miss_and_can_be_put_anew(fleet: Fleet) ->
         assert driver.statistics.orgs()[0].missed_tokens == {Reason.SEAL_REFUSED: COLUMN_TOKENS}
         assert mine.put(names(2)) == [True]
         assert mine.get(names(1, 2, 3)) == [BYTES_MAX] * 3
+
+
+@pytest.mark.parametrize(
+    ("miss", "reason"),
+    [
+        *((miss, Reason.SEAL_REFUSED) for miss in (Miss.TORN, Miss.STALE, Miss.FOREIGN, Miss.CORRUPT)),
+        (Miss.LATE, Reason.WRITING),
+        *((miss, Reason.AGENT_LOST) for miss in (Miss.ABSENT, Miss.REFUSED, Miss.LOST)),
+    ],
+)
+def test_only_bytes_that_are_damaged_are_said_to_be(
+    fleet: Fleet,
+    miss: Miss,
+    reason: Reason,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of such somebody is woken, and finds in the log what it was: not where an agent was restarted, or
+    an evict is still on its way."""
+    with keeping(fleet) as driver:
+        mine = keeper(driver)
+        mine.put(names(1))
+        monkeypatch.setattr(ShardReader, "_refill", _missing(miss))
+        assert mine.get(names(1)) == [None]
+        assert driver.statistics.orgs()[0].missed_tokens == {reason: COLUMN_TOKENS}
+    assert (f"not served: {miss}" in caplog.text) == (reason is Reason.SEAL_REFUSED)
+
+
+def _missing(miss: Miss) -> Callable[..., None]:
+    """Of a shard: whatever is read is missed for this reason."""
+
+    def refill(
+        _reader: object, _client: object, places: Sequence[int], _: object, __: object, found: list[Any]
+    ) -> None:
+        for place in places:
+            found[place] = miss
+
+    return refill
 
 
 def test_an_agent_that_is_gone_is_a_miss_and_used_again_when_it_is_back(fleet: Fleet) -> None:
