@@ -43,6 +43,7 @@ from swdriver_shim.driver import Driver
 from swdriver_shim.keys import Keys, Namespace
 from swdriver_shim.lending import LendBody, LentAnswer, digest_of, token_for
 from swdriver_shim.objects import LocalObjects
+from swdriver_shim.policy import OrgPolicies
 from telemetry.emit.transfers import Transfer
 from telemetry.metrics import LabelLimits
 from telemetry.units import duration
@@ -352,13 +353,10 @@ class Shim:
                 self._shards[at].set_path(home.path)  # the fabric may have changed around it
         tls = self.trust.client_context if self.trust else lambda: None
         driver.siblings.follow(told.siblings, told.driver, digest_of(told.model), tls)
-        driver.set_data_keys({org.name: org.data_key for org in told.orgs if org.data_key})
+        driver.set_data_keys(_data_keys(told))
         # Before policies, which take the ledger's lock: what is committed after that asks for these.
         self._callers = told.callers()
-        driver.set_policies(
-            {org.name: org.policies for org in told.orgs},
-            {org.name: org.tag for org in told.orgs},
-        )
+        driver.set_policies(*_policies_and_tags(told))
         self._keys.clear()
         self._orgs_by_tag = {org.tag: org for org in told.orgs}
         secrets = {org.name: org.secret for org in told.orgs}
@@ -370,7 +368,11 @@ class Shim:
 
     def _start(self, told: Desired, homes: Mapping[tuple[str, int], HomeSpec]) -> Decider:
         shape, name = told.model.shape(), told.model.name
-        snapshots = Snapshots(self._notes, self._keys_of) if self._notes else None
+        snapshots: Snapshots | None = None
+        if self._notes:
+            snapshots = Snapshots(
+                self._notes, self._keys_of, *_policies_and_tags(told), _data_keys(told)
+            )
 
         def in_order(shards: Mapping[tuple[str, int], T]) -> list[list[T]]:
             return [
@@ -740,6 +742,14 @@ def _transfer(stream: str, org: str, slow: SlowTransfer) -> Transfer:
         nic_leaf=labels["nic_leaf"],
         link=labels["link"],
     )
+
+
+def _policies_and_tags(told: Desired) -> tuple[dict[str, OrgPolicies], dict[str, bytes]]:
+    return {org.name: org.policies for org in told.orgs}, {org.name: org.tag for org in told.orgs}
+
+
+def _data_keys(told: Desired) -> dict[str, bytes]:
+    return {org.name: org.data_key for org in told.orgs if org.data_key}
 
 
 def _place(home: HomeSpec) -> HomeAddress:

@@ -21,7 +21,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from kvss_agent.client import Miss
 from kvss_agent.data_plane.wire import DATA_KEY_BYTES
@@ -56,6 +57,8 @@ from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Rules
 
 log = logging.getLogger(__name__)
 
+NO_POLICIES: Final[Mapping[str, OrgPolicies]] = MappingProxyType({})
+NO_KEYS: Final[Mapping[str, bytes]] = MappingProxyType({})
 Permit = Callable[[], bool]  # whether the caller still may. Asked again when the effect takes place
 
 
@@ -65,10 +68,14 @@ def always() -> bool:
 
 
 class Snapshots(NamedTuple):
-    """Where snapshots are kept, and the keys of orgs that are served, by namespace."""
+    """Where snapshots are kept, the keys of orgs that are served, by namespace, and what holds for what
+    is restored from the start: see `Decider.set_policies` and `set_data_keys`."""
 
     directory: Path
     keys: Callable[[str, Namespace], Keys | None]
+    policies: Mapping[str, OrgPolicies] = NO_POLICIES
+    tags: Mapping[str, bytes] | None = None
+    data_keys: Mapping[str, bytes] = NO_KEYS
 
     @property
     def path(self) -> Path:
@@ -134,7 +141,13 @@ class Decider:
         self.removals = Removals(self.ledger, self._lock, self._shard_threads, self._housekeeper, clock)
         for shard in self._shard_threads.all:
             shard.on_change = self._wake
-        self._housekeeper.start(self._restore(snapshots) if snapshots else {})
+        unknown: dict[int, list[int]] = {}
+        if snapshots:
+            # First, since what another policy lets expire is gone at once, in tier 2 as well.
+            self.set_data_keys(snapshots.data_keys)
+            self.set_policies(snapshots.policies, snapshots.tags)
+            unknown = self._restore(snapshots)
+        self._housekeeper.start(unknown)
 
     def close(self) -> None:
         """Requests from here on are misses."""

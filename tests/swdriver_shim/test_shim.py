@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from msgspec import structs
 
 from kvss_agent.documents import Conflict
 from kvss_agent.security.confirmations import Question, Scope
+from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.daemon import shim as shims
 from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
 from swdriver_shim.daemon.shim import Shim
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.homes import SlotPull
 from swdriver_shim.data_plane.shard import Shard
+from swdriver_shim.data_plane.siblings import Siblings
+from swdriver_shim.decider import decider as deciding
 from swdriver_shim.desired import Desired
 from swdriver_shim.keys import isolation_tag
 from swdriver_shim.policy import Policy
@@ -57,6 +61,46 @@ def test_a_document_that_could_not_be_applied_is_applied_when_it_comes_again(
         assert (shim.observed_generation, shim.has_driver) == (1, True)
     finally:
         shim.stop()
+
+
+def test_what_is_restored_expires_by_no_other_policy(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweeper runs from the start, and the document may take its time."""
+    ahead, sweeps, held = 0.0, threading.Semaphore(0), threading.Event()
+    monkeypatch.setattr(deciding, "WallClock", lambda: lambda: time.time() + ahead)
+    sweep, follow = Ledger.sweep, Siblings.follow
+
+    def swept(ledger: Ledger, now: float) -> bool:
+        has_more = sweep(ledger, now)
+        sweeps.release()
+        return has_more
+
+    def slowly(siblings: Siblings, *what: Any) -> None:
+        if held.is_set():
+            for _ in range(2):
+                assert sweeps.acquire(timeout=60)
+        follow(siblings, *what)
+
+    monkeypatch.setattr(Ledger, "sweep", swept)
+    monkeypatch.setattr(Siblings, "follow", slowly)
+    told = document(fleet.plane.unix, {"acme": Policy(ttl_last_use_seconds=24 * 3600)})
+    asked = prompt(tokens(1, 2))
+    for is_first in (True, False):
+        shim = Shim(DRIVER, tmp_path / "state")
+        shim.set_desired(told)
+        try:
+            wait_until("its shards are there", lambda: shim.is_ready)  # noqa: B023
+            engine = Engine(shim.mover)
+            if is_first:
+                engine.store(asked)
+            assert engine.load(asked) == 2 * C
+        finally:
+            shim.stop()
+        ahead = 2 * 3600.0
+        while sweeps.acquire(blocking=False):
+            pass
+        held.set()
 
 
 def test_a_document_or_a_purge_that_comes_after_the_end_is_refused(tmp_path: Path) -> None:
