@@ -179,7 +179,7 @@ class PromptVerbs:
 
     def computed(self, call: Call[verbs.ComputedBody]) -> BreakEvenTokens:
         self._shim.driver.computed(call.org.name, call.body.tokens, call.body.seconds)
-        return self._shim.driver.statistics.break_even()[call.org.name]
+        return self._shim.driver.statistics.break_even_of(call.org.name)
 
     def delete(self, call: Call[verbs.DeleteBody]) -> Receipt:
         prompt = self._prompt(call.org, call.body)

@@ -126,12 +126,17 @@ class Statistics:
         """As measured, for each org whose engines report how long computing takes."""
         with self._lock:
             orgs = self._tier2.orgs_that_compute
-        return dict(self._in_slices(orgs, self._break_even_of))
+        return dict(zip(orgs, self._in_slices(orgs, self._break_even), strict=True))
 
-    def _break_even_of(self, org: str) -> tuple[str, BreakEvenTokens]:
+    def break_even_of(self, org: str) -> BreakEvenTokens:
+        """As measured, for one org."""
+        with self._lock:
+            return self._break_even(org)
+
+    def _break_even(self, org: str) -> BreakEvenTokens:
         layout = self._ledger.layout
         refill = self.refills_of(org).tokens_min(layout.token_bytes, layout.state_bytes)
-        return org, BreakEvenTokens(refill, self._tier2.tokens_min(org))
+        return BreakEvenTokens(refill, self._tier2.tokens_min(org))
 
     # Under the lock
 

@@ -16,13 +16,19 @@ from kvss_agent.documents import Conflict
 from kvss_agent.security.confirmations import Question, Scope
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.daemon import shim as shims
+from swdriver_shim.daemon.admission import OrgAdmission
+from swdriver_shim.daemon.callers import Call, PromptVerbs
 from swdriver_shim.daemon.left_homes import HomeAddress, LeftHomes
 from swdriver_shim.daemon.shim import Shim
+from swdriver_shim.daemon.verbs import ComputedBody
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.homes import SlotPull
 from swdriver_shim.data_plane.shard import Shard
 from swdriver_shim.data_plane.siblings import Siblings
+from swdriver_shim.data_plane.tier2 import Tier2Transfers
 from swdriver_shim.decider import decider as deciding
+from swdriver_shim.decider.decider import always
+from swdriver_shim.decider.statistics import BreakEvenTokens
 from swdriver_shim.desired import Desired
 from swdriver_shim.keys import isolation_tag
 from swdriver_shim.policy import Policy
@@ -101,6 +107,30 @@ def test_what_is_restored_expires_by_no_other_policy(
         while sweeps.acquire(blocking=False):
             pass
         held.set()
+
+
+def test_what_an_engine_reports_of_one_org_looks_at_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shim, looked_at = Shim(DRIVER, None), list[str]()
+    tokens_min = Tier2Transfers.tokens_min
+
+    def looked(transfers: Tier2Transfers, org: str) -> int | None:
+        looked_at.append(org)
+        return tokens_min(transfers, org)
+
+    monkeypatch.setattr(Tier2Transfers, "tokens_min", looked)
+    orgs = [f"org-{number}" for number in range(20)]
+    verbs = PromptVerbs(shim, OrgAdmission(shim))
+    try:
+        told = shim.set_desired(document(tmp_path / "nobody.sock", dict.fromkeys(orgs, Policy())))
+        for org in told.orgs:
+            body = ComputedBody(tokens=512, seconds=0.1)
+            found = verbs.computed(Call(org, body, memoryview(b""), always))
+            assert found == BreakEvenTokens(0, 0), "nothing was fetched yet"
+        assert looked_at == orgs
+    finally:
+        shim.stop()
 
 
 def test_a_document_or_a_purge_that_comes_after_the_end_is_refused(tmp_path: Path) -> None:
