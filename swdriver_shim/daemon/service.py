@@ -35,6 +35,7 @@ from telemetry.emit.exposition import CONTENT_TYPE
 
 CONTROLS_AT_ONCE: Final = 4
 LENDS_AT_ONCE: Final = 2  # siblings wait for each other, and for nobody else
+PURGES_AT_ONCE: Final = 4  # each takes seconds while an agent is lost: documents don't wait for that
 _LEND: Final = msgspec.json.Decoder(lending.LendBody)
 _EXPLAIN_ORG: Final = msgspec.json.Decoder(ExplainOrgBody)
 
@@ -54,6 +55,7 @@ class Service:
         # Not the threads of callers: those may all be waiting for what the controller is about to fix.
         self._threads = ThreadPoolExecutor(CONTROLS_AT_ONCE, thread_name_prefix="control")
         self._lending = ThreadPoolExecutor(LENDS_AT_ONCE, thread_name_prefix="lend")
+        self._purging = ThreadPoolExecutor(PURGES_AT_ONCE, thread_name_prefix="purge")
 
     def application(self) -> Starlette:
         def control(path: str, handler: Any, method: str = "GET") -> Route:
@@ -82,16 +84,13 @@ class Service:
     async def lend(self, request: Request) -> Response:
         """For a sibling: where the columns of a prompt are."""
         body = decode(await body_of(request, lending.ASK_BYTES_MAX), _LEND)
-        loop = asyncio.get_running_loop()
-        return as_json(await loop.run_in_executor(self._lending, self.shim.lend, body))
+        return as_json(await _run_in(self._lending, self.shim.lend, body))
 
     async def openapi(self, _request: Request) -> Response:
         return as_json(describe(self._callers.verbs))
 
     async def _run(self, work: Callable[P, T], *what: P.args, **named: P.kwargs) -> T:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, partial(work, *what, **named)
-        )
+        return await _run_in(self._threads, work, *what, **named)
 
     # For the controller
 
@@ -111,11 +110,16 @@ class Service:
         return as_json(await self._run(self.shim.observed))
 
     async def stats(self, _request: Request) -> Response:
-        return as_json([asdict(org) for org in self.shim.driver.statistics.orgs()])
+        """Of all orgs: with thousands of them that takes seconds."""
+        orgs = self.shim.driver.statistics.orgs
+        return await self._run(lambda: as_json([asdict(org) for org in orgs()]))
 
     async def reuse(self, request: Request) -> Response:
         """How an org's columns come back; without one, of which orgs something is known."""
-        ledger, org = self.shim.driver.ledger, request.query_params.get("org")
+        return await self._run(self._reuse_of, request.query_params.get("org"))
+
+    def _reuse_of(self, org: str | None) -> Response:
+        ledger = self.shim.driver.ledger
         if org is None:
             accounts = list(ledger.accounts.values())
             return as_json([{"org": one.org, "requests": one.tally.requests} for one in accounts])
@@ -127,7 +131,7 @@ class Service:
     async def confirm_purge(self, request: Request) -> Response:
         """All that carries tags that are nobody's any more."""
         return await controller.confirm_purge(
-            request, self._identity, lambda question: self._run(self.shim.purge, question)
+            request, self._identity, lambda question: _run_in(self._purging, self.shim.purge, question)
         )
 
     async def explain_org(self, request: Request) -> Response:
@@ -142,3 +146,9 @@ class Service:
             return as_json([{"org": org} for org in found])
         org = request.query_params.get("org", "")
         return as_json(await self._run(explanations.newest, self.shim, org))
+
+
+async def _run_in(
+    threads: ThreadPoolExecutor, work: Callable[P, T], *what: P.args, **named: P.kwargs
+) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, partial(work, *what, **named))
