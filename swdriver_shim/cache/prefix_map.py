@@ -324,8 +324,10 @@ class Account:
         return chain.from_iterable(one.columns.values() for one in maps)
 
     def drop_empty_maps(self) -> None:
-        for namespace in [one for one, maps in self.maps.items() if not any(map(len, maps))]:
-            del self.maps[namespace], self.makers[namespace]
+        """Forget namespaces without columns, those that were purged included."""
+        self.maps = {namespace: maps for namespace, maps in self.maps.items() if any(map(len, maps))}
+        left = self.maps.keys() | {one.namespace for one in self.purged}
+        self.makers = {namespace: maker for namespace, maker in self.makers.items() if namespace in left}
 
     def _queued(self, group: int, priority: int) -> list[Column]:
         ready = (one for one in self.columns(group) if one.state is State.READY)

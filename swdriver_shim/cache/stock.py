@@ -218,7 +218,7 @@ class Stock:
             return fresh
         if found is not None:
             self.purge(account, maker.namespace)  # the org has another secret now
-        if len(account.maps) >= NAMESPACES_MAX:
+        if len(account.makers) >= NAMESPACES_MAX:
             account.drop_empty_maps()
         account.maps[maker.namespace], account.makers[maker.namespace] = fresh, maker
         return fresh

@@ -69,6 +69,19 @@ def test_a_miss_looks_into_few_of_many_namespaces(monkeypatch: pytest.MonkeyPatc
     assert missed(made, prompt(conversation(2))) == {Reason.OTHER_NAMESPACE: C}
 
 
+def test_adapters_that_were_purged_take_no_memory() -> None:
+    made = ledger(8)
+    for number in range(3 * NAMESPACES_MAX):
+        asked = prompt(conversation(1), namespace=replace(NAMESPACE, adapter=f"lora-{number}"))
+        store(made, asked)
+        removal = made.purge("acme", asked.maker.namespace, asked.maker.tag)
+        finish(made)
+        assert is_done(removal)
+    account = made.accounts["acme"]
+    assert max(len(account.maps), len(account.makers)) <= NAMESPACES_MAX
+    check_integrity(made)
+
+
 def test_only_verified_tokens_are_stored() -> None:
     made = ledger()
     asked = prompt(conversation(1, 2, rest=30))
