@@ -137,7 +137,8 @@ class RequestLog:
 class _Conversations:
     """Those of an org."""
 
-    prompts: dict[str, PromptKeys] = field(default_factory=dict)  # the oldest first
+    # The oldest first: a `dict` would look for its first entry through all that are gone.
+    prompts: OrderedDict[str, PromptKeys] = field(default_factory=OrderedDict)
     keys: int = 0
 
     def add(self, continue_id: str, prompt: PromptKeys) -> None:

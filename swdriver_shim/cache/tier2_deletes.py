@@ -6,7 +6,7 @@ Nothing is handed out while an earlier use may still copy it there. The files ar
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -51,7 +51,8 @@ class Tier2Deletes:
         # What a shard's next home may still have: everything that was removed since the start.
         self._purged_tags: dict[str, set[bytes]] = {}  # by org, which may have been dropped since
         self._deleted_tags: dict[str, set[bytes]] = {}  # of columns that are not known one by one
-        self._deleted: dict[TierDelete, str] = {}  # their orgs, the oldest first
+        # Their orgs, the oldest first: a `dict` would look for its first through all that are gone.
+        self._deleted: OrderedDict[TierDelete, str] = OrderedDict()
         # What is queued already is not repeated.
         self._queued: set[TierDelete] = set()
         self._queued_purges: Counter[tuple[str, frozenset[bytes]]] = Counter()
@@ -84,8 +85,7 @@ class Tier2Deletes:
                 deleted = TierDelete(prefix_map.group, key, maker.tag, None)
                 self._deleted[deleted] = prefix_map.org
         while len(self._deleted) > DELETED_MAX:
-            deleted, org = next(iter(self._deleted.items()))
-            del self._deleted[deleted]
+            deleted, org = self._deleted.popitem(last=False)
             self._deleted_tags.setdefault(org, set()).add(deleted.tag)
 
     def _delete(self, delete: TierDelete) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.lookup import Match
 from swdriver_shim.cache.reasons import Reason
-from swdriver_shim.cache.request_log import Conversations, RequestLog, RequestRecord
+from swdriver_shim.cache.request_log import Conversations, PromptKeys, RequestLog, RequestRecord
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Prompt
 from swdriver_shim.policy import Policy
 from tests.swdriver_shim.ledgers import ledger, store
@@ -152,3 +153,16 @@ def test_a_conversation_that_is_longer_than_there_is_room_for_is_not_known() -> 
     assert list(made.items()) == []
     continued(made, "acme", "short")
     assert made.find("acme", "short")
+
+
+def test_a_conversation_that_another_makes_way_for_costs_no_more_than_one_before() -> None:
+    """However many have made way. The ledger's lock is held."""
+    kept = Conversations(1 << 18)
+    maker = Keys("acme", SECRET, NAMESPACE)
+    seconds = []
+    for first in range(0, 300_000, 30_000):
+        began = time.thread_time()
+        for number in range(first, first + 30_000):
+            kept.add(f"chat-{number}", PromptKeys(maker, [b"%016d" % number] * 2))
+        seconds.append(time.thread_time() - began)
+    assert max(seconds[2:]) < 4 * seconds[0], "seven times as much, where each is looked for"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
@@ -353,3 +354,19 @@ def test_keys_in_whatever_order_leave_every_column_in_its_place(
     made.purge("acme")
     finish(made)
     assert not any(pool.used for pool in made.pools)
+
+
+def test_to_forget_a_delete_costs_the_same_however_many_were_forgotten() -> None:
+    """The ledger's lock is held."""
+    made = ledger(8, acme=KEPT)
+    store(made, prompt(conversation(1)))
+    [[prefix_map]] = made.accounts["acme"].maps.values()
+    seconds = []
+    for first in range(0, 6 * tier2_deletes.DELETED_MAX, tier2_deletes.DELETED_MAX):
+        numbers = range(first, first + tier2_deletes.DELETED_MAX)
+        began = time.thread_time()
+        made._stock.deletes.delete(prefix_map, [b"%016d" % number for number in numbers])
+        seconds.append(time.thread_time() - began)
+        while taken := made.tier2.take_deletes(4096):
+            made.tier2.finish_deletes(taken, is_done=True)
+    assert max(seconds[1:]) < 5 * seconds[0], "and more, where each is looked for"
