@@ -27,13 +27,13 @@ from swdriver_shim.cache.allocator import SlotAllocator
 from swdriver_shim.cache.listener import Listener
 from swdriver_shim.cache.loans import Loans
 from swdriver_shim.cache.lookup import Lookup, Match, columns_of
-from swdriver_shim.cache.misses import ColumnState
+from swdriver_shim.cache.misses import ColumnState, KeyedColumn
 from swdriver_shim.cache.object_ledger import ObjectLedger
 from swdriver_shim.cache.prefix_map import NEVER_YET, Account, Column, PrefixMap, State
 from swdriver_shim.cache.promotion import PromotionPlanner
 from swdriver_shim.cache.reasons import GHOSTS_MAX, Reason, Removal, Tally
 from swdriver_shim.cache.recalls import Recall, RecallPlanner, RestorePlanner
-from swdriver_shim.cache.request_log import HasKeys, RequestRecord
+from swdriver_shim.cache.request_log import RequestRecord
 from swdriver_shim.cache.reuse.sample import Sample
 from swdriver_shim.cache.slots import Clear, Pool, Use
 from swdriver_shim.cache.snapshot import LedgerSnapshot
@@ -379,11 +379,13 @@ class Ledger:
 
     def explain(self, prompt: Prompt, now: float) -> dict[str, list[ColumnState]]:
         """The state of each column of the prompt, by group, as far as memory is concerned."""
-        return misses.explain(self._stock, prompt, now)
+        return self.explain_columns(prompt.maker, misses.all_columns(prompt), 0, now)
 
-    def explain_keys(self, prompt: HasKeys, now: float) -> dict[str, list[ColumnState]]:
-        """The state of each whole column of a prompt whose tokens are not known, by group."""
-        return misses.explain_keys(self._stock, prompt, now)
+    def explain_columns(
+        self, maker: Keys, columns: Sequence[KeyedColumn], first: int, now: float
+    ) -> dict[str, list[ColumnState]]:
+        """The state of these columns of a prompt, from the depth `first` on, by group."""
+        return misses.explain(self._stock, maker, columns, first, now)
 
     def find_request(self, org: str, request: str) -> RequestRecord | None:
         """The outcome of a request; None if it is too old, or its org has another secret since."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from swdriver_shim.cache.lookup import Match, Path
 from swdriver_shim.cache.prefix_map import Column, State
@@ -17,6 +17,13 @@ from swdriver_shim.layout import Group
 from swdriver_shim.policy import NEVER
 
 _IN_TRANSIT: Final = {State.WRITING: Reason.WRITING, State.RECALLING: Reason.TIER2_LATE}
+
+
+class KeyedColumn(NamedTuple):
+    """A column of a prompt: its key, and how many tokens it has."""
+
+    key: bytes
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +102,14 @@ def _reason_in(
     return why
 
 
-def explain(stock: Stock, prompt: Prompt, now: float) -> dict[str, list[ColumnState]]:
-    """The state of each column of the prompt, by group."""
-    return _explained(stock, prompt.maker, _keys(prompt), now)
-
-
-def explain_keys(stock: Stock, prompt: HasKeys, now: float) -> dict[str, list[ColumnState]]:
-    """The state of each whole column of a prompt whose tokens are not known, by group."""
-    return _explained(stock, prompt.maker, [(key, COLUMN_TOKENS) for key in prompt.keys], now)
-
-
-def _explained(
-    stock: Stock, maker: Keys, keys: Sequence[tuple[bytes, int]], now: float
+def explain(
+    stock: Stock, maker: Keys, columns: Sequence[KeyedColumn], first: int, now: float
 ) -> dict[str, list[ColumnState]]:
+    """The state of these columns of a prompt, from the depth `first` on, by group."""
     return {
         group.name: [
             _state(stock, group, one.columns.get(key), key, depth, tokens, now)
-            for depth, (key, tokens) in enumerate(keys)
+            for depth, (key, tokens) in enumerate(columns, first)
         ]
         for group, one in zip(stock.layout.groups, stock.maps_of(maker), strict=True)
     }
@@ -143,10 +141,15 @@ def _state(
     )
 
 
-def _keys(prompt: Prompt) -> list[tuple[bytes, int]]:
-    """The keys of all its columns, the tail included, with the tokens of each."""
+def whole_columns(prompt: HasKeys) -> list[KeyedColumn]:
+    """The whole columns of a prompt, whose tokens need not be known."""
+    return [KeyedColumn(key, COLUMN_TOKENS) for key in prompt.keys]
+
+
+def all_columns(prompt: Prompt) -> list[KeyedColumn]:
+    """All columns of a prompt, the tail included."""
     whole, rest = divmod(prompt.tokens, COLUMN_TOKENS)
-    keys = [(key, COLUMN_TOKENS) for key in prompt.keys]
-    if prompt.maker.unit_columns > 1:
-        return keys
-    return [*keys, (prompt.tail(whole, rest), rest)] if rest else keys
+    columns = whole_columns(prompt)
+    if rest and prompt.maker.unit_columns == 1:
+        columns.append(KeyedColumn(prompt.tail(whole, rest), rest))
+    return columns

@@ -30,7 +30,7 @@ from kvss_agent.wall_clock import WallClock
 from swdriver_shim.cache import snapshot
 from swdriver_shim.cache.ledger import Ledger
 from swdriver_shim.cache.lookup import Match
-from swdriver_shim.cache.misses import ColumnState
+from swdriver_shim.cache.misses import ColumnState, KeyedColumn, all_columns, whole_columns
 from swdriver_shim.cache.prefix_map import Column
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.request_log import HasKeys, RequestRecord
@@ -57,6 +57,7 @@ from swdriver_shim.policy import AS_USUAL, DisplacementName, OrgPolicies, Rules
 
 log = logging.getLogger(__name__)
 
+EXPLAINED_AT_ONCE: Final = 128  # columns
 NO_POLICIES: Final[Mapping[str, OrgPolicies]] = MappingProxyType({})
 NO_KEYS: Final[Mapping[str, bytes]] = MappingProxyType({})
 Permit = Callable[[], bool]  # whether the caller still may. Asked again when the effect takes place
@@ -402,19 +403,27 @@ class Decider:
 
     def explain(self, prompt: Prompt) -> dict[str, list[ColumnState]]:
         """The state of each column of the prompt, by group. Asks tier 2."""
-        with self._lock:
-            now = self._clock()
-            groups = self.ledger.explain(prompt, now)
-            tokens = self.ledger.query(prompt, now)
-        return self._with_tier2(groups, prompt, tokens // COLUMN_TOKENS)
+        groups = self._explained(prompt.maker, all_columns(prompt))
+        return self._with_tier2(groups, prompt, self.query(prompt) // COLUMN_TOKENS)
 
     def explain_keys(self, prompt: HasKeys) -> dict[str, list[ColumnState]]:
         """The state of each whole column of a prompt whose tokens are not known, by group. Asks tier
         2."""
-        with self._lock:
-            groups = self.ledger.explain_keys(prompt, self._clock())
+        groups = self._explained(prompt.maker, whole_columns(prompt))
         ready = [takewhile(lambda one: one.state == "ready", columns) for columns in groups.values()]
         return self._with_tier2(groups, prompt, min(sum(1 for _ in run) for run in ready))
+
+    def _explained(self, maker: Keys, columns: Sequence[KeyedColumn]) -> dict[str, list[ColumnState]]:
+        """A few columns at a time: requests come in between, since one prompt may have 65,536."""
+        groups: dict[str, list[ColumnState]] = {group.name: [] for group in self.layout.groups}
+        for first in range(0, len(columns), EXPLAINED_AT_ONCE):
+            with self._lock:
+                some = columns[first : first + EXPLAINED_AT_ONCE]
+                found = self.ledger.explain_columns(maker, some, first, self._clock())
+            for name, states in found.items():
+                groups[name] += states
+            time.sleep(0)  # else this thread takes the lock again before who waits for it has woken
+        return groups
 
     def _with_tier2(
         self, groups: Mapping[str, list[ColumnState]], prompt: HasKeys, start: int

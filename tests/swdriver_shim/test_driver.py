@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,16 @@ from kvss_agent.client import (
     StreamClient,
 )
 from kvss_agent.data_plane.breach import Cause
+from swdriver_shim.cache.ledger import Ledger
+from swdriver_shim.cache.misses import KeyedColumn
 from swdriver_shim.cache.reasons import Reason
+from swdriver_shim.cache.request_log import PromptKeys
 from swdriver_shim.data_plane.agent_control import PullResult
 from swdriver_shim.data_plane.shard import Shard, moves
 from swdriver_shim.data_plane.shard.columns import RecallColumn, RefillColumn
+from swdriver_shim.decider.decider import EXPLAINED_AT_ONCE
 from swdriver_shim.driver import Driver
+from swdriver_shim.keys import Keys
 from swdriver_shim.policy import Policy
 from tests.live import wait_until
 from tests.swdriver_shim.fleets import PULLED, C, Engine, Fleet, driving, pull_with, tokens
@@ -455,3 +461,28 @@ def test_a_refill_waits_for_no_evict_and_for_no_agent_that_is_away(fleet: Fleet)
 def test_shards_that_do_not_fit_the_layout_are_refused(fleet: Fleet) -> None:
     with pytest.raises(ValueError, match="one shard for each"):
         Driver(LAYOUT, "llama", [[]])
+
+
+def test_a_long_prompt_is_explained_a_few_columns_at_a_time(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of others come in between: it may have 65,536."""
+    asked = prompt(tokens(*range(1, 3 * EXPLAINED_AT_ONCE), rest=3))
+    pieces: list[int] = []
+    explain_columns = Ledger.explain_columns
+
+    def noted(ledger: Ledger, maker: Keys, columns: Sequence[KeyedColumn], *more: Any) -> Any:
+        pieces.append(len(columns))
+        return explain_columns(ledger, maker, columns, *more)
+
+    with driving(fleet) as engine:
+        engine.store(prompt(tokens(1, 2)))
+        expected = [one.state for one in engine.driver.ledger.explain(asked, 0)["full"]]
+        monkeypatch.setattr(Ledger, "explain_columns", noted)
+        told = engine.driver.explain(asked)
+        assert pieces == [EXPLAINED_AT_ONCE] * 3
+        assert [one.state for one in told["full"]] == expected
+        assert [one.depth for one in told["full"]] == list(range(3 * EXPLAINED_AT_ONCE))
+        assert told["full"][-1].tokens == 3
+        whole = engine.driver.explain_keys(PromptKeys(asked.maker, asked.keys))
+        assert [one.state for one in whole["full"]] == expected[:-1]
