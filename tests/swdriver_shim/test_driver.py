@@ -13,6 +13,7 @@ from kvss_agent.client import (
     Evict,
     Lost,
     Miss,
+    ShardClient,
     StreamClient,
 )
 from kvss_agent.data_plane.breach import Cause
@@ -21,7 +22,7 @@ from swdriver_shim.cache.misses import KeyedColumn
 from swdriver_shim.cache.reasons import Reason
 from swdriver_shim.cache.request_log import PromptKeys
 from swdriver_shim.data_plane.agent_control import PullResult
-from swdriver_shim.data_plane.shard import Shard, moves
+from swdriver_shim.data_plane.shard import Shard, connections, moves
 from swdriver_shim.data_plane.shard.columns import RecallColumn, RefillColumn
 from swdriver_shim.decider.decider import EXPLAINED_AT_ONCE
 from swdriver_shim.driver import Driver
@@ -359,6 +360,37 @@ def test_what_is_being_brought_back_is_not_pulled(fleet: Fleet, monkeypatch: pyt
         go_on.set()
         back.join()
         assert pulled == [0]
+
+
+def test_an_agent_that_is_lost_while_it_is_emptied_keeps_no_connection(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again each second, for as long as that takes."""
+    opened: list[ShardClient] = []
+    closed: list[ShardClient] = []
+    close, connect = StreamClient.close, fleet.connect("0.0", "unix")
+
+    def delete(client: StreamClient, *_: Any, **__: Any) -> Miss | None:
+        opened.append(client)
+        if len(opened) == 1:
+            raise Lost("it does not answer")
+        return Miss.LATE
+
+    def noted(client: StreamClient) -> None:
+        closed.append(client)
+        close(client)
+
+    monkeypatch.setattr(StreamClient, "delete", delete)
+    monkeypatch.setattr(StreamClient, "close", noted)
+    monkeypatch.setattr(connections, "RECONNECT_SECONDS", 0.0)
+    shard = Shard("0.0", connect)
+    assert not shard.open()
+    assert shard.lost_because == "it does not answer"
+    assert not shard.open()
+    assert shard.lost_because == "its slots could not be emptied"
+    assert not shard.move(connect, lambda *_: PULLED)
+    assert closed == opened
+    shard.close()
 
 
 def test_a_move_to_nowhere_changes_nothing(fleet: Fleet) -> None:

@@ -81,9 +81,14 @@ class HomeConnections:
             self._tried_at, connect = time.monotonic(), self.connect
         try:
             client = connect()
+        except Lost as error:
+            self.lost_because = str(error)
+            return False
+        try:
             if not self._incarnation and not self._resume(client):
                 empty(client)
         except Lost as error:
+            client.close()
             self.lost_because = str(error)
             return False
         with self.writing:
@@ -231,7 +236,6 @@ def empty(client: ShardClient) -> None:
     """Empty all slots: another driver, or an earlier process, may have left columns there that no purge
     would find. Raises Lost."""
     if client.delete(range(client.slots)) is not None:
-        client.close()
         raise Lost("its slots could not be emptied")
 
 
