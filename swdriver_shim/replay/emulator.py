@@ -123,11 +123,13 @@ def replay(
     An interrupt ends it early, with the totals so far.
     """
     totals = Totals()
-    began = time.perf_counter()
+    began, first_s = time.perf_counter(), None
     with contextlib.suppress(KeyboardInterrupt), _no_garbage():
         for number, request in enumerate(requests):
+            if first_s is None:
+                first_s = request.at_s  # traces may count from 1970
             if speed:
-                time.sleep(max(0.0, began + request.at_s / speed - time.perf_counter()))
+                time.sleep(max(0.0, began + (request.at_s - first_s) / speed - time.perf_counter()))
             before_each(request)
             tokens, output = prompt_tokens(request, number), output_tokens(request, number)
             totals.add(emulator.serve(orgs.of(request), tokens, output))

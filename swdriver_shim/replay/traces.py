@@ -36,7 +36,7 @@ class Malformed(ValueError):
 class Request:
     """One prompt. Equal `blocks` have equal tokens, over all files that are read together."""
 
-    at_s: float  # since the trace began
+    at_s: float  # by the trace's clock, whenever that begins
     session: str  # equal for all requests of a session
     blocks: tuple[int, ...]
     block_tokens: int

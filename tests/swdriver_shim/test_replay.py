@@ -155,6 +155,17 @@ def test_a_faster_trace_takes_its_time_divided_by_so_much(trace: Path) -> None:
     assert replayed(trace, "--metadata", "--speed", "20")["seconds"] >= 2.0 / 20
 
 
+def test_a_trace_that_counts_from_1970_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("swdriver_shim.replay.emulator.time.sleep", waits.append)
+    since_1970 = [{**one, "timestamp": one["timestamp"] + 1_700_000_000_000} for one in TRACE]
+    found = replayed(written(tmp_path, since_1970), "--metadata", "--speed", "20")
+    assert found["requests"] == len(TRACE)
+    assert 0 < max(waits) <= 2.0 / 20
+
+
 def test_sessions_are_replayed_too(tmp_path: Path) -> None:
     nested = {"t": 2.0, "in": 100, "out": 5, "hash_ids": [0]}
     requests = [
