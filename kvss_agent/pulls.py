@@ -26,7 +26,7 @@ from kvss_agent.shard import seal
 from kvss_agent.shard.core import BATCH_MAX, WAIT_SECONDS_MAX, Fill, Reject, Request, Verb
 from kvss_agent.shard.hosted import HostedShard
 from kvss_agent.shard.own_member import OwnMember
-from kvss_agent.shard.seal import HEADER_BYTES, Header, Miss
+from kvss_agent.shard.seal import HEADER_BYTES, Column, Header, Miss
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class _Puller:
                 line.close()
 
     def _fetch(self, line: AgentConnection, request: int, slots: Sequence[int]) -> None:
-        member = self.member
+        member, purges = self.member, self._shard.purges
         effect = member.ask(Request(Verb.FILL, member.number, request, 0, slots, WAIT_SECONDS_MAX))
         if isinstance(effect, Reject):
             self._pull.skipped[effect.reason] += len(slots)
@@ -128,11 +128,14 @@ class _Puller:
         if not isinstance(effect, Fill):
             raise TypeError(f"a fill was answered by {effect}")
         try:
-            self._receive(line, request, slots, effect)
+            self._receive(line, request, slots, effect, purges)
         finally:
             self._shard.done(effect.lease, self.member)
 
-    def _receive(self, line: AgentConnection, request: int, slots: Sequence[int], effect: Fill) -> None:
+    def _receive(
+        self, line: AgentConnection, request: int, slots: Sequence[int], effect: Fill, purges: int
+    ) -> None:
+        """`purges`: so many had begun here before the source was asked."""
         pull, arena = self._pull, self._shard.arena
         wait_ms = int(SOURCE_SECONDS * 1000)
         line.send(wire.Refill(request, self._source.after, wait_ms, tuple(slots)))
@@ -145,9 +148,11 @@ class _Puller:
             return
         if not isinstance(answer, wire.Refilled) or len(answer.headers) != len(slots):
             raise Lost(f"{line.address} sent {type(answer).__name__}, which is not allowed here")
+        if self._shard.purges != purges:  # the source may have sent this before its own
+            raise Lost("the shard was purged meanwhile")
         waste = DiscardBuffer()
         places: list[memoryview] = []
-        memories: list[tuple[memoryview, bytes, Header] | None] = []
+        memories: list[tuple[memoryview, Header] | None] = []
         for slot, raw in zip(effect.slots, answer.headers, strict=True):
             header = seal.read(raw)
             if isinstance(header, Miss):
@@ -161,9 +166,9 @@ class _Puller:
             elif seal.is_newer(memory, 0):
                 pull.skipped[NEWER] += 1
             else:
-                seal.open_slot(memory, header.sequence)
+                seal.open_slot_for(memory, header.sequence, header.tag)
                 places.append(memory[HEADER_BYTES : HEADER_BYTES + header.length])
-                memories.append((memory, raw, header))
+                memories.append((memory, header))
                 continue
             places.append(waste.of(header.length))
             memories.append(None)
@@ -178,17 +183,20 @@ class _Puller:
         finally:
             for found in memories[arrived + 1 :]:
                 if found:
-                    seal.clear(found[0], found[2].sequence, scrub=False)
+                    seal.clear(found[0], found[1].sequence, scrub=True)
         now, size = time.monotonic(), sum(len(place) for place in places)
         self._background.moved(size, now - began, now)
 
-    def _seal(self, memory: memoryview, raw: bytes, header: Header, payload: memoryview) -> None:
+    def _seal(self, memory: memoryview, header: Header, payload: memoryview) -> None:
         pull = self._pull
-        if PYTHON.checksum(payload) != header.checksum:
-            seal.clear(memory, header.sequence, scrub=False)
-            pull.skipped[Miss.TORN] += 1
+        is_whole = PYTHON.checksum(payload) == header.checksum
+        column = Column(header.key, header.tag, header.sequence)
+        found = seal.close_slot(memory, column, header if is_whole else Miss.TORN)
+        if isinstance(found, Miss):
+            # Also where it was purged meanwhile: the rest of its payload has come since.
+            seal.clear(memory, header.sequence, scrub=True)
+            pull.skipped[found] += 1
             return
-        memory[:HEADER_BYTES] = raw
         pull.moved += 1
         pull.moved_bytes += header.length
 

@@ -108,6 +108,7 @@ class HostedShard:
         self.count = CountPage()
         self.count.publish(applied)
         self.incarnation = secrets.token_bytes(wire.INCARNATION_BYTES)
+        self.purges = 0  # that have begun
         self._clock = clock
         self._wake_me = wake_me
         self._members: dict[int, Member] = {}
@@ -260,6 +261,8 @@ class HostedShard:
         hold up who writes into shared memory: a column that comes between the look and the emptying is
         emptied too, or damaged, and its reader gets a miss.
         """
+        with self._lock:
+            self.purges += 1  # several threads may purge
         count, until = 0, self._clock() + WRITE_SECONDS
         slots = self.arena.slots
         left: Sequence[int] = range(slots)
