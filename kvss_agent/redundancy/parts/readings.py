@@ -39,7 +39,7 @@ class Reading:
     asked: set[int] = field(default_factory=set)  # places: for a recall
     refilling: set[int] = field(default_factory=set)  # places
     late: set[int] = field(default_factory=set)  # places that are asked, and in whose place others are
-    is_mixed: bool = False  # its fragments are of several writes
+    looks_at_all: bool = False  # since its fragments are, or may be, of several writes
 
     @property
     def place(self) -> Place:
@@ -114,8 +114,8 @@ class Reading:
         before, self.note = self.note, None
         if len(self.chosen) < self.code.data:
             return
-        if len(notes) > 1 and not self.is_mixed:
-            self.is_mixed = True
+        if len(notes) > 1 and not self.looks_at_all:
+            self.looks_at_all = True
             if not self.is_recalled:
                 return
         note = max(notes, key=lambda one: notes[one])
@@ -155,4 +155,4 @@ class Reading:
         chosen = self.chosen
         if len(chosen) < self.code.data:
             return []
-        return self._usable if self.is_mixed else chosen
+        return self._usable if self.looks_at_all else chosen

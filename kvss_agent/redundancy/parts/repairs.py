@@ -37,6 +37,7 @@ class Repairer:
                 absent = set(range(self._code.fragments)) - there - failures.keys()
                 one = Reading(address, slot, self._code, self._state.holders.in_order)
                 one.lacks = {**failures, **dict.fromkeys(absent, Miss.ABSENT)}
+                one.looks_at_all = True  # what is there may be of a write that others have replaced
                 readings.append(one)
                 lacking.append(absent)
             self._gatherer.gather(readings)

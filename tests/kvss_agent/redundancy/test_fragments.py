@@ -208,6 +208,25 @@ def test_drivers_that_store_one_column_at_once_do_not_destroy_it(world: World) -
             assert isinstance(one, bytes), f"column {number}"
 
 
+def test_a_fragment_of_another_write_is_replaced_wherever_it_is(world: World) -> None:
+    """Two drivers store a column at once, and one of them is first at the last holder."""
+    fragments, other = world.fragments(), world.fragments("other")
+    contents, last = [content(), content()], len(world.agents) - 1
+
+    def is_first() -> bool:
+        assert other.write([outgoing(1, contents[1])]) == [True]
+        other.holders.delete([address(1)], range(last))
+        return True
+
+    assert fragments.write([outgoing(1, contents[0])._replace(intact=is_first)]) == [True]
+    fragments.repair([address(1).name])
+    assert fragments.incomplete == 0
+    for agent in world.agents[: world.parity]:
+        agent.stop()
+    (found,) = read(world.fragments(), [1])
+    assert found in contents  # of two copies either is as good
+
+
 def test_a_fragment_that_is_bad_behind_a_good_seal_is_found_out(small: World) -> None:
     fragments = small.fragments()
     one = content()
