@@ -168,10 +168,16 @@ class ShardClient(ABC):
         """Empty slots of what has been evicted so far; with zeros, if `scrub`. None when it is done."""
 
     def exists(self, columns: Sequence[Column], *, seconds: float = TIER_SECONDS) -> list[bool]:
-        """Which of these are in tier 2. Sequence numbers do not matter there."""
+        """Which of these are in tier 2, as far as it can tell now. Sequence numbers do not matter
+        there."""
+        return [one is TierAnswer.DONE for one in self.look(columns, seconds=seconds)]
+
+    def look(
+        self, columns: Sequence[Column], *, seconds: float = TIER_SECONDS
+    ) -> list[TierAnswer | Miss]:
+        """As `exists`: DONE or ABSENT. Whatever else it says, it can't tell now."""
         asked = [TierColumn(0, column.key, column.tag) for column in columns]
-        answers = self._tier(TierVerb.EXISTS, asked, 0, seconds=seconds)
-        return [answer is TierAnswer.DONE for answer, _ in answers]
+        return [answer for answer, _ in self._tier(TierVerb.EXISTS, asked, 0, seconds=seconds)]
 
     def spill(
         self,

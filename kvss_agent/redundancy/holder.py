@@ -169,8 +169,12 @@ class Holder:
         )
 
     def exists(self, columns: Sequence[Column]) -> list[bool]:
+        """Also raises Failed while its tier 2 is being opened."""
         self._check_old()
-        return self._ask(lambda client: client.exists(columns, seconds=DISK_SECONDS))
+        answers = self._ask(lambda client: client.look(columns, seconds=DISK_SECONDS))
+        if not all(one in (TierAnswer.DONE, Miss.ABSENT) for one in answers):
+            raise Failed(Fault.UNREACHABLE, f"{self.address} can't tell now what it has")
+        return [one is TierAnswer.DONE for one in answers]
 
     def delete(self, columns: Sequence[Column]) -> None:
         """Raises Failed unless all are gone."""

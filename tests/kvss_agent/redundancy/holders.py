@@ -39,13 +39,14 @@ class FragmentAgent:
     identity: ShardIdentity
     cap: int = 1 << 30
     plane: DataPlane | None = None
+    requests: TierRequests | None = None
     store: Tier2 | None = None
     port: int = 0
     shard: HostedShard | None = None  # of the first driver
     shards: dict[str, HostedShard] = field(default_factory=dict)
 
     def start(self) -> None:
-        requests = TierRequests(self.loop)
+        self.requests = requests = TierRequests(self.loop)
         requests.store = self.store = Tier2(Posix(self.folder), Caps(self.cap, self.cap))
         self.run(self.store.open())
         shards: dict[str, HostedShard] = {}
@@ -65,6 +66,17 @@ class FragmentAgent:
                 shard.end(Cause.GONE, "the test is over")
             self.run(self.store.close())
             self.plane = None
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Its store is not open while this lasts."""
+        if self.requests:
+            self.requests.store = None
+        try:
+            yield
+        finally:
+            if self.requests:
+                self.requests.store = self.store
 
     def run(self, work: object) -> None:
         asyncio.run_coroutine_threadsafe(work, self.loop).result(30)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import shutil
@@ -122,6 +123,23 @@ def test_one_more_is_a_failure_and_none_of_the_file_s(fragments: Fragments, worl
     assert found.fault is Fault.UNREACHABLE
     with pytest.raises(Failed):
         look_at(fragments, address(1).name)
+
+
+def test_what_holders_have_that_are_opening_their_stores_is_not_absent(
+    fragments: Fragments, world: World
+) -> None:
+    """They are there again, and list what they have: who asks them meanwhile knows nothing."""
+    one = content()
+    assert fragments.write([outgoing(1, one)]) == [True]
+    with contextlib.ExitStack() as opening:
+        for agent in world.agents[: world.parity + 1]:
+            opening.enter_context(agent.opening())
+        with pytest.raises(Failed):
+            look_at(fragments, address(1).name)
+        (answer,) = fragments.write([outgoing(1, content())])
+        assert isinstance(answer, Failed)
+    assert all(len(agent.names) == 1 for agent in world.agents)
+    assert read(fragments, [1]) == [one]
 
 
 def test_what_is_gone_on_too_many_disks_is_absent(fragments: Fragments, world: World) -> None:
