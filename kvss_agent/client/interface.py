@@ -106,6 +106,10 @@ class ShardClient(ABC):
         """Why the agent is lost, if that is known before anybody asks it for something."""
         return None
 
+    def why_lost(self) -> Lost | None:
+        """The same, in the agent's own words if it has said why. May wait for who evicts."""
+        return self.lost
+
     @property
     @abstractmethod
     def slots(self) -> int:

@@ -53,6 +53,7 @@ class StreamClient(ShardClient):
         self._number = self._applied = welcome.applied
         self._uncounted: deque[int] = deque()  # last numbers of runs that are on their way
         self._evicting = threading.Lock()
+        self._lost: Lost | None = None  # why an evict has failed
         self._spare: memoryview | None = None
 
     @property
@@ -69,6 +70,13 @@ class StreamClient(ShardClient):
         if any(one.channel.has_ended for one in connections if one):
             return Lost(f"{self._address} is gone")
         return None
+
+    def why_lost(self) -> Lost | None:
+        found = self.lost
+        if found is None or self._connection is None:
+            return found
+        with self._evicting:
+            return self._lost or self._connection.last_words(found)
 
     @property
     def may_wait_in_front(self) -> bool:
@@ -92,8 +100,12 @@ class StreamClient(ShardClient):
     def evict_batch(self, columns: Sequence[Evict]) -> int:
         with self._evicting:
             connection = self._writing()
-            for start in range(0, len(columns), BATCH_MAX):
-                self._send(connection, columns[start : start + BATCH_MAX])
+            try:
+                for start in range(0, len(columns), BATCH_MAX):
+                    self._send(connection, columns[start : start + BATCH_MAX])
+            except Lost as error:
+                self._lost = error
+                raise
             return self._number
 
     def _send(self, connection: AgentConnection, columns: Sequence[Evict]) -> None:

@@ -114,6 +114,11 @@ class Fragments:
         self.holders.reach()
 
     @property
+    def is_superseded(self) -> bool:
+        """Whether another agent has taken the place of this one at a holder."""
+        return any(one.is_superseded for one in self.holders)
+
+    @property
     def needs_listing(self) -> bool:
         """Whether a holder is reached that was not listed since it was started: it may have nothing."""
         return any(one.incarnation and not one.is_known for one in self.holders)

@@ -96,6 +96,7 @@ class Holder:
         self._away_seconds = AWAY_SECONDS
         self._why_away = ""
         self._ended = threading.Event()
+        self.is_superseded = False  # another agent has connected to the fragment shard since
         self._listed = b""  # the incarnation whose fragments have been listed
         self._was_listed = False
 
@@ -221,7 +222,7 @@ class Holder:
             answer = ask(client)
         except Lost as error:
             if error.cause is Cause.SUPERSEDED and client is self._client:
-                self._ended.set()  # another agent is the home of the shard
+                self._give_up(str(error))
             self._lose(client, str(error))
             raise Failed(Fault.UNREACHABLE, str(error)) from error
         return answer
@@ -230,10 +231,12 @@ class Holder:
         if not self._opening.acquire(timeout=OPEN_SECONDS):
             raise Failed(Fault.UNREACHABLE, f"{self.address} takes long to connect to")
         try:
-            if (there := self._client) and there.lost is None:
-                return there
-            if there:
+            if there := self._client:
+                if (why := there.why_lost()) is None:
+                    return there
                 there.close()
+                if why.cause is Cause.SUPERSEDED:
+                    self._give_up(str(why))
             if self._ended.is_set():
                 raise Failed(Fault.UNREACHABLE, self._why_away or "redundancy was closed")
             if self.is_away:
@@ -258,6 +261,11 @@ class Holder:
                 f"{SLOTS} of {HEADER_BYTES + self._payload_bytes} are needed"
             )
         return client
+
+    def _give_up(self, why: str) -> None:
+        """Another agent is the home of the shard. To connect anew would take its place there."""
+        self.is_superseded, self._why_away = True, why
+        self._ended.set()
 
     def _lose(self, client: ShardClient | None, why: str) -> None:
         now = time.monotonic()

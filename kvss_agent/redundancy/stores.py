@@ -276,9 +276,12 @@ def _identity(spec: ShardSpec) -> tuple[str, str, str, int]:
 
 
 def _is_same(spec: ShardSpec, one: _Redundant) -> bool:
-    """Whether nothing has changed but the budget."""
+    """Whether nothing has changed but the budget. One that another agent has superseded begins anew
+    with another document: that one still says that we are the home of the shard."""
     told, now = spec.redundancy, one.spec
     if told is None or _identity(spec) != one.identity:
+        return False
+    if one.fragments and one.fragments.is_superseded and told is not now:
         return False
     return (told.data, told.parity, told.holders) == (now.data, now.parity, now.holders)
 

@@ -497,6 +497,23 @@ def test_more_files_than_slots_have_their_turn(fragments: Fragments) -> None:
     assert fragments.incomplete == 0
 
 
+def test_who_is_superseded_at_holders_takes_no_place_there_again(small: World) -> None:
+    """The former home of a shard may not have heard yet that it is one."""
+    former, home = small.fragments(), small.fragments()
+    former.open()
+    assert former.write([outgoing(1, content())]) == [True]
+    home.open()
+    wait_until("its places are taken", lambda: not any(one.incarnation for one in former.holders))
+    former.reach_holders()
+    assert former.is_superseded
+    assert all(one.incarnation for one in home.holders)
+    (found,) = read(former, [1])
+    assert isinstance(found, Failed)
+    assert "the driver has connected anew" in str(found)
+    assert home.write([outgoing(2, content())]) == [True]
+    assert not home.is_superseded
+
+
 def test_with_too_few_agents_it_does_not_open(world: World) -> None:
     for agent in world.agents[: world.parity + 1]:
         agent.stop()

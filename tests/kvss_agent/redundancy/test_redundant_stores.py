@@ -12,12 +12,14 @@ import pytest
 
 from kvss_agent.client import Credentials
 from kvss_agent.desired import HolderSpec, RedundancySpec, ShardSpec
+from kvss_agent.redundancy.fragments import Fragments
 from kvss_agent.redundancy.stores import RedundantStores
 from kvss_agent.tier2.address import Address
 from kvss_agent.tier2.index import Limits
 from kvss_agent.tier2.store import Tier2
 from kvss_agent.tier2.stores import NotOpen
 from tests.kvss_agent.redundancy.holders import DRIVER, NAMESPACE, PART, SECRET, SLOT, World, running
+from tests.live import wait_until
 
 TAG = b"t" * 16
 
@@ -59,6 +61,24 @@ async def test_another_budget_changes_nothing_else(world: World) -> None:
     store = await opened(stores)
     stores.follow([spec(world, bytes_per_second=1)], Limits())
     assert stores.of("s") is store
+    await stores.close()
+
+
+async def test_a_home_that_another_one_has_superseded_begins_anew_with_another_document(
+    world: World,
+) -> None:
+    stores, told = made(), spec(world)
+    stores.follow([told], Limits())
+    store = await opened(stores)
+    other = world.fragments()
+    await asyncio.to_thread(other.open)
+    fragments = store._state.backend
+    assert isinstance(fragments, Fragments)
+    await asyncio.to_thread(wait_until, "it has asked them", lambda: fragments.is_superseded)
+    stores.follow([told], Limits())
+    assert stores.of("s") is store
+    stores.follow([spec(world)], Limits())
+    assert await opened(stores) is not store
     await stores.close()
 
 
