@@ -40,6 +40,7 @@ Answer = wire.Refilled | wire.Deleted | wire.Tiered | wire.Listed | wire.Rejecte
 
 @dataclass(slots=True, eq=False)
 class _Pending:
+    kind: type[Answer]  # of its answer, unless it is rejected
     wanted: Sequence[Wanted] = ()
     into: Sequence[memoryview] = ()
     of_any_evict: bool = False
@@ -75,7 +76,7 @@ class Requests:
         """`of_any_evict`: whatever evict wrote the columns. `withdrawal`: takes `into` back from another
         thread."""
         slots = tuple(one.slot for one in wanted)
-        pending = _Pending(wanted, into, of_any_evict=of_any_evict, withdrawal=withdrawal)
+        pending = _Pending(wire.Refilled, wanted, into, of_any_evict=of_any_evict, withdrawal=withdrawal)
         answer = self._ask(
             pending,
             lambda number: wire.Refill(number, after, _milliseconds(wait_seconds), slots),
@@ -89,7 +90,7 @@ class Requests:
         self, slots: Sequence[int], after: int, wait_seconds: float, *, scrub: bool
     ) -> Miss | None:
         answer = self._ask(
-            _Pending(),
+            _Pending(wire.Deleted),
             lambda number: wire.Delete(
                 number, after, _milliseconds(wait_seconds), tuple(slots), scrub=scrub
             ),
@@ -115,7 +116,7 @@ class Requests:
         if needed & ~self.connection.features or (data_key and not self.connection.is_private):
             return [(Miss.REFUSED, 0) for _ in columns]
         answer = self._ask(
-            _Pending(),
+            _Pending(wire.Tiered),
             lambda number: wire.Tier(
                 number, verb, after, _milliseconds(wait_seconds), tuple(columns), data_key, lender
             ),
@@ -123,7 +124,8 @@ class Requests:
         )
         if isinstance(answer, wire.Tiered):
             # A purge has two answers, and may be refused with one.
-            if verb is not wire.TierVerb.PURGE and len(answer.answers) != len(columns):
+            expected = (1, 2) if verb is wire.TierVerb.PURGE else (len(columns),)
+            if len(answer.answers) not in expected:
                 raise Lost(f"{self.connection.address} answered for another number of columns")
             return list(zip(answer.answers, answer.notes or repeat(0), strict=False))
         return [(answer.reason if isinstance(answer, wire.Rejected) else Miss.LOST, 0) for _ in columns]
@@ -133,7 +135,7 @@ class Requests:
         if not self.connection.features & wire.Feature.REDUNDANCY:
             return None
         answer = self._ask(
-            _Pending(),
+            _Pending(wire.Listed),
             lambda number: wire.Tier(number, wire.TierVerb.LIST, 0, 0, (after,)),
             seconds,
         )
@@ -197,12 +199,12 @@ class Requests:
                 raise Lost(f"{self.connection.address} says nothing else")
             return
         if not isinstance(frame, Answer):
-            raise Lost(
-                f"{self.connection.address} sent {type(frame).__name__}, which is not allowed here"
-            )
+            raise self._not_allowed(frame)
         pending = self._pending.get(frame.request)
-        if pending is None:
+        if pending is None or pending.answer:  # the second answer would go to memory that is in use
             raise Lost(f"{self.connection.address} answered {frame.request}, which nobody asked")
+        if not isinstance(frame, pending.kind | wire.Rejected):
+            raise self._not_allowed(frame)
         if isinstance(frame, wire.Refilled):
             if pending.withdrawal is None:
                 self._receive_payloads(frame, pending)
@@ -212,6 +214,9 @@ class Requests:
         with self._changed:
             pending.answer = frame
             self._changed.notify_all()
+
+    def _not_allowed(self, frame: wire.Frame) -> Lost:
+        return Lost(f"{self.connection.address} sent {type(frame).__name__}, which is not allowed here")
 
     def _receive_payloads(
         self, frame: wire.Refilled, pending: _Pending, *, may_write: bool = True

@@ -688,6 +688,31 @@ def test_an_agent_that_announces_more_than_a_slot_costs_its_own_connection(
             shard.refill([Wanted(0, wanted)], [place()])
 
 
+@pytest.mark.parametrize(
+    ("honest", "lie", "ask"),
+    [
+        (wire.Refilled, wire.Deleted(1), lambda its: its.refill([Wanted(0, column("a"))], [place()])),
+        (wire.Deleted, wire.Tiered(1, ()), lambda its: its.delete([0], scrub=True)),
+        (wire.Rejected, wire.Deleted(1), lambda its: its.exists([column("a")])),
+        (wire.Rejected, wire.Tiered(1, ()), lambda its: its.purge(TAG)),
+    ],
+)
+def test_an_answer_to_something_else_is_none(
+    plane: Plane,
+    monkeypatch: pytest.MonkeyPatch,
+    honest: type[wire.Frame],
+    lie: wire.Frame,
+    ask: Callable[[ShardClient], object],
+) -> None:
+    """A refill had no result for its columns, and a delete was taken to be done."""
+    lying = lie.encode()
+    with plane.client("unix") as shard:
+        shard.requests.connection.features = wire.FEATURES
+        monkeypatch.setattr(honest, "encode", lambda _: lying)
+        with pytest.raises(Lost):
+            ask(shard)
+
+
 def test_tier_2_that_hangs_holds_a_bounded_number_of_requests(plane: Plane) -> None:
     plane.plane.tier_requests = hanging = Tier(answers=False)
     with unharmed(plane):
