@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from kvss_agent.tier2.column_file import CLEAR, Form
 from kvss_agent.tier2.encryption import Encrypted
 from kvss_agent.tier2.store import Outcome, Tier2
 from kvss_agent.tier2.stores import NotOpen
+
+log = logging.getLogger(__name__)
 
 PURGE_ANSWER_SECONDS: Final = 10.0  # then it goes on, and its driver asks again: sooner than it gives up
 PURGES_MAX: Final = 256  # that run at once, and as many receipts that nobody has fetched
@@ -85,9 +88,10 @@ class TierRequests:
             pass  # counted by the store, and told as FAILED
         except NotOpen:
             answers = tuple(Miss.REFUSED for _ in asked.columns)
+        except Exception:  # nobody waits for this coroutine, so nobody else would learn of it
+            log.exception("%s of shard %s in tier 2 has failed", asked.verb.name, shard.identity.name)
         finally:
-            # Also when something unforeseen is on its way up: slots must not stay claimed.
-            then(answers, notes)
+            then(answers, notes)  # in any case: slots must not stay claimed
 
     async def _answers(self, shard: HostedShard, asked: Tier, slots: tuple[int | Miss, ...]) -> Answers:
         namespace, part = shard.identity.namespace, shard.identity.part
@@ -209,6 +213,8 @@ class TierRequests:
                 )
                 columns = tuple(ListedColumn(*one) for one in found[: self.page])
                 answer = Listed(asked.request, columns, more=len(found) > self.page)
+        except Exception:
+            log.exception("%s of shard %s in tier 2 has failed", asked.verb.name, shard.identity.name)
         finally:
             then(answer)
 

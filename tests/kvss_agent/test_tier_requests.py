@@ -116,6 +116,27 @@ def test_while_tier_2_is_on_its_way_nothing_is_said_to_be_gone(
         assert gone.files == 1
 
 
+@pytest.mark.parametrize("verb", ["exists", "listed"])
+def test_what_nobody_has_foreseen_is_in_the_log(
+    plane: Plane,
+    tier_requests: TierRequests,
+    verb: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fails(*_: object) -> None:
+        raise KeyError("a fault of ours")
+
+    monkeypatch.setattr(tier_requests.store, verb, fails)
+    with plane.client() as client:
+        if verb == "exists":
+            assert client.exists([column("a")]) == [False]
+        else:
+            with pytest.raises(NotListed):
+                list(client.listed())
+    assert "a fault of ours" in caplog.text
+
+
 def test_where_tier_2_is_off_nothing_is_left_of_anything(
     plane: Plane, tier_requests: TierRequests
 ) -> None:
