@@ -18,6 +18,7 @@ from kvss_agent.data_plane import handshake, wire
 from kvss_agent.data_plane.breach import Breach, Cause
 from kvss_agent.data_plane.channel import Closed, Piece, PlainChannel, TlsChannel
 from kvss_agent.data_plane.wire import Means, Role
+from kvss_agent.dialing import connected_to
 
 if TYPE_CHECKING:
     from kvss_agent.security.trust import ClientCertificate
@@ -88,14 +89,11 @@ class Address:
                 else "nothing says which key this agent has to have",
             )
         if self.path:
-            family, place = socket.AF_UNIX, self.path
-        else:
-            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
-            family, place = found[0], found[4]  # type: ignore[assignment]
-        sock = socket.socket(family, socket.SOCK_STREAM)
+            return PlainChannel(_connected_unix(self.path), stall_seconds)
+        sock = connected_to(self.host, self.port, CONNECT_SECONDS)
         try:
-            _connect(sock, place)
-            if tls and not self.path:
+            sock.settimeout(CONNECT_SECONDS)
+            if tls:
                 expected = _name_of(self.key) if self.is_tls else self.host
                 return TlsChannel(tls.wrap_socket(sock, server_hostname=expected), stall_seconds)
         except BaseException:
@@ -110,17 +108,19 @@ def _name_of(key: str) -> str:
     return key_name(key)
 
 
-def _connect(sock: socket.socket, place: str) -> None:
+def _connected_unix(path: str) -> socket.socket:
     """Raises OSError. It waits where others are before us in the listener's queue: with a timeout of
     Python's own, a Unix socket with a full queue refuses at once, and strangers can fill it."""
-    if sock.family != socket.AF_UNIX:
-        sock.settimeout(CONNECT_SECONDS)
-        sock.connect(place)
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(CONNECT_SECONDS), 0))
-    sock.connect(place)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 0))
-    sock.settimeout(CONNECT_SECONDS)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        wait = struct.pack("@ll", int(CONNECT_SECONDS), 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
+        sock.connect(path)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 0))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from kvss_agent.dialing import connected_to
 from kvss_agent.http.exchange import (
     COMPRESSED,
     PLAIN,
@@ -145,17 +146,16 @@ class _Connection(http.client.HTTPConnection):
         return left
 
     def connect(self) -> None:
-        seconds = min(self.left(), CONNECT_SECONDS_MAX)
-        connected = socket.create_connection((self.host, self.port), seconds)
+        sock = connected_to(self.host, self.port, min(self.left(), CONNECT_SECONDS_MAX))
         try:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._trusted:
-                connected.settimeout(self.left())  # a handshake has one deadline by itself
-                connected = self._trusted.wrap_socket(connected, server_hostname=self._server_name)
+                sock.settimeout(self.left())  # a handshake has one deadline by itself
+                sock = self._trusted.wrap_socket(sock, server_hostname=self._server_name)
         except BaseException:
-            connected.close()
+            sock.close()
             raise
-        self.sock = _BoundedSocket(connected, self.left)
+        self.sock = _BoundedSocket(sock, self.left)
 
     def is_quiet(self) -> bool:
         """Nothing has come on it, not even its end."""
