@@ -134,7 +134,7 @@ class _Reading:
 
 
 class Index:
-    """Not for several threads."""
+    """Not for several threads, unless it says so."""
 
     def __init__(self, caps: Caps) -> None:
         self.caps = caps
@@ -154,12 +154,13 @@ class Index:
 
     @property
     def columns(self) -> int:
-        known = sum(1 for reading in self._reading.values() if reading.bytes)
-        return known + sum(len(org.idle) for org in self._orgs.values())
+        """Any thread may ask."""
+        known = sum(1 for reading in list(self._reading.values()) if reading.bytes)
+        return known + sum(len(org.idle) for org in list(self._orgs.values()))
 
     def orgs(self) -> dict[bytes, tuple[int, int]]:
-        """For each tag: bytes held, and its cap."""
-        return {tag: (org.held, org.cap) for tag, org in self._orgs.items()}
+        """For each tag: bytes held, and its cap. Any thread may ask."""
+        return {tag: (org.held, org.cap) for tag, org in list(self._orgs.items())}
 
     def knows(self, address: Address) -> bool:
         """Whether this column is there to be read."""

@@ -329,6 +329,7 @@ class Tier2:
         return found
 
     def stats(self) -> Stats:
+        """Any thread may ask: what changes meanwhile is copied before it is gone through."""
         counts = self._state.counts
         return Stats(
             columns=self._state.index.columns,
@@ -339,13 +340,13 @@ class Tier2:
             properties=self._state.backend.properties(),
             spills=dict(counts.spills),
             recalls=dict(counts.recalls),
-            faults=dict(counts.faults + Counter(self._state.backend.own_faults())),
+            faults=dict(counts.faults.copy() + Counter(self._state.backend.own_faults())),
             last_fault=counts.last_fault,
             evicted=Removed(counts.evicted_columns, counts.evicted_bytes),
             damaged=counts.damaged,
             expired=counts.expired,
             overstay_seconds_max=counts.overstay_max,
-            work={name: replace(work) for name, work in counts.work.items()},
+            work={name: replace(work) for name, work in list(counts.work.items())},
         )
 
 

@@ -47,6 +47,32 @@ def test_what_fits_needs_no_victim_and_what_never_fits_is_refused() -> None:
     assert (index.held, index.orgs()) == (0, {})
 
 
+def test_numbers_are_told_while_columns_come_and_go() -> None:
+    """They are asked for by threads, such as those that report metrics, and others go on meanwhile."""
+    index = Index(Caps(100, 100))
+    for number, tag in enumerate(TAGS):
+        index.begin_read(stored(index, number, 1, tag))
+
+    class ReadBeside:
+        """One of another thread begins while this is looked at."""
+
+        readers = 1
+
+        @property
+        def bytes(self) -> int:
+            index.begin_read(address_of(9))
+            return 1
+
+    class StoredBeside(dict[Address, int]):
+        def __len__(self) -> int:
+            stored(index, 8, 1, b"dale............")
+            return 0
+
+    index._reading[address_of(0, ACME)] = ReadBeside()  # type: ignore[assignment]
+    index._orgs[ACME].idle = StoredBeside()  # type: ignore[assignment]
+    assert index.columns == len(TAGS)
+
+
 def test_an_org_over_its_cap_evicts_its_own_least_recently_used() -> None:
     index = Index(Caps(100, 6))
     other = stored(index, 9, 6, BOLT)
