@@ -62,9 +62,11 @@ class Lister:
             yield Found(address, size, min(seconds))
         for place, addresses in missing.items():
             # What a holder displaces now and then is not stored there again, which would displace other
-            # fragments in its place.
-            if place not in self._listed or len(addresses) > (1 - FEW) * done:
-                for address in addresses:
+            # fragments in its place. What is removed below is: its clock may be behind the console's.
+            has_lost = place not in self._listed or len(addresses) > (1 - FEW) * done
+            removed = {(one.tag, one.key) for one in older[place]}
+            for address in addresses:
+                if has_lost or (address.tag, address.key) in removed:
                     state.incomplete.mark(address, {place})
         for place, columns in enumerate(older):
             for some in batches(columns):

@@ -367,6 +367,22 @@ def test_what_a_holder_has_from_before_its_time_is_removed_and_not_used(small: W
     assert not any(agent.names for agent in small.agents)
 
 
+def test_what_is_taken_for_older_than_a_holder_is_stored_there_again(small: World) -> None:
+    """Its clock is behind that of the console."""
+    fragments = small.fragments()
+    fragments.open()
+    list(fragments.files())
+    assert fragments.write([outgoing(number, content(4096)) for number in range(4)]) == [True] * 4
+    since = int(time.time()) + 1
+    wait_until("a second is over", lambda: time.time() >= since)
+    others = range(4, 12)
+    assert fragments.write([outgoing(number, content(4096)) for number in others]) == [True] * 8
+    fragments.holders[0].since = float(since)
+    list(fragments.files())
+    assert len(small.agents[0].names) == len(others)
+    assert fragments.incomplete_at() == [4, 0, 0]
+
+
 def test_what_a_holder_has_from_before_its_time_is_not_used_before_it_is_listed_either(
     small: World,
 ) -> None:
