@@ -263,6 +263,12 @@ class Index:
         org.note(address, written)
         return True
 
+    def date(self, address: Address, written: float) -> None:
+        """Its file is as old as this, if it is older than was thought."""
+        org = self._orgs.get(address.tag)
+        if org and written < org.written.get(address, written):
+            org.note(address, written)
+
     # Writing
 
     def reserve(self, address: Address, size: int) -> Ticket | None:

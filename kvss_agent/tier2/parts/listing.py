@@ -60,6 +60,7 @@ class Lister:
                 if is_gone(address) or not plausible(file.bytes) or self._state.is_purging(address):
                     continue
                 if not self._state.may_be_elsewhere(address):
+                    self._state.index.date(address, written)  # a recall has not told how old it is
                     continue
                 seconds = allowed.of(address.tag)
                 if seconds is not None and written + seconds < now:

@@ -108,7 +108,7 @@ class Recaller:
             recall.found = Miss.ABSENT
         elif isinstance(found, Header):
             size = recall.form.file_bytes(found.length)
-            # Where another agent wrote it, that one knows since when.
+            # Where another agent wrote it, that one knows since when; or a listing does, if it is gone.
             self._state.index.adopt(address, size, written=self._state.clock())
             _seal(recall.slot, found, Column(address.key, address.tag, recall.sequence))
             work.bytes += size

@@ -770,6 +770,26 @@ async def test_a_refresh_learns_what_others_did_evicts_nothing_and_expires_what_
     await store.close()
 
 
+async def test_what_another_agent_wrote_that_is_gone_does_not_live_longer_for_a_recall(
+    tmp_path: Path,
+) -> None:
+    now = time.time()
+    store = Tier2(Posix(tmp_path), Caps(1 << 40, 1 << 40), clock=lambda: now)
+    store.limits = Limits(100)
+    await store.open()
+    async with opened(tmp_path) as gone:
+        assert await put(gone, address_of(1)) == "stored"
+    os.utime(tmp_path / address_of(1).name, (now, now))
+    now += 90
+    assert await get(store, address_of(1)) == "hit"
+    now += 60
+    await store.refresh()
+    await store.expire()
+    assert files_in(tmp_path) == []
+    assert store.stats().overstay_seconds_max == pytest.approx(50)
+    await store.close()
+
+
 # The start
 
 
