@@ -2,8 +2,9 @@
 
 A desired document says which replicas there are and what is secret of them; where they are changes with
 each instance that takes over. So a replica whose `endpoint` is `redis` has its address and state from
-here. Redis away: the brain goes on with what it knows, which grows old. A replica of which nobody has
-said where it is gets no request; those that want it wait in the queue.
+here. While Redis is away, or has nothing of a model since its leader is, the brain goes on with what it
+knows, which grows old. A replica of which nobody has said where it is gets no request; those that want
+it wait in the queue.
 """
 
 from __future__ import annotations
@@ -76,11 +77,11 @@ class Endpoints:
             del self._told[name]
             self._read_at.pop(name, None)
 
-    def set(self, model: str, document: EndpointDocument | None) -> bool:
-        """What Redis has of a model; None: nothing at all. Returns whether anything has changed."""
+    def set(self, model: str, document: EndpointDocument) -> bool:
+        """What Redis has of a model. Returns whether anything has changed."""
         if model not in self.models:
             return False
-        found = {one.replica: one for one in document.endpoints} if document else {}
+        found = {one.replica: one for one in document.endpoints}
         before = self._told.get(model)
         self._told[model] = found
         self._read_at[model] = self._clock()
@@ -93,7 +94,7 @@ class Endpoints:
         return structs.replace(told, models=tuple(self._model(model) for model in told.models))
 
     def ages(self, now: float) -> dict[str, float]:
-        """Seconds since Redis was last read, by model."""
+        """Seconds since Redis last had something of it, by model."""
         return {model: max(0.0, now - at) for model, at in list(self._read_at.items())}
 
     def _model(self, model: ServedModel) -> ServedModel:
@@ -171,9 +172,10 @@ class EndpointReader:
             some = names[start : start + KEYS_AT_ONCE]
             found = await self._redis.mget([ENDPOINTS + name for name in some])
             for name, raw in zip(some, found, strict=True):
-                with contextlib.suppress(Malformed):  # what is known is better
-                    known = read(raw) if isinstance(raw, bytes) else None
-                    has_changed |= self._endpoints.set(name, known)
+                # What is known is better than nothing, which is there once nobody has led for long.
+                with contextlib.suppress(Malformed):
+                    if isinstance(raw, bytes):
+                        has_changed |= self._endpoints.set(name, read(raw))
         if has_changed:
             self._changed()
 

@@ -152,7 +152,7 @@ REPLICA_REQUESTS = _gauge(
 )
 ENDPOINTS_AGE = _gauge(
     "brain_endpoints_age_seconds",
-    "Time since endpoints of a model's replicas were last read from Redis; without Redis they stay.",
+    "Time since endpoints of a model's replicas were last read from Redis; while it has none they stay.",
     "model",
 )
 MAP_AGE = _gauge(

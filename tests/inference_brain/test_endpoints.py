@@ -166,6 +166,32 @@ def test_requests_go_where_the_leader_says_and_wait_while_it_says_nothing(
         assert time.monotonic() - began < 1.0
 
 
+def test_while_nobody_leads_requests_go_where_replicas_were(
+    server: redis_server.RedisServer, leader: redis.Redis
+) -> None:
+    """A key expires some time after the last leader has written it; replicas serve all the same."""
+    models = tuple(
+        ServedModel(name, 100_000, (ReplicaSpec("r0", endpoint="redis"),)) for name in ("m", "other")
+    )
+    desired = told((), models=models, orgs=(org(limits=Limits(wait_seconds=0.5)),))
+    with FakeEngine() as engine, RunningBrain(desired) as brain:
+        brain.call(lambda: brain.brain.use_redis(*urls_of_brain(server)))
+
+        def knows(name: str) -> bool:
+            return bool(brain.brain.fleet.serving(name))
+
+        put(leader, ready("r0", engine.url))
+        wait_until("m is known", lambda: knows("m"))
+        leader.delete(ENDPOINTS + "m")
+        put(leader, ready("r0", engine.url), name="other")
+        wait_until("all were read again", lambda: knows("other"))
+        body = {"model": "m", "prompt": "x", "max_tokens": 1}
+        answer = httpx.post(f"{brain.url}/v1/completions", headers=brain.headers, json=body, timeout=20)
+        assert answer.status_code == 200, answer.text
+        ages = brain.brain.endpoints.ages(time.monotonic())
+        assert ages["m"] > ages["other"]  # it is said how old it is
+
+
 # What a brain could do to others
 
 
