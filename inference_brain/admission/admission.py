@@ -141,7 +141,7 @@ class Admission:
         tokens = ticket.prompt_tokens + round(pool.expected_answer(ticket))
         use = self.limits.take(ticket.org, limits, tokens, self._clock())
         if use is None:
-            is_answered = await self._rounds.now() if self._rounds else False
+            is_answered = await self._rounds.now(ticket.org) if self._rounds else False
             asked = Asked.ANSWERED if is_answered else Asked.IN_VAIN
             use = self.limits.take(ticket.org, limits, tokens, self._clock(), asked)
         if use is None:

@@ -77,6 +77,7 @@ class Exchange:
         self._pools = pools
         self._loads = loads
         self.elsewhere: dict[tuple[str, str], Load] = {}  # of all others, by model and replica
+        self.asked: frozenset[str] = frozenset()  # orgs in the last question
         self._sequence = 0
         self._was_away = False
         self._uses: dict[str, Window] | None = None  # on their way
@@ -99,6 +100,7 @@ class Exchange:
                 continue
             one = self.limits.ask(org, now)
             orgs[org] = (one.limits, _ages(self._uses[org], now), one.running, one.needs, one.wants)
+        self.asked = frozenset(orgs)
         served = {}
         for model, pool in self._pools.items():
             more, counters = self._served.get(model, {}), pool.counters

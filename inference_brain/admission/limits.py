@@ -200,14 +200,17 @@ class LimitTable:
     # With the server
 
     def to_ask(self, now: float, most: int) -> list[str]:
-        """Orgs of which the server is told next: those with news, and all with grants now and then."""
-        found: list[str] = []
+        """Orgs of which the server is told next: those with news, and all with grants now and then. Of
+        too many first those with requests that wait for it, and then who was told longest ago."""
+        found: list[tuple[bool, float, str]] = []
         for org, one in list(self._orgs.items()):
             if now - one.active_at > KEPT_SECONDS and not one.running and not _is_owed(one):
                 del self._orgs[org]
-            elif len(found) < most and one.is_limited and (one.has_changed or self._is_due(one, now)):
-                found.append(org)
-        return found
+            elif one.is_limited and (one.has_changed or self._is_due(one, now)):
+                found.append((one.need == NOTHING, one.asked_at, org))
+        if len(found) > most:
+            found.sort()
+        return [org for _, _, org in found[:most]]
 
     def ask(self, org: str, now: float) -> Question:
         """What the server is asked. What is kept meanwhile is among the needs, so that nobody else gets

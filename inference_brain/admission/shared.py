@@ -12,7 +12,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from redis.exceptions import NoScriptError, RedisError
 
@@ -59,6 +59,13 @@ def _parts(answer: Any) -> Sequence[int | bytes]:
     return answer
 
 
+class _Waiter(NamedTuple):
+    """A request of an org that waits for an answer about it."""
+
+    org: str
+    answered: asyncio.Future[bool]
+
+
 class Rounds:
     """Asks again and again, as long as `run` does. `has_news` is called after each answer."""
 
@@ -74,21 +81,21 @@ class Rounds:
         self._clock = clock
         self._has_news = has_news
         self._wanted = asyncio.Event()
-        self._waiters: list[asyncio.Future[bool]] = []
+        self._waiters: list[_Waiter] = []
         self._is_late = True  # nothing has been answered yet
         self.is_connected = False
 
-    async def now(self) -> bool:
-        """Ask at once, for all requests that wait for this together. Returns whether an answer came in
-        time."""
+    async def now(self, org: str) -> bool:
+        """Ask at once about an org, for all requests that wait for this together. Returns whether an
+        answer came in time."""
         if self._is_late:
             return False
-        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(org, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         self._wanted.set()
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                return await waiter
+                return await waiter.answered
         except TimeoutError:
             self._is_late = True
             return False
@@ -126,14 +133,20 @@ class Rounds:
         else:
             self._note(is_connected=True)
             self._is_late = False
+            # One question has so many orgs. The others are in the next, which is due at once.
+            asked = self._exchange.asked
+            if left := [one for one in waiters if one.org not in asked and not one.answered.done()]:
+                waiters = [one for one in waiters if one.org in asked]
+                self._waiters = left + self._waiters
+                self._wanted.set()
         self._answer_waiters(waiters, is_answered=not self._is_late)
         self._has_news()
         return not self._is_late
 
-    def _answer_waiters(self, waiters: list[asyncio.Future[bool]], *, is_answered: bool) -> None:
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(is_answered)
+    def _answer_waiters(self, waiters: list[_Waiter], *, is_answered: bool) -> None:
+        for _, answered in waiters:
+            if not answered.done():
+                answered.set_result(is_answered)
 
     def _note(self, *, is_connected: bool, why: Exception | None = None) -> None:
         if is_connected != self.is_connected:

@@ -16,7 +16,7 @@ from django.conf import settings
 
 from console.stack import embedded
 from console.stack import redis as redis_server
-from inference_brain.admission import Admission, Place, Reason, Rejected, Shared, shared
+from inference_brain.admission import Admission, Place, Reason, Rejected, Shared, exchange, shared
 from inference_brain.admission.shared import PREFIX, WAIT_SECONDS
 from inference_brain.choice.candidates import Load
 from telemetry.credentials import own_url, rules
@@ -80,6 +80,22 @@ async def test_a_limit_holds_over_two_brains(prefix: str, monkeypatch: pytest.Mo
         refused = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
         assert 25 <= len(placed) <= 26 + (time.monotonic() - began) * 25 / 60
         assert {outcome.code for outcome in refused} == {Reason.RATE}
+
+
+async def test_more_orgs_than_one_question_has_are_asked_about_in_the_next(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is refused by an answer that says nothing of its org."""
+    monkeypatch.setattr(shared, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(exchange, "ORGS_MAX", 4)
+    async with running(settings.REDIS_URL, prefix, Rooms(1000)) as admission:
+        for _ in range(3):  # the first ones have news again, and do not keep the others from being asked
+            requests = [
+                admission.enter(ticket(org=f"org{one}", requests_per_minute=1000)) for one in range(30)
+            ]
+            async with asyncio.timeout(60):
+                outcomes = await asyncio.gather(*requests, return_exceptions=True)
+            assert [one for one in outcomes if not isinstance(one, Place)] == []
 
 
 async def test_brains_know_what_the_others_have_sent(prefix: str) -> None:
