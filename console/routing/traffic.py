@@ -18,7 +18,8 @@ MINUTES: Final = 5
 STEP: Final = 60
 ROWS_MAX: Final = 100
 SERIES_MAX: Final = 5_000
-STATES: Final = {"ejected": "bad", "unreachable": "bad", "draining": "warn", "slow_start": "warn"}
+READY: Final = "ready"
+LOOKS: Final = {"draining": "warn", "slow_start": "warn"}  # of states; of others it is bad
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,12 @@ class OrgRow:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRow:
-    """`states`: of those brains that see it otherwise than ready, how many see it how."""
+    """`states`: of those brains that see it otherwise than ready, how many see it how. `is_reported`: by
+    any brain, just now."""
 
     model: str
     replica: str
+    is_reported: bool
     requests: int
     ttft_seconds: float | None
     error_seconds: float | None
@@ -82,12 +85,13 @@ def by_replica() -> list[ReplicaRow]:
     states: dict[Key, list[tuple[str, str, int]]] = {}
     for (model, replica, state), brains in sorted(_now(brain.REPLICA_STATE, *labels, "state").items()):
         its = states.setdefault((model, replica), [])
-        if state in STATES and brains >= 1:
-            its.append((STATES[state], state.replace("_", " "), round(brains)))
+        if state != READY and brains >= 1:
+            its.append((LOOKS.get(state, "bad"), state.replace("_", " "), round(brains)))
     rows = [
         ReplicaRow(
             model=key[0],
             replica=key[1],
+            is_reported=key in states,
             requests=round(requests.get(key, 0)),
             ttft_seconds=ttft.get(key),
             error_seconds=errors.get(key),

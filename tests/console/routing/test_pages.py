@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -12,12 +14,17 @@ from django.test.utils import CaptureQueriesContext
 
 from console.accounts.models import User
 from console.fleet.models import Brain
+from console.routing import traffic
 from console.routing.models import Replica, ServedModel
+from inference_brain.upstream.health import State
 from telemetry import queries
+from telemetry.metrics import Kind
 from telemetry.models import Topic
+from telemetry.shapes import Series
 from telemetry.store.rollup import RollUp
+from telemetry.topics import FLEET
 from tests.conftest import People
-from tests.console.alerts.evaluations import NOW
+from tests.console.alerts.evaluations import NOW, put
 from tests.console.routing.brains import FakeBrain, a_driver, a_model, a_replica, joined
 from tests.html import compact
 
@@ -63,6 +70,33 @@ def test_what_brains_do_is_told_of_orgs_that_there_are(
     page = compact(admin.get("/routing/"))
     assert "These tables are not complete: These are more than 1 topics." in page
     assert "No requests" not in page
+
+
+def states(replica: str, its: State) -> dict[Series, Any]:
+    """As a brain reports the state of a replica for ten seconds."""
+    labels = (("model", "m"), ("replica", replica))
+    return {
+        Series(Kind.GAUGE, "brain_replica_state", (*labels, ("state", one))): (
+            [10.0, 10, 1.0] if one is its else [0.0, 10, 0.0]
+        )
+        for one in State
+    }
+
+
+def test_a_replica_is_ready_where_brains_say_so_now(
+    admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traffic, "time", SimpleNamespace(time=NOW.timestamp))
+    labels = (("model", "m"), ("org", "acme"), ("replica", "r2"), ("result", "ok"))
+    put(FLEET, {**states("r0", State.READY), **states("r1", State.NO_ENDPOINT)})
+    put(FLEET, {Series(Kind.COUNTER, "brain_requests_total", labels): 3}, ago=120)
+    page = compact(admin.get("/routing/"))
+    replicas = page[page.index("By replica") :]
+    r1, r0, r2 = (replicas.index(f">{name}</th>") for name in ("r1", "r0", "r2"))
+    assert "no endpoint" in replicas[r1:r0]  # those that are not ready are first
+    assert "ready" in replicas[r0:r2]
+    assert "not reported" in replicas[r2:]
+    assert "ready" not in replicas[r1:r0] + replicas[r2:]
 
 
 def test_a_model_and_a_replica_are_added_edited_drained_and_removed(admin: Client) -> None:
