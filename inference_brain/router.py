@@ -44,7 +44,7 @@ from inference_brain.maps.siblings import Lent
 from inference_brain.prompts import Prompts
 from inference_brain.recalls import TOKENS_MIN, Recalls
 from inference_brain.standing import Found, Standing
-from inference_brain.upstream.fleet import Fleet, Numbers, Roster
+from inference_brain.upstream.fleet import Fleet, Numbers, Replica, Roster
 from swdriver_shim.desired import ModelSpec
 from swdriver_shim.keys import COLUMN_TOKENS, Keys, Namespace, Prompt, isolation_tag
 
@@ -84,7 +84,7 @@ class Router:
         self._wall = wall
         self._rng = rng or random.Random()  # noqa: S311 - which replica is tried is no secret
         self._keys: dict[tuple[str, bytes, ModelSpec | str], Keys] = {}
-        self._guessed: dict[tuple[str, str], GuessedMap] = {}  # by model and replica
+        self._guessed: dict[Replica, GuessedMap] = {}
         self._sent = SentPrefixes()
         self._rooms: dict[str, tuple[float, Room]] = {}  # until when, by model
         self._decisions = 0
@@ -97,10 +97,14 @@ class Router:
     def _changed(self) -> None:
         """Replicas have come, gone or returned."""
         self._rooms.clear()
-        for replica in self.fleet:
-            if replica.health.unreachable:  # when it returns, its cache is empty
-                self._guessed.pop((replica.model, replica.name), None)
+        self._guessed = {of: one for of, one in self._guessed.items() if self._may_have_cache(of)}
         self.admission.changed()
+
+    def _may_have_cache(self, replica: Replica) -> bool:
+        """Not if it can't be reached: when it returns, its cache is empty, as is that of another process
+        of its name."""
+        is_here = self.fleet.replica(replica.model, replica.name) is replica
+        return is_here and not replica.health.unreachable
 
     def follow(self, told: Desired) -> None:
         """Take over a document."""
@@ -126,8 +130,6 @@ class Router:
         self._standings.clear()
         self.prompts.follow(told.models)
         self.fleet.follow(told)
-        present = {(one.model, one.name) for one in self.fleet}
-        self._guessed = {key: one for key, one in self._guessed.items() if key in present}
 
     def renew(self, key: tuple[str, str]) -> None:
         """Another process serves this replica of a model. It has the driver, and so the cache map, of
@@ -344,10 +346,9 @@ class Router:
             return
         if asking.guess is None:
             return
-        key = replica.model, replica.name
-        found = self._guessed.get(key)
+        found = self._guessed.get(replica)
         if found is None:
-            found = self._guessed[key] = GuessedMap()
+            found = self._guessed[replica] = GuessedMap()
         found.sent(asking.guess)
 
     def forget(self, tags: Collection[bytes], org: str | None = None) -> None:
@@ -443,9 +444,9 @@ class Router:
         count = len(roster)
         is_guess = hits.tokens[:count] < 0
         tokens = np.maximum(hits.tokens[:count], 0)
-        for (of, name), guessed in self._guessed.items():
-            number = roster.numbers.get(name)
-            if of == model and number is not None and is_guess[number] and asking.guess:
+        for replica, guessed in self._guessed.items():
+            number = roster.numbers.get(replica.name)
+            if replica.model == model and number is not None and is_guess[number] and asking.guess:
                 tokens[number] = guessed.hit(asking.guess).tokens
         found = tokens.copy()
         for name, sent in self._sent_tokens(asking, now):

@@ -55,11 +55,6 @@ class GuessedMap:
         for name in [name for name in self._ends if name[0] == tag]:
             self._columns -= self._ends.pop(name)
 
-    def clear(self) -> None:
-        """The replica was started anew."""
-        self._ends.clear()
-        self._columns = 0
-
 
 def _name(prompt: Prompt, column: int) -> _Name:
     return prompt.maker.tag, prompt.keys[column][:NAME_BYTES]

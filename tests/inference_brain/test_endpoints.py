@@ -192,6 +192,36 @@ def test_while_nobody_leads_requests_go_where_replicas_were(
         assert ages["m"] > ages["other"]  # it is said how old it is
 
 
+def test_another_process_at_a_replica_has_nothing_of_what_was_sent_to_the_one_before(
+    server: redis_server.RedisServer, leader: redis.Redis
+) -> None:
+    """Without a driver nobody hands a cache over."""
+    with FakeEngine() as old, FakeEngine() as new, RunningBrain(document("r0")) as brain:
+        brain.call(lambda: brain.brain.use_redis(*urls_of_brain(server)))
+
+        def expected_hit() -> int:
+            body = {"model": "m", "prompt": [*range(1024)], "max_tokens": 1}
+            answer = httpx.post(
+                f"{brain.url}/v1/completions", headers=brain.headers, json=body, timeout=20
+            )
+            assert answer.status_code == 200
+            record = brain.call(lambda: brain.brain.find(answer.headers["x-request-id"]))
+            assert record
+            [candidate] = record.candidates
+            return candidate.hit_tokens
+
+        put(leader, ready("r0", old.url))
+        assert expected_hit() == 0
+        assert expected_hit() == 1024
+        put(leader, ready("r0", new.url), version=2)
+        wait_until(
+            "the brain knows the new one",
+            lambda: [one.spec.url for one in brain.brain.fleet] == [new.url],
+        )
+        assert expected_hit() == 0
+        assert len(new.asked) == 1
+
+
 # What a brain could do to others
 
 

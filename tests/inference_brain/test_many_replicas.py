@@ -253,7 +253,7 @@ class World:
             lent, sibling = self.lent(asking, spec)
         is_guess = tokens < 0
         if is_guess:
-            known = router._guessed.get(("m", name), GuessedMap())
+            known = router._guessed.get(replica, GuessedMap())
             tokens = known.hit(asking.guess).tokens if asking.guess else 0
         load = router.flights["m"].load(name, now)
         load = load.plus(router.admission.elsewhere.get(("m", name), IDLE))
