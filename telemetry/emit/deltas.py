@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from operator import sub
 from typing import Final
 
 from telemetry.cells import ADD, Cell, Cells, sparse
 from telemetry.histogram import Histogram
-from telemetry.metrics import Kind, LabelLimits, Labels, Metric, Sink, Value, summed
+from telemetry.metrics import OTHER, Kind, LabelLimits, Labels, Metric, Sink, Value, summed
 from telemetry.shapes import SERIES_MAX, Series, Shape
 
 Collect = Callable[[Sink], None]
@@ -35,7 +36,7 @@ class Deltas:
 
     def __init__(self, collect: Collect, limits: LabelLimits | None = None) -> None:
         self.limits = limits or LabelLimits()
-        self.left_out = 0  # series that did not fit into a record, summed over records
+        self.left_out = 0  # series that did not fit into a record and were folded, summed over records
         self._collect = collect
         self._known: dict[Key, Known] = {}
         self._shape = EMPTY
@@ -48,11 +49,51 @@ class Deltas:
         self._known = look.known
         values = look.values
         if len(values) > SERIES_MAX:
-            self.left_out += len(values) - SERIES_MAX
-            values = {one: values[one] for one in sorted(values)[:SERIES_MAX]}
+            values, folded = _fitted(values)
+            self.left_out += folded
         if values.keys() != set(self._shape.series):
             self._shape = Shape(values)
         return self._shape, self._shape.cells(values)
+
+
+def _fitted(values: Mapping[Series, Cell]) -> tuple[dict[Series, Cell], int]:
+    """Not more series than a record may have, and how many were folded for that. Each metric may have
+    an equal part of them, so that one with very many takes nothing from the others. Sums over a metric
+    stay right."""
+    metrics: dict[str, dict[Series, Cell]] = {}
+    for one, cell in values.items():
+        metrics.setdefault(one.name, {})[one] = cell
+    fitted: dict[Series, Cell] = {}
+    folded, waiting = 0, len(metrics)
+    for its in sorted(metrics.values(), key=len):
+        kept = _folded(its, (SERIES_MAX - len(fitted)) // waiting)
+        folded += len(its) - len(kept)
+        fitted |= kept
+        waiting -= 1
+    return fitted, folded
+
+
+def _folded(series: dict[Series, Cell], most: int) -> dict[Series, Cell]:
+    """Of one metric, so many series at most. Of the label with the most values the last are `other`;
+    where that is not enough, all are, and those of the next label."""
+    while len(series) > most:
+        labels = [one.labels for one in series]
+        values_of = [Counter(value for _, value in column) for column in zip(*labels, strict=True)]
+        place = max(range(len(values_of)), key=lambda at: len(values_of[at]))
+        room = most - len({pairs[:place] + pairs[place + 1 :] for pairs in labels})
+        own = set[str]()
+        for value, count in sorted(values_of[place].items()):
+            room -= count
+            if room >= 0 and value != OTHER:
+                own.add(value)
+        found: dict[Series, list[Cell]] = {}
+        for one, cell in series.items():
+            name, value = one.labels[place]
+            shown = value if value in own else OTHER
+            labels_shown = (*one.labels[:place], (name, shown), *one.labels[place + 1 :])
+            found.setdefault(one._replace(labels=labels_shown), []).append(cell)
+        series = {one: ADD[one.kind](cells) for one, cells in found.items()}
+    return series
 
 
 class _Snapshot:

@@ -59,7 +59,8 @@ OVERFLOWED = METRICS.counter(
     "telemetry_overflowed_label_sets_total", "Sets of labels that were too many, and went to `other`."
 )
 LEFT_OUT = METRICS.counter(
-    "telemetry_left_out_series_total", "Series that did not fit into a record, summed over records."
+    "telemetry_left_out_series_total",
+    "Series that did not fit into a record and were added to `other`, summed over records.",
 )
 
 

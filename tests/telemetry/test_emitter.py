@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.cells import Cells, add_sparse, histogram_of, sparse, spread
+from telemetry.emit import deltas as deltas_module
 from telemetry.emit import emitter as module
 from telemetry.emit.deltas import Deltas
 from telemetry.emit.emitter import Emitter
@@ -48,6 +49,38 @@ def told(shape: Shape, cells: Cells) -> dict[str, Any]:
         one.name + "".join(f",{value}" for _, value in one.labels): cell
         for one, cell in shape.pairs(cells)
     }
+
+
+@pytest.mark.parametrize(("shards", "directions"), [(60, 2), (1, 90), (70, 70), (200, 1)])
+def test_a_metric_with_too_many_series_takes_nothing_from_others(
+    monkeypatch: pytest.MonkeyPatch, shards: int, directions: int
+) -> None:
+    monkeypatch.setattr(deltas_module, "SERIES_MAX", 50)
+    host, evict = Host(), Histogram()
+    evict.record(0.001)
+    host.numbers = {
+        BYTES: [
+            ({"shard": f"s{shard}", "direction": f"d{direction}"}, 3)
+            for shard in range(shards)
+            for direction in range(directions)
+        ],
+        HITS: [({"org": f"o{org}"}, 5) for org in range(10)],
+        SLOTS: [({"which": "free"}, 4)],
+        EVICT: [({"shard": "a"}, evict)],
+    }
+    deltas = Deltas(host.collect)
+    shape, cells = deltas.take(1)
+    assert len(shape.series) <= 50
+    assert deltas.left_out == shards * directions + 12 - len(shape.series)
+    found = told(shape, cells)
+    assert found.pop("test_slots,free") == (4, 1, 4)
+    assert found.pop("test_evict_seconds,a") == [0.001, 40, 1]
+    assert [found.pop(f"test_hits_total,o{org}") for org in range(10)] == [5] * 10
+    assert sum(found.values()) == 3 * shards * directions
+    if (shards, directions) == (60, 2):  # the other label is as it was, and some shards are
+        sums = {name: sum(cell for one, cell in found.items() if name in one) for name in ("d0", "d1")}
+        assert sums == {"d0": 180, "d1": 180}
+        assert found["test_bytes_total,s0,d1"] == 3
 
 
 def test_what_has_changed_is_told_and_what_was_begun_anew_counts_from_nothing() -> None:
