@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from django.test import Client
+from msgspec import structs
 
 from console.accounts.models import User
 from console.fleet.models import Brain
@@ -104,6 +105,23 @@ def test_an_org_sees_its_request_and_no_names_of_replicas_or_brains(
         assert "chat-" not in text
         assert "east" not in text
         assert "spine" not in text
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        ("chat-1", "Sent to replica 1, where the first token was expected soonest."),
+        ("chat-2", "Sent to replica 2."),
+    ],
+)
+def test_an_org_is_told_that_a_replica_was_the_soonest_only_if_it_was(
+    people: People, brain: FakeBrain, browser_of: Callable[[User], Client], chosen: str, told: str
+) -> None:
+    brain.records["r-1"] = structs.replace(
+        RECORD, chosen=chosen, why=f"Little is known of {chosen} yet, so it was tried."
+    )
+    page = compact(browser_of(people.viewer).get("/orgs/acme/explain/?request=r-1"))
+    assert told in page
 
 
 def test_nobody_learns_of_a_request_of_another_org(
