@@ -71,7 +71,7 @@ class PromptMaker:
         """What is made for each of its blocks, the last of which may be cut short, and for the rest."""
         left = request.input_tokens
         for block in request.blocks:
-            whole = make(f"{request.source} {block}", request.block_tokens)
+            whole = self._kept(f"{request.source} {block}", request.block_tokens, make)
             size = min(left, request.block_tokens)
             yield (
                 whole
@@ -84,27 +84,23 @@ class PromptMaker:
 
     def _words(self, name: str, tokens: int) -> Sequence[str]:
         count = max(1, round(tokens * self._words_per_token))
-        return self._made(
-            name, tokens, lambda source: [_WORDS[at] for at in _below(source, count, len(_WORDS))]
-        )
+        return [_WORDS[at] for at in _below(self._source(name, tokens), count, len(_WORDS))]
 
     def _numbers(self, name: str, tokens: int) -> Sequence[int]:
         span = TOKENS_UP_TO - TOKENS_FROM
-        return self._made(
-            name,
-            tokens,
-            lambda source: array("I", [TOKENS_FROM + at for at in _below(source, tokens, span)]),
-        )
+        return array("I", [TOKENS_FROM + at for at in _below(self._source(name, tokens), tokens, span)])
 
-    def _made(
-        self, name: str, tokens: int, make: Callable[[random.Random], Sequence[Any]]
-    ) -> Sequence[Any]:
-        """The same each time, for everybody. Blocks that were used last are kept: to make a long prompt
-        anew would take longer than to send it."""
+    def _source(self, name: str, tokens: int) -> random.Random:
+        """The same each time, for everybody."""
+        return random.Random(f"{self._salt} {name} {tokens}")  # noqa: S311
+
+    def _kept(self, name: str, tokens: int, make: Callable[[str, int], Sequence[Any]]) -> Sequence[Any]:
+        """A block. Those that were used last are kept: to make a long prompt anew would take longer than
+        to send it."""
         key = (name, tokens)
         found = self._blocks.pop(key, None)
         if found is None:
-            found = make(random.Random(f"{self._salt} {name} {tokens}"))  # noqa: S311
+            found = make(name, tokens)
             if len(self._blocks) >= BLOCKS_MAX:
                 del self._blocks[next(iter(self._blocks))]
         self._blocks[key] = found

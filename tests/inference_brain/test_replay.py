@@ -98,6 +98,14 @@ def test_tokens_that_no_block_names_are_nobody_else_s() -> None:
     assert first[16:] != second[16:]
 
 
+def test_only_blocks_are_kept() -> None:
+    """What no block names is nobody else's, and may be of any length."""
+    maker = PromptMaker("m", "completions")
+    for number in range(10):
+        maker.text(request((1, 2), 16 * 2 + 5), number)
+    assert [len(words) for words in maker._blocks.values()] == [16, 16]
+
+
 def test_a_chat_is_one_message() -> None:
     body = PromptMaker("m", "chat").body(request((1,), 16), 0, 5, {"stream": True})
     assert body["messages"][0]["role"] == "user"
@@ -277,11 +285,22 @@ def test_the_key_of_the_environment(
     assert {asked.headers["authorization"] for asked in engine.asked} == {"Bearer mine"}
 
 
+def test_only_what_was_due_at_a_time_is_late(
+    engine: FakeEngine, trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "LATE_SECONDS", 0.0)  # who waits for another is later than that
+    given = [str(trace), "--url", f"{engine.url}/v1", "--model", "m", "--at-once", "1"]
+    assert command.main([*given, "--speed", "1e6"]) == 0
+    assert "Requests were sent late" in capsys.readouterr().out
+    _, report = play(engine, trace, "--at-once", "1")
+    assert report["late_seconds"] is None
+    assert "Requests were sent late" not in capsys.readouterr().out
+
+
 def test_no_more_at_once_than_allowed(engine: FakeEngine, trace: Path) -> None:
     engine.behavior.first_seconds = 0.02
-    _, made = play(engine, trace, "--at-once", "2")
+    play(engine, trace, "--at-once", "2")
     assert engine.most_running == 2
-    assert made["late_seconds"]["max"] > 0
 
 
 def test_what_fails_is_counted_with_its_reason(
