@@ -107,7 +107,7 @@ FALLBACK = _gauge(
 REGRET = _counter(
     "brain_regret_tokens_total",
     "Tokens that were computed although an ideal cache would have hit them, by cause: cold, expired, "
-    "displaced, not_lent, purged, overloaded or spine.",
+    "displaced, not_lent, purged, overloaded, spine or elsewhere.",
     "org",
     "cause",
 )

@@ -36,6 +36,7 @@ class Regret(StrEnum):
     PURGED = "purged"  # or deleted
     OVERLOADED = "overloaded"  # another replica has them, and was too busy
     SPINE = "spine"  # another replica has them, and would have fetched them for longer than they take
+    ELSEWHERE = "elsewhere"  # another replica has them, and was no worse: the choice was not by time
 
 
 _OF_DRIVER: Final[Mapping[str, Regret]] = {
@@ -54,9 +55,10 @@ _OF_DRIVER: Final[Mapping[str, Regret]] = {
 def regret(choice: Choice, outcome: Outcome) -> dict[Regret, int]:
     """The prompt's tokens that were not cached where it went, each with one cause.
 
-    First what another candidate had beyond what the chosen one has or borrows: it was too busy, or too
-    far from its bytes. Of the rest what the driver knows a reason for; then what was to be borrowed, and
-    what the map had promised, which was displaced in between. What is left was cold.
+    First what another candidate had beyond what the chosen one has or borrows: it was too busy, too far
+    from its bytes, or as good, where the chosen one was tried or has the prefix. Of the rest what the
+    driver knows a reason for; then what was to be borrowed, and what the map had promised, which was
+    displaced in between. What is left was cold.
     """
     tokens = choice.asked.tokens
     of = choice.chosen
@@ -73,8 +75,7 @@ def regret(choice: Choice, outcome: Outcome) -> dict[Regret, int]:
 
     other = max(choice.estimates, key=_own)
     if _own(other) > max(promised, cached):
-        is_busy = other.wait_seconds - of.wait_seconds >= other.fetch_seconds - of.fetch_seconds
-        take(Regret.OVERLOADED if is_busy else Regret.SPINE, _own(other) - max(promised, cached))
+        take(_why_not(other, of), _own(other) - max(promised, cached))
     for reason, count in outcome.missed.items():
         if cause := _OF_DRIVER.get(reason):
             take(cause, count)
@@ -86,6 +87,14 @@ def regret(choice: Choice, outcome: Outcome) -> dict[Regret, int]:
     take(Regret.DISPLACED, displaced)
     take(Regret.COLD, left)
     return found
+
+
+def _why_not(other: Estimate, chosen: Estimate) -> Regret:
+    """Why it was not chosen, though it has more."""
+    if other.cost <= chosen.cost:
+        return Regret.ELSEWHERE
+    later = other.wait_seconds - chosen.wait_seconds
+    return Regret.OVERLOADED if later >= other.fetch_seconds - chosen.fetch_seconds else Regret.SPINE
 
 
 def _own(one: Estimate) -> int:

@@ -56,6 +56,17 @@ def test_what_is_too_far_away_is_lost_to_the_spine() -> None:
     assert regret(choice, Outcome(cached_tokens=0)) == {Regret.SPINE: 8_000, Regret.COLD: 2_000}
 
 
+def test_what_a_replica_has_that_was_no_worse_is_lost_to_neither_load_nor_the_spine() -> None:
+    names = [f"r{number}" for number in range(20)]
+    found = [
+        chosen(candidate(warm, 8_000), candidate(f"{warm}-cold"), mode=Mode.AFFINITY) for warm in names
+    ]
+    cold = [choice for choice in found if choice.replica.endswith("cold")]
+    assert cold  # it is by the prefix
+    for choice in cold:
+        assert regret(choice, Outcome(cached_tokens=0)) == {Regret.ELSEWHERE: 8_000, Regret.COLD: 2_000}
+
+
 def test_what_the_map_promised_and_was_not_there_is_displaced_unless_the_driver_knows_better() -> None:
     choice = chosen(candidate("r1", 4_000))
     assert regret(choice, Outcome(cached_tokens=1_000)) == {
