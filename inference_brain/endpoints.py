@@ -10,7 +10,6 @@ it wait in the queue.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -127,6 +126,7 @@ class EndpointReader:
         self.is_connected: bool | None = None  # nobody knows yet
         self._endpoints = endpoints
         self._changed = changed
+        self._complaints: dict[str, str] = {}  # about documents, by model
         self._redis = async_client(redis_url, answer_seconds=ANSWER_SECONDS)
 
     async def run(self) -> None:
@@ -172,12 +172,22 @@ class EndpointReader:
             some = names[start : start + KEYS_AT_ONCE]
             found = await self._redis.mget([ENDPOINTS + name for name in some])
             for name, raw in zip(some, found, strict=True):
-                # What is known is better than nothing, which is there once nobody has led for long.
-                with contextlib.suppress(Malformed):
-                    if isinstance(raw, bytes):
-                        has_changed |= self._endpoints.set(name, read(raw))
+                if not isinstance(raw, bytes):
+                    continue  # nobody has led for long: what is known is better
+                try:
+                    has_changed |= self._endpoints.set(name, read(raw))
+                except Malformed as error:
+                    self._complain(name, str(error))
+                else:
+                    self._complaints.pop(name, None)
         if has_changed:
             self._changed()
+
+    def _complain(self, model: str, why: str) -> None:
+        """Once, as long as it is the same: it is read again and again."""
+        if self._complaints.get(model) != why:
+            self._complaints[model] = why
+            log.warning("The endpoints of %s can't be read, and stay what they are: %s", model, why)
 
     def _note(self, *, is_connected: bool, why: Exception | None = None) -> None:
         if is_connected is not self.is_connected:

@@ -222,6 +222,25 @@ def test_another_process_at_a_replica_has_nothing_of_what_was_sent_to_the_one_be
         assert len(new.asked) == 1
 
 
+def test_endpoints_that_can_not_be_read_are_said_to_be_so_once_and_those_before_stay(
+    server: redis_server.RedisServer, leader: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FakeEngine() as engine, RunningBrain(document("r0")) as brain:
+        brain.call(lambda: brain.brain.use_redis(*urls_of_brain(server)))
+        put(leader, ready("r0", engine.url))
+        wait_until("it is known", lambda: brain.brain.fleet.serving("m"))
+        for _ in range(3):
+            leader.set(ENDPOINTS + "m", b'{"version": "none"}')
+            leader.publish(ENDPOINTS_CHANNEL, "m")
+            wait_until("it is said", lambda: "The endpoints of m can't be read" in caplog.text)
+        put(leader, ready("r0", "http://127.0.0.1:1"), version=2)
+        wait_until(
+            "it is read again",
+            lambda: [one.spec.url for one in brain.brain.fleet] == ["http://127.0.0.1:1"],
+        )
+        assert caplog.text.count("The endpoints of m can't be read, and stay what they are: ") == 1
+
+
 # What a brain could do to others
 
 
