@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
@@ -148,6 +149,8 @@ class Replica(models.Model):
         return self.driver is None or self.driver.model is None
 
     def clean(self) -> None:
+        if self.url and not _is_usable(self.url):
+            raise ValidationError({"url": "Its host, or its port, is none."})
         if any(not "\x21" <= character <= "\x7e" for character in str(self.api_key)):
             raise ValidationError({"api_key": "Printed ASCII without blanks."})
         if len(str(self.api_key)) > API_KEY_MAX:
@@ -164,6 +167,15 @@ class Replica(models.Model):
             "served_as": self.served_as,
             "has_api_key": bool(self.api_key),
         }
+
+
+def _is_usable(url: str) -> bool:
+    """Whether brains can ask somebody there."""
+    try:
+        parts = urlsplit(url)
+        return url.isascii() and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 class OrgLimits(models.Model):

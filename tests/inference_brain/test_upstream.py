@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +26,9 @@ from inference_brain.upstream.health import (
 from kvss_agent.http.client.client import Client, Timeouts
 from kvss_agent.http.client.connection import HELD_BYTES_MAX
 from kvss_agent.http.client.failures import Late, Lost, Unreachable, UpstreamFailed
+from tests.inference_brain.brains import RunningBrain, told
+from tests.inference_brain.engines import FakeEngine
+from tests.live import wait_until
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
@@ -174,6 +178,43 @@ async def test_nobody_listens() -> None:
         await ask(client, "http://127.0.0.1:1/x")
     with pytest.raises(Unreachable):
         await ask(client, "http://no-such-host.invalid/x")
+
+
+UNUSABLE = (
+    "http://127.0.0.1:99999",
+    "http://r:abc/x",
+    "http://[::1/x",
+    "http://r\u200b/x",
+    "http://r/\u200b",
+)
+
+
+@pytest.mark.parametrize("url", UNUSABLE)
+async def test_nobody_is_at_an_address_that_can_not_be_used(url: str) -> None:
+    client = Client(Timeouts(0.5, 1.0, 1.0))
+    for _ in range(2):
+        with pytest.raises(Unreachable, match="can't be used"):
+            await ask(client, url)
+
+
+def test_a_replica_at_an_address_that_can_not_be_used_is_left_out() -> None:
+    """Others serve its requests, and those of engines without a driver go on being asked for their
+    load."""
+    with FakeEngine() as engine, RunningBrain(told([UNUSABLE[0], engine.url])) as brain:
+        for number in range(8):
+            body = {"model": "m", "prompt": f"{number}", "max_tokens": 1}
+            answer = httpx.post(
+                f"{brain.url}/v1/completions", headers=brain.headers, json=body, timeout=20
+            )
+            assert answer.status_code == 200, answer.text
+        replica, _ = brain.brain.observed()["models"][0]["replicas"]
+        assert (replica["state"], "can't be used" in replica["reason"]) == ("unreachable", True)
+        engines, keys = brain.brain.engines, [("m", "r0"), ("m", "r1")]
+
+        def were_asked() -> bool:
+            return all(engines.problem(one) or engines.age(one) is not None for one in keys)
+
+        wait_until("both were asked", were_asked)
 
 
 async def test_nothing_comes() -> None:

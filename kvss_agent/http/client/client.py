@@ -31,6 +31,7 @@ IDLE_SECONDS: Final = 55.0  # that a connection is kept; engines close theirs af
 IDLE_MAX: Final = 512  # connections to one replica that are kept
 WHOLE_BYTES_MAX: Final = 64 << 20  # of an answer that is not a stream
 PLACES_KEPT: Final = 8192
+UNUSABLE: Final = "The replica's address can't be used: its host or its port is none."
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +109,28 @@ class Client:
         body: bytes = b"",
         seconds: float | None = None,
     ) -> Sent:
-        """A request; entering it gives the answer once its head has come, within so many seconds."""
+        """A request; entering it gives the answer once its head has come, within so many seconds. Raises
+        Unreachable for an address that can't be used."""
         origin, target = _split(url)
-        place = self._places.get(origin)
-        if place is None:
-            if len(self._places) >= PLACES_KEPT:
-                self._places.pop(next(iter(self._places))).close()
-            place = self._places[origin] = _Place(origin, self)
-        lines = [f"{method} {target} HTTP/1.1\r\nhost: {place.host_header}\r\n"]
-        lines += [f"{name}: {value}\r\n" for name, value in headers.items()]
+        try:
+            place = self._places.get(origin) or self._add_place(origin)
+            first = f"{method} {target} HTTP/1.1\r\nhost: {place.host_header}\r\n".encode("latin-1")
+        except ValueError:
+            raise Unreachable(UNUSABLE) from None
+        lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
         if body:
             lines.append(f"content-length: {len(body)}\r\n")
         lines.append("\r\n")
-        head = "".join(lines).encode("latin-1")
+        head = first + "".join(lines).encode("latin-1")
         return Sent(place, head, body, self.timeouts.first if seconds is None else seconds)
+
+    def _add_place(self, origin: str) -> _Place:
+        """Raises ValueError for none."""
+        place = _Place(origin, self)
+        if len(self._places) >= PLACES_KEPT:
+            self._places.pop(next(iter(self._places))).close()
+        self._places[origin] = place
+        return place
 
 
 class Sent:

@@ -136,7 +136,13 @@ def test_a_driver_belongs_to_one_engine(people: People, api: Api) -> None:
     assert api("post", "models/code/replicas", same).status_code == 201, "one engine, two names"
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://u@h:1", "http://h?x=1", "h:8000"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("ftp://x", "http://", "http://u@h:1", "http://h?x=1", "h:8000"),
+        *("http://h:80000", "http://h:abc", "http://h:0", "http://:80", "http://[::1", "http://h\u200b"),
+    ],
+)
 def test_a_url_that_is_none_is_refused(people: People, api: Api, url: str) -> None:
     a_model()
     assert api("post", "models/chat/replicas", {"name": "a", "url": url}).status_code == 422
