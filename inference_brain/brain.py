@@ -27,6 +27,7 @@ from inference_brain.admission import Shared
 from inference_brain.api.app import Api, Bounds
 from inference_brain.api.generate import Generator, Patience
 from inference_brain.api.keys import Callers, owner_of
+from inference_brain.cancellation import say_why_it_ended
 from inference_brain.counts import Counts
 from inference_brain.decisions import RequestRecord
 from inference_brain.desired import Desired
@@ -173,6 +174,8 @@ class Brain:
             asyncio.create_task(self.engines.run(), name="engines"),
             asyncio.create_task(self.router.admission.run(), name="admission"),
         ]
+        for task in tasks:
+            task.add_done_callback(say_why_it_ended)
         try:
             yield
         finally:

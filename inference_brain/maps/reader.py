@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError
 
-from inference_brain.cancellation import raise_if_cancelled
+from inference_brain.cancellation import raise_if_cancelled, say_why_it_ended
 from inference_brain.maps.cache_maps import CacheMaps
 from swdriver_shim.cache_map.codec import FIELD
 from telemetry.decoder import Malformed
@@ -195,7 +195,7 @@ class ReaderTask:
         self.reader = reader
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(reader.run(), name="cache maps")
-        self._task.add_done_callback(_say_why_it_ended)
+        self._task.add_done_callback(say_why_it_ended)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._task.cancel)
@@ -203,8 +203,3 @@ class ReaderTask:
     async def ended(self) -> None:
         """Until it has closed its connection, after `stop`."""
         await asyncio.gather(self._task, return_exceptions=True)
-
-
-def _say_why_it_ended(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()):
-        log.error("Cache maps are not read any more", exc_info=error)

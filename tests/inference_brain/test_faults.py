@@ -17,6 +17,7 @@ import pytest
 
 from inference_brain import metrics
 from inference_brain.api.generate import Patience
+from inference_brain.brain import Brain
 from inference_brain.desired import Desired
 from inference_brain.upstream.health import State
 from kvss_agent.http.client import Timeouts
@@ -54,6 +55,23 @@ def last_event(answer: httpx.Response) -> dict[str, Any]:
 def states(brain: RunningBrain) -> set[State]:
     fleet = brain.brain.fleet
     return brain.call(lambda: {one.state(time.monotonic()) for one in fleet})
+
+
+@pytest.mark.parametrize("name", ["probes", "engines", "admission"])
+async def test_what_a_brain_does_beside_requests_does_not_end_without_a_word(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    brain = Brain("b", None)
+    of = {"probes": brain._probes, "engines": brain.engines, "admission": brain.router.admission}
+
+    async def run() -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(of[name], "run", run)
+    async with brain.running(), asyncio.timeout(30):
+        while f"What '{name}' does is not done any more" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert "a fault of ours" in caplog.text
 
 
 # Replicas
