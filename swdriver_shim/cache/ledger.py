@@ -162,7 +162,7 @@ class Ledger:
 
     def _find(self, account: Account, prompt: Prompt, refilled: int, now: float) -> Match:
         lookup = Lookup(self._stock, prompt, now, prompt.memo)
-        if self._stock.put_in_order((path.map, path.found) for path in lookup.paths):
+        if self._stock.put_in_order((path.map, path.found, path.known) for path in lookup.paths):
             lookup = Lookup(self._stock, prompt, now)
         prompt.memo = {path.map: path.found for path in lookup.paths}
         columns, tokens = lookup.agree(prompt)

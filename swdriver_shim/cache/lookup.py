@@ -97,8 +97,20 @@ class Path:
 
     map: PrefixMap
     found: list[Column | None]
+    known: int = 0  # how many of them are as they were found for the prompt before
     fresh: int = 0  # how many from the start can be served
     reach: list[int] = field(default_factory=list)  # of a window; of states each counts for itself
+
+
+def find(
+    prefix_map: PrefixMap, keys: list[bytes], known: Mapping[PrefixMap, list[Column | None]]
+) -> tuple[list[Column | None], int]:
+    """The columns of these keys, and how many of them are as they are in `known`. A column is in its map
+    for as long as it is READY, so those that were found there and still are need no look."""
+    before = known.get(prefix_map, _NO_COLUMNS)
+    found = before[: min(loops.current.ready(before, State.READY), len(keys))]
+    count = len(found)
+    return found + prefix_map.find(keys[count:]), count
 
 
 class Lookup:
@@ -122,9 +134,12 @@ class Lookup:
         self._is_open = stock.is_reachable and policy.tiers is not Tiers.NONE and not is_cut
         self._now = now
         self._over = over(policy, now)
-        self.paths = [
-            Path(one, self._find(one, prompt.keys, known.get(one, _NO_COLUMNS))) for one in maps
-        ]
+        whole = list(prompt.keys[: self._most])
+        behind: list[Column | None] = [None] * (len(prompt.keys) - len(whole))  # what the policy stores
+        self.paths = []
+        for one in maps:
+            found, count = find(one, whole, known)
+            self.paths.append(Path(one, found + behind, count))
         for path in self.paths:
             if path.map.linked:
                 path.fresh = self._fresh(path.found)
@@ -135,15 +150,6 @@ class Lookup:
             while (done := len(path.reach)) < len(path.found):
                 path.reach += range(1, self._fresh(path.found, done) + 1)
                 path.reach += [0] * (len(path.reach) < len(path.found))  # which ended the run
-
-    def _find(
-        self, prefix_map: PrefixMap, keys: Sequence[bytes], known: list[Column | None]
-    ) -> list[Column | None]:
-        """The columns of these keys, without those behind what the policy stores. A column is in its map
-        for as long as it is READY, so those that were found there and still are need no look."""
-        whole = list(keys[: self._most])
-        found = known[: min(loops.current.ready(known, State.READY), len(whole))]
-        return found + prefix_map.find(whole[len(found) :]) + [None] * (len(keys) - len(whole))
 
     def _fresh(self, columns: Sequence[Column | None], start: int = 0) -> int:
         """How many of these, from the place `start` on, can be served."""

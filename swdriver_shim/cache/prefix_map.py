@@ -231,19 +231,20 @@ class PrefixMap:
             parent.ref_count -= 1
         return parent
 
-    def misplaced(self, found: list[Column | None]) -> list[Column]:
-        """Those that `find` has found for the keys of a prompt, and that are not where it has them. Not
-        for columns that stand alone."""
-        before = [None, *found] if self.linked else [None] * len(found)
-        there = found[: loops.current.ready(found, _READY)]  # nearly always all that there are
-        name, right = ("parent", before) if self.linked else ("depth", _DEPTHS)
+    def misplaced(self, found: list[Column | None], known: int = 0) -> list[Column]:
+        """Those that `find` has found for the keys of a prompt, and that are not where it has them. The
+        first `known` ones are. Not for columns that stand alone."""
+        new = found[known:]
+        there = new[: loops.current.ready(new, _READY)]  # nearly always all that there are
+        before = [found[known - 1] if known else None, *new] if self.linked else [None] * len(new)
+        name, right = ("parent", before) if self.linked else ("depth", _DEPTHS[known:])
         is_like = loops.current.values_of(there, name) == list(right[: len(there)])
-        if is_like and not any(found[len(there) :]):
+        if is_like and not any(new[len(there) :]):
             return []
         return [
             one
-            for place, one in enumerate(found)
-            if one is not None and (one.depth != place or one.parent is not before[place])
+            for place, one in enumerate(new)
+            if one is not None and (one.depth != known + place or one.parent is not before[place])
         ]
 
     def detach(self, column: Column) -> None:

@@ -351,17 +351,18 @@ class Stock:
         if not owner.purged_by:  # a purged map keeps no empty columns
             prune(column)
 
-    def put_in_order(self, found: Iterable[tuple[PrefixMap, list[Column | None]]]) -> bool:
+    def put_in_order(self, found: Iterable[tuple[PrefixMap, list[Column | None], int]]) -> bool:
         """Remove what was found for a prompt and is not where the prompt has it; whether there was any.
+        So many of the first ones are known to be there.
 
         Brains ask for columns by their keys, in whatever order: what somebody has asked for out of
         order would be loaded to, and stored from, another place of the engine's memory.
         """
         misplaced = [
             column
-            for one, columns in found
+            for one, columns, known in found
             if not self.layout.groups[one.group].alone
-            for column in one.misplaced(columns)
+            for column in one.misplaced(columns, known)
         ]
         for column in misplaced:
             if column.state is not State.EMPTY:
