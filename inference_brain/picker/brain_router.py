@@ -164,7 +164,8 @@ class Carrier:
         model = journey.asking.model.name
         endpoints: dict[str, str | None] = {}
         for one in list(self._router.fleet.of(model)):
-            endpoints[one.name] = await self._addresses.endpoint(one.spec.url)
+            url = one.spec.url  # empty while nobody has said where it is
+            endpoints[one.name] = await self._addresses.endpoint(url) if url else None
         journey.avoid(
             name for name, at in endpoints.items() if at is None or not allows(asked.among, at)
         )

@@ -9,7 +9,9 @@ import grpc
 import pytest
 from grpc import aio
 
-from inference_brain.picker import Answer
+from inference_brain.brain import Brain
+from inference_brain.desired import ReplicaSpec, ServedModel
+from inference_brain.picker import Answer, Asked
 from inference_brain.picker.addresses import Addresses, allows
 from inference_brain.picker.health import (
     EXT_PROC,
@@ -23,6 +25,7 @@ from inference_brain.picker.server import picking
 from inference_brain.picker.settings import PickerSettings, Tls
 from inference_brain.settings import parse
 from kvss_agent.process.options import WrongSettings
+from tests.inference_brain import brains
 from tests.inference_brain.routers import RecordedRouter
 from tests.kvss_agent.authority import Authority
 
@@ -122,6 +125,20 @@ async def test_endpoints_of_replicas() -> None:
     assert await addresses.endpoint("http://[::1]:80") == "[::1]:80"
     assert await addresses.endpoint("http://localhost:7") in ("127.0.0.1:7", "[::1]:7")
     assert await addresses.endpoint("http://nobody.invalid:7") is None
+
+
+async def test_a_replica_of_which_nobody_says_where_it_is_costs_no_request() -> None:
+    """As while an instance of it starts."""
+    brain = Brain("b", None, "test", token="t" * 20)
+    replicas = (ReplicaSpec("r0", endpoint="redis"), ReplicaSpec("r1", "http://10.0.0.1:8000"))
+    headers = {"authorization": f"Bearer {brains.KEY}"}
+    asked = Asked("POST", "/v1/completions", headers, b'{"model": "m", "prompt": "Hello"}')
+    async with brain.running():
+        brain.set_desired(brains.told((), models=(ServedModel("m", 1000, replicas),)))
+        place = await brain.for_gateways.route(asked)
+        assert not isinstance(place, Answer), place.body
+        assert place.endpoints == ["10.0.0.1:8000"]
+        place.ended(whole=False)
 
 
 @pytest.mark.parametrize(
