@@ -32,7 +32,9 @@ from kvss_agent.http.client.failures import UpstreamFailed
 UNSERVED: Final = {"error", "failed", "invalid"}  # results without an answer
 ATTEMPTS_MAX: Final = 3
 RECORDS_MAX: Final = 10_000
-_FAILURES: Final = frozenset({500, 502, 503, 504})  # of a replica: another one may do better
+# Answers of a replica that can't serve: another one may do better. The key that it refuses, and the
+# model that it does not know, are the brain's own.
+_FAILURES: Final = frozenset({401, 403, 404, 500, 502, 503, 504})
 
 
 class Remembered(NamedTuple):

@@ -203,9 +203,9 @@ def _refused(journey: Journey, error: ApiError) -> ApiError:
     """The replica has answered with an error: raises it as the client's, or returns it for another
     replica to do better."""
     if not is_failure(error.status):
-        raise _passed_on(error)
+        raise error
     journey.failed(None)
-    return error
+    return _passed_on(error)
 
 
 def _ended_early() -> Lost:
@@ -213,7 +213,7 @@ def _ended_early() -> Lost:
 
 
 def _passed_on(error: ApiError) -> ApiError:
-    """An engine's refusal, as the client's error. That the brain's own key was refused is not one."""
+    """A replica's failure, as the client's error. What is wrong with the brain's own key is not its."""
     if error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
         return ApiError(
             502, "The replica refused the brain's request.", kind=SERVER, code="replica_refused"

@@ -306,7 +306,8 @@ class JourneyPlace:
             return CUT_OFF if self.status else "client_left"
         status = self._refusal.status if self._refusal else self.status
         if status != HTTPStatus.OK:
-            return "failed" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid"
+            is_clients = status < HTTPStatus.INTERNAL_SERVER_ERROR and not is_failure(status)
+            return "invalid" if is_clients else "failed"
         if self._is_streaming and (self._events.failure or not self._events.is_done):
             return "broken"
         return "ok"

@@ -179,6 +179,22 @@ def test_a_replica_that_keeps_failing_is_ejected_and_returns(
     wait_until("it is asked again", is_used)
 
 
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_replica_that_refuses_what_is_the_brains_own_is_ejected(
+    brain: RunningBrain, engines: list[FakeEngine], status: int
+) -> None:
+    """Its key, or the model: to refuse all requests is fast, and it would get most of them."""
+    engines[0].behavior = Behavior(status=status)
+    found: list[int] = []
+
+    def is_ejected() -> bool:
+        found.append(ask(brain, prompt=f"Hi {len(found)}").status_code)
+        return State.EJECTED in states(brain)
+
+    wait_until("it is ejected", is_ejected, 60)
+    assert set(found) == {200}
+
+
 def test_what_all_replicas_refuse_is_the_clients_to_know(
     brain: RunningBrain, engines: list[FakeEngine]
 ) -> None:
