@@ -28,9 +28,14 @@ class Addresses:
         self._known: dict[str, _Known] = {}
 
     async def endpoint(self, url: str) -> str | None:
-        """Of a replica's URL; None if its name is not known."""
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+        """Of a replica's URL; None if it has none, if its name is not known, and if it can't be used."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port or _PORTS.get(parts.scheme)
+        except ValueError:
+            return None
+        if port is None:
+            return None
         ip = await self._ip(host)
         if ip is None:
             return None
@@ -46,7 +51,7 @@ class Addresses:
             pass
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except OSError:
+        except (OSError, ValueError):
             return known.ip if known else None  # better an old one than none
         if len(self._known) >= KNOWN_MAX:
             self._known.clear()

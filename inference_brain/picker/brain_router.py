@@ -164,8 +164,7 @@ class Carrier:
         model = journey.asking.model.name
         endpoints: dict[str, str | None] = {}
         for one in list(self._router.fleet.of(model)):
-            url = one.spec.url  # empty while nobody has said where it is
-            endpoints[one.name] = await self._addresses.endpoint(url) if url else None
+            endpoints[one.name] = await self._addresses.endpoint(one.spec.url)
         journey.avoid(
             name for name, at in endpoints.items() if at is None or not allows(asked.among, at)
         )

@@ -125,6 +125,8 @@ async def test_endpoints_of_replicas() -> None:
     assert await addresses.endpoint("http://[::1]:80") == "[::1]:80"
     assert await addresses.endpoint("http://localhost:7") in ("127.0.0.1:7", "[::1]:7")
     assert await addresses.endpoint("http://nobody.invalid:7") is None
+    for url in ("", "http://10.0.0.1:80000", "http://host:port", "http://[::1", "http://a\0b:1"):
+        assert await addresses.endpoint(url) is None
 
 
 async def test_a_replica_of_which_nobody_says_where_it_is_costs_no_request() -> None:
