@@ -138,6 +138,10 @@ def unavailable(message: str, code: str, retry_seconds: int | None = 1) -> ApiEr
     return ApiError(503, message, kind=SERVER, code=code, headers=headers)
 
 
+def answer_too_large(why: str) -> ApiError:
+    return ApiError(502, f"{why} Ask for it as a stream.", kind=SERVER, code="answer_too_large")
+
+
 def internal(request: str) -> ApiError:
     return ApiError(500, f"Internal error. Its details are in the log, by {request}.", kind=SERVER)
 

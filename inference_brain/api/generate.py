@@ -17,10 +17,11 @@ from inference_brain.journey import Journey, is_failure
 from inference_brain.outbound import path_of
 from inference_brain.upstream.fleet import Replica
 from kvss_agent.http.client.client import Answer, Client
-from kvss_agent.http.client.failures import Late, Lost, UpstreamFailed
+from kvss_agent.http.client.failures import Late, Lost, TooLong, UpstreamFailed
+from telemetry.decoder import ANSWER
 
 REPLICA_HEADER: Final = b"x-tidegate-replica"  # who answered, for load tools and people
-ERROR_BYTES_MAX: Final = 1 << 20  # of an engine's error
+ERROR_BYTES_MAX: Final = ANSWER.bytes_max  # of an engine's error: as much as can be decoded
 STATUS_MAX: Final = 599
 
 
@@ -117,13 +118,15 @@ class Generator:
         if answer.status != HTTPStatus.OK:
             if not HTTPStatus.BAD_REQUEST <= answer.status <= STATUS_MAX:
                 raise Lost(f"The replica answered with the unexpected status {answer.status}.")
-            return _refused(
-                journey, errors.of_replica(answer.status, await answer.whole(ERROR_BYTES_MAX))
-            )
+            return _refused(journey, errors.of_replica(answer.status, await _error_of(answer)))
         renaming = Renaming(replica.served_as, journey.asking.model.name)
         if request.is_stream:
             return await self._stream(exchange, journey, answer, renaming, headers)
-        raw = await answer.whole()
+        try:
+            raw = await answer.whole()
+        except TooLong as error:  # no other replica would say less
+            journey.first_token()
+            raise errors.answer_too_large(str(error)) from None
         journey.first_token()
         journey.usage = usage_of(raw)
         await exchange.answer(200, renaming(raw), headers)
@@ -187,6 +190,15 @@ class Generator:
                 await exchange.send(piece)
         except TimeoutError:
             raise ClientTooSlow from None
+
+
+async def _error_of(answer: Answer) -> bytes:
+    """What an engine says of an error; nothing, where that is more than it may be. Some repeat in it
+    what they were asked."""
+    try:
+        return await answer.whole(ERROR_BYTES_MAX)
+    except TooLong:
+        return b""
 
 
 async def _first_events(answer: Answer, events: EventStream) -> bytes:

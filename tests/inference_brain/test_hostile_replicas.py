@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from inference_brain.api.events import EventStream, Renaming
+from inference_brain.upstream.health import FAILURES_MAX, State
+from kvss_agent.http.client.client import WHOLE_BYTES_MAX
 from kvss_agent.http.client.failures import Lost
 from tests.inference_brain.brains import KEY, RunningBrain, told
 from tests.live import wait_until
@@ -77,6 +79,11 @@ def ask(brain: RunningBrain, **more: Any) -> httpx.Response:
     return httpx.post(url, headers=brain.headers, json={**BODY, **more}, timeout=30)
 
 
+def state(brain: RunningBrain) -> State:
+    """Of the replica."""
+    return brain.call(lambda: next(iter(brain.brain.fleet)).state(time.monotonic()))
+
+
 def whole(status: int, value: object) -> Script:
     raw = json.dumps(value).encode()
     head = b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(raw))
@@ -94,6 +101,39 @@ def test_only_errors_are_passed_on_as_errors(
         assert answer.status_code == 502
         assert answer.json()["error"]["code"] == "replica_failed"
         assert client.get(f"{brain.url}/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize("size", [2 << 20, 9 << 20])
+def test_a_long_error_is_what_its_status_says(
+    brain: RunningBrain, replica: RawReplica, size: int
+) -> None:
+    """vLLM repeats in it what it was asked. It is no fault of the replica."""
+    replica.script = whole(400, {"error": {"message": "Not so: " + "x" * size}})
+    for number in range(1, FAILURES_MAX + 1):
+        answer = ask(brain)
+        assert answer.status_code == 400
+        told = answer.json()["error"]["message"]
+        assert told.startswith("Not so: xxx" if size < 8 << 20 else "The engine refused the request")
+        assert replica.requests == number
+    assert state(brain) is State.READY
+
+
+def test_an_answer_that_is_too_long_is_asked_for_once(brain: RunningBrain, replica: RawReplica) -> None:
+    """As one with many log probabilities may be."""
+
+    def script(client: socket.socket) -> None:
+        client.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (WHOLE_BYTES_MAX + 1))
+        for _ in range(WHOLE_BYTES_MAX >> 20):
+            client.sendall(bytes(1 << 20))
+        client.sendall(b"x")
+
+    replica.script = script
+    for number in range(1, FAILURES_MAX + 1):
+        answer = ask(brain)
+        assert answer.status_code == 502
+        assert answer.json()["error"]["code"] == "answer_too_large"
+        assert replica.requests == number
+    assert state(brain) is State.READY
 
 
 @pytest.mark.parametrize("tokens", [1 << 62, -(1 << 62)])

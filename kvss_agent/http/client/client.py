@@ -25,7 +25,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from kvss_agent.http.client.connection import Connection, Incoming
-from kvss_agent.http.client.failures import Late, Lost, Unreachable
+from kvss_agent.http.client.failures import Late, Lost, TooLong, Unreachable
 
 IDLE_SECONDS: Final = 55.0  # that a connection is kept; engines close theirs after 5 to 75
 IDLE_MAX: Final = 512  # connections to one replica that are kept
@@ -69,13 +69,13 @@ class Answer:
         return await self._incoming.piece(timeouts.first if is_first else timeouts.between)
 
     async def whole(self, most: int = WHOLE_BYTES_MAX) -> bytes:
-        """All of it. Raises UpstreamFailed, also where it is longer than allowed."""
+        """All of it. Raises UpstreamFailed; TooLong where it is longer than allowed."""
         pieces: list[bytes] = []
         size = 0
         while (piece := await self.piece(is_first=not pieces)) is not None:
             pieces.append(piece)
             if (size := size + len(piece)) > most:
-                raise Lost(f"The replica's answer has more than {most} bytes.")
+                raise TooLong(f"The replica's answer has more than {most} bytes.")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 

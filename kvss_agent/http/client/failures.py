@@ -21,6 +21,12 @@ class Lost(UpstreamFailed):
     reason = "lost"
 
 
+class TooLong(UpstreamFailed):
+    """The answer has more bytes than are taken. It may be what was asked for."""
+
+    reason = "too_long"
+
+
 class Late(UpstreamFailed):
     """Nothing has come for too long."""
 
