@@ -156,11 +156,12 @@ class Fleet:
 
     def _of(self, model: ServedModel, now: float) -> dict[str, Replica]:
         before = self._replicas.get(model.name, {})
+        has_others = any(one.spec.url for one in before.values())  # not so when a brain has just started
         made = {}
         for spec in model.replicas:
             known = before.get(spec.name)
             if known is None or known.spec.url != spec.url:
-                is_new = bool(before) and not _is_warm(known, spec)
+                is_new = has_others and not _is_warm(known, spec)
                 known = Replica(model.name, spec, Health(now, is_new=is_new))
             known.spec = spec
             made[spec.name] = known

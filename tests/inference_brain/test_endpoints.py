@@ -108,6 +108,22 @@ def test_a_new_address_is_a_new_process_with_the_same_driver() -> None:
     assert second.in_progress == 0
 
 
+def test_who_is_found_with_no_others_does_not_begin_slowly() -> None:
+    """As all replicas are by a brain that has started again: their caches are warm. One that comes later
+    comes to others."""
+    fleet, endpoints = Fleet(lambda: 100.0), Endpoints(lambda: 100.0)
+    desired = document("r0", "r1", "r2")
+    endpoints.follow(desired)
+    fleet.follow(endpoints.resolved(desired))
+    found = [ready("r0", "http://a"), ready("r1", "http://b")]
+    endpoints.set("m", EndpointDocument(0, 1, tuple(found)))
+    fleet.follow(endpoints.resolved(desired))
+    assert [one.state(100.0) for one in fleet] == [State.READY, State.READY, State.NO_ENDPOINT]
+    endpoints.set("m", EndpointDocument(0, 2, (*found, ready("r2", "http://c"))))
+    fleet.follow(endpoints.resolved(desired))
+    assert [one.state(100.0) for one in fleet] == [State.READY, State.READY, State.SLOW_START]
+
+
 async def test_without_redis_what_is_known_stays_and_grows_old() -> None:
     now = 100.0
     endpoints = Endpoints(lambda: now)
