@@ -140,6 +140,30 @@ async def test_a_connection_that_the_replica_has_closed_costs_no_request() -> No
         assert connections == 2
 
 
+async def test_what_is_given_up_is_not_sent_again_to_a_replica_that_hangs() -> None:
+    requests, hangs = 0, asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        while await reader.readuntil(b"{}"):
+            requests += 1
+            if requests > 1:
+                hangs.set()
+                await reader.read()  # until it is closed
+                return
+            writer.write(WHOLE)
+
+    async with serving(handle) as (url, client):
+        assert await ask(client, url) == b"hi"
+        sent = client.open("POST", url, {}, b"{}", seconds=20.0)
+        entering = asyncio.ensure_future(sent.__aenter__())
+        await asyncio.wait_for(hangs.wait(), 20)
+        sent.give_up("It hangs.")
+        with pytest.raises(Late, match="It hangs"):
+            await entering
+        assert requests == 2
+
+
 @pytest.mark.parametrize(
     ("raw", "body"),
     [

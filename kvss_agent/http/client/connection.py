@@ -197,9 +197,10 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def give_up(self, why: str) -> None:
-        """Fail the request, unless its answer has begun: a head alone is nothing of it."""
+        """Fail the request, unless its answer has begun: a head alone is nothing of it. It is late, not
+        lost: who has lost a kept connection sends the request again to the same replica."""
         if self._incoming and not self._incoming.has_body:
-            self._fail(why)
+            self._fail(Late(why))
 
     def pause(self) -> None:
         if self._transport and not self._is_paused:
@@ -226,10 +227,10 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._fail("What the replica sent is no HTTP.")
+            self._fail(Lost("What the replica sent is no HTTP."))
             return
         if self._incoming is incoming and self._head_bytes > HEAD_BYTES_MAX:
-            self._fail("The head of the replica's answer is too long.")
+            self._fail(Lost("The head of the replica's answer is too long."))
 
     def connection_lost(self, exc: Exception | None) -> None:
         incoming, self._incoming = self._incoming, None
@@ -240,10 +241,10 @@ class Connection(asyncio.Protocol):
         else:
             incoming.fail(Lost("The connection to the replica broke."))
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, error: UpstreamFailed) -> None:
         incoming, self._incoming = self._incoming, None
         if incoming:
-            incoming.fail(Lost(why))
+            incoming.fail(error)
         if self._transport:
             self._transport.abort()
 
