@@ -18,6 +18,7 @@ from inference_brain.tokens.errors import (
     HALF_A_CHARACTER,
     BadMessages,
     BadTemplate,
+    BadTokenizer,
     TokensError,
     TooLong,
 )
@@ -134,8 +135,7 @@ class PromptTokenizer:
         except (TypeError, UnicodeEncodeError):
             raise BadMessages(HALF_A_CHARACTER) from None
         except BaseException as error:
-            # The library raises Exception itself; what went wrong in Rust comes as a BaseException.
-            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            if _is_the_librarys(error):
                 raise TokensError(f"The prompt can't be tokenized: {excerpt(str(error))}") from error
             raise
 
@@ -180,7 +180,21 @@ class PromptTokenizer:
 
 def load(folder: Path) -> PromptTokenizer:
     """The tokenizer of a model's folder. Takes up to seconds. Raises BadTokenizer."""
-    return PromptTokenizer(folders.read(folder))
+    try:
+        return PromptTokenizer(folders.read(folder))
+    except BadTokenizer:
+        raise
+    except BaseException as error:
+        if _is_the_librarys(error):
+            raise BadTokenizer(
+                f"The tokenizer in {folder} can't be used: {excerpt(str(error))}"
+            ) from error
+        raise
+
+
+def _is_the_librarys(error: BaseException) -> bool:
+    """It raises Exception itself; what went wrong in Rust comes as a BaseException."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 class Added(NamedTuple):

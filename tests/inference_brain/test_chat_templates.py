@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, processors
 
 from inference_brain.tokens import (
     BadMessages,
@@ -197,6 +198,23 @@ def test_a_folder_that_is_none(tmp_path: Path, write: dict[str, bytes], because:
     for name, raw in write.items():
         (tmp_path / name).write_bytes(raw)
     with pytest.raises(BadTokenizer, match=because):
+        load(tmp_path)
+
+
+def test_a_tokenizer_that_can_be_read_and_not_be_used(tmp_path: Path) -> None:
+    """It has no token for what is unknown, or one whose name can't be added to a prompt."""
+    made = Tokenizer(models.WordLevel({"<s>": 0}, unk_token="[UNK]"))
+    made.post_processor = processors.TemplateProcessing(
+        single=["<s>", "$A"], special_tokens=[("<s>", 0)]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(BadTokenizer, match=r"can't be used: .*UNK"):
+        load(tmp_path)
+    made = Tokenizer(models.WordLevel({"<s:1:2>": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    made.save(str(tmp_path / "tokenizer.json"))
+    config = {"add_bos_token": True, "bos_token": "<s:1:2>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(BadTokenizer, match="can't be used"):
         load(tmp_path)
 
 
