@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import ctypes
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import uvloop
@@ -87,8 +88,10 @@ async def _serve(settings: Settings) -> int:
             ),
             daemon.http_server(application, control, brain.http, tls),
             member(settings.console, joining, status),
-            *(one.running() for one in listeners),
-            *([picking(brain.for_gateways, settings.picker)] if settings.picker else []),
+            _left_at_once(
+                *(one.running() for one in listeners),
+                *([picking(brain.for_gateways, settings.picker)] if settings.picker else []),
+            ),
         ):
             await opened.enter_async_context(context)
         places = (*public.getsockname()[:2], *control.getsockname()[:2])
@@ -99,6 +102,20 @@ async def _serve(settings: Settings) -> int:
             notify("STOPPING=1")
     log.info("Stopped")
     return 0
+
+
+@contextlib.asynccontextmanager
+async def _left_at_once(*contexts: AbstractAsyncContextManager[object]) -> AsyncIterator[None]:
+    """Enters them one by one, and leaves all of them at once: no listener takes connections while
+    another one finishes its answers."""
+    entered: list[AbstractAsyncContextManager[object]] = []
+    try:
+        for one in contexts:
+            await one.__aenter__()
+            entered.append(one)
+        yield
+    finally:
+        await asyncio.gather(*(one.__aexit__(None, None, None) for one in entered))
 
 
 def _following_redis(settings: Settings, topic: str, brain: Brain) -> asyncio.Task[None]:

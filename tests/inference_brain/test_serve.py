@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from inference_brain.settings import Settings, parse
 from kvss_agent.process.options import WrongSettings
 from swdriver_shim.daemon.stored_document import SealedDocument
 from tests.inference_brain.brains import KEY, org, told
-from tests.inference_brain.engines import FakeEngine
+from tests.inference_brain.engines import Behavior, FakeEngine
 from tests.live import wait_until
 
 TOKEN = "t" * 40
@@ -188,13 +189,44 @@ def test_tls(tmp_path: Path, engine: FakeEngine, version: str) -> None:
         assert served.stop() == 0
 
 
-@pytest.mark.slow
-def test_a_trusted_listener_needs_no_key(tmp_path: Path, engine: FakeEngine) -> None:
-    import socket
-
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return int(free.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_no_listener_takes_connections_while_another_one_finishes_its_answers(
+    tmp_path: Path, engine: FakeEngine
+) -> None:
+    engine.behavior = Behavior(tokens=10**6, between_seconds=0.05)
+    port = free_port()
+    served = Served(tmp_path / "b", "--trusted", f"acme=127.0.0.1:{port}")
+    body = {"model": "m", "prompt": "Hi", "stream": True}
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    try:
+        assert served.ask("PUT", "/v1/desired", told([engine.url])).status_code == 202
+        with httpx.stream("POST", url, json=body, timeout=30) as answer:
+            lines = answer.iter_lines()
+            assert next(lines)
+            served.process.send_signal(signal.SIGTERM)
+            assert any(not _is_open(served.api) for _ in lines), "the answer has ended before"
+    finally:
+        assert served.stop() == 0
+
+
+def _is_open(place: str) -> bool:
+    host, _, port = place.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 5).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_a_trusted_listener_needs_no_key(tmp_path: Path, engine: FakeEngine) -> None:
+    port = free_port()
     served = Served(tmp_path / "b", "--trusted", f"acme=127.0.0.1:{port}")
     try:
         assert served.ask("PUT", "/v1/desired", told([engine.url])).status_code == 202
