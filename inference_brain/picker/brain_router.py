@@ -162,9 +162,9 @@ class Carrier:
     async def _place(self, asked: Asked, journey: Journey, headers: Sequence[Header]) -> JourneyPlace:
         """Raises NoReplica."""
         model = journey.asking.model.name
-        endpoints: dict[str, str | None] = {}
-        for one in list(self._router.fleet.of(model)):
-            endpoints[one.name] = await self._addresses.endpoint(one.spec.url)
+        urls = {one.name: one.spec.url for one in self._router.fleet.of(model)}
+        found_at = await self._addresses.endpoints(urls.values())
+        endpoints = {name: found_at[url] for name, url in urls.items()}
         journey.avoid(
             name for name, at in endpoints.items() if at is None or not allows(asked.among, at)
         )

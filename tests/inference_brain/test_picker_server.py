@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 import pytest
@@ -12,6 +15,7 @@ from grpc import aio
 from inference_brain.brain import Brain
 from inference_brain.desired import ReplicaSpec, ServedModel
 from inference_brain.picker import Answer, Asked
+from inference_brain.picker import addresses as picker_addresses
 from inference_brain.picker.addresses import Addresses, allows
 from inference_brain.picker.health import (
     EXT_PROC,
@@ -119,14 +123,45 @@ def test_settings_that_contradict_each_other(tmp_path: Path, arguments: list[str
 
 
 async def test_endpoints_of_replicas() -> None:
-    addresses = Addresses()
-    assert await addresses.endpoint("http://10.0.0.1:8000/v1") == "10.0.0.1:8000"
-    assert await addresses.endpoint("https://10.0.0.1") == "10.0.0.1:443"
-    assert await addresses.endpoint("http://[::1]:80") == "[::1]:80"
-    assert await addresses.endpoint("http://localhost:7") in ("127.0.0.1:7", "[::1]:7")
-    assert await addresses.endpoint("http://nobody.invalid:7") is None
-    for url in ("", "http://10.0.0.1:80000", "http://host:port", "http://[::1", "http://a\0b:1"):
-        assert await addresses.endpoint(url) is None
+    expected = {
+        "http://10.0.0.1:8000/v1": {"10.0.0.1:8000"},
+        "https://10.0.0.1": {"10.0.0.1:443"},
+        "http://[::1]:80": {"[::1]:80"},
+        "http://localhost:7": {"127.0.0.1:7", "[::1]:7"},
+    }
+    none = [
+        *("http://nobody.invalid:7", "http://10.0.0.1:80000", "http://host:port", "http://[::1"),
+        *("http://a\0b:1", ""),
+    ]
+    found = await Addresses().endpoints([*expected, *none])
+    assert all(found[url] in allowed for url, allowed in expected.items())
+    assert [found[url] for url in none] == [None] * len(none)
+
+
+async def test_names_that_no_server_answers_for_hold_up_nobody_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    answered = asyncio.Event()
+
+    async def getaddrinfo(name: str, *_: object, **__: object) -> NoReturn:
+        asked.append(name)
+        await answered.wait()
+        raise socket.gaierror(socket.EAI_AGAIN, "Try again")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(picker_addresses, "WAIT_SECONDS", 0.05)
+    addresses = Addresses(lambda: 100.0)
+    names = [f"http://pod-{number}.engines:8000" for number in range(4)]
+    for _ in range(2):  # the second request waits for the same answers
+        found = await addresses.endpoints([*names, "http://10.0.0.1:8000"])
+        assert found["http://10.0.0.1:8000"] == "10.0.0.1:8000"
+        assert [found[one] for one in names] == [None] * 4
+        assert len(asked) == 4
+    answered.set()
+    await addresses.endpoints(names)
+    await addresses.endpoints(names)
+    assert len(asked) == 4, "that nobody knows them is remembered"
 
 
 async def test_a_replica_of_which_nobody_says_where_it_is_costs_no_request() -> None:
