@@ -272,7 +272,7 @@ class Exchange:
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"The body of this request is larger than {allowed} bytes.",
             "invalid_request_error",
-            "request_too_large",
+            "body_too_large",
         )
 
     def _refuse(self, answer: Answer) -> Immediate:
@@ -330,7 +330,7 @@ _TOO_MUCH: Final = failure(
     HTTPStatus.SERVICE_UNAVAILABLE,
     "Too many requests are being read at once. Try again soon.",
     "server_error",
-    "overloaded",
+    "bodies",
 )
 _BUSY: Final = Answer(
     _TOO_MUCH.status, _TOO_MUCH.body, {**_TOO_MUCH.headers, "retry-after": str(_BUSY_SECONDS)}

@@ -150,6 +150,7 @@ def test_a_body_beyond_its_bound_is_refused_at_once(announced: bool) -> None:  #
     assert [type(one) for one in replies] == [Immediate]
     assert isinstance(replies[0], Immediate)
     assert replies[0].answer.status == 413
+    assert b'"code":"body_too_large"' in replies[0].answer.body
     assert exchange.is_over
     assert memory.used == 0
     assert run(exchange, [Piece(REQUEST, b"more", ends=True)]) == []
@@ -163,6 +164,7 @@ def test_all_bodies_together_have_a_bound_and_no_org_has_all_of_it() -> None:
     replies = run(acme[4], [head(), one])
     assert isinstance(replies[0], Immediate)
     assert replies[0].answer.status == 503
+    assert b'"code":"bodies"' in replies[0].answer.body
     assert replies[0].answer.headers["retry-after"] == "1"
     globex = exchange_of(memory, org="globex")
     assert not run(globex, [head(), one])

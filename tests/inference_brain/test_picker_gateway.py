@@ -199,7 +199,7 @@ async def test_a_body_beyond_the_bound_is_refused(world: World, *, chunked: bool
     answer = await reader.readuntil(b"}}")
     writer.close()
     assert answer.startswith(b"HTTP/1.1 413 ")
-    assert b'"code":"request_too_large"' in answer
+    assert b'"code":"body_too_large"' in answer
     assert not world.router.asked
 
 
