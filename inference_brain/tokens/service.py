@@ -12,7 +12,9 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from inference_brain.tokens.lanes import Lanes
 from inference_brain.tokens.messages import Chat, has_media
@@ -21,6 +23,8 @@ from inference_brain.tokens.turns import Piece, Place, Tokens, Turns, cut
 from inference_brain.tokens.uploaded import UploadedTokenizer
 
 RENDERED_AT_ONCE: Final = 256 << 10  # characters: a millisecond
+MESSAGE_CHARACTERS: Final = 1 << 10  # take as long to render as a message does, or a part of one
+JSON_WEIGHT: Final = 8  # so many times as long takes what a template goes through, or writes as JSON
 TOKENIZED_AT_ONCE: Final = 4 << 10
 SWEEP_SECONDS: Final = 60.0
 THREADS: Final = max(2, (os.cpu_count() or 1) // 2)
@@ -140,15 +144,20 @@ class TokenService:
 
 
 def _size(chat: Chat) -> int:
-    """About how many characters its messages have."""
-    return sum(
-        len(content) if isinstance(content := one.get("content"), str) else _size_of_parts(content)
-        for one in chat.messages
-    )
+    """About how many characters of a message take as long to render as all of it."""
+    size = MESSAGE_CHARACTERS * len(chat.messages)
+    values: list[Any] = [chat.tools, chat.documents, chat.template_kwargs]
+    for one in chat.messages:
+        content = one.get("content")
+        size += len(content) if isinstance(content, str) else _size_of_parts(content)
+        if len(one) > 2:  # calls of tools, say
+            values += (value for name, value in one.items() if name not in ("role", "content"))
+    return size + JSON_WEIGHT * sum(len(msgspec.json.encode(value)) for value in values if value)
 
 
 def _size_of_parts(content: object) -> int:
     if not isinstance(content, list):
         return 0
     texts = [one.get("text") for one in content if isinstance(one, dict)]
-    return sum(len(text) for text in texts if isinstance(text, str))
+    characters = sum(len(text) for text in texts if isinstance(text, str))
+    return MESSAGE_CHARACTERS * len(content) + characters

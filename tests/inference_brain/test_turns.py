@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from functools import partial
 from typing import Any
 
@@ -91,6 +92,40 @@ async def test_models_see_nothing_of_each_other(qwen: PromptTokenizer, mistral: 
     for tokenizer in (qwen, mistral, qwen, mistral):
         tokens = await service.text(tokenizer, "red", text)
         assert tokens.ids == tokenizer.text(text)
+
+
+HELLO = {"role": "user", "content": "Hello"}
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f", "description": "word " * 200}}
+
+
+@pytest.mark.parametrize(
+    ("chat", "is_short"),
+    [
+        (Chat([HELLO] * 20, tools=[TOOL]), True),
+        (Chat([HELLO] * 2000), False),
+        (Chat([{"role": "user", "content": [{"type": "text", "text": "Hello"}] * 2000}]), False),
+        (Chat([HELLO], tools=[TOOL] * 200), False),
+        (Chat([HELLO, {"role": "assistant", "content": None, "tool_calls": [CALL] * 2000}]), False),
+        (Chat([HELLO], template_kwargs={"notes": ["word"] * 50_000}), False),
+    ],
+)
+async def test_what_takes_long_to_render_is_not_rendered_where_everybody_waits(
+    qwen: PromptTokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    chat: Chat,
+    is_short: bool,  # noqa: FBT001
+) -> None:
+    threads: list[int] = []
+    render = qwen.render
+
+    def noted(*arguments: Any) -> str:
+        threads.append(threading.get_ident())
+        return render(*arguments)
+
+    monkeypatch.setattr(qwen, "render", noted)
+    assert await TokenService().chat(qwen, "red", chat)
+    assert [one == threading.get_ident() for one in threads] == [is_short]
 
 
 async def test_images_have_no_tokens_here(qwen: PromptTokenizer) -> None:
