@@ -203,9 +203,14 @@ async def _error_of(answer: Answer) -> bytes:
 
 async def _first_events(answer: Answer, events: EventStream) -> bytes:
     """The first events for the client; none if the answer is over without any. Raises UpstreamFailed."""
-    while (piece := await answer.piece(is_first=True)) is not None:
-        if passed := events.feed(piece):
-            return passed
+    seconds = answer.first_seconds  # however many comments come
+    try:
+        async with asyncio.timeout(seconds):
+            while (piece := await answer.piece(is_first=True)) is not None:
+                if passed := events.feed(piece):
+                    return passed
+    except TimeoutError:
+        raise Late(f"No token came from the replica for {seconds:g} s.") from None
     if not events.is_done:
         raise _ended_early()
     return b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import threading
@@ -14,9 +15,9 @@ import pytest
 
 from inference_brain.api.events import EventStream, Renaming
 from inference_brain.upstream.health import FAILURES_MAX, State
-from kvss_agent.http.client.client import WHOLE_BYTES_MAX
+from kvss_agent.http.client.client import WHOLE_BYTES_MAX, Timeouts
 from kvss_agent.http.client.failures import Lost
-from tests.inference_brain.brains import KEY, RunningBrain, told
+from tests.inference_brain.brains import KEY, OPTIONS, RunningBrain, told
 from tests.live import wait_until
 
 Script = Callable[[socket.socket], None]
@@ -187,6 +188,28 @@ def test_trailers_without_end_are_cut_off(brain: RunningBrain, replica: RawRepli
     started = time.monotonic()
     assert ask(brain).status_code == 502
     assert time.monotonic() - started < 5
+
+
+def test_comments_are_no_beginning_of_a_stream(replica: RawReplica) -> None:
+    """As a gateway before an engine sends them, for as long as it waits."""
+    has_left = threading.Event()
+
+    def script(client: socket.socket) -> None:
+        client.sendall(STREAM)
+        try:
+            while True:
+                client.sendall(b"8\r\n: wait\n\n\r\n")
+                time.sleep(0.05)
+        except OSError:
+            has_left.set()
+
+    replica.script = script
+    options = dataclasses.replace(OPTIONS, timeouts=Timeouts(20.0, 1.0, 20.0))
+    with RunningBrain(told([replica.url]), options) as brain:
+        answer = ask(brain, stream=True)
+        assert answer.status_code == 504
+        assert answer.json()["error"]["code"] == "replica_timeout"
+        wait_until("it is left alone", has_left.is_set)
 
 
 def test_a_replica_that_falls_silent_after_its_head_is_given_up(

@@ -62,6 +62,11 @@ class Answer:
         """Names in lower case. Of those that come several times, the last one."""
         return list(self._incoming.headers.items())
 
+    @property
+    def first_seconds(self) -> float:
+        """Until it has to begin."""
+        return self._timeouts.first
+
     async def piece(self, *, is_first: bool = False) -> bytes | None:
         """What has come since the last piece, or the next that comes; None at the end. Raises
         UpstreamFailed."""
